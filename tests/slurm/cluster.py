@@ -117,7 +117,7 @@ class Cluster:
             self._start("slurmctld")
             for node in NODES:
                 self._start("slurmd", "-N", node)
-            self.wait_for_nodes()
+            self.wait_until_idle()
             self._ending = stack.pop_all()
         return self
 
@@ -174,19 +174,12 @@ class Cluster:
         )
         return [dict(zip(fields, line.split(separator), strict=True)) for line in said.stdout.splitlines()]
 
-    def wait_for(self, job: str | int, states: str | set[str], timeout: float = 400) -> dict[str, str]:
-        """The job, as soon as it is in one of these states. One that ended in another state is not waited for."""
-        states = {states} if isinstance(states, str) else set(states)
+    def wait_for(self, job: str, state: str, timeout: float = 400) -> None:
+        """Until the job is in this state. One that ended in another state is not waited for."""
         end = time.monotonic() + timeout
-        while True:
-            found_job = next((entry for entry in self.jobs() if entry["id"] == str(job)), None)
-            state = found_job["state"] if found_job else "unknown"
-            if state in states:
-                return found_job
-            if state in ENDED or time.monotonic() > end:
-                raise TimeoutError(
-                    f"job {job} is {state}, not {' or '.join(sorted(states))}: {found_job}\n{self.logs()}"
-                )
+        while (states := {entry["id"]: entry["state"] for entry in self.jobs()}).get(job) != state:
+            if states.get(job) in ENDED or time.monotonic() > end:
+                raise TimeoutError(f"job {job} is not {state}: {states}\n{self.logs()}")
             time.sleep(0.1)
 
     def nodes(self) -> dict[str, str]:
@@ -198,31 +191,26 @@ class Cluster:
         """As an administrator does it. A node set `down` loses its jobs, and is back at once, as its daemon lives."""
         self.run("scontrol", "update", f"NodeName={name}", f"State={state}", f"Reason={reason}")
 
-    def wait_for_nodes(self, states: str | set[str] = "idle", timeout: float = 300) -> None:
-        """Until every node is in one of these states."""
-        states = {states} if isinstance(states, str) else set(states)
+    def wait_until_idle(self, timeout: float = 300) -> None:
+        """Until every node is idle."""
         end = time.monotonic() + timeout
-        seen: object = {}
-        while not isinstance(seen, dict) or set(seen) != {*NODES} or not {*seen.values()} <= states:
+        states: object = None
+        while states != dict.fromkeys(NODES, "idle"):
             for name, daemon in self.daemons.items():
                 if daemon.poll() is not None:
                     raise RuntimeError(f"{name} ended with {daemon.returncode}.\n{self.logs()}")
             if time.monotonic() > end:
-                raise TimeoutError(f"the nodes are not {' or '.join(sorted(states))}: {seen}\n{self.logs()}")
+                raise TimeoutError(f"the nodes are not idle: {states}\n{self.logs()}")
             time.sleep(0.1)
             try:
-                seen = self.nodes()
+                states = self.nodes()
             except (RuntimeError, subprocess.TimeoutExpired) as error:  # nobody listens yet
-                seen = error
-
-    def log(self, name: str) -> str:
-        """What the daemon of this node wrote, or `slurmctld`."""
-        path = self.root / "log" / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+                states = error
 
     def logs(self) -> str:
         """The last lines of every daemon."""
-        return "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in ("slurmctld", *NODES))
+        paths = sorted((self.root / "log").glob("*.log"))
+        return "\n".join(f"--- {path.stem}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)
 
     def processes(self) -> dict[int, str]:
         """What lives of this cluster: process → its command line."""

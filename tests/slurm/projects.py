@@ -2,16 +2,15 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests import served
+from tests.logs import read_steps
 from tests.slurm.cluster import Cluster, open_files
 from tests.workflow.conftest import RUNS, Project, make_project
 
@@ -48,16 +47,13 @@ class OnCluster:
 
     @property
     def root(self) -> Path:
-        """The project's folder."""
         return self.project.root
 
     @property
     def environment(self) -> dict[str, str]:
         """The cluster's programs, the project's code, a home of its own."""
-        return self.cluster.environment | {
-            "PYTHONPATH": str(self.root / "src"),
-            "HOME": self.project.environment["HOME"],
-        }
+        own = {name: self.project.environment[name] for name in ("PYTHONPATH", "HOME")}
+        return self.cluster.environment | own
 
     def change(self, experiment: str, **runs) -> None:
         """Other settings for the runs of an experiment."""
@@ -103,11 +99,9 @@ class OnCluster:
 
     def submit_launches(self, run_ids: list[str], *options: str) -> str:
         """Submit a script of one's own that launches runs side by side on one node; return its job."""
-        commands = [
-            f"{sys.executable} -m tokenscale launch {name} --profile slurm-test --share {len(run_ids)} &\n"
-            for name in run_ids
-        ]
-        (self.root / "job.sh").write_text("".join(["#!/usr/bin/env bash\n", *commands, "wait\n"]))
+        options_of_each = f"--profile slurm-test --share {len(run_ids)}"
+        commands = "".join(f"{sys.executable} -m tokenscale launch {name} {options_of_each} &\n" for name in run_ids)
+        (self.root / "job.sh").write_text(f"#!/usr/bin/env bash\n{commands}wait\n")
         asked = f"-A test -p normal -t 10 --mem=20000 --nodes=1 --cpus-per-task=1 --signal=USR1@60 {' '.join(options)}"
         submitted = self.cluster.run(
             *("sbatch", "--parsable", *asked.split(), "job.sh"), cwd=self.root, variables=self.environment
@@ -145,15 +139,7 @@ class OnCluster:
 
 def losses(run: Path) -> list[float]:
     """Nats a useful token of every step, over all ranks; of each step the latest attempt counts."""
-    steps: dict[int, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
-    for path in run.glob("attempt=*/rank=*/steps.jsonl"):
-        attempt = int(re.search(r"attempt=(\d+)", str(path))[1])
-        for line in map(json.loads, path.read_text().splitlines()):
-            step = steps[line["step"]][attempt]
-            step["loss"] += line["loss_sum"]
-            step["tokens"] += line["useful_tokens"]
-    latest = [steps[number][max(steps[number])] for number in sorted(steps)]
-    return [step["loss"] / step["tokens"] for step in latest]
+    return [step["loss_sum"] / step["useful_tokens"] for step in read_steps(run).values()]
 
 
 def run_of(project) -> tuple[str, Path]:
