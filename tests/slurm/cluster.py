@@ -85,7 +85,6 @@ InactiveLimit=0
 
 {nodes}
 PartitionName=normal Nodes=ALL Default=YES MaxTime=24:00:00 DefaultTime=00:10:00 State=UP
-PartitionName=debug Nodes={debug} MaxTime=00:30:00 DefaultTime=00:05:00 State=UP
 """
 
 
@@ -231,7 +230,6 @@ class Cluster:
             controller_port=self.ports[0],
             first_job=1 + 50 * self.ports[0] % 12000,
             nodes="\n".join(nodes),
-            debug=NODES[0],
         )
         (self.root / "slurm.conf").write_text(text)
         for number in range(GPUS):

@@ -4,8 +4,6 @@ import os
 import shutil
 import sys
 
-#: what a cluster consists of, and what is said to it
-COMMANDS = ["slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"]
 APT = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client"
 
 
@@ -14,14 +12,11 @@ def found(command: str) -> str | None:
     return shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
 
 
-def missing() -> list[str]:
-    """The commands that are not here."""
-    return [command for command in COMMANDS if not found(command)]
-
-
 def message() -> str | None:
     """One line for who reads that the tests did not run; None when nothing is missing."""
-    return f"SLURM is not installed ({', '.join(missing())}): {APT}" if missing() else None
+    commands = ("slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+    missing = [command for command in commands if not found(command)]
+    return f"SLURM is not installed ({', '.join(missing)}): {APT}" if missing else None
 
 
 if __name__ == "__main__":

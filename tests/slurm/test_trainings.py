@@ -72,10 +72,8 @@ def test_four_runs_of_one_gpu_share_a_node_by_hand(project):
 
 
 def test_a_submission_that_is_refused_is_told_with_its_reason(project):
-    text = project.snakemake(
-        *("runs", "--config", "experiments=long", "--retries", "0", "--set-resources", "train:slurm_partition=nowhere"),
-        code=1,
-    )
+    options = ("--retries", "0", "--set-resources", "train:slurm_partition=nowhere")
+    text = project.snakemake("runs", "--config", "experiments=long", *options, code=1)
     assert "there is no such partition here" in text and "next" in text
     assert project.runs() == {}
 
@@ -83,11 +81,8 @@ def test_a_submission_that_is_refused_is_told_with_its_reason(project):
 def test_a_job_with_fewer_nodes_than_its_run_needs_trains_nothing(project):
     """What one changes in a profile must not make sixteen ranks on four GPUs of it."""
     project.change("long", layout={"data": 8}, global_batch=16)
-    text = project.snakemake(
-        *("runs", "--config", "experiments=long", "--retries", "0"),
-        *("--set-resources", "train:nodes=1"),
-        code=1,
-    )
+    options = ("--retries", "0", "--set-resources", "train:nodes=1")
+    text = project.snakemake("runs", "--config", "experiments=long", *options, code=1)
     assert "the job has fewer nodes than the run needs" in text
     assert [*project.root.glob("results/runs/*/attempt=*/rank=*")] == []
 
