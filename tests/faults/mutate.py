@@ -36,17 +36,7 @@ from tokenscale.cli import verify
 from tokenscale.report.save import read_figure
 
 #: no result is read from these: texts for people, locks, and records of how something was built
-BESIDE = {
-    ".lock",
-    "arguments.json",
-    "build.json",
-    "dirty.diff",
-    "failed.txt",
-    "README.md",
-    "sources.json",
-    "stacks.txt",
-}
-BESIDE |= {"status.json"}
+BESIDE = ".lock arguments.json build.json dirty.diff failed.txt README.md sources.json stacks.txt status.json".split()
 HARMLESS = ("named", "equal", "other", "refused")
 #: seconds without an answer; a busy machine needs many for an import
 HUNG_S = 200

@@ -48,9 +48,11 @@ def children(process: int) -> list[int]:
     return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def rank_of(process: int) -> str:
-    found = dict(pair.split("=", 1) for pair in Path(f"/proc/{process}/environ").read_text().split("\0") if "=" in pair)
-    return found["RANK"]
+def second_rank(launcher: int) -> int:
+    """The process of rank 1."""
+    processes = children(launcher)
+    (found,) = [n for n in processes if "RANK=1" in Path(f"/proc/{n}/environ").read_text().split("\0")]
+    return found
 
 
 def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path):
@@ -61,7 +63,7 @@ def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path
     try:
         steps = tmp_path / "run/attempt=00/rank=00001/steps.jsonl"
         wait_for(process, lambda: has_line(steps))
-        (stopped,) = [number for number in children(process.pid) if rank_of(number) == "1"]
+        stopped = second_rank(process.pid)
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(PAUSE)
         at = [len(path.read_text().splitlines()) for path in (tmp_path / "run/attempt=00").glob("rank=*/steps.jsonl")]
@@ -87,7 +89,7 @@ def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_aga
     process = launch(lab, run, tmp_path / "run", site)
     try:
         wait_for(process, lambda: list((tmp_path / "run/checkpoints").glob("step=*[0-9]")))
-        (stopped,) = [number for number in children(process.pid) if rank_of(number) == "1"]
+        stopped = second_rank(process.pid)
         os.kill(stopped, signal.SIGSTOP)
         _, said = process.communicate(timeout=100)
     finally:

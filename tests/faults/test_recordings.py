@@ -4,20 +4,15 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from tests.faults.test_resume import run_of, wait_for
+from tests.refusals import tree_of
 from tokenscale.cli.main import main
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, ValidationSettings
 
 
 def start(words: list[str]) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "tokenscale", *words], stdout=subprocess.PIPE)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys):
@@ -34,7 +29,7 @@ def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys
     killed.wait()
     assert main([*words, str(cut / "outcome.json")]) == 0
     assert "is being written by process" in capsys.readouterr().out
-    assert content(cut) == content(whole)
+    assert tree_of(cut) == tree_of(whole)
     words = ["parity", str(whole), str(cut), "--output"]
     certificates = tmp_path / "certificates"
     assert main([*words, str(certificates / "whole")]) == 0
@@ -43,6 +38,6 @@ def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys
     killed.kill()
     killed.communicate()
     assert main([*words, str(certificates / "cut")]) == 0
-    found = content(certificates)
+    found = tree_of(certificates)
     assert found.keys() == {"whole", "cut"} and found["cut"] == found["whole"]
     assert json.loads(found["cut"])["verdict"] == "equal"
