@@ -1,10 +1,6 @@
 """The loss in chunks: the plain one's value and gradients, without its logits."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.distributed.test_initialisation import PeakMemory
 from tokenscale.settings.model import ModelSettings, aligned_rows
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.losses import (
@@ -220,65 +216,20 @@ class Plain(torch.nn.Module):
         return hidden_btd
 
 
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that an operation made, and the operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements, self.seen = 0, set()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        made = operation(*args, **(kwargs or {}))
-        self.seen.add(str(operation))
-        for tensor in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return made
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_no_tensor_is_larger_than_a_chunks_logits(precision):
-    positions, vocabulary, chunk = 512, 4096, 64
-    hidden, head, labels = made(positions, 32, vocabulary)
-    assert head.weight.numel() < chunk * vocabulary  # so that the weight's gradient is no excuse
+def test_peak_memory_does_not_hold_the_logits(precision):
+    positions, vocabulary, chunk = 512, 4096, 16
+    hidden, head, labels = made(positions, 32, vocabulary, bias=False)
+    logits = positions * vocabulary * 4
 
-    def largest(loss_of):
-        with Largest() as found, torch.autocast("cpu", enabled=precision == "bf16"):
-            loss_of().backward()
-        return found.elements
+    def peak_of(loss_of):
+        with PeakMemory() as peak, torch.autocast("cpu", enabled=precision == "bf16"):
+            torch.autograd.grad(loss_of(), [hidden, head.weight])
+        return peak.bytes
 
-    with torch.no_grad(), Largest() as found:
+    assert peak_of(lambda: cross_entropy_sum(head(hidden), labels)) > 1.5 * logits
+    assert peak_of(lambda: linear_cross_entropy_sum(hidden, head, labels, chunk)) < 0.4 * logits
+    hidden, head, labels = made(positions, 512, vocabulary, bias=False)
+    with torch.no_grad(), PeakMemory() as peak:
         linear_cross_entropy_sum(hidden, head, labels, chunk)
-    assert "aten.addmm_.default" not in found.seen, "without gradients none is computed"
-    with Largest() as found:
-        linear_cross_entropy_sum(hidden, head, labels, chunk)
-    assert "aten.addmm_.default" in found.seen
-    assert largest(lambda: cross_entropy_sum(head(hidden), labels)) == positions * vocabulary
-    assert largest(lambda: linear_cross_entropy_sum(hidden, head, labels, chunk)) == chunk * vocabulary
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
-def test_peak_memory_does_not_hold_the_logits():
-    """In a process of its own, with a vocabulary of 131,072: 512 positions have 256 MiB of logits in fp32."""
-    program = """
-import re, torch
-from tokenscale.train.models.losses import cross_entropy_sum, linear_cross_entropy_sum
-def peak():  # getrusage's would begin at that of the process which started this one
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
-hidden, labels = torch.randn(1, 512, 16, requires_grad=True), torch.randint(131072, (1, 512))
-head = torch.nn.Linear(16, 131072, bias=False)
-linear_cross_entropy_sum(hidden[:, :2], head, labels[:, :2], 1).backward()
-before = peak()
-linear_cross_entropy_sum(hidden, head, labels, 16).backward()
-chunks = peak()
-cross_entropy_sum(head(hidden), labels).backward()
-print(chunks - before, peak() - before)  # a peak only grows: the smaller one is asked for first
-"""
-    # Blocks above 64 KiB go back to the system when they are freed. By itself glibc raises this bound as it goes: it
-    # keeps what was freed and reports 34, 66 or 129 MiB for the same tensors.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    in_chunks, plain = map(int, done.stdout.split())
-    logits = 512 * 131_072 * 4 / 1024
-    assert plain > 1.5 * logits
-    assert in_chunks < 0.125 * logits
+    assert peak.bytes < 1.5 * head.weight.nbytes, "without gradients none is computed"

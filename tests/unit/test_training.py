@@ -22,12 +22,6 @@ def decoder(seed=0) -> Decoder:
     return model
 
 
-def test_ignored_labels_add_nothing():
-    logits, labels = torch.randn(1, 4, 8), torch.tensor([[1, 2, -100, -100]])
-    torch.testing.assert_close(cross_entropy_sum(logits, labels), cross_entropy_sum(logits[:, :2], labels[:, :2]))
-    assert cross_entropy_sum(logits, torch.full((1, 4), -100)) == 0
-
-
 def stepped(factor: float, limit: float | None, loss_scale: float = 1.0, steps: int = 3):
     """(norms before, norms after, norms of the gradients as they were used, weights) of some steps."""
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
@@ -43,16 +37,9 @@ def stepped(factor: float, limit: float | None, loss_scale: float = 1.0, steps: 
     return found, list(model.parameters())
 
 
-def test_clipping_clips_and_leaves_small_gradients_alone():
-    """A study's clipping never did: the gradients' norm stayed as it was."""
-    for before, after, used in stepped(50.0, 1.0)[0]:
-        assert before > 2 and abs(after - 1) < 1e-4 and abs(used - 1) < 1e-4
-    for before, after, used in stepped(1e-4, 1.0)[0]:
-        assert before == after < 1 and used == pytest.approx(before)
-
-
-@pytest.mark.parametrize("limit", [None, 1.0, 1e-3])
+@pytest.mark.parametrize("limit", [None, 1e6, 1.0, 1e-3])
 def test_an_update_is_that_of_torch_clipping_and_adamw(limit):
+    """A study's clipping never did: the gradients' norm stayed as it was."""
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
     optimizer = adamw(model.parameters(), SETTINGS)
     for _ in range(3):
@@ -61,7 +48,11 @@ def test_an_update_is_that_of_torch_clipping_and_adamw(limit):
         optimizer.step()
         optimizer.zero_grad()
     for scale in (1.0, 1024.0):
-        for mine, theirs in zip(stepped(5.0, limit, scale)[1], model.parameters(), strict=True):
+        norms, weights = stepped(5.0, limit, scale)
+        for before, after, used in norms:
+            assert before > 1 and after == pytest.approx(min(before, limit or math.inf), rel=1e-4)
+            assert scale > 1 or used == pytest.approx(after, rel=1e-4)
+        for mine, theirs in zip(weights, model.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
 
 
