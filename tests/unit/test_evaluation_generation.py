@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.corpora import make_corpus, make_tokenizer
 from tests.experiments.test_export import checkpoint_of
 from tests.refusals import refused
-from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
+from tests.unit.test_models_convert import LENGTH, SHAPES, agree, named, ours, theirs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.cli.generate import generate_texts
@@ -154,6 +154,13 @@ def stored(folder, shape, tokenizer, **options):
     write_sealed(folder / "checkpoint.json", read_json(folder / "checkpoint.json") | {"step": 7})
 
 
+def saved(shape, folder, **options):
+    """A model, which the library wrote to a folder."""
+    model = ours(shape)
+    theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(folder, **options)
+    return model
+
+
 def test_the_verb_streams_what_it_generates(checkpoint, capsys):
     argv = ["generate", "--checkpoint", str(checkpoint), "--prompt", "Once upon a time,", "--max-new-tokens", "25"]
     assert main(argv) == 0
@@ -199,12 +206,11 @@ def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
 def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, checkpoint, capsys, name):
     tokenizer = checkpoint / "tokenizer"
     shape = replace(SHAPES[name], vocabulary_size=load_tokenizer(tokenizer).vocabulary_size)
-    model = ours(shape)
-    theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path / "hub", max_shard_size="60kB")
+    model = saved(shape, tmp_path / "hub", max_shard_size="60kB")
     assert (tmp_path / "hub/model.safetensors.index.json").is_file()
     texts = generate_texts(tmp_path / "hub", ["once upon"], max_new_tokens=20, sampling=GREEDY, tokenizer=tokenizer)
     loaded = open_checkpoint(tmp_path / "hub", tokenizer=tokenizer)
-    assert all(torch.equal(weight, named(model)[key]) for key, weight in named(loaded.model).items())
+    assert agree(named(loaded.model), model)
     engine = load_tokenizer(tokenizer)
     ids = [engine.bos_id, *engine.encode_batch(["once upon"])[0].tolist()]
     found = made(model, ids, vocabulary_size=engine.vocabulary_size, stop_id=engine.eos_id)
@@ -223,8 +229,7 @@ def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, check
     ids=str,
 )
 def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, checkpoint, capsys, changes, words):
-    model = ours(SHAPES["llama"])
-    theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path)
+    saved(SHAPES["llama"], tmp_path)
     config = read_json(tmp_path / "config.json") | {"rope_theta": 1e4, "rope_parameters": None} | changes
     write_json(tmp_path / "config.json", {key: value for key, value in config.items() if value is not None})
     argv = ["--checkpoint", tmp_path, "--tokenizer", checkpoint / "tokenizer", "--prompt", "a"]
@@ -257,13 +262,12 @@ def test_weights_that_cannot_be_read_are_refused(tmp_path, checkpoint, spoil, wo
 
 def test_files_of_a_model_are_chosen_as_the_library_does(tmp_path):
     """One whole file comes before an index; two files that hold a tensor are refused unless it is the same."""
-    model = ours(SHAPES["gpt2"])
-    theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path, max_shard_size="60kB")
-    one, two = (load_file(path) for path in sorted(tmp_path.glob("model-*"))[:2])
-    second = sorted(tmp_path.glob("model-*"))[1]
+    model = saved(SHAPES["gpt2"], tmp_path, max_shard_size="60kB")
+    first, second, *_ = sorted(tmp_path.glob("model-*"))
+    one, two = load_file(first), load_file(second)
     name = next(iter(one))
     save_file(two | {name: one[name]}, second)
-    assert all(torch.equal(w, named(model)[key]) for key, w in read_published(tmp_path)[1].items())
+    assert agree(read_published(tmp_path)[1], model)
     save_file(two | {name: one[name] + 1}, second)
     with pytest.raises(UserError, match="two files"):
         read_published(tmp_path)

@@ -34,22 +34,19 @@ def test_the_future_changes_the_past_of_an_encoder_alone():
     assert not torch.allclose(encoder(tokens)[:, :10], encoder(changed)[:, :10], atol=1e-4)
 
 
-@pytest.mark.parametrize("name, digest", [("llama-micro", "02739352263a220c"), ("llama-tiny", "d15124565e058fc3")])
-def test_initial_weights_stay_what_they_were(name, digest):
+@pytest.mark.parametrize(
+    "name, digest",
+    [("llama-micro", "02739352263a220c"), ("llama-tiny", "d15124565e058fc3"), ("gpt2-micro", "889e11480afd9d4e")],
+)
+def test_initial_weights_stay_what_they_were_with_biases_at_zero_and_norms_at_one(name, digest):
     """Bit for bit, with their names. They changed once, when each rank began to make its own part."""
     model = Decoder(PRESETS[name].with_vocabulary(300), 32)
     initialise(model, 3)
     found = hashlib.sha256()
     for key, weight in model.named_parameters():
         found.update(key.encode() + weight.detach().numpy().tobytes())
+        assert weight.dim() > 1 or (weight == (0 if key.endswith("bias") else 1)).all(), key
     assert found.hexdigest()[:16] == digest
-
-
-def test_biases_begin_at_zero_and_norms_at_one():
-    model = decoder(shape=GPT2)
-    for name, weight in model.named_parameters():
-        if weight.dim() == 1:
-            assert (weight == (0 if name.endswith("bias") else 1)).all(), name
 
 
 def test_a_table_of_positions_is_as_long_as_the_sequence_unless_stated():
@@ -115,14 +112,11 @@ def test_reading_on_from_a_cache_equals_reading_everything(name, prompt):
 
 def test_a_cache_takes_no_more_than_it_has_room_for():
     model = decoder().eval()
-    cache = model.new_cache(1, 4, torch.device("cpu"))
-    model.hidden(torch.ones(1, 4, dtype=torch.int64), cache=cache)
-    with pytest.raises(ValueError, match="room"):
-        model.hidden(torch.ones(1, 1, dtype=torch.int64), cache=cache)
-    cache = model.new_cache(1, 8, torch.device("cpu"))
-    model.hidden(torch.ones(1, 1, dtype=torch.int64), cache=cache)
-    with pytest.raises(ValueError, match="one position"):
-        model.hidden(torch.ones(1, 2, dtype=torch.int64), cache=cache)
+    for room, first, second, words in ((4, 4, 1, "room"), (8, 1, 2, "one position")):
+        cache = model.new_cache(1, room, torch.device("cpu"))
+        model.hidden(torch.ones(1, first, dtype=torch.int64), cache=cache)
+        with pytest.raises(ValueError, match=words):
+            model.hidden(torch.ones(1, second, dtype=torch.int64), cache=cache)
     with pytest.raises(ValueError, match="built for"):
         model.new_cache(1, 17, torch.device("cpu"))
 

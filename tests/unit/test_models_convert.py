@@ -120,8 +120,8 @@ def test_there_and_back_every_bit_is_the_same(name):
     model, config, there = converted(name)
     shape, back = from_hf(config, there)
     assert replace(shape, name=model.settings.name) == model.settings
-    assert set(back) == set(named(model))
-    assert all(torch.equal(back[key], weight) and back[key].is_contiguous() for key, weight in named(model).items())
+    assert set(back) == set(named(model)) and agree(back, model)
+    assert all(weight.is_contiguous() for weight in back.values())
     again = to_hf(shape, back, LENGTH)
     assert again[0] == config and all(torch.equal(again[1][key], weight) for key, weight in there.items())
 
@@ -153,8 +153,7 @@ def test_names_of_a_wrapped_model_are_read(name, wrapper):
 def test_a_key_that_a_configuration_lacks_has_the_librarys_default(kind):
     from transformers import CONFIG_MAPPING
 
-    shape = SHAPES.get(kind, LLAMA)
-    full, weights = to_hf(shape, named(ours(shape)), LENGTH)
+    _, full, weights = converted(kind if kind in SHAPES else "llama")
     full |= {"model_type": kind} | ({"sliding_window": None} if kind == "mistral" else {})
 
     def outcome(config):
@@ -251,8 +250,7 @@ def test_shapes_that_the_library_has_not_are_refused_by_what_differs(shape, chan
     ids=str,
 )
 def test_settings_that_the_decoder_has_not_are_refused(kind, changes):
-    model = ours(SHAPES.get(kind, LLAMA))
-    config, weights = to_hf(model.settings, named(model), LENGTH)
+    _, config, weights = converted(kind if kind in SHAPES else "llama")
     with pytest.raises(UserError) as error:
         from_hf(config | changes, weights)
     assert {"expected", "next"} <= set(error.value.facts)

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from tests.distributed.ranks import run_ranks
-from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours
+from tests.unit.test_models_convert import LENGTH, SHAPES, converted, named
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.train.checkpoint_models import read_published
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 def written(folder: Path, name="llama", convert=lambda weights: weights):
     """A folder with a model's configuration and its weights by torchtitan's names, or by the library's."""
-    model = ours(SHAPES[name])
-    config, weights = to_hf(model.settings, named(model), LENGTH)
+    model, config, weights = converted(name)
     folder.mkdir()
     write_json(folder / "config.json", config)
     write_dcp(folder, convert(to_titan(config, weights)))
@@ -52,9 +51,8 @@ def test_what_is_written_torch_reads_and_we_read_back_to_the_last_bit(tmp_path, 
 
 def test_rows_of_a_head_are_in_the_order_of_torchtitan(tmp_path):
     """Its rotation multiplies pairs (2i, 2i+1) of a head by complex numbers: scores are those of our rotation."""
-    shape = SHAPES["llama"]
-    model = ours(shape)
-    config, weights = to_hf(shape, named(model), LENGTH)
+    model, config, weights = converted("llama")
+    shape = model.settings
     titan, width = to_titan(config, weights), shape.head_dimension
     x = torch.randn(LENGTH, shape.dimension, generator=torch.Generator().manual_seed(0))
     angles = torch.outer(torch.arange(LENGTH, dtype=torch.float64), rotary_frequencies(shape)).float()
