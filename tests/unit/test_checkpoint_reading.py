@@ -1,11 +1,11 @@
 """Reading of checkpoints: any part from any pieces, and every needed file opened once."""
 
+import builtins
+import io
 import itertools
 import math
 import os
 import random
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,31 +60,22 @@ def sharded(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("sharded") / "step=00000002", ranks)
 
 
-_watched: list[list[str]] = []
+@pytest.fixture
+def opened(sharded, monkeypatch):
+    """The names of the files of the state, as often as they are opened."""
+    names = []
 
+    def note(function):
+        def call(path, *arguments, **options):
+            if str(sharded) in str(path):
+                names.append(Path(path).name)
+            return function(path, *arguments, **options)
 
-def _note(event, arguments):
-    if event == "open" and _watched and isinstance(arguments[0], str | os.PathLike):
-        _watched[-1].append(os.fspath(arguments[0]))
+        return call
 
-
-sys.addaudithook(_note)
-
-
-@contextmanager
-def opened(folder, monkeypatch):
-    """Yield a list, filled at the end with the names of the files below a folder as often as they were opened."""
-    names, safe_open = [], module.safe_open
-
-    def mapped(path, *options):
-        _watched[-1].append(os.fspath(path))
-        return safe_open(path, *options)
-
-    _watched.append([])
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "safe_open", mapped)
-        yield names
-    names += [Path(path).name for path in _watched.pop() if str(folder) in path]
+    for place, name in ((module, "safe_open"), (io, "open"), (builtins, "open"), (os, "open")):
+        monkeypatch.setattr(place, name, note(getattr(place, name)))
+    return names
 
 
 def shard_of(rank, ranks, columns=1):
@@ -121,17 +112,16 @@ def parameter_of(name):
 @pytest.mark.parametrize(
     "rank, ranks, columns", [(0, 128, 1), (77, 128, 1), (127, 128, 1), (5, 64, 1), (2, 4, 1), (3, 8, 4), (0, 1, 1)]
 )
-def test_a_rank_opens_each_needed_file_once(sharded, monkeypatch, rank, ranks, columns):
+def test_a_rank_opens_each_needed_file_once(sharded, opened, rank, ranks, columns):
     wanted = shard_of(rank, ranks, columns)
-    with opened(sharded, monkeypatch) as names:
-        Checkpoint(sharded, verify=False).read(wanted)
+    Checkpoint(sharded, verify=False).read(wanted)
     for name, offsets, into in wanted:
         place = tuple(slice(o, o + n) for o, n in zip(offsets, into.shape, strict=True))
         expected = values_of(name, SHAPES[parameter_of(name)])[place] if offsets else torch.tensor(7.0)
         assert torch.equal(into, expected), name
-    tensors = {name for name in names if name.endswith(".safetensors")}
+    tensors = {name for name in opened if name.endswith(".safetensors")}
     assert tensors == writers_of(wanted) and len(tensors) >= RANKS * columns // ranks
-    assert len(names) == len(set(names)) == 1 + RANKS + len(tensors), "the record, the indices, and needed files once"
+    assert len(opened) == len(set(opened)) == 1 + RANKS + len(tensors), "the record, the indices, and needed files once"
 
 
 def test_every_part_is_read_from_any_pieces(tmp_path):

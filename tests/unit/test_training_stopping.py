@@ -60,26 +60,20 @@ def test_a_run_told_to_stop_in_its_last_step_is_complete(lab, tmp_path, monkeypa
     assert read_sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
 
 
-def test_a_second_interrupt_of_a_terminal_ends_at_once():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started it behind itself
+def test_a_second_interrupt_of_a_terminal_ends_at_once_and_what_nohup_ignores_stays_ignored():
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for its background jobs
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.stop_requested is None
             os.kill(os.getpid(), signal.SIGINT)
             assert signals.stop_requested == "SIGINT"
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_what_nohup_ignores_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Signals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert signals.stop_requested is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGHUP, hangup)
 
 
 def test_a_run_of_some_seconds_that_was_stopped_before_its_last_step_still_has_it(lab, tmp_path, monkeypatch):
