@@ -20,7 +20,6 @@ with wait_for_root_cause(world):
     dist.all_reduce(torch.ones(1))
 """
 
-
 ABORTED = """
 import atexit, os, torch
 from tokenscale.base.errors import UserError

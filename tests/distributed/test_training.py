@@ -12,13 +12,7 @@ from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.run import (
-    APPROACHES,
-    BudgetSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    ValidationSettings,
-)
+from tokenscale.settings.run import APPROACHES, BudgetSettings, OptimizerSettings, ScheduleSettings, ValidationSettings
 
 pytestmark = [pytest.mark.slow(25), pytest.mark.distributed]
 STEPS = 8

@@ -200,20 +200,13 @@ def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
     _, none = linear_scores(hidden, head, torch.full_like(labels, IGNORED), chunk)
     assert none.item() == 0
     assert correct_labels(hidden, head, labels, chunk) == correct
-    objective = Objective(Plain(head), loss_chunk=chunk)
+    model = nn.ModuleDict({"head": head})
+    model.hidden = lambda hidden_btd, bounds: hidden_btd
+    objective = Objective(model, loss_chunk=chunk)
     loss = objective(hidden, labels)
     objective.correct = torch.zeros((), dtype=torch.int64)
     assert torch.equal(objective(hidden, labels), loss) and objective.correct == correct
     assert objective(hidden, labels) == loss and objective.correct == 2 * correct
-
-
-class Plain(torch.nn.Module):
-    def __init__(self, head):
-        super().__init__()
-        self.head = head
-
-    def hidden(self, hidden_btd, bounds):
-        return hidden_btd
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
