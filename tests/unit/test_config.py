@@ -431,9 +431,3 @@ def test_a_device_has_several_names_and_one_value_in_ids(tmp_path, word, device)
         chosen = Config(BASE | {"experiments": [name], "device": word}, root=tmp_path).runs(name)
         assert {run.settings.device for run in chosen} == {device} and [run.run_id for run in chosen] == ids["stated"]
     assert ids["stated"] == ids["value"] != ids["other"]
-
-
-def test_a_key_that_belongs_elsewhere_is_not_taken_for_a_similar_one():
-    with pytest.raises(UserError) as caught:
-        Config({"runs": {}})
-    assert caught.value.facts["next"].startswith("write it as runs of an experiment")
