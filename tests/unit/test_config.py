@@ -212,6 +212,15 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
         Config(values, root=tmp_path).runs("alone")
 
 
+def test_renaming_an_experiment_repeats_no_measurement(tmp_path):
+    benchmark = {"corpus": "c", "tokenizer": "t"}
+    config = project(tmp_path / "a", EXPERIMENT | {"data_benchmark": benchmark})
+    (file,) = config.experiment("e").benchmark_files("e")
+    assert config.experiment("e").benchmark_files("renamed") == [file]
+    other = project(tmp_path / "b", EXPERIMENT | {"data_benchmark": benchmark | {"settings": {"rounds": 3}}})
+    assert other.experiment("e").benchmark_files("e") != [file]
+
+
 def test_comparisons_name_cells_as_the_table_of_runs_does():
     for scale in SCALES:
         config = configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})

@@ -76,11 +76,8 @@ sys.exit(7)
 def test_srun_starts_one_process_on_one_gpu_in_the_container():
     site = machine.load_machine("profiles/alps/machine.toml", ROOT)
     words = shlex.join(start.build_argv(site, ["benchmark", "inference", "--run", "r"], ROOT))
-    assert words == (
-        "srun --job-name=benchmark --nodes=1 --ntasks=1 --ntasks-per-node=1 --distribution=block:block "
-        "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local --kill-on-bad-exit=1 "
-        f"--environment={ROOT}/profiles/alps/train.toml python -m tokenscale benchmark inference --run r"
-    )
+    bound = BOUND["alps"].replace(" --output=out/rank=%5t.log", "")
+    assert words == f"srun --job-name=benchmark {STARTED[1]} {bound} -m tokenscale benchmark inference --run r"
 
 
 def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path, monkeypatch):

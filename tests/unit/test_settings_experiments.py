@@ -1,32 +1,24 @@
-"""What an experiment asks for beside its runs: going on from a run's state, canaries, texts that its models write."""
-
-import json
+"""What an experiment asks for beside its runs: going on from a run's state, canaries."""
 
 import pytest
 
 from tests.unit.test_config import EXPERIMENT
-from tests.unit.test_config import project as canaries
-from tokenscale.cli.plan import plan
-from tokenscale.settings.benchmarks import InferenceBenchmarkSettings, SamplingSettings
+from tests.unit.test_config import project as of_experiment
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import list_kept_steps
-from tokenscale.settings.options import from_json, to_dict
+from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings, parse_run_id, start_step
 
-BASE = {"experiments": ["e"], "corpora": {"c": {"source": {"documents": 9}}}}
-BASE |= {"tokenizers": {"t": {"kind": "numbers", "vocabulary_size": 99}}}
-PLAIN = {"corpus": "c", "tokenizer": "t", "model": "llama-micro", "sequence_length": 64}
-RUNS = PLAIN | {"budget": {"steps": 24}, "checkpoints": {"every": 8, "keep_last": 3, "keep_resume_state": True}}
+RUNS = EXPERIMENT["runs"] | {
+    "budget": {"steps": 24},
+    "checkpoints": {"every": 8, "keep_last": 3, "keep_resume_state": True},
+}
 FROM_ONE = {"run": {"layout.data": 1}, "step": 8}
 
 
-def project(tmp_path, levels, *, runs=RUNS, factor="layout.data, resume_from", **more) -> Config:
-    folder = tmp_path / "config/experiments"
-    folder.mkdir(parents=True, exist_ok=True)
-    factors = ({factor: levels} if levels else {}) | more.pop("factors", {})
-    experiment = {"question": "?", "runs": runs, "factors": factors, **more}
-    (folder / "e.yaml").write_text(json.dumps(experiment))
-    return Config(BASE, root=tmp_path)
+def project(tmp_path, levels, *, runs=RUNS, factor="layout.data, resume_from", factors=None, **more) -> Config:
+    every = {factor: levels} | (factors or {})
+    return of_experiment(tmp_path, {"question": "?", "runs": runs, "factors": every, **more})
 
 
 def by_cell(config: Config) -> dict[tuple, RunSettings]:
@@ -37,19 +29,15 @@ def by_cell(config: Config) -> dict[tuple, RunSettings]:
 
 
 def test_a_run_goes_on_from_the_state_of_the_named_cell_and_the_same_repeat(tmp_path):
-    runs = by_cell(project(tmp_path, [[1, None], [2, FROM_ONE], [2, None]], repeats=2))
+    levels = [[1, None], [2, FROM_ONE], [2, None]]
+    runs = by_cell(project(tmp_path, levels, repeats=2))
+    other = by_cell(project(tmp_path, levels, runs=RUNS | {"seed": 5}))
+    assert other[2, 8, 0].resume_from == f"results/runs/{other[1, 0, 0].identity}/checkpoints/step=00000008"
     for repeat in (0, 1):
         source, resumed = runs[1, 0, repeat], runs[2, 8, repeat]
         assert resumed.resume_from == f"results/runs/{source.identity}/checkpoints/step=00000008"
         assert parse_run_id(resumed.resume_from) == source.identity and resumed.repeat == source.repeat
         assert to_dict(resumed) | {"resume_from": None} == to_dict(runs[2, 0, repeat]) | {"resume_from": None}
-
-
-def test_other_settings_of_the_source_make_another_run_of_what_goes_on_from_it(tmp_path):
-    first = by_cell(project(tmp_path, [[1, None], [2, FROM_ONE]]))
-    other = by_cell(project(tmp_path, [[1, None], [2, FROM_ONE]], runs=RUNS | {"seed": 5}))
-    assert first[2, 8, 0].identity != other[2, 8, 0].identity
-    assert other[2, 8, 0].resume_from == f"results/runs/{other[1, 0, 0].identity}/checkpoints/step=00000008"
 
 
 def test_a_resumed_run_may_be_left_in_turn_and_is_meant_only_where_that_is_said(tmp_path):
@@ -85,16 +73,12 @@ def test_runs_come_after_those_whose_states_they_go_on_from(tmp_path):
                 assert places[parse_run_id(run.settings.resume_from)] < run.position
 
 
-def test_a_level_stands_over_what_all_runs_go_on_from(tmp_path):
-    levels = [[1, None], [2, FROM_ONE]]
-    runs = by_cell(project(tmp_path, levels, runs=RUNS | {"resume_from": {"run": {"layout.data": 9}, "step": 1}}))
-    assert start_step(runs[2, 8, 0]) == 8
-
-
-def test_a_folder_stays_a_folder(tmp_path):
+def test_a_level_stands_over_what_all_runs_go_on_from_and_a_folder_stays_a_folder(tmp_path):
+    runs = RUNS | {"resume_from": {"run": {"layout.data": 9}, "step": 1}}
     folder = "elsewhere/checkpoints/step=00000100"
-    runs = by_cell(project(tmp_path, [[1, None], [2, folder]]))
-    assert runs[2, 100, 0].resume_from == folder and parse_run_id(folder) is None
+    found = by_cell(project(tmp_path, [[1, None], [2, FROM_ONE], [2, folder]], runs=runs))
+    assert start_step(found[2, 8, 0]) == 8
+    assert found[2, 100, 0].resume_from == folder and parse_run_id(folder) is None
 
 
 def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
@@ -121,9 +105,9 @@ def test_states_that_are_kept_are_those_that_a_run_writes_and_does_not_delete(ch
 
 
 def test_a_canary_stands_first_last_and_between_and_changes_no_other_run(tmp_path):
-    plain = canaries(tmp_path / "a").runs("e")
+    plain = of_experiment(tmp_path / "a").runs("e")
     canary = {"cell": {"approach": "packed", "layout.data": 1}, "every": 3}
-    runs = canaries(tmp_path / "b", {**EXPERIMENT, "canary": canary}).runs("e")
+    runs = of_experiment(tmp_path / "b", {**EXPERIMENT, "canary": canary}).runs("e")
     places = [r.position for r in runs if r.repeat >= EXPERIMENT["repeats"]]
     assert [r.position for r in runs] == list(range(len(runs))) and len(runs) == 8 + 4
     assert places == [0, 4, 8, 11]
@@ -131,20 +115,3 @@ def test_a_canary_stands_first_last_and_between_and_changes_no_other_run(tmp_pat
     assert [r.repeat for r in runs if r.position in places] == [2, 3, 4, 5]
     assert [r.run_id for r in runs if r.repeat < EXPERIMENT["repeats"]] == [r.run_id for r in plain]
     assert len({r.run_id for r in runs}) == len(runs)
-
-
-def test_settings_of_texts_pass_through_json_as_the_rule_passes_them_on(tmp_path):
-    texts = {
-        "prompts": ["a"],
-        "prompt_tokens": [8],
-        "new_tokens": [8, 16],
-        "sampling": [{"temperature": 0.5, "seed": 3}],
-    }
-    config = project(tmp_path, None, runs=PLAIN | {"checkpoints": {"final": True}}, inference_benchmark=texts)
-    asked = config.experiment("e").inference_benchmark
-    assert asked.sampling == (SamplingSettings(temperature=0.5, seed=3),) and asked.rounds == 5
-    assert from_json(InferenceBenchmarkSettings, json.dumps(to_dict(asked))) == asked
-    assert config.experiment("e").benchmark_files("e") == ["results/benchmarks/inference/e.json"]
-    assert config.experiment("e").benchmarks == {}
-    assert config.list_corpora(["e"]) == ["c"] and len(config.runs("e")) == 1
-    assert any("1 models write 2 cells" in line for line in plan(config, ["e"]))

@@ -17,17 +17,13 @@ FIGURE = "results/figures/ways/data_stall_share.svg"
 
 def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
     assert "Nothing to be done" in copy.snakemake("-n").stdout
-    for file in ("data/stores/parquet.py", "data/batches/online.py"):
+    for file in ("data/stores/parquet.py", "data/batches/online.py", "data/corpus/build.py"):
         path = copy.root / "src/tokenscale" / file
         path.write_text(path.read_text() + "\n# an edited line\n")
     told = copy.snakemake("-n").stdout
     parts = {part.split("\n")[0]: part for part in told.split("\n\n")}
     assert "run padding-free-llama-micro-single-w1-" in parts["code      src/tokenscale/data/batches/online.py changed"]
     assert "run token-list-llama-micro-single-w1-" in parts["code      src/tokenscale/data/stores/parquet.py changed"]
-    path = copy.root / "src/tokenscale/data/corpus/build.py"
-    path.write_text(path.read_text() + "\n# an edited line\n")
-    told = copy.snakemake("-n").stdout
-    parts = {part.split("\n")[0]: part for part in told.split("\n\n")}
     assert "\n            corpus small\n" in parts["code      src/tokenscale/data/corpus/build.py changed"]
     assert " would start only because data is rebuilt" in told
     assert "trainings: 3 on 1 rank, 1 on 2 ranks; last time took " in told
@@ -65,24 +61,15 @@ def test_a_call_shows_one_line_a_job_and_ends_with_what_failed_and_why(fresh):
     assert again.returncode == 0 and again.stdout.split("\n", 1)[1] in told
 
 
-def delete_files(project):
-    """Delete a run, a store and a figure of the report that no other job needs; return one file of each."""
-    run = next(project.root.glob("results/runs/packed-llama-micro-single-w1-*"))
-    found = {
-        "run": run / "done.json",
-        "store": project.root / "results/tokens/small/bpe/token-list/manifest.json",
-        "figure": project.root / FIGURE,
-    }
-    for kind, path in found.items():
-        path.unlink() if kind == "figure" else shutil.rmtree(path.parent)
-    return found
-
-
 def test_a_deleted_figure_is_drawn_again_and_other_deleted_files_are_not_needed(copy):
-    drawn = (copy.root / FIGURE).read_bytes()
-    deleted = delete_files(copy)
+    figure, store = copy.root / FIGURE, copy.root / "results/tokens/small/bpe/token-list/manifest.json"
+    (run,) = copy.root.glob("results/runs/packed-llama-micro-single-w1-*/done.json")
+    drawn = figure.read_bytes()
+    figure.unlink()
+    for path in (run, store):
+        shutil.rmtree(path.parent)
     assert copy.planned() == {"draw_figure": 1, "build_experiment_page": 1} | PAPER
     copy.snakemake("--cores", "2", "figures")
-    assert deleted["figure"].read_bytes() == drawn and not deleted["run"].exists()
-    copy.snakemake("--cores", "2", *(str(path.relative_to(copy.root)) for path in deleted.values()))
-    assert all(path.is_file() for path in deleted.values())
+    assert figure.read_bytes() == drawn and not run.exists()
+    copy.snakemake("--cores", "2", *(str(path.relative_to(copy.root)) for path in (run, store)))
+    assert run.is_file() and store.is_file()

@@ -153,26 +153,6 @@ def test_an_experiment_that_does_not_fit_stops_no_other_target(fresh):
         assert done.returncode == 2 and f"config/experiments/{file}.yaml" in done.stdout
 
 
-def test_renaming_an_experiment_repeats_no_measurement(fresh):
-    """Its benchmark has the same file under either name, as its runs have; another measurement has another."""
-    before = measured(fresh, "ways")
-    assert len(before) == 1
-    (fresh.root / "config/experiments/ways.yaml").rename(fresh.root / "config/experiments/paths.yaml")
-    arrange(fresh.root, {"mine.yaml": {"experiments": ["paths"]}})
-    assert measured(fresh, "paths", "--configfile", "mine.yaml") == before
-    changed = EXPERIMENTS["ways"]["data_benchmark"] | {"settings": {"sequence_length": 32, "rounds": 3}}
-    (fresh.root / "config/experiments/paths.yaml").write_text(
-        json.dumps(EXPERIMENTS["ways"] | {"data_benchmark": changed})
-    )
-    assert measured(fresh, "paths", "--configfile", "mine.yaml") != before
-
-
-def measured(project: Project, *arguments: str) -> set[str]:
-    """Files of benchmarks that a dry run names."""
-    text = project.snakemake(*arguments, "-n", "--workflow-profile", "none").stdout
-    return set(re.findall(r"results/benchmarks/data/[^ ,;]+\.json", text))
-
-
 # ------------------------------------------------------------------------------------------------------------ flags
 
 

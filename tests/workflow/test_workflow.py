@@ -20,10 +20,6 @@ from tokenscale.runs.records import provenance
 pytestmark = [pytest.mark.slow(20), pytest.mark.workflow]
 
 
-def write(project, name, **changes):
-    (project.root / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENTS["ways"] | changes))
-
-
 def test_every_target_has_its_stage(fresh):
     assert fresh.planned("corpus") == {"build_corpus": 1}
     # with the records of the text: runs that tokenize while training then start in their planned order, too
@@ -61,18 +57,15 @@ def test_each_configuration_has_its_own_report_and_the_call_ends_with_it(copy):
     assert copy.snakemake("--cores", "2").stdout.count("\nreport   results/report/index.html\nanswers  ") == 1
 
 
-def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
+def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh, monkeypatch):
     """GPUs 1/2/4/8/12/16 → nodes 1/1/1/2/3/4, ranks a node 1/2/4/4/4/4."""
     runs = RUNS | {"approach": "packed", "global_batch": 48}
-    write(fresh, "ranks", runs=runs, factors={"layout.data": [1, 2, 4, 8, 12, 16]})
+    changed = EXPERIMENTS["ranks"] | {"runs": runs, "factors": {"layout.data": [1, 2, 4, 8, 12, 16]}}
+    (fresh.root / "config/experiments/ranks.yaml").write_text(json.dumps(changed))
     rules = fresh.root / "workflow/rules/train.smk"  # a rule with a message does not list its resources
     rules.write_text(re.sub(r" +message:\n.*\n", "", rules.read_text()))
-    environment = fresh.environment | {"ALPS_ACCOUNT": "g1"}
-    options = "--profile alps -n --verbose --printshellcmds --quiet host -- ranks".split()
-    command = [sys.executable, "-m", "snakemake", *options]
-    done = subprocess.run(command, cwd=fresh.root, env=environment, capture_output=True, text=True, timeout=120)
-    text = done.stdout + done.stderr
-    assert done.returncode == 0, text[-4000:]
+    monkeypatch.setenv("ALPS_ACCOUNT", "g1")
+    text = fresh.snakemake(*"--profile alps -n --verbose --printshellcmds --quiet host -- ranks".split()).stdout
     found = {}
     for block in re.split(r"\n\n|\n(?=\[)", text):
         size = re.search(r"run_id=\S+-w(\d+)-", block)
@@ -134,13 +127,9 @@ def test_each_damaged_file_is_named(built):
     assert json.loads(done.stdout.splitlines()[-1])["all"]["named"] > 35
 
 
-def here(*arguments):
-    """(exit code, text) of Snakemake in this project itself."""
-    return forked.snakemake([*arguments], ROOT, os.environ | {"PYTHONPATH": str(ROOT / "src")})
-
-
 def test_the_rule_graph_in_the_readme_is_the_real_one():
-    code, text = here("--rulegraph", "mermaid-js")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    code, text = forked.snakemake(["--rulegraph", "mermaid-js"], ROOT, environment)
     readme = (ROOT / "docs/experiments.md").read_text()
     assert code == 0 and edges(text) and edges(text) == edges(readme.split("<!-- rule graph -->")[1])
 
