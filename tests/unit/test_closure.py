@@ -31,10 +31,6 @@ def names(files):
     return {str(f).rpartition("src/tokenscale/")[2] for f in files}
 
 
-def training(approach):
-    return names(training_code(RunSettings(approach=approach))) - {"runs/launch/ranks.py"}  # what sets processes up
-
-
 def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
     always = {("torch",), ("numpy",), ("pydantic",), ("pyarrow",), ("safetensors",), ("xxhash",)}
     engines = ("gigatoken", "mistral_common", "tiktoken", "tokenizers")
@@ -60,7 +56,7 @@ def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them()
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
-    code = training("packed")
+    code = names(training_code(RunSettings())) - {"runs/launch/ranks.py"}  # what sets processes up
     assert {"train/loop.py", "train/models/decoder.py", "data/order/permutation.py", "runs/records/events.py"} <= code
     elsewhere = ("report/", "analysis/", "runs/launch/", "data/corpus/build", "benchmark/", "costs/memory")
     assert not [f for f in code if f.startswith(elsewhere)]

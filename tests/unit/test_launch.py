@@ -152,8 +152,7 @@ def run(tmp_path, monkeypatch):
 
 def sealed(run, directory):
     with open_run(run, directory / "done.json", {}) as (identity, attempt, _):
-        record = provenance.start_record(directory, {"attempt": attempt, "digest": identity.digest})
-        provenance.seal_record(directory, record, {"status": "complete", "steps": 24})
+        train(directory, attempt, identity)
         return identity
 
 

@@ -106,20 +106,15 @@ def test_the_image_is_the_workflows_and_checks_the_bounds_of_pyproject():
 # -- what users copy
 
 
-def shown(readme, folder):
-    """The files of a profile that a README shows: {name: text}."""
-    blocks = re.findall(rf"```\w+\n(# profiles/{folder}/([\w.]+)\n.+?)```", (ROOT / readme).read_text(), re.S)
-    return {name: text for text, name in blocks}
-
-
-@pytest.mark.parametrize("readme, folder", [("docs/operations.md", "mine"), ("profiles/alps/README.md", "mine")])
-def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path):
-    files = shown(readme, folder)
+@pytest.mark.parametrize("readme", ["docs/operations.md", "profiles/alps/README.md"])
+def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, tmp_path):
+    blocks = re.findall(r"```\w+\n(# profiles/mine/([\w.]+)\n.+?)```", (ROOT / readme).read_text(), re.S)
+    files = {name: text for text, name in blocks}
     ours, changed = yaml.safe_load((ALPS / "config.yaml").read_text()), yaml.safe_load(files["config.yaml"])
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / "config.yaml").write_text(yaml.safe_dump(ours | changed))
-    values = profile.load_profile_config(folder, tmp_path)
-    assert values["machine"] == f"profiles/{folder}/machine.toml" and values["scale"] in ("demo", "alps")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.yaml").write_text(yaml.safe_dump(ours | changed))
+    values = profile.load_profile_config("mine", tmp_path)
+    assert values["machine"] == "profiles/mine/machine.toml" and values["scale"] in ("demo", "alps")
     for name in ("default-resources", "set-threads"):  # what replaces a map has all of it
         assert set(changed.get(name, ours[name])) >= set(ours[name]) - {"constraint"}  # a feature of Alps
     lines = tomllib.loads(files["machine.toml"])
@@ -127,7 +122,7 @@ def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path
     flat = {key: value for key, value in stated.items() if key != "environment"}
     (tmp_path / "machine.toml").write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in flat.items()))
     found = machine.load_machine(tmp_path / "machine.toml")
-    assert found.starter == "srun" and found.name == (folder if "name" in lines else "alps")
+    assert found.starter == "srun" and found.name == ("mine" if "name" in lines else "alps")
 
 
 def test_the_debug_profile_is_that_of_alps_within_the_partitions_limits():

@@ -95,14 +95,14 @@ def folder(tmp_path, run):
     return folder
 
 
-def said(*_):
-    pass
+def by_step(pairs) -> dict[int, float]:
+    pairs = list(pairs)
+    assert len(dict(pairs)) == len(pairs), "a step twice"
+    return dict(pairs)
 
 
 def series(points, name) -> dict[int, float]:
-    found = [(p.step, p.values[name]) for p in points if name in p.values]
-    assert len(dict(found)) == len(found), "a step twice"
-    return dict(found)
+    return by_step((p.step, p.values[name]) for p in points if name in p.values)
 
 
 # -- what the numbers mean
@@ -220,9 +220,9 @@ def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run, mo
 
     stages = go_on()
     monkeypatch.setattr(trackers.time, "sleep", lambda seconds: next(stages))
-    track([folder], "tensorboard", tmp_path / "live", follow=True, log=said)
+    track([folder], "tensorboard", tmp_path / "live", follow=True, log=print)
     monkeypatch.undo()
-    track([folder], "tensorboard", tmp_path / "after", follow=False, log=said)
+    track([folder], "tensorboard", tmp_path / "after", follow=False, log=print)
     live, after = (tensorboard(tmp_path / name / run.identity) for name in ("live", "after"))
     for found in (live, after):
         assert len(found["train/loss"]) == STEPS
@@ -232,12 +232,6 @@ def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run, mo
 
 
 # -- read back with each tracker's own means: values by name and step, the last step's time, and facts as text
-
-
-def by_step(pairs) -> dict[int, float]:
-    pairs = list(pairs)
-    assert len(dict(pairs)) == len(pairs), "a step twice"
-    return dict(pairs)
 
 
 def tensorboard(folder: Path) -> dict[str, list[tuple[int, float, object]]]:
@@ -355,7 +349,7 @@ def test_a_tracker_reads_every_value_and_fact_back(folder, run, tmp_path, monkey
 def test_a_missing_package_is_named_with_its_command(folder, tmp_path, monkeypatch, tracker):
     monkeypatch.setitem(sys.modules, tracker, None)
     with pytest.raises(UserError, match=rf"{tracker} is not installed[\s\S]*python -m pip install {tracker}"):
-        track([folder], tracker, tmp_path / "out", follow=False, log=said)
+        track([folder], tracker, tmp_path / "out", follow=False, log=print)
     assert not (tmp_path / "out").exists()
 
 
@@ -366,7 +360,7 @@ def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run,
     def refused(why: str, *folders: Path, follow=False, to=out) -> None:
         before = sorted(folder.rglob("*"))
         with pytest.raises(UserError, match=why):
-            track(list(folders), "tensorboard", to, follow=follow, log=said)
+            track(list(folders), "tensorboard", to, follow=follow, log=print)
         assert not out.exists() and sorted(folder.rglob("*")) == before
 
     refused("no run in this folder", folder, folder.parent)

@@ -17,13 +17,18 @@ FIGURE = "results/figures/ways/data_stall_share.svg"
 
 def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
     assert "Nothing to be done" in copy.snakemake("-n").stdout
-    for file in ("data/stores/parquet.py", "data/batches/online.py", "data/corpus/build.py"):
-        path = copy.root / "src/tokenscale" / file
-        path.write_text(path.read_text() + "\n# an edited line\n")
-    told = copy.snakemake("-n").stdout
-    parts = {part.split("\n")[0]: part for part in told.split("\n\n")}
+
+    def told_of(*files):
+        for file in files:
+            path = copy.root / "src/tokenscale" / file
+            path.write_text(path.read_text() + "\n# an edited line\n")
+        told = copy.snakemake("-n").stdout
+        return told, {part.split("\n")[0]: part for part in told.split("\n\n")}
+
+    _, parts = told_of("data/stores/parquet.py", "data/batches/online.py")
     assert "run padding-free-llama-micro-single-w1-" in parts["code      src/tokenscale/data/batches/online.py changed"]
     assert "run token-list-llama-micro-single-w1-" in parts["code      src/tokenscale/data/stores/parquet.py changed"]
+    told, parts = told_of("data/corpus/build.py")
     assert "\n            corpus small\n" in parts["code      src/tokenscale/data/corpus/build.py changed"]
     assert " would start only because data is rebuilt" in told
     assert "trainings: 3 on 1 rank, 1 on 2 ranks; last time took " in told
