@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import planted
+from tests import planted, served
 from tests.refusals import refused
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
@@ -65,7 +65,7 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh, monk
     rules = fresh.root / "workflow/rules/train.smk"  # a rule with a message does not list its resources
     rules.write_text(re.sub(r" +message:\n.*\n", "", rules.read_text()))
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
-    text = fresh.snakemake(*"--profile alps -n --verbose --printshellcmds --quiet host -- ranks".split()).stdout
+    text = fresh.command(*"--profile alps -n --verbose --printshellcmds --quiet host -- ranks".split())
     found = {}
     for block in re.split(r"\n\n|\n(?=\[)", text):
         size = re.search(r"run_id=\S+-w(\d+)-", block)
@@ -114,17 +114,18 @@ def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
                 assert digest in manifests, f"{role} of {run_id}"
             for name, digest in record["code"].items():
                 assert sha256_file(built.root / "src/tokenscale" / name) == digest
-    command = [sys.executable, "-m", "tokenscale", "verify", "results/"]
+    command = [served.python(), "-m", "tokenscale", "verify", "results/"]
     done = subprocess.run(command, cwd=built.root, env=built.environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_each_damaged_file_is_named(built):
     """In a process of its own: its forks must not inherit the threads of other tests."""
-    command = [sys.executable, "-m", "tests.faults.mutate", "--results", built.root / "results", "--seed", "26"]
+    options = ["--results", built.root / "results", "--seed", "26", "--count", "30"]
+    command = [sys.executable, "-m", "tests.faults.mutate", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["all"]["named"] > 35
+    assert json.loads(done.stdout.splitlines()[-1])["all"]["named"] > 15
 
 
 def test_the_rule_graph_in_the_readme_is_the_real_one():
