@@ -32,7 +32,7 @@ from tests.workflow.jobs import (
     source_files,
 )
 
-pytestmark = [pytest.mark.slow(112), pytest.mark.workflow]
+pytestmark = [pytest.mark.slow(90), pytest.mark.workflow]
 
 
 @pytest.fixture(scope="module")
