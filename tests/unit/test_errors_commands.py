@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines import program
 from tokenscale.base.errors import USER_PATH, UserError, as_typed
 
 BIN = Path(sys.executable).parent
@@ -19,8 +20,7 @@ def clone(tmp_path, monkeypatch):
     folder = tmp_path / "clone/.venv/bin"
     folder.mkdir(parents=True)
     for name in ("snakemake", "tokenscale", "python"):
-        (folder / name).write_text("#!/bin/sh\n")
-        (folder / name).chmod(0o755)
+        program(folder, name, "")
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv(USER_PATH, raising=False)
