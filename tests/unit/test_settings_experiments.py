@@ -1,12 +1,16 @@
-"""What an experiment asks for beside its runs: going on from a run's state, canaries."""
+"""What an experiment asks for beside its runs: going on from a run's state, canaries, texts that its models write."""
+
+import json
 
 import pytest
 
 from tests.unit.test_config import EXPERIMENT
 from tests.unit.test_config import project as of_experiment
+from tokenscale.cli.plan import plan
+from tokenscale.settings.benchmarks import InferenceBenchmarkSettings
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import list_kept_steps
-from tokenscale.settings.options import to_dict
+from tokenscale.settings.options import from_json, to_dict
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings, parse_run_id, start_step
 
 RUNS = EXPERIMENT["runs"] | {
@@ -115,3 +119,15 @@ def test_a_canary_stands_first_last_and_between_and_changes_no_other_run(tmp_pat
     assert [r.repeat for r in runs if r.position in places] == [2, 3, 4, 5]
     assert [r.run_id for r in runs if r.repeat < EXPERIMENT["repeats"]] == [r.run_id for r in plain]
     assert len({r.run_id for r in runs}) == len(runs)
+
+
+def test_settings_of_texts_pass_through_json_as_the_rule_passes_them_on(tmp_path):
+    texts = {"prompts": ["a"], "prompt_tokens": [8], "new_tokens": [8, 16]}
+    texts |= {"sampling": [{"temperature": 0.5, "seed": 3}]}
+    runs = EXPERIMENT["runs"] | {"checkpoints": {"final": True}}
+    config = of_experiment(tmp_path, {"question": "?", "runs": runs, "inference_benchmark": texts})
+    asked = config.experiment("e").inference_benchmark
+    assert texts.items() <= to_dict(asked).items()
+    assert from_json(InferenceBenchmarkSettings, json.dumps(to_dict(asked))) == asked
+    assert config.experiment("e").benchmark_files("e") == ["results/benchmarks/inference/e.json"]
+    assert any("1 models write 2 cells" in line for line in plan(config, ["e"]))
