@@ -217,6 +217,12 @@ def joined(parts: Sequence[Batch]) -> Batch:
     )
 
 
+def flip_bit(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
 def texts_of(corpus: Path, split: str = "train") -> list[str]:
     text = RawText(corpus, split)
     return [text.text(i) for i in range(len(text))]

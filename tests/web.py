@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Web:
-    """Paths and what they hold; `cut` and `answers` are used up one request at a time."""
+    """Paths and what they hold; `cut`, `silent` and `canned` are used up one request at a time."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     #: path → bytes after which the next connections break
@@ -18,8 +18,6 @@ class Web:
     #: path → bytes after which the next connections say nothing for `silent_s`, and then break
     silent: dict[str, list[int]] = field(default_factory=dict)
     silent_s: float = 0.0
-    #: path → status codes of the next answers, without content
-    answers: dict[str, list[int]] = field(default_factory=dict)
     #: path → (status code, headers, content) of the next answers
     canned: dict[str, list[tuple[int, dict[str, str], bytes]]] = field(default_factory=dict)
     content_types: dict[str, str] = field(default_factory=dict)
@@ -60,8 +58,6 @@ class _Handler(BaseHTTPRequestHandler):
         web.requests.append((self.command, path, self.headers.get("Range")))
         if path in web.redirects:
             return self._empty(302, Location=web.redirects[path])
-        if web.answers.get(path):
-            return self._empty(web.answers[path].pop(0))
         if web.canned.get(path):
             status, headers, content = web.canned[path].pop(0)
             self.send_response(status)

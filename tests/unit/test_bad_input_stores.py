@@ -92,23 +92,6 @@ def write_rank_hash(folder):
     write_sealed(folder / "checkpoint.json", record)
 
 
-def hashed_anew(checkpoint, folder, name, change):
-    """A copy of a checkpoint with a changed index of a rank, or changed tensors, and hashes that fit."""
-    shutil.copytree(checkpoint, folder)
-    path = folder / "rank=00000.json"
-    record = read_json(path)
-    if name == "json":
-        change(record["index"])
-    else:
-        tensors = load_file(path.with_suffix(".safetensors"))
-        change(tensors)
-        save_file(tensors, path.with_suffix(".safetensors"))
-        record |= _fingerprint(path.with_suffix(".safetensors"))
-    write_json(path, record)
-    write_rank_hash(folder)
-    return folder
-
-
 #: what is changed, how, what the message says
 CONTRADICTIONS = [
     ("json", lambda index: index["model.a"].update(offsets=[1, 0]), "do not make up the tensor once"),
@@ -127,7 +110,19 @@ CONTRADICTIONS = [
 
 @pytest.mark.parametrize("name, change, told", CONTRADICTIONS)
 def test_an_index_and_tensors_that_contradict_each_other_are_one_message(checkpoint, tmp_path, name, change, told):
-    folder = hashed_anew(checkpoint, tmp_path / "step=00000001", name, change)
+    """Of a copy with a changed index of a rank, or changed tensors, and hashes that fit."""
+    folder = shutil.copytree(checkpoint, tmp_path / "step=00000001")
+    path = folder / "rank=00000.json"
+    record = read_json(path)
+    if name == "json":
+        change(record["index"])
+    else:
+        tensors = load_file(path.with_suffix(".safetensors"))
+        change(tensors)
+        save_file(tensors, path.with_suffix(".safetensors"))
+        record |= _fingerprint(path.with_suffix(".safetensors"))
+    write_json(path, record)
+    write_rank_hash(folder)
     with pytest.raises(UserError, match=told) as error:
         read_model(folder)
     assert "next" in error.value.facts
@@ -146,8 +141,7 @@ def test_weights_of_another_model_than_the_record_s_are_one_message(tmp_path):
 @pytest.mark.parametrize("field", [name for name in RESUME if name != "ranks"])
 @pytest.mark.parametrize("value", ["gone", [], True])
 def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, field, value):
-    folder = tmp_path / "step=00000001"
-    shutil.copytree(checkpoint, folder)
+    folder = shutil.copytree(checkpoint, tmp_path / "step=00000001")
     record = read_json(folder / "checkpoint.json") | {field: value}
     write_sealed(folder / "checkpoint.json", {k: v for k, v in record.items() if v != "gone"})
     if field == "begins_at_useful_tokens" and value == "gone":  # earlier code wrote none
@@ -189,8 +183,7 @@ def test_a_record_that_is_edited_and_hashed_anew_is_refused_or_read(lab, checkpo
 @pytest.mark.parametrize("wrong", [262, 5000, -1])
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
 def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, tmp_path, store, wrong):
-    folder = tmp_path / store.directory
-    shutil.copytree(lab.store(store), folder)
+    folder = shutil.copytree(lab.store(store), tmp_path / store.directory)
     manifest = read_store_manifest(folder)
     if store.format in ("padded", "token-list"):
         records = open_records(folder, manifest)
@@ -213,29 +206,19 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
     assert "262" in error.value.facts["expected"] and str(folder) in error.value.facts["file"]
 
 
-PACKED = STORES[3]
-
-
 def records_of(lab, checkpoint):
     """(folder, file of its record, key of the version, who reads it, where it names a file)"""
-    yield (
-        lab.corpus,
-        "manifest.json",
-        "schema_version",
-        read_corpus_manifest,
-        lambda m: m["splits"]["train"]["files"][0],
-    )
-    yield lab.tokenizer, "manifest.json", "schema_version", read_tokenizer_manifest, lambda m: m["file"]
-    open_packed = functools.partial(open_store, expected=PACKED)
-    yield lab.store(PACKED), "manifest.json", "schema_version", open_packed, lambda m: m["files"][0]
+    of_manifest, open_packed = ("manifest.json", "schema_version"), functools.partial(open_store, expected=STORES[3])
+    yield lab.corpus, *of_manifest, read_corpus_manifest, lambda m: m["splits"]["train"]["files"][0]
+    yield lab.tokenizer, *of_manifest, read_tokenizer_manifest, lambda m: m["file"]
+    yield lab.store(STORES[3]), *of_manifest, open_packed, lambda m: m["files"][0]
     yield checkpoint, "checkpoint.json", "schema", Checkpoint, None
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", "", "a\0b", None, 5])
 def test_a_manifest_that_names_files_elsewhere_is_refused(lab, checkpoint, tmp_path, name):
     for source, file, _, read, file_of in list(records_of(lab, checkpoint))[:3]:
-        folder = tmp_path / source.name
-        shutil.copytree(source, folder)
+        folder = shutil.copytree(source, tmp_path / source.name)
         (folder / "build.json").unlink()
         manifest = read_json(folder / file)
         file_of(manifest)["name"] = name
@@ -251,8 +234,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(lab, checkpoint, tmp_p
 @pytest.mark.parametrize("version", [99, 10**30, "2", None, -1, 1.5, [2]])
 def test_whatever_has_another_version_is_refused(lab, checkpoint, tmp_path, version):
     for source, file, key, read, _ in records_of(lab, checkpoint):
-        folder = tmp_path / source.name
-        shutil.copytree(source, folder)
+        folder = shutil.copytree(source, tmp_path / source.name)
         (folder / "build.json").unlink(missing_ok=True)
         write_json(folder / file, read_json(folder / file) | {key: version})
         with pytest.raises(UserError) as error:

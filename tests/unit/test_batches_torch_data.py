@@ -136,12 +136,11 @@ def test_a_loader_reads_our_global_batches_at_any_world_size(lab, approach):
             assert same(whole, batches.next())
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_workers_change_nothing(lab, workers):
+def test_workers_change_nothing(lab):
     dataset = StoreDataset(store_of(lab, "packed")[0])
     dataset[0]  # open here, before workers are forked or spawned
     batches = ours(lab, "packed")
-    assert all(same(found, batches.next()) for found in itertools.islice(loader_of(dataset, num_workers=workers), 20))
+    assert all(same(found, batches.next()) for found in itertools.islice(loader_of(dataset, num_workers=3), 20))
 
 
 def test_the_state_is_the_step_and_resumes_at_another_world_size(lab):

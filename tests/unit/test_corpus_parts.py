@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.corpora import texts_of
+from tests.corpora import flip_bit, texts_of
 from tests.refusals import tree_of
 from tests.unit.conftest import files_of
 from tokenscale.base.errors import UserError
@@ -165,18 +165,12 @@ def test_too_little_memory_is_one_message_and_keeps_the_corpus(tmp_path, monkeyp
     assert (tmp_path / "c/manifest.json").read_bytes() == before and not (tmp_path / "c/.building").exists()
 
 
-def flip_byte(path, at=-1):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 #: how part 1 of 3 is damaged, from (its folder, the settings, the folder of sources)
 DAMAGE = {
     "missing": lambda part, settings, raw: shutil.rmtree(part),
     "truncated shard": lambda part, settings, raw: os.truncate(part / "train-00000.parquet", 20),
-    "documents": lambda part, settings, raw: flip_byte(part / "train.documents"),
-    "shard": lambda part, settings, raw: [flip_byte(path, 10) for path in part.glob("*.parquet")],
+    "documents": lambda part, settings, raw: flip_bit(part / "train.documents"),
+    "shard": lambda part, settings, raw: [flip_bit(path, 10) for path in part.glob("*.parquet")],
     "of another number": lambda part, settings, raw: build_part(corpus_settings(raw, 2), 1, part),
     "of other settings": lambda part, settings, raw: build_part(replace(settings, validation_share=0.9), 1, part),
 }
@@ -208,7 +202,7 @@ def test_a_damaged_shard_is_named_by_readers_with_the_part_and_a_failing_rebuild
     with pytest.raises(UserError, match="not readable Parquet"):
         build_part(settings, 0, parts / "00000")
     assert tree_of(parts / "00000") == before
-    flip_byte(parts / "00001/train-00000.parquet", 10)
+    flip_bit(parts / "00001/train-00000.parquet", 10)
     with pytest.raises(UserError) as caught:
         list(RawText(tmp_path / "c").batches())
     assert caught.value.facts["next"] == f"snakemake -f {parts}/00001/manifest.json"

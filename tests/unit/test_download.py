@@ -142,12 +142,6 @@ def test_a_part_longer_than_the_file_is_begun_anew(web, tmp_path):
     check_download(web, tmp_path, sha256=SHA256)
 
 
-def test_a_busy_server_is_asked_again(web, tmp_path):
-    web.answers[URL] = [503, 429, 500]
-    check_download(web, tmp_path)
-    assert len(ranges(web)) == 4
-
-
 #: of a file with the tag "one", its first bytes
 CUT = (200, {"Content-Length": str(len(CONTENT)), "ETag": '"one"'}, CONTENT[:1000])
 OTHER = CONTENT[::-1]
@@ -172,12 +166,12 @@ def test_bytes_of_another_file_are_never_appended(web, tmp_path, answer):
 
 
 def test_a_range_that_ends_early_is_continued(web, tmp_path):
-    size, ends = len(CONTENT), [(1000, 2000, len(CONTENT)), (2000, 3000, len(CONTENT)), (3000, len(CONTENT), "*")]
+    ends = [(1000, 2000, len(CONTENT)), (2000, 3000, len(CONTENT)), (3000, len(CONTENT), "*")]
     web.canned[URL] = [CUT] + [
         (206, {"ETag": '"one"', "Content-Range": f"bytes {a}-{b - 1}/{of}"}, CONTENT[a:b]) for a, b, of in ends
     ]
     check_download(web, tmp_path)
-    assert ranges(web)[-1] == "bytes=3000-" and size > 3000
+    assert ranges(web)[-1] == "bytes=3000-"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
@@ -204,20 +198,25 @@ def test_what_is_no_file_is_told_at_once(web, tmp_path, prepare, what):
     assert len(web.requests) == 1 and what in str(error.value)
 
 
-@pytest.mark.parametrize("wait, least, most", [("7", 7, 7), ("100000", 600, 600), ("in a while", 1, 1), (None, 30, 40)])
-def test_a_pause_that_a_server_demands_is_kept(web, tmp_path, monkeypatch, wait, least, most):
+@pytest.mark.parametrize(
+    "status, wait, least, most",
+    [(503, "7", 7, 7), (429, "100000", 600, 600), (500, "in a while", 1, 1), (503, None, 30, 40)],
+)
+def test_a_busy_server_is_asked_again_after_the_pause_that_it_demands(
+    web, tmp_path, monkeypatch, status, wait, least, most
+):
     pauses = []
     monkeypatch.setattr(download, "sleep", pauses.append)
-    web.canned[URL] = [(503, {"Retry-After": wait or formatdate(time.time() + 40, usegmt=True)}, b"")]
-    fetch_corpus(corpus_of(web.address + URL), tmp_path)
+    web.canned[URL] = [(status, {"Retry-After": wait or formatdate(time.time() + 40, usegmt=True)}, b"")]
+    check_download(web, tmp_path)
     assert least <= pauses[0] <= most and len(pauses) == 1
 
 
-@pytest.mark.parametrize("answers", [[404], [500] * 9, None])
-def test_the_signature_of_a_redirect_is_in_no_message_and_no_record(web, tmp_path, capsys, answers):
-    host = web.address if answers else "http://127.0.0.1:9"  # where nobody listens
+@pytest.mark.parametrize("status", [404, 500, None])
+def test_the_signature_of_a_redirect_is_in_no_message_and_no_record(web, tmp_path, capsys, status):
+    host = web.address if status else "http://127.0.0.1:9"  # where nobody listens
     web.redirects["/moved.txt"] = f"{host}/signed.txt?X-Amz-Signature=planted&Expires=9"
-    web.answers["/signed.txt"] = list(answers or [])
+    web.canned["/signed.txt"] = [(status, {}, b"")] * 9
     with pytest.raises(UserError) as error:
         fetch_corpus(corpus_of(f"{web.address}/moved.txt"), tmp_path)
     assert f"{web.address}/moved.txt" in str(error.value)
@@ -229,7 +228,7 @@ def test_the_hashes_of_many_files_are_not_written_for_each(web, tmp_path, monkey
     written = []
     monkeypatch.setattr(download, "write_json", lambda path, value: written.append(path.name))
     web.files |= {f"/{n}.txt": b"text %d" % n for n in range(30)}
-    web.answers["/29.txt"] = [404]
+    web.canned["/29.txt"] = [(404, {}, b"")]
     with pytest.raises(UserError):
         fetch_corpus(corpus_of(*(f"{web.address}/{n}.txt" for n in range(30))), tmp_path)
     assert written.count("hashes.json") == 1  # also after an error

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.corpora import documents_of, make_corpus, make_store, make_tokenizer
+from tests.corpora import documents_of, flip_bit, make_corpus, make_store, make_tokenizer
 from tests.unit.conftest import TEXTS, Interrupted, T, files_of
 from tokenscale.base.errors import UserError
 from tokenscale.data.records import part_folder
@@ -276,12 +276,6 @@ def test_packed_rows_of_parts_and_of_stores_are_read_one_after_the_other_in_any_
     assert np.array_equal(found, np.concatenate([chunk.ids for chunks in several for chunk in chunks]))
 
 
-def damage(path, at=-1):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("store", "name"),
     [
@@ -291,7 +285,7 @@ def damage(path, at=-1):
 )
 def test_a_damaged_file_is_named_with_the_command_of_its_part(made, tmp_path, store, name):
     write_in_parts(made, store, tmp_path / "many", 5)
-    damage(part_folder(tmp_path / "many", 3) / name, 4 if name.endswith(".bin") else -1)
+    flip_bit(part_folder(tmp_path / "many", 3) / name, 4 if name.endswith(".bin") else -1)
     with pytest.raises(UserError) as caught:
         reader = open_reader(tmp_path / "many", store)
         [reader.document(i) if store == "token-list" else reader.rows(np.array([i])) for i in range(len(reader))]
@@ -300,9 +294,9 @@ def test_a_damaged_file_is_named_with_the_command_of_its_part(made, tmp_path, st
 
 WRONG = {
     "missing": lambda part, made: shutil.rmtree(part),
-    "manifest": lambda part, made: damage(part / "manifest.json", 20),
+    "manifest": lambda part, made: flip_bit(part / "manifest.json", 20),
     "file gone": lambda part, made: os.remove(part / "shard-00000.parquet"),
-    "occurrences": lambda part, made: damage(part / "occurrences.npy"),
+    "occurrences": lambda part, made: flip_bit(part / "occurrences.npy"),
     "of another number": lambda part, made: write_store(TOKEN_LIST, made / "c", made / "t", part, part=(2, 5)),
     "of another corpus": lambda part, made: None,
 }

@@ -62,7 +62,7 @@ def test_whole_logs_and_broken_ones_are_read_as_line_by_line(tmp_path, monkeypat
     monkeypatch.setattr(logs, "BLOCK_BYTES", block)
     pick = random.Random(block)
     path = tmp_path / f"{kind}.jsonl"
-    for _ in range(40):
+    for _ in range(15):
         lines = [line(kind, pick) for _ in range(pick.randrange(12))]
         for _ in range(pick.choice([0, 0, 1, 2])):
             lines.insert(pick.randrange(len(lines) + 1), pick.choice(HARM))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import logs
+from tests.corpora import flip_bit
 from tests.refusals import refused
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis.ingest import ingest
@@ -102,9 +103,8 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
 )
 def test_commands_refuse_a_table_with_one_flipped_bit(lab, monkeypatch, capsys, command):
     monkeypatch.chdir(lab.root)
-    data = bytearray(lab.tables("results/tables/demo")["steps.parquet"])
-    data[100] ^= 1
-    Path("results/tables/demo/steps.parquet").write_bytes(data)
+    lab.tables("results/tables/demo")
+    flip_bit(Path("results/tables/demo/steps.parquet"), 100)
     error = refused(capsys, command)
     assert "a table has changed since ingest wrote it" in error and "results/tables/demo/steps.parquet" in error
     assert "snakemake -f results/tables/demo/runs.parquet" in error

@@ -188,7 +188,7 @@ def test_online_and_offline_are_bit_identical(mixed, online, offline):
 def test_every_world_size_reads_the_same_global_batches_from_any_step_on(mixed, approach):
     """From a step in the second stage, and from one in the last."""
     run = mixed_run(approach, global_batch=16)
-    for stop, worlds in ((3, range(1, 17)), (29, [2, 4])):
+    for stop, worlds in ((3, [1, 2, 5, 16]), (29, [2, 4])):
         check_order(lambda rank, size: mixed.batches(run, rank, size), worlds, stop)
 
 

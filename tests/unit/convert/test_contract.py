@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.corpora import flip_bit
 from tests.refusals import tree_of
 from tests.unit.conftest import T
 from tests.unit.convert.conftest import (
@@ -212,9 +213,7 @@ def test_a_changed_id_of_what_we_wrote_is_found(lab, tmp_path, layout):
     path = tmp_path / ("x.bin" if layout == "nanogpt" else "x")
     run(ours(lab), path, to=layout)
     file = next(file for file in tmp_path.rglob("*") if file.suffix in (".bin", ".mds", ".arrow"))
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip_bit(file, file.stat().st_size // 2)
     text = refused(path, tmp_path / "s", to="token-list")
     assert ("has changed" in text or "not what its record describes" in text) and file.name in text
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.corpora import Lab
+from tests.corpora import Lab, flip_bit
 from tests.refusals import tree_of
 from tests.unit.conftest import Interrupted
 from tests.unit.convert.conftest import FOREIGN, digest, ours, refused, run
@@ -98,9 +98,7 @@ def test_what_cannot_be_meant_is_refused(lab, tmp_path):
 
 def test_a_changed_row_of_a_store_is_found_and_nothing_is_written(lab, tmp_path):
     store = shutil.copytree(ours(lab), tmp_path / "in/store")
-    data = bytearray((store / "tokens.bin").read_bytes())
-    data[40] ^= 1
-    (store / "tokens.bin").write_bytes(data)
+    flip_bit(store / "tokens.bin", 40)
     (tmp_path / "out").mkdir()
     for to in FOREIGN:
         assert "has changed" in refused(store, tmp_path / "out/x.bin", to=to)
