@@ -13,7 +13,7 @@ import pytest
 from tests.corpora import HOSTILE, GrammarLab, Lab, check_order, make_run, same, take
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.data.batches.batch import Inputs, Prefetcher
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.objectives import ignore_sources, mask_tokens, open_masked
 from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.corpus.raw_text import PAIR, RawText
@@ -264,14 +264,6 @@ def test_padding_bos_and_eos_are_never_masked(lab, approach):
 
 def masked_run(approach, **changes):
     return make_run(approach, **(dict(sequence_length=16, global_batch=7, objective="masked", seed=3) | changes))
-
-
-@pytest.mark.parametrize("approach", APPROACHES)
-def test_every_world_size_masks_the_same_rows_from_any_step_on(lab, approach):
-    run = masked_run(approach, document_mask=approach == "packed")
-    for stop, wrap in ((0, Prefetcher), (11, lambda x: x)):
-        check_order(lambda rank, size: lab.batches(run, rank, size), (2, 3, 5), stop, wrap)
-    assert sum(batch.useful_tokens for batch in take(lab.batches(run), 20)) > 0
 
 
 def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):

@@ -13,9 +13,7 @@ from tests.corpora import make_run, make_store
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs, document_ids, merge_states
 from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip_batches
-from tokenscale.data.stores.manifest import open_store
-from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.stores.parquet import PaddedStore, TokenListStore
+from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.settings.run import APPROACHES
 
 pytestmark = [
@@ -23,13 +21,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
 ]
 T = 16
-READERS = {"packed": PackedStore, "pretokenized-padded": PaddedStore, "token-list": TokenListStore}
+STORED = ["packed", "pretokenized-padded", "token-list"]
 
 
 def store_of(lab, approach):
     settings = make_run(approach, sequence_length=T).store
     folder = lab.store(settings)
-    return folder, READERS[approach](folder, open_store(folder, settings))
+    return folder, load_reader(settings.format)(folder, open_store(folder, settings))
 
 
 def stream_of(lab, run, rank=0, world_size=1, **options):
@@ -42,7 +40,7 @@ def same(found, batch):
     return all(torch.equal(found[name], torch.from_numpy(array)) for name, array in arrays.items())
 
 
-@pytest.mark.parametrize("approach", READERS)
+@pytest.mark.parametrize("approach", STORED)
 def test_item_i_is_row_i_of_the_store_or_document_i(lab, approach):
     folder, store = store_of(lab, approach)
     items = list(StoreDataset(folder))
@@ -67,7 +65,7 @@ def test_bounds_come_on_request_and_only_from_packed_rows(lab):
         StoreDataset(store_of(lab, "token-list")[0], bounds=True)
 
 
-@pytest.mark.parametrize("approach", READERS)
+@pytest.mark.parametrize("approach", STORED)
 def test_items_are_of_their_own_memory(lab, approach):
     dataset = StoreDataset(store_of(lab, approach)[0])
     whole = [row["input_ids"].clone() for row in dataset]
@@ -81,7 +79,7 @@ def test_items_are_of_their_own_memory(lab, approach):
     assert torch.equal(again[1]["input_ids"], whole[0])
 
 
-@pytest.mark.parametrize("approach", READERS)
+@pytest.mark.parametrize("approach", STORED)
 def test_a_pickle_holds_a_place_not_the_data_and_rows_that_do_not_exist_are_an_index_error(lab, approach):
     dataset = StoreDataset(store_of(lab, approach)[0])
     closed = len(pickle.dumps(dataset))

@@ -64,7 +64,7 @@ texts = st.lists(
 )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(texts, min_size=1, max_size=7), data=st.data())
 def test_any_number_of_parts_gives_the_corpus_of_one(tmp_path, files, data):
     folder = tmp_path / "case"

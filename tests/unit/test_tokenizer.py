@@ -136,11 +136,9 @@ def test_the_settings_go_before_the_folders_files(tmp_path, folder):
 def test_a_tokenizer_without_bos_says_to_set_one(tmp_path):
     from tokenizers import Tokenizer, models
 
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])).save(str(folder / "tokenizer.json"))
+    Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="`bos`"):
-        build(TokenizerSettings(name="hf", kind="huggingface", source=str(folder)), tmp_path / "out")
+        build(TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path)), tmp_path / "out")
 
 
 def test_a_hub_that_does_not_answer_is_a_users_error(tmp_path, monkeypatch):
@@ -157,14 +155,16 @@ def test_a_hub_that_does_not_answer_is_a_users_error(tmp_path, monkeypatch):
 def test_a_tokenizer_of_the_hub_is_read_through_its_client_with_what_its_files_name(tmp_path):
     """In a process of its own: the client reads its environment when it is imported."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    file = (
-        make_tokenizer(tmp_path / "bpe", make_corpus(tmp_path / "c", ["one two three"] * 3)) / "tokenizer.json"
-    ).read_bytes()
+    made = make_tokenizer(tmp_path / "bpe", make_corpus(tmp_path / "c", ["one two three"] * 3))
     named = json.dumps({"bos_token": {"content": "</s>"}, "eos_token": "<pad>"}).encode()
     stated = {"name": "hf", "kind": "huggingface", "source": "people/words", "revision": commit}
     command = [sys.executable, "-m", "tokenscale", "tokenizer", "--settings", json.dumps(stated), "--output"]
     with Server() as web:
-        web.add_model("people/words", commit, {"tokenizer.json": file, "tokenizer_config.json": named})
+        web.add_model(
+            "people/words",
+            commit,
+            {"tokenizer.json": (made / "tokenizer.json").read_bytes(), "tokenizer_config.json": named},
+        )
         environment = {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
         for folder, offline in (("a", "0"), ("b", "1")):  # the second time from the client's cache
             environment = os.environ | environment | {"HF_HUB_OFFLINE": offline}
