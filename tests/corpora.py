@@ -60,7 +60,6 @@ def make_corpus(
     name: str = "tiny",
     validation_share: float = 1e-9,
     row_group_rows: int = 7,
-    description: dict[str, Any] | None = None,
     cleaning: CleaningSettings | None = None,
 ) -> Path:
     """A corpus of these texts, none dropped or changed by default, nearly surely all in the training split."""
@@ -71,7 +70,7 @@ def make_corpus(
         row_group_rows=row_group_rows,
     )
     documents = ((text, f"texts::{i}") for i, text in enumerate(texts))
-    build_from(documents, settings, Path(directory), description or DESCRIPTION)
+    build_from(documents, settings, Path(directory), DESCRIPTION)
     return Path(directory)
 
 

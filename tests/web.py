@@ -38,10 +38,6 @@ class Web:
             self.files[f"/api/datasets/{repository}/{path}"] = json.dumps(value).encode()
             self.content_types[f"/api/datasets/{repository}/{path}"] = "application/json"
 
-    def add_model(self, repository: str, commit: str, files: dict[str, bytes]) -> None:
-        for name, content in files.items():
-            self.files[f"/{repository}/resolve/{commit}/{name}"] = content
-
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

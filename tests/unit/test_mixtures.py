@@ -276,16 +276,9 @@ def test_more_text_than_there_is_is_refused_before_training(mixed, approach):
 def test_a_launch_refuses_more_text_than_there_is_before_the_ranks_start(mixed, tmp_path, capsys):
     mixture = make_mixture([(None, (0.5, 0.5))], NAMES[:2], limit=0.01)
     run = replace(mixed_run("packed", mixture), budget=BudgetSettings(steps=50))
-    words = [
-        "launch",
-        "--run",
-        run.to_json(),
-        "--output",
-        tmp_path / "done.json",
-        "--corpus",
-        mixed.manifest(NAMES[:2]),
-    ]
-    words += ["--tokenizer", mixed.tokenizer / "manifest.json", "--store", mixed.manifest(NAMES[:2], run.store)]
+    store = mixed.manifest(NAMES[:2], run.store)
+    words = ["launch", "--run", run.to_json(), "--output", tmp_path / "done.json", "--store", store]
+    words += ["--corpus", mixed.manifest(NAMES[:2]), "--tokenizer", mixed.tokenizer / "manifest.json"]
     assert "raise mixtures.mix.maximum_repetitions" in refused(capsys, words)
     assert not list(tmp_path.glob("attempt=*"))
 
@@ -399,15 +392,11 @@ def test_a_wrong_mixture_is_one_message(mixture, key, says):
 
 
 def test_what_a_mixture_cannot_have_is_named():
-    for section, name, value in [
-        ("budget", "epochs", 1),
-        ("budget", "useful_tokens", 1000),
-        ("budget", "wall_s", 10),
-        ("validation", "each_epoch", True),
-        ("validation", "bleu", 5),
-    ]:
+    wrong = {"budget": {"epochs": 1, "useful_tokens": 1000, "wall_s": 10}}
+    wrong |= {"validation": {"each_epoch": True, "bleu": 5}}
+    for section, name in [(section, name) for section, names in wrong.items() for name in names]:
         with pytest.raises(UserError, match="do not fit together") as error:
-            configure({"weights": {"a": 1, "b": 1}}, **{section: {name: value}})
+            configure({"weights": {"a": 1, "b": 1}}, **{section: {name: wrong[section][name]}})
         assert error.value.facts["key"] == f"runs.{section}.{name}"
     for changes, says in (({"name": "a"}, "cannot be named 'a'"), ({"mixture": {}}, "filled in")):
         with pytest.raises(UserError, match=says):

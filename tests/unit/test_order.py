@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenscale.data.order.packing import best_fit_decreasing, concatenate, pack, split_documents
-from tokenscale.data.order.permutation import (
-    get_samples,
-    micro_steps,
-    permute,
-    rank_slots,
-    row_digest,
-    shard_rows,
-)
+from tokenscale.data.order.permutation import get_samples, micro_steps, permute, rank_slots, row_digest, shard_rows
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))

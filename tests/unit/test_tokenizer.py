@@ -160,11 +160,9 @@ def test_a_tokenizer_of_the_hub_is_read_through_its_client_with_what_its_files_n
     stated = {"name": "hf", "kind": "huggingface", "source": "people/words", "revision": commit}
     command = [sys.executable, "-m", "tokenscale", "tokenizer", "--settings", json.dumps(stated), "--output"]
     with Server() as web:
-        web.add_model(
-            "people/words",
-            commit,
-            {"tokenizer.json": (made / "tokenizer.json").read_bytes(), "tokenizer_config.json": named},
-        )
+        hub = f"/people/words/resolve/{commit}"
+        web.files[f"{hub}/tokenizer.json"] = (made / "tokenizer.json").read_bytes()
+        web.files[f"{hub}/tokenizer_config.json"] = named
         environment = {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
         for folder, offline in (("a", "0"), ("b", "1")):  # the second time from the client's cache
             environment = os.environ | environment | {"HF_HUB_OFFLINE": offline}
