@@ -169,8 +169,6 @@ def test_runs_that_cannot_predict_targets_alone_say_so():
         assert problems(**changes) == ["labels"], changes
 
 
-# --- masked tokens ---------------------------------------------------------------------------------------------------
-
 V, BOS, EOS, PAD, MASK = 1000, 0, 1, 2, 1000
 OPTIONS = dict(vocabulary_size=V, mask_id=MASK, special_ids=(BOS, EOS, PAD))
 

@@ -161,9 +161,6 @@ def test_windows_line_ends_give_the_same_documents(tmp_path, monkeypatch, name):
     assert any(len(texts) >= 40 for texts in found[0])
 
 
-# --- documents that the library datasets streams, from Parquet files on this machine ----------------------------------
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     pytest.importorskip("datasets")

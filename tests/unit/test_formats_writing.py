@@ -186,8 +186,6 @@ def test_documents_come_back_whole_and_in_order_from_any_of_them_on(large_lab, d
         assert all(len(a.ids) + len(b.ids) > tokens for a, b in pairwise(chunks))  # no smaller than they need to be
 
 
-# --- stores written in parts ------------------------------------------------------------------------------------------
-
 PACKED = "packed-sequence_length=16"
 TOKEN_LIST = StoreSettings("token-list")
 

@@ -45,9 +45,6 @@ NAMES = ("prose", "code", "notes")
 STAGES = ((T * 37 - 5, (1.0, 0.0, 0.0)), (T * 50, (0.3, 0.3, 0.4)), (None, (0.1, 0.65, 0.25)))
 
 
-# --- order --------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def mixtures(draw):
     sources = draw(st.integers(1, 5))
@@ -112,9 +109,6 @@ def test_fractions_are_kept_exactly():
         ([1 / 7, 2 / 7, 4 / 7], [143, 286, 572]),
     ]:
         assert block_counts(tuple(weights)).tolist() == counts
-
-
-# --- batches ------------------------------------------------------------------------------------------------------
 
 
 class MixedLab:
@@ -249,9 +243,6 @@ def test_each_corpus_has_its_own_held_out_rows(tmp_path):
         assert held_out.global_rows == expected.global_rows > 0
         rows = [row for rank in ranks for row in rank[number].tokens_bt.tolist()]  # each slice over all ranks
         assert rows == held_out.tokens_bt.tolist()
-
-
-# --- what is refused ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("approach", APPROACHES)

@@ -71,9 +71,6 @@ def test_digests_tell_step_slot_and_rows_apart():
     assert len(digests) == 6
 
 
-# --- packing ----------------------------------------------------------------------------------------------------------
-
-
 def naive(lengths: list[int], capacity: int) -> int:
     spaces: list[int] = []
     for length in sorted(lengths, reverse=True):

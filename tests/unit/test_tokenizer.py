@@ -93,9 +93,6 @@ def test_a_changed_or_missing_tokenizer_and_one_to_train_on_nothing_are_refused(
         build(TokenizerSettings(name="b", kind="bpe", corpus="tiny", vocabulary_size=300), tmp_path / "new")
 
 
-# ---------------------------------------------------------------------------------------------- Hugging Face folders
-
-
 @pytest.fixture
 def folder(tmp_path, bpe, corpus):
     """A folder as transformers writes it: a template that adds BOS, truncation and padding switched on."""

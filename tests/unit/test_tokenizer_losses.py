@@ -104,9 +104,6 @@ def made(tokenizer, folder, log=print, settings=None, **options):
     return folder / "built"
 
 
-# ------------------------------------------------------------------------------------------------------ control tokens
-
-
 @pytest.mark.parametrize("special", [True, False, None])
 @pytest.mark.parametrize(
     "tokenizer", [byte_level(), byte_level(*ROLES.values()), byte_fallback(), unigram(), words(), pieces()], ids=str
@@ -170,8 +167,6 @@ def test_pad_and_mask_inside_a_foreign_document_are_refused(tmp_path):
             convert(settings, tmp_path / "train.bin", tmp_path / "store")
 
 
-# ---------------------------------------------------------------------------------------------------- ids as a function
-
 TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
 
 
@@ -200,9 +195,6 @@ def test_a_tokenizer_that_is_random_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, "encode", ids)
     with pytest.raises(UserError, match="no function"):
         measure(tokenizer, PLAIN, "here")
-
-
-# ----------------------------------------------------------------------------------------------------------- text lost
 
 
 @pytest.mark.parametrize(
@@ -329,9 +321,6 @@ def test_the_report_cautions_of_unknown_ids_where_no_text_is_lost():
     shares = {"text_lost": 0.0, "text_unknown": [0, 0.03]}
     runs = pd.DataFrame({"run_id": ["a", "b"], "tokenizer": "own", "corpus": "mine", "validity": "valid"} | shares)
     assert "1 of 2 runs" in _describe_lost_text(runs) and not _describe_lost_text(runs[:1])
-
-
-# ---------------------------------------------------------------------------------------------------------- long words
 
 
 def test_training_looks_at_long_words_in_pieces_and_at_other_text_as_it_is(tmp_path):

@@ -203,9 +203,6 @@ def test_documents_leave_as_python_lists_do(documents, keep_bos, end):
     assert (count.document_ends_added, count.tokens) == (sum(added), sum(map(len, right)))
 
 
-# --- sources as other programs write them: each kind is read, or refused with what is wrong ---------------------------
-
-
 def nanogpt(data, dtype="<u2"):
     return lambda path: (path.write_bytes(np.array(data, dtype).tobytes()), path)[1]
 
