@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,6 @@ from tests.corpora import flip_bit, texts_of
 from tests.refusals import tree_of
 from tests.unit.conftest import files_of
 from tokenscale.base.errors import UserError
-from tokenscale.base.processes import map_processes  # noqa: F401  for a process of its own
 from tokenscale.cli.main import main
 from tokenscale.cli.verify import verify_results
 from tokenscale.data.corpus import fingerprint
@@ -255,14 +253,9 @@ def test_verify_names_every_damaged_part(tmp_path):
     assert any("parts/00000" in what for what in found) and any("parts/00001" in what for what in found)
 
 
-def begin_and_sleep(seconds):
-    print("begin", flush=True)
-    time.sleep(seconds)
-
-
 def test_processes_end_with_the_command_that_is_killed():
-    names = "from tests.unit.test_corpus_parts import begin_and_sleep, map_processes"
-    code = f"{names}; list(map_processes(begin_and_sleep, [(600,)] * 2, 2))"
+    task = "import time; print('begin', flush=True); time.sleep(600)"
+    code = f"from tokenscale.base.processes import map_processes; list(map_processes(exec, [({task!r},)] * 2, 2))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.kill()
