@@ -105,6 +105,18 @@ def test_values_are_the_inverse_of_the_distribution_function():
     assert torch.equal(centred_uniform_of(words), expected)
 
 
+def test_values_are_normal():
+    """Moments, and the share of values in 200 intervals that are equally likely, within five standard errors."""
+    values = normal().flatten().double().numpy()
+    count = values.size
+    for power, (moment, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10170)}.items():
+        assert abs((values**power).mean() - moment) < FIVE_SIGMA * (variance / count) ** 0.5, power
+    borders = [NORMAL.inv_cdf(k / 200) for k in range(1, 200)]
+    shares = np.bincount(np.searchsorted(borders, values), minlength=200)
+    chi_square = ((shares - count / 200) ** 2).sum() / (count / 200)
+    assert abs(chi_square - 199) < FIVE_SIGMA * (2 * 199) ** 0.5
+
+
 def test_values_are_independent():
     one = normal()
     pairs = {
@@ -126,3 +138,15 @@ def test_values_are_independent():
                 x, y = x[kept], y[kept]
             correlation = torch.corrcoef(torch.stack((x, y)))[0, 1].item()
             assert abs(correlation) < FIVE_SIGMA / len(x) ** 0.5, name
+
+
+def test_no_word_comes_twice():
+    """In one stream none can; two of 32 streams share one of 2²⁰ words with a probability of 3·10⁻⁸."""
+    streams = [
+        (seed, name) for seed in range(4) for name in ("embedding.weight", "head.weight", "a", "b", "c", "d", "", "e")
+    ]
+    words = torch.cat([random_words(torch.arange(1 << 15), *stream_of(*stream)) for stream in streams])
+    assert len(words.unique()) == len(words) == 1 << 20
+    for bit in range(64):  # and each bit is as often one as zero
+        share = ((words >> bit) & 1).double().mean().item()
+        assert abs(share - 0.5) < FIVE_SIGMA * 0.5 / len(words) ** 0.5, bit

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenscale.data.order.packing import best_fit_decreasing, concatenate, pack, split_documents
-from tokenscale.data.order.permutation import get_samples, micro_steps, permute, rank_slots, row_digest, shard_rows
+from tokenscale.data.order.permutation import (
+    MODULUS,
+    get_samples,
+    micro_steps,
+    permute,
+    rank_slots,
+    row_digest,
+    shard_rows,
+)
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
@@ -34,6 +42,26 @@ def test_the_permutation_is_pinned():
     assert row_digest(0, range(2, 4), np.arange(2), np.arange(2)) == 2813490987593071
 
 
+def test_one_epoch_for_each_index():
+    index, epochs = np.array([3, 3, 4]), np.array([0, 1, 1])
+    expected = [int(permute(i, 50, 9, int(e))[0]) for i, e in zip(index, epochs, strict=True)]
+    assert permute(index, 50, 9, epochs).tolist() == expected
+
+
+def test_seeds_and_epochs_give_unlike_orders():
+    orders = [permute(np.arange(500), 500, seed, epoch) for seed in range(4) for epoch in range(4)]
+    for i, a in enumerate(orders):
+        for b in orders[i + 1 :]:
+            assert np.count_nonzero(a == b) < 15  # one expected by chance
+
+
+def test_positions_are_spread_evenly():
+    """Mean rank correlation of index and image over seeds is near zero: no drift along the epoch."""
+    index = np.arange(1000)
+    found = [np.corrcoef(index, permute(index, 1000, seed))[0, 1] for seed in range(40)]
+    assert abs(np.mean(found)) < 0.03 and np.max(np.abs(found)) < 0.15
+
+
 def test_indices_and_ranks_outside_are_bugs():
     for index, n in ((5, 5), (-1, 5), (0, 0), (0, 2**62 + 1)):
         with pytest.raises(ValueError, match="outside|range"):
@@ -56,6 +84,15 @@ def test_shards_are_those_of_chunk():
     for rows, sizes in ((8, [3, 3, 2]), (4, [2, 2, 0]), (2, [1, 1, 0]), (9, [3, 3, 3])):
         shards = [shard_rows(rows, index, 3) for index in range(3)]
         assert [len(shard) for shard in shards] == sizes and [row for s in shards for row in s] == list(range(rows))
+
+
+def test_digests_of_ranks_add_up():
+    rows = np.arange(100, 108)
+    whole = row_digest(3, range(8), rows, rows + 1)
+    for world_size in (1, 2, 3, 4, 5, 7, 12):
+        parts = [rank_slots(8, rank, world_size) for rank in range(world_size)]
+        found = [row_digest(3, s, rows[list(s)], rows[list(s)] + 1) for s in parts]
+        assert sum(found) % MODULUS == whole and 0 <= whole < MODULUS
 
 
 def test_digests_tell_step_slot_and_rows_apart():
