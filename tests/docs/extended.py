@@ -14,6 +14,7 @@ from tokenscale.train.models.dpo import BETA, DPO
 from torch import nn
 
 import tokenscale
+from tests import logs
 from tests.corpora import Lab, make_run
 from tests.distributed.parity import ONE, compare, on_ranks, run_of, steps, whole
 from tests.distributed.ranks import run_ranks
@@ -49,13 +50,9 @@ def run_with(approach="token-list", **changes) -> RunSettings:
     return run
 
 
-def losses_of(folder: Path, ranks=1) -> list[float]:
+def losses_of(folder: Path) -> list[float]:
     """Loss a pair of each step, over all ranks."""
-    logs = [folder / f"attempt=00/rank={rank:05d}/steps.jsonl" for rank in range(ranks)]
-    lines = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
-    return [
-        sum(s["loss_sum"] for s in step) / sum(s["useful_tokens"] for s in step) for step in zip(*lines, strict=True)
-    ]
+    return [step["loss_sum"] / step["useful_tokens"] for step in logs.read_steps(folder).values()]
 
 
 def validations_of(folder: Path) -> list[dict]:
@@ -173,7 +170,7 @@ def test_two_ranks_learn_what_one_does(lab, trained, tmp_path):
     run_ranks(train_on, 2, run, lab.inputs(run), tmp_path)
     one = tmp_path / "one"
     train(replace(run, layout=ONE), lab.inputs(run), one, WORLD)
-    assert losses_of(tmp_path, ranks=2) == pytest.approx(losses_of(one), rel=1e-4)
+    assert losses_of(tmp_path) == pytest.approx(losses_of(one), rel=1e-4)
 
 
 def test_layouts_that_cut_the_model_are_refused():

@@ -22,25 +22,11 @@ import zstandard
 
 from tests import served
 from tests.docs import blocks
-from tests.docs.blocks import (
-    DOCUMENTS,
-    GROUPS,
-    PATTERNS,
-    ROOT,
-    RUN,
-    SHOWN,
-    SUBSTITUTIONS,
-    Block,
-    Checkout,
-    Failed,
-    all_blocks,
-    blocks_of,
-    problems,
-)
+from tests.docs.blocks import RUN, Block, Checkout, Failed, all_blocks, problems
 from tests.once import once
 
 PLAN = blocks.plan()
-NOTHING = {kind: {} for kind in (*SUBSTITUTIONS, "programs", "environment", "files")} | {"blocks": [], "listed": []}
+NOTHING = dict.fromkeys((*blocks.SUBSTITUTIONS, "programs", "environment", "files"), {}) | {"blocks": [], "listed": []}
 #: most blocks that may be listed, as a share
 LISTED = 0.1
 
@@ -50,10 +36,10 @@ def make_checkout(folder: Path) -> None:
     root = folder / "tokenscale"
     tracked = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
+        cwd=blocks.ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     for name in filter(None, tracked.split("\0")):
-        source = ROOT / name
+        source = blocks.ROOT / name
         if source.is_symlink() or source.exists():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, root / name, follow_symlinks=False)
@@ -105,12 +91,12 @@ def committed(tmp_path_factory) -> Path:
     return once(tmp_path_factory, "checkout", make_checkout) / "tokenscale"
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0])
+@pytest.mark.parametrize("group", blocks.GROUPS, ids=lambda group: group[0])
 def test_every_block_of_the_documents_runs(group, committed, tmp_path):
     shutil.copytree(committed, tmp_path / "tokenscale", symlinks=True)
     checkout = Checkout(tmp_path / "tokenscale", served.python(), PLAN)
     failures = []
-    for block in (b for name in group for b in all_blocks() if b.document == name and b.language not in SHOWN):
+    for block in (b for name in group for b in all_blocks() if b.document == name and b.language not in blocks.SHOWN):
         started = time.monotonic()
         try:
             outcome = checkout.run(block)
@@ -125,7 +111,9 @@ def test_every_block_of_the_documents_runs(group, committed, tmp_path):
 
 
 def test_all_documents_are_run():
-    assert sorted(DOCUMENTS) == sorted({str(p.relative_to(ROOT)) for glob in PATTERNS for p in ROOT.glob(glob)})
+    assert sorted(blocks.DOCUMENTS) == sorted(
+        {str(p.relative_to(blocks.ROOT)) for glob in blocks.PATTERNS for p in blocks.ROOT.glob(glob)}
+    )
 
 
 def test_every_block_is_run_or_listed():
@@ -151,7 +139,7 @@ def test_every_block_is_run_or_listed():
     ],
 )
 def test_a_block_that_is_neither_run_nor_listed_is_found(text, expected):
-    (found,) = problems(blocks_of("a.md", text), NOTHING)
+    (found,) = problems(blocks.blocks_of("a.md", text), NOTHING)
     assert found.startswith(expected)
 
 

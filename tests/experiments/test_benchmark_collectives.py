@@ -15,16 +15,10 @@ pytestmark = pytest.mark.experiment
 SIZES = [4096, 32772, 262144]
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    path = tmp_path_factory.mktemp("sweep") / "out.json"
-    result = collectives.measure(path, sizes=SIZES, rounds=3, device="cpu")
-    assert json.loads(path.read_text()) == result
-    return result
-
-
 @pytest.mark.distributed
-def test_everything_has_its_turn_in_each_round_and_the_order_changes(measured):
+def test_everything_has_its_turn_in_each_round_and_is_fitted_to_medians_with_bandwidths_of_nccl_tests(tmp_path):
+    measured = collectives.measure(tmp_path / "out.json", sizes=SIZES, rounds=3, device="cpu")
+    assert json.loads((tmp_path / "out.json").read_text()) == measured
     cells = [(name, size) for name in collectives.COLLECTIVES for size in (4096, 32768, 262144)]
     rounds = [[(r["collective"], r["bytes"]) for r in measured["records"] if r["round"] == n] for n in range(3)]
     assert all(sorted(found) == sorted(cells) for found in rounds)
@@ -32,10 +26,6 @@ def test_everything_has_its_turn_in_each_round_and_the_order_changes(measured):
     assert all(r["seconds"] > 0 and r["calls"] >= collectives.FEWEST for r in measured["records"])
     assert (measured["backend"], measured["world_size"], measured["nodes"]) == ("gloo", 2, 1)
     assert measured["latency"] == "ring" and measured["versions"]["torch"] and measured["hardware"]["cores"]
-
-
-@pytest.mark.distributed
-def test_alpha_and_beta_are_fitted_to_the_medians_and_bandwidths_are_those_of_nccl_tests(measured):
     for name, found in measured["fits"].items():
         cells = {}
         for r in measured["records"]:

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow
 DOCUMENTS = [f"document {i}: " + " ".join(str(i * k % 9973) for k in range(60)) for i in range(6000)]
 
 
-def configure(project, **source):
-    config = CONFIG | {"corpora": {"small": {"source": source}}}
+def configure(project, parts=1, **source):
+    config = CONFIG | {"corpora": {"small": {"source": source, "parts": parts}}}
     (project.root / "config/config.yaml").write_text(json.dumps(config))
 
 
@@ -72,3 +72,33 @@ def test_downloads_of_several_kinds_are_planned_at_once_in_a_fresh_clone(fresh):
     corpora = CONFIG["corpora"] | {name: {"source": source} for name, source in sources.items()}
     (fresh.root / "config/config.yaml").write_text(json.dumps(CONFIG | {"corpora": corpora}))
     assert fresh.planned(*(f"results/downloads/{name}/manifest.json" for name in sources)) == {"download": 3}
+
+
+def test_parts_are_planned_and_only_what_changed_is_built_again(fresh):
+    def write_source(number, word="word"):
+        texts = ["a common text", *(f"{word} {i} of file {number}" for i in range(1500))]
+        write_parquet(fresh.root / f"raw/f{number}.parquet", texts)
+
+    for number in range(3):
+        write_source(number)
+    configure(fresh, files=["raw/*.parquet"], text_column="body", parts=3)
+    targets = [
+        f"results/tokens/small/bpe/{store}/manifest.json" for store in ("token-list", "packed-sequence_length=32")
+    ]
+    made = {"corpus_part": 3, "merge_corpus": 1, "pretokenize_part": 6, "merge_store": 2}
+    assert fresh.planned(*targets) == made | {"build_tokenizer": 1}
+    fresh.snakemake("--cores", "2", *targets)
+    manifests = {path: path.read_bytes() for path in fresh.root.glob("results/*/small/**/manifest.json")}
+    assert "Nothing to be done" in fresh.dry_run(*targets)
+    os.utime(fresh.root / "raw/f1.parquet")
+    assert "Nothing to be done" in fresh.dry_run(*targets)
+
+    # one part, deleted, is built again and is equal to the byte, so that nothing else is
+    (fresh.root / "results/corpus/small/parts/00002/manifest.json").unlink()
+    fresh.snakemake("--cores", "2", "results/corpus/small/parts/00002/manifest.json")
+    assert {path: path.read_bytes() for path in manifests} == manifests
+    assert "Nothing to be done" in fresh.dry_run(*targets)
+
+    write_source(1, word="other")
+    planned = fresh.planned(*targets)
+    assert planned["corpus_part"] == 1 and planned["merge_corpus"] == 1
