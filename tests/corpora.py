@@ -167,6 +167,14 @@ def words_lab(directory: Path, texts: int = 120, share: float = 0.2) -> Lab:
     return Lab(directory, texts, validation_share=share)
 
 
+def sentence_lab(directory: Path, texts: int, longest: int) -> Lab:
+    """Documents that begin anywhere in one sentence said again and again: what a tiny model learns in a few steps."""
+    words = "a model learns which word comes next because the same words come again in the same order".split()
+    pick = random.Random(0)
+    texts = [" ".join((words * 9)[(k := pick.randrange(16)) : k + pick.randrange(2, longest)]) for _ in range(texts)]
+    return Lab(directory, texts, validation_share=0.2)
+
+
 def same(a: Batch, b: Batch) -> bool:
     """Whether two batches are equal bit for bit, types and counts included."""
     arrays = all(

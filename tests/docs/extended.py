@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import nn
 
 import tokenscale
 from tests import logs
-from tests.corpora import Lab, make_run
+from tests.corpora import make_run, sentence_lab
 from tests.distributed.parity import ONE, compare, on_ranks, run_of, steps, whole
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
@@ -30,14 +29,11 @@ from tokenscale.train.parallel.world import World
 
 T = 32
 WORLD = World(0, 1, 0, torch.device("cpu"))
-WORDS = "a model learns which word comes next because the same words come again in the same order".split()
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    pick = random.Random(0)
-    texts = [" ".join((WORDS * 9)[(start := pick.randrange(16)) : start + pick.randrange(2, 60)]) for _ in range(150)]
-    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+    return sentence_lab(tmp_path_factory.mktemp("lab"), 150, 60)
 
 
 def run_with(approach="token-list", **changes) -> RunSettings:

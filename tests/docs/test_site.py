@@ -10,16 +10,10 @@ import pytest
 SITE = Path(__file__).parents[2] / "docs/_build/html"
 
 
-def links(page: Path) -> set[str]:
-    """Return the targets of a page's links, pictures, scripts and style sheets."""
-    text = page.read_text(encoding="utf-8")
-    return {unescape(target) for target in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]+)"', text)}
-
-
 def broken(page: Path) -> list[str]:
-    """Return the links of a page whose file or anchor is missing."""
-    found = []
-    for target in links(page):
+    """The links, pictures, scripts and style sheets of a page whose file or anchor is missing."""
+    found, text = [], page.read_text(encoding="utf-8")
+    for target in {unescape(t) for t in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]+)"', text)}:
         if re.match(r"(https?|mailto|data):", target):
             continue
         path, anchor = urldefrag(target)

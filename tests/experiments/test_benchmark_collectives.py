@@ -1,5 +1,3 @@
-"""The sweep of collectives: on two gloo ranks at tiny sizes; its record, its table, and its fits."""
-
 import json
 import statistics
 

@@ -1,5 +1,3 @@
-"""The GPU benchmark: figures as measured, cases that go on where they were."""
-
 import json
 from dataclasses import replace
 

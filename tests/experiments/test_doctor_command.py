@@ -1,5 +1,3 @@
-"""`doctor` as a command: what it says of this machine, and of one that lacks packages or a network."""
-
 import json
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""What is exported, the library loads, and it computes and tokenizes as we do."""
-
 import shutil
 import sys
 from dataclasses import replace

@@ -9,8 +9,7 @@ import re
 import pyarrow.parquet as pq
 import pytest
 
-from tests.once import once
-from tests.workflow.conftest import EVERY_SCALE, RUNS, Project, copy_of, make_project
+from tests.workflow.conftest import EVERY_SCALE, RUNS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.workflow]
 
@@ -117,16 +116,14 @@ ADDED = {
 FIGURE = "results/figures/toys/steps_taken"
 
 
-def build(folder) -> None:
-    """A project with the four additions and one experiment that uses them, run up to its figure."""
-    project = make_project(folder)
-    text = (project.root / REGISTRY).read_text()
+def test_a_source_a_tokenizer_an_approach_and_a_figure_are_a_file_or_function_and_a_line(fresh):
+    text = (fresh.root / REGISTRY).read_text()
     for table, (line, file, module) in ADDED.items():
         text, found = re.subn(rf"^{table} = {{\n", rf"\g<0>    {line}\n", text, flags=re.MULTILINE)
         assert found == 1, table
-        with (project.root / "src/tokenscale" / file).open("a") as stream:
+        with (fresh.root / "src/tokenscale" / file).open("a") as stream:
             stream.write(module.lstrip() if stream.tell() == 0 else module)
-    (project.root / REGISTRY).write_text(text)
+    (fresh.root / REGISTRY).write_text(text)
     config = {
         "scale": "demo",
         "experiments": ["toys"],
@@ -139,38 +136,26 @@ def build(folder) -> None:
         "figures": ["steps_taken"],
         "scales": EVERY_SCALE,
     }
-    (project.root / "config/config.yaml").write_text(json.dumps(config))
-    (project.root / "config/claims.yaml").write_text("{}")
-    for old in (project.root / "config/experiments").iterdir():
+    (fresh.root / "config/config.yaml").write_text(json.dumps(config))
+    (fresh.root / "config/claims.yaml").write_text("{}")
+    for old in (fresh.root / "config/experiments").iterdir():
         old.unlink()
-    (project.root / "config/experiments/toys.yaml").write_text(json.dumps(experiment))
-    project.snakemake("--cores", "2", f"{FIGURE}.svg")
-
-
-@pytest.fixture(scope="module")
-def extended(tmp_path_factory) -> Project:
-    made = once(tmp_path_factory, "extended", build)
-    return copy_of(Project(made / "project"), tmp_path_factory.mktemp("extended-copy"))
-
-
-def test_a_source_a_tokenizer_an_approach_and_a_figure_are_a_file_or_function_and_a_line(extended):
+    (fresh.root / "config/experiments/toys.yaml").write_text(json.dumps(experiment))
+    fresh.snakemake("--cores", "2", f"{FIGURE}.svg")
     source, tokenizer = (
-        json.loads((extended.root / f"results/{folder}/manifest.json").read_text())
+        json.loads((fresh.root / f"results/{folder}/manifest.json").read_text())
         for folder in ("corpus/fortunes", "tokenizers/bytes")
     )
     assert source["source"] == {"kind": "fortune", "documents": 60}
     assert sum(split["rows"] for split in source["splits"].values()) == 60 and tokenizer["vocabulary_size"] == 259
-    (log,) = extended.root.glob("results/runs/*/attempt=00/rank=00000/steps.jsonl")
+    (log,) = fresh.root.glob("results/runs/*/attempt=00/rank=00000/steps.jsonl")
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     assert "ends" in str(log) and len(steps) == RUNS["budget"]["steps"]
     # each document is longer than a row, whose first token is none of its start: all labels count
     assert all(step["total_tokens"] == step["useful_tokens"] == 4 * 32 for step in steps)
-    assert pq.read_table(extended.root / f"{FIGURE}.parquet").num_rows == 1
-    assert (extended.root / f"{FIGURE}.svg").stat().st_size > 1000
-
-
-def test_errors_name_what_was_added(extended):
+    assert pq.read_table(fresh.root / f"{FIGURE}.parquet").num_rows == 1
+    assert (fresh.root / f"{FIGURE}.svg").stat().st_size > 1000
     wrong = {"corpora": {"c": {"source": {"kind": "fortun"}}}, "tokenizers": {"t": {"kind": "byte"}}}
-    (extended.root / "mine.yaml").write_text(json.dumps(wrong))
-    said = extended.snakemake("-n", "--configfile", "mine.yaml", check=False).stdout
-    assert "'fortune'" in said and "'bytes'" in said
+    (fresh.root / "mine.yaml").write_text(json.dumps(wrong))
+    message = fresh.snakemake("-n", "--configfile", "mine.yaml", check=False).stdout
+    assert "'fortune'" in message and "'bytes'" in message

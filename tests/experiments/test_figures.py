@@ -1,5 +1,3 @@
-"""The figures: from tables with runs and without, equal to the golden ones, and what they draw is what the logs say."""
-
 import itertools
 from dataclasses import replace
 
@@ -342,7 +340,7 @@ def gpus(tmp_path_factory):
     return made(tmp_path_factory.mktemp("gpus"), runs, hardware=GPU)
 
 
-def test_utilisation_is_drawn_under_four_conventions_where_a_peak_is_known(gpus):
+def test_utilisation_is_drawn_under_four_conventions_where_a_peak_is_known_and_else_operations(gpus, tmp_path):
     kind, rows = parts("mfu_comparison", gpus)
     (axes,) = kind(*rows).draw().axes
     assert len(dots(axes)) == 4 * 12
@@ -350,9 +348,6 @@ def test_utilisation_is_drawn_under_four_conventions_where_a_peak_is_known(gpus)
     assert sorted(x for x, _ in dots(axes)) == pytest.approx(sorted(100 * found[list(scaling.CONVENTIONS)].stack()))
     assert "989.4 TFLOP/s in bf16 (NVIDIA H100 whitepaper" in kind(*rows).caption()
     assert "peak FLOP/s" in axes.get_xlabel()
-
-
-def test_without_a_peak_operations_are_drawn_and_no_utilisation(tmp_path):
     kind, rows = parts("mfu_comparison", made(tmp_path, [logs.settings(world_size=w) for w in (1, 2)]))
     drawn = texts(kind(*rows).draw())
     assert any("achieved TFLOP/s" in text for text in drawn) and not any("MFU" in text for text in drawn)
@@ -402,7 +397,7 @@ def test_points_of_differences_keep_the_largest_of_their_steps(gpus):
     assert short["same_data"].all()
 
 
-def test_the_held_out_world_size_tests_the_model(tmp_path):
+def test_the_held_out_world_size_tests_the_model_and_a_series_that_cannot_be_fitted_says_why(gpus, tmp_path):
     runs = [logs.settings("packed", w, r, global_batch=8 * w, micro_batch=8) for r in (0, 1) for w in (1, 2, 4)]
     kind, rows = parts("scaling_model", made(tmp_path, runs, further=("global_batch",), hardware=GPU))
     found = kind(*rows).data()
@@ -414,17 +409,14 @@ def test_the_held_out_world_size_tests_the_model(tmp_path):
     assert any("a model" in axes.get_title(loc=side) for axes in figure.axes for side in ("left", "right"))
     assert "A model, not a measurement" in kind(*rows).caption()
     assert "at 4 predicted over measured" in kind(*rows).caption()
-    assert (
-        model.index.max() == 16 and "32 ranks cannot be predicted from these sizes: measure 4" in kind(*rows).caption()
-    )
-
-
-def test_a_series_that_cannot_be_fitted_says_why(gpus, tmp_path):
+    assert model.index.max() == 16
+    assert "32 ranks cannot be predicted from these sizes: measure 4" in kind(*rows).caption()
     kind, rows = parts("scaling_model", gpus)
     assert set(kind(*rows).data()["kind"]) == {"measured, fitted", "measured, not fitted"}
     assert "No model of packed: strong scaling" in kind(*rows).caption()
     crowded = GPU | {"device": "cpu", "device_kind": "cpu", "cores": 1, "threads_per_rank": 1}
-    kind, rows = parts("scaling_model", made(tmp_path, [logs.settings(world_size=w) for w in (1, 2)], hardware=crowded))
+    runs = [logs.settings(world_size=w) for w in (1, 2)]
+    kind, rows = parts("scaling_model", made(tmp_path / "crowded", runs, hardware=crowded))
     assert "No model of packed: ranks of these runs share the cores of one machine" in kind(*rows).caption()
 
 

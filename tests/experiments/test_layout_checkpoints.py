@@ -1,5 +1,3 @@
-"""A checkpoint of one layout is one of every other, and a run that changes its layout goes on as if it had not."""
-
 import json
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""`results` and folders in it as links to another file system: scratch that is purged, storage that is not."""
-
 import os
 import shutil
 import subprocess

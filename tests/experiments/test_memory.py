@@ -1,5 +1,3 @@
-"""What `costs.memory` predicts of a layout is what the probe measures in a step of it, rank by rank."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -21,72 +19,65 @@ PARTS = ("parameters", "gradients", "optimizer", "activations")
 GPT2 = replace(GPT2_PARTS, maximum_positions=30)
 DROPPED = replace(SHAPE, dropout=0.1)
 FOUR = {"zero2": LayoutSettings(shard=4, sharding="zero2"), "1f1b": LayoutSettings(pipeline=4)}
+BF16, KEPT = {"precision": "bf16"}, {"activation_checkpointing": "selective"}
+NORMS = replace(SHAPE, query_key_norm=True)
 CASES = {
     # one rank: every number format, and whatever else changes what is saved
     **{precision: run_of(precision=precision) for precision in ("fp32", "bf16", "fp16", "bf16-true")},
     "grouped queries": run_of(model=replace(SHAPE, key_value_heads=2)),
     "biases": run_of(model=replace(SHAPE, biases=True)),
     "heads of their own width": run_of(model=replace(SHAPE, head_dim=12, attention_biases="inputs")),
-    "norms of queries and keys": run_of(model=replace(SHAPE, query_key_norm=True)),
-    "norms of queries and keys, bf16": run_of(model=replace(SHAPE, query_key_norm=True), precision="bf16"),
-    "norms of queries and keys, products kept, bf16-true": run_of(
-        model=replace(SHAPE, query_key_norm=True), activation_checkpointing="selective", precision="bf16-true"
-    ),
+    "norms of queries and keys": run_of(model=NORMS),
+    "norms of queries and keys, bf16": run_of(model=NORMS, **BF16),
+    "norms of queries and keys, products kept, bf16-true": run_of(model=NORMS, **KEPT, precision="bf16-true"),
     "loss in chunks": run_of(loss_chunk=5),
-    "loss in chunks, bf16": run_of(loss_chunk=5, precision="bf16"),
-    "blocks again, bf16": run_of(activation_checkpointing="block", precision="bf16"),
-    "products kept": run_of(activation_checkpointing="selective"),
-    "products kept, dropout, bf16": run_of(model=DROPPED, activation_checkpointing="selective", precision="bf16"),
+    "loss in chunks, bf16": run_of(loss_chunk=5, **BF16),
+    "blocks again, bf16": run_of(activation_checkpointing="block", **BF16),
+    "products kept": run_of(**KEPT),
+    "products kept, dropout, bf16": run_of(model=DROPPED, **KEPT, **BF16),
     "dropout": run_of(model=DROPPED, micro_batch=3),
-    "document mask, bf16": run_of(document_mask=True, precision="bf16"),
+    "document mask, bf16": run_of(document_mask=True, **BF16),
     "GPT-2's parts": run_of(model=GPT2),
     "GPT-2's parts, dropout, document mask": run_of(model=replace(GPT2, dropout=0.1), document_mask=True),
     "GPT-2's parts, bf16-true": run_of(model=GPT2, precision="bf16-true"),
     "bf16-true, moments in fp32": run_of(precision="bf16-true", optimizer=OptimizerSettings(moments="fp32")),
     # two ranks
-    "data, bf16": run_of(LayoutSettings(data=2), precision="bf16"),
+    "data, bf16": run_of(LayoutSettings(data=2), **BF16),
     "zero1": run_of(LAYOUTS["zero1@2"]),
-    "zero2, bf16": run_of(LAYOUTS["zero2@2"], precision="bf16"),
+    "zero2, bf16": run_of(LAYOUTS["zero2@2"], **BF16),
     "zero3": run_of(LAYOUTS["zero3@2"]),
     "zero3, embedding and head in their own groups": run_of(
         LayoutSettings(shard=2, embedding_group=True, head_group=True)
     ),
-    "zero2, gathered in bf16": run_of(replace(LAYOUTS["zero2@2"], gather="bf16"), precision="bf16"),
+    "zero2, gathered in bf16": run_of(replace(LAYOUTS["zero2@2"], gather="bf16"), **BF16),
     "zero3, gathered in bf16, GPT-2's parts, chunks": run_of(
-        replace(LAYOUTS["zero3@2"], gather="bf16"),
-        precision="bf16",
-        model=replace(GPT2, tied_embeddings=False),
-        loss_chunk=5,
+        replace(LAYOUTS["zero3@2"], gather="bf16"), **BF16, model=replace(GPT2, tied_embeddings=False), loss_chunk=5
     ),
     "zero3, blocks again": run_of(LAYOUTS["zero3@2"], activation_checkpointing="block", model=GPT2),
     "tensor": run_of(LAYOUTS["tp@2"]),
     "tensor, GPT-2's parts, dropout, document mask, bf16": run_of(
-        LAYOUTS["tp@2"], model=replace(GPT2, dropout=0.1), document_mask=True, precision="bf16"
+        LAYOUTS["tp@2"], model=replace(GPT2, dropout=0.1), document_mask=True, **BF16
     ),
     "tensor, GPT-2's parts without biases, products kept, bf16": run_of(
-        LAYOUTS["tp@2"], model=replace(GPT2, biases=False), activation_checkpointing="selective", precision="bf16"
+        LAYOUTS["tp@2"], model=replace(GPT2, biases=False), **KEPT, **BF16
     ),
     "tensor, norms of queries and keys, wide heads": run_of(
         LAYOUTS["tp@2"], model=replace(SHAPE, query_key_norm=True, head_dim=12, attention_biases="all")
     ),
-    "gpipe, bf16": run_of(LAYOUTS["gpipe@2"], precision="bf16"),
-    "1f1b of a tied embedding, bf16": run_of(LAYOUTS["1f1b@2"], model=GPT2, precision="bf16"),
+    "gpipe, bf16": run_of(LAYOUTS["gpipe@2"], **BF16),
+    "1f1b of a tied embedding, bf16": run_of(LAYOUTS["1f1b@2"], model=GPT2, **BF16),
     "interleaved": run_of(LAYOUTS["interleaved@2"]),
-    "zero-bubble, bf16": run_of(LAYOUTS["zero-bubble@2"], precision="bf16"),
+    "zero-bubble, bf16": run_of(LAYOUTS["zero-bubble@2"], **BF16),
     # four ranks
     "zero2 of fewer rows than ranks": run_of(FOUR["zero2"], model=replace(GPT2, vocabulary_size=9, hidden=9)),
     "zero3 to two": run_of(LayoutSettings(shard=4, reshard_to=2)),
     "zero3 to two, uneven rows, gathered in bf16": run_of(
-        LayoutSettings(shard=4, reshard_to=2, gather="bf16"),
-        precision="bf16",
-        model=replace(SHAPE, vocabulary_size=9, hidden=9),
+        LayoutSettings(shard=4, reshard_to=2, gather="bf16"), **BF16, model=replace(SHAPE, vocabulary_size=9, hidden=9)
     ),
     "hsdp, bf16-true": run_of(LAYOUTS["hsdp-zero3@2x2"], precision="bf16-true"),
     "a head a rank, loss in chunks, document mask": run_of(LAYOUTS["tp@4"], loss_chunk=5, document_mask=True),
     "1f1b of four": run_of(FOUR["1f1b"]),
-    "1f1b and tensor, dropout, products kept": run_of(
-        LAYOUTS["1f1b-tp@2x2"], model=DROPPED, activation_checkpointing="selective", precision="bf16"
-    ),
+    "1f1b and tensor, dropout, products kept": run_of(LAYOUTS["1f1b-tp@2x2"], model=DROPPED, **KEPT, **BF16),
     "interleaved and zero2": run_of(LAYOUTS["interleaved-zero2@2x2"]),
 }
 

@@ -2,13 +2,12 @@
 
 import json
 import math
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.corpora import GrammarLab, Lab, make_run, pairs_source, small_run
+from tests.corpora import GrammarLab, make_run, pairs_source, sentence_lab, small_run
 from tests.unit.test_evaluation_translation import make_run as make_translation
 from tokenscale.analysis.ingest import bleu_rows
 from tokenscale.base.files import read_json
@@ -21,7 +20,6 @@ from tokenscale.train.parallel.world import World
 pytestmark = pytest.mark.experiment
 
 T = 32
-WORDS = "a model learns which word comes next because the same words come again in the same order".split()
 WORLD = World(0, 1, 0, torch.device("cpu"))
 MICRO = PRESETS["llama-micro"]
 CASES = {
@@ -50,10 +48,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """Documents that begin anywhere in one sentence said again and again: what a tiny model learns in a few steps."""
-    pick = random.Random(0)
-    texts = [" ".join((WORDS * 9)[(start := pick.randrange(16)) : start + pick.randrange(2, 99)]) for _ in range(200)]
-    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+    return sentence_lab(tmp_path_factory.mktemp("lab"), 200, 99)
 
 
 def read_events(folder):

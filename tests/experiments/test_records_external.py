@@ -1,5 +1,3 @@
-"""Any training loop can join: its log, its columns, and what it states that does not hold."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""What is not like for like is not drawn and not compared, and the page says why; what noise, drift and order were."""
-
 from dataclasses import replace
 
 import pytest

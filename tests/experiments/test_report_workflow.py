@@ -1,5 +1,3 @@
-"""The report as a target: of what there is, after a log was dropped in, and strict about sentences."""
-
 import json
 import shutil
 

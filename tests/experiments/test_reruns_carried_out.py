@@ -10,8 +10,6 @@ from tests.workflow.jobs import ACCEPTED, APPROACHES, RANKS, RUNS, STORES, WAYS,
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(110), pytest.mark.workflow]
 
-# Edits
-
 
 @pytest.mark.parametrize("newer", ["lists", "results"])
 def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path, newer):
@@ -66,9 +64,6 @@ def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
     assert copy.planned() == {"run_table": 1} | WAYS
 
 
-# What was removed
-
-
 def test_purged_shards_and_stores_are_restored_by_the_documented_command_and_only_a_new_run_trains(copy):
     manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
     before, restore = manifest.read_bytes(), ("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
@@ -82,9 +77,6 @@ def test_purged_shards_and_stores_are_restored_by_the_documented_command_and_onl
     assert copy.planned()["train"] == 3, "two of them because their store is gone"
     copy.snakemake(*restore)
     assert manifest.read_bytes() == before and copy.planned() == {"run_table": 1, "train": 1} | RANKS
-
-
-# What is carried out
 
 
 @pytest.mark.skipif(not OFFLINE, reason="this machine allows no network namespace")
@@ -102,11 +94,3 @@ def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
     assert "build_corpus" not in text.split("Job stats:")[1].split("\n\n")[0]
     again = copy.records()
     assert again == {name: before[name] for name in again} and len(again) == 7 + 3
-
-
-def test_a_complete_run_is_sealed_again_without_training(copy):
-    done = next(copy.root.glob("results/runs/packed-*-w1-*/done.json"))
-    before = done.read_bytes()
-    copy.snakemake("--cores", "2", "-f", str(done.relative_to(copy.root)))
-    assert done.read_bytes() == before
-    assert not (done.parent / "attempt=01").exists()

@@ -1,5 +1,3 @@
-"""A run that goes on from another run's state, through the workflow: what it needs, what reruns it, what it shows."""
-
 import json
 import shutil
 

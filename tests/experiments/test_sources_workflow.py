@@ -1,5 +1,3 @@
-"""A user's own data through the workflow: what rebuilds a corpus, what does not, what is told before anything runs."""
-
 import json
 import os
 import shutil

@@ -78,7 +78,7 @@ GUARDS = {
     "secrets of the environment": Guard("runs/records/provenance.py", " and not SECRET_NAME.search(k)}", "}", SECURITY),
     "a ledger's SQL reads its tables alone": Guard("analysis/claims.py", "SET enable_external_access = false", "SELECT 1", SECURITY),
     "the report's policy": Guard("report/page.html.j2", "default-src 'none'; ", "", SECURITY),
-    "text is escaped": Guard("report/page.py", "autoescape=True", "autoescape=False", "tests/experiments/test_report_generations.py"),
+    "text is escaped": Guard("report/page.py", "autoescape=True", "autoescape=False", "tests/experiments/test_report_pages.py"),
     "the world is the run's": Guard("train/parallel/world.py", "if expected_size not in (None, size):", "if False:", "tests/unit/test_parallel_places.py"),
     "a broken line is kept apart": Guard("analysis/logs.py", '            broken.append({"line": number, "reason": str(reason), "text": text, "benign": False})', "            pass", "tests/unit/test_ingest_logs.py"),
     "times of a log are by one clock": Guard("runs/records/events.py", "return self._epoch + mono_s", "return time.time()", "tests/faults/test_clock.py::test_a_training_goes_on_and_its_times_stay_in_order"),
