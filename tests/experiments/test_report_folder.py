@@ -1,5 +1,3 @@
-"""The report's folder: what it holds, that it can be verified, and that equal tables give equal bytes."""
-
 import importlib.metadata
 import json
 import lzma
@@ -302,15 +300,20 @@ def edit_log(results):
     return path.parents[2]
 
 
-def edit_record(results):
-    edit_json(log_of(results).parents[2] / "run.json", parameters=7)
+def record_of(results):
+    return log_of(results).parents[2] / "run.json"
+
+
+def replace_column(path, column, change):
+    """The rows of a table with other values in a column."""
+    rows = pq.read_table(path)
+    place = rows.column_names.index(column)
+    return rows.set_column(place, rows.schema.field(place), change(rows[column]))
 
 
 def edit_table(results, name="steps", column="step_s", renew=True):
     path = results / f"tables/demo/{name}.parquet"
-    rows = pq.read_table(path)
-    place = rows.column_names.index(column)
-    rows = rows.set_column(place, rows.schema.field(place), pc.divide(rows[column], 2.0))
+    rows = replace_column(path, column, lambda values: pc.divide(values, 2.0))
     with writer(path, name) as add:
         add(rows)
     if renew:
@@ -330,7 +333,7 @@ def edit_description(results, **values):
 SOURCES = {
     "a log": (edit_log, "runs.parquet"),
     "a log, and the record sealed again": (lambda results: seal_logs(edit_log(results)), "has step_s"),
-    "a record": (edit_record, "runs.parquet"),
+    "a record": (lambda results: edit_json(record_of(results), parameters=7), "runs.parquet"),
     "a run's folder that is gone": (lambda results: shutil.rmtree(log_of(results).parents[2]), "runs.parquet"),
     "a table": (lambda results: edit_table(results, renew=False), "steps.parquet: changed"),
     "a table and its manifest": (edit_table, "has step_s"),
@@ -374,7 +377,7 @@ PACKED = {
     "a log, and the record sealed again": (
         SOURCES["a log, and the record sealed again"][0],
         {"logs": "another sealed record", "tables": "demo", "figures": "cells.csv", "page": "index.html"}),
-    "a record": (edit_record, {"logs": "edited after it was sealed", "tables": "demo"}),
+    "a record": (SOURCES["a record"][0], {"logs": "edited after it was sealed", "tables": "demo"}),
     "a benchmark": (write_benchmark_again, {"tables": "demo"}),
     "the run table": (SOURCES["the run table"][0], {"logs": "run table has changed"}),
     "a run that is gone": (SOURCES["a run's folder that is gone"][0], {"logs": "lacks runs/"}),
@@ -441,8 +444,7 @@ def test_a_report_without_its_logs_is_built_and_says_why(results, change, reason
 
 
 def open_record(results):
-    path = log_of(results).parents[2] / "run.json"
-    write_json(path, logs.unsealed(path))
+    write_json(record_of(results), logs.unsealed(record_of(results)))
 
 
 def write_rows(path, rows, **options):
@@ -453,9 +455,7 @@ def write_rows(path, rows, **options):
 def forget_inputs(results):
     """Values that were compared with a store stay what they were when the store has been deleted."""
     path = results / "tables/demo/runs.parquet"
-    rows = pq.read_table(path)
-    place = rows.column_names.index("unchecked")
-    write_rows(path, rows.set_column(place, rows.schema.field(place), [[""] * len(rows)]))
+    write_rows(path, replace_column(path, "unchecked", lambda values: [[""] * len(values)]))
 
 
 def write_in_other_bytes(results):

@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import logs, served
-from tests.corpora import WORDS, make_corpus, make_tokenizer, pairs_source
+from tests.corpora import WORDS, make_corpus, make_tokenizer
 from tokenscale.base.files import read_json, write_json
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(80), pytest.mark.distributed]
@@ -43,14 +42,13 @@ def place(tmp_path_factory):
     (root / "stories.txt").write_text("<|endoftext|>".join(texts))
     (root / "preset.yaml").write_text(PRESET)
     stories = {"source": {"files": "stories.txt", "separator": "<|endoftext|>"}}
-    corpora = {"tinystories": stories, "pairs": {"source": to_dict(pairs_source(200))}}
-    write_json(root / "config/config.yaml", {"experiments": [], "corpora": corpora})
+    write_json(root / "config/config.yaml", {"experiments": [], "corpora": {"tinystories": stories}})
     make_tokenizer(root / "results/tokenizers/bpe", make_corpus(root / "corpus", texts), 300)
     (root / "blocked").mkdir()
     lines = ["import sys", *(f"sys.modules[{name!r}] = None" for name in HOST_ONLY)]
     (root / "blocked/sitecustomize.py").write_text("\n".join(lines))
     words = "--input-path train_data.parquet --output-dir out --tokenizer-name bpe --max-length 32"
-    tokenscale(root, "pretokenize", f"{words} --format padded token-list")
+    tokenscale(root, "pretokenize", f"{words} --format padded")
     return root
 
 
@@ -85,8 +83,11 @@ def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings,
     return run, losses, [step["order_digest"] for step in steps]
 
 
-def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages(place):
-    """Step 2 of the first study, where YAML cannot be imported, by the ranks either."""
+def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages_and_the_weights_write_text(place):
+    """Step 2 of the first study, where YAML cannot be imported, by the ranks either.
+
+    The checkpoint carries the tokenizer that lies beside the tokens: `generate` needs no further flag.
+    """
     blocked = {"PYTHONPATH": os.pathsep.join([str(place / "blocked"), os.environ.get("PYTHONPATH", "")])}
     words = f"{STEP_2} --model llama-micro --output-dir blocked/runs"
     run, losses, digests = trained(place, tokenscale(place, "train", words, python=sys.executable, **blocked))
@@ -95,13 +96,7 @@ def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages(place):
     again = tokenscale(place, "train", words, python=sys.executable, **blocked)
     assert "has ended already" in again.stdout and "step 1/5" not in again.stdout
     assert trained(place, again) == (run, losses, digests)
-
-
-def test_weights_trained_on_a_pretokenized_file_write_text(place):
-    """The checkpoint carries the tokenizer that lies beside the tokens: `generate` needs no further flag."""
-    done = tokenscale(place, "train", f"{STEP_2} --model llama-micro --output-dir texts")
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("run ")]
-    checkpoint = f"{line.split()[1]}/checkpoints/final"
+    checkpoint = f"blocked/runs/{run.identity}/checkpoints/final"
     said = tokenscale(place, "generate", f"--checkpoint {checkpoint} --prompt the --max-new-tokens 5").stdout
     assert said.startswith("the") and len(said) > len("the\n")
     for verb, words, said in (
@@ -111,16 +106,6 @@ def test_weights_trained_on_a_pretokenized_file_write_text(place):
     ):
         refused = tokenscale(place, verb, f"--checkpoint {checkpoint} {words}", check=False)
         assert refused.returncode == 2 and said in refused.stderr and "Traceback" not in refused.stderr
-
-
-def test_two_ranks_translate_after_training_on_stored_tokens(place):
-    words = "--dataset pairs --eos --tokenizer-name bpe --sequence-length 64 --model llama-micro --training-steps 2"
-    more = "--dataset-type token-list --pretokenized --validation.bleu 3 --world-size 2 --output-dir translated"
-    run, _, _ = trained(place, tokenscale(place, "train", f"{words} {more}"))
-    ranks = place / f"translated/{run.identity}/attempt=00"
-    lines = [line for path in ranks.glob("rank=*/events.jsonl") for line in path.read_text().splitlines()]
-    found = [event for event in map(json.loads, lines) if event["event"] == "translation"]
-    assert sorted(event["number"] for event in found) == [0, 1, 2]
 
 
 def test_study_003s_two_modes_are_one_training(place):

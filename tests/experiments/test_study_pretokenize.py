@@ -20,10 +20,9 @@ from tokenscale.cli.main import main
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.manifest import open_store
-from tokenscale.data.stores.parquet import PaddedStore, TokenListStore
+from tokenscale.data.stores.parquet import PaddedStore
 from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.tokenizers.huggingface import resolve_tokenizer
-from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StorageSettings, StoreSettings, TokenizerSettings
 
 pytestmark = pytest.mark.experiment
@@ -88,16 +87,6 @@ def test_rows_are_bit_for_bit_those_tokenized_while_training(here, path, extra):
         a = open_batches(run, Inputs(here / "corpus", here / "results/tokenizers/bpe"))
         b = open_batches(replace(run, approach=offline, storage=storage), Inputs(store=manifest))
         assert all(same(a.next(), b.next()) for _ in range(3 * len(TEXTS) // 5))
-
-
-def test_row_i_is_document_i_of_the_file(here):
-    """Nothing is cleaned, dropped or held out, however odd; and token lists are not cut."""
-    assert pretokenize("--format", "token-list") == 0
-    path = here / "out/train_data_tokenized_token-list_snappy.manifest.json"
-    store = TokenListStore(path, open_store(path, StoreSettings("token-list", codec="snappy")))
-    assert len(store) == len(TEXTS)
-    for i, ids in enumerate(load_tokenizer(resolve_tokenizer("bpe").directory).encode_batch(TEXTS)):
-        assert store.document(i).tolist() == [0, *ids.tolist()]
 
 
 def test_a_rebuild_gives_the_same_bytes_and_the_manifest_names_no_place(here):
