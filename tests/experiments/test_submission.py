@@ -1,5 +1,3 @@
-"""What is said and refused before the first job is submitted. SLURM is a folder of commands that only write down."""
-
 import os
 import re
 import shutil
@@ -61,15 +59,17 @@ def refusals(text):
     return re.findall(r"^tokenscale: .*", text, re.MULTILINE)
 
 
-def unlocked(project):
-    return not list((project.root / ".snakemake/locks").glob("*"))
+def refuse(project, *arguments, **options):
+    """What is said of a call that submits nothing: one message, and no lock is left."""
+    code, text, calls = submit(project, *arguments, **options)
+    assert (code, calls) == (2, []) and len(refusals(text)) == 1 and "Traceback" not in text, text
+    assert not list((project.root / ".snakemake/locks").glob("*"))
+    return text
 
 
 def test_a_plan_over_the_budget_is_refused_before_anything_is_submitted(cluster):
-    code, text, calls = submit(cluster)
-    assert (code, calls) == (2, []) and len(refusals(text)) == 1, text
+    text = refuse(cluster)
     assert re.search(r"largest +ways +[0-9,.]+\n", text) and "budget={node_hours: " in text
-    assert "Traceback" not in text and unlocked(cluster)
 
 
 def test_only_what_would_run_counts_and_a_larger_budget_lets_it_through(cluster):
@@ -86,27 +86,20 @@ def test_only_what_would_run_counts_and_a_larger_budget_lets_it_through(cluster)
 def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
     file = cluster.root / "profiles/alps/machine.toml"
     file.write_text(file.read_text().replace('"safetensors", ', ""))
-    code, text, calls = submit(cluster, "ranks")
-    assert (code, calls) == (2, []) and len(refusals(text)) == 1 and unlocked(cluster), text
-    assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", text)
+    assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", refuse(cluster, "ranks"))
     code, text, _ = submit(cluster, "-n", "ranks")
     assert code == 0 and re.search(r"^not ready: .*(\n.*)*safetensors", text, re.M), text
 
 
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
-    code, text, calls = submit(cluster, "ranks", account=None)
-    assert (code, calls) == (2, []) and len(refusals(text)) == 1, text
-    assert "export ALPS_ACCOUNT=<project>" in text and "Traceback" not in text and unlocked(cluster)
+    assert "export ALPS_ACCOUNT=<project>" in refuse(cluster, "ranks", account=None)
 
 
 def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
     """SLURM would charge the account that it takes by itself, and give the partition's own time limit."""
-    code, text, calls = submit(cluster, "--default-resources", "slurm_partition=debug", "--", "ranks")
-    assert (code, calls) == (2, []) and len(refusals(text)) == 1, text
-    assert re.search(r"lost +default-resources: slurm_account, runtime, nodes, constraint\n", text) and unlocked(
-        cluster
-    )
-    code, text, calls = submit(cluster, "--set-resources", "train:runtime=5", "--", "ranks")
+    text = refuse(cluster, "--default-resources", "slurm_partition=debug", "--", "ranks")
+    assert re.search(r"lost +default-resources: slurm_account, runtime, nodes, constraint\n", text)
+    _, text, calls = submit(cluster, "--set-resources", "train:runtime=5", "--", "ranks")
     assert calls and not refusals(text), "it takes nothing of what is submitted away"
 
 
