@@ -1,5 +1,3 @@
-"""The page and the PDF: self-contained, escaped, honest about few runs, rebuilt with equal bytes."""
-
 import html
 import itertools
 import json
@@ -33,14 +31,6 @@ VIEWS = {"steps_global", "validation"}
 @pytest.fixture(scope="module")
 def text(demo_report):
     return (demo_report / "no_claims.html").read_text()
-
-
-def described(folder, runs, **table):
-    """Texts and tables of an experiment of these runs."""
-    for run in runs:
-        logs.write_run(folder / "runs", run)
-    logs.ingested(folder, runs, to="tables/demo", **table)
-    return summary.experiment("demo", folder / "tables")
 
 
 class Reader(HTMLParser):
@@ -137,7 +127,10 @@ def test_only_primary_comparisons_are_tested_and_answer(tmp_path, repeats, quant
     primary = {"of": of, "over": over, "names": names, "at": "layout.data=1", "factor": "approach"}
     left_out = [{"cells": {"layout": {"data": 2}, "approach": "padded"}, "reason": EVIL}]
     runs = [logs.settings(a, repeat=r) for r in range(repeats) for a in logs.APPROACHES]
-    part = described(tmp_path, runs, primary=[primary | {"quantity": quantity}], left_out=left_out)
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run)
+    logs.ingested(tmp_path, runs, to="tables/demo", primary=[primary | {"quantity": quantity}], left_out=left_out)
+    part = summary.experiment("demo", tmp_path / "tables")
     kinds = paired_comparisons.VERDICT_WORDS
     (answer,) = [answer for answer in part["answers"] if answer["verdict"].split(",")[0] in kinds]
     assert re.match(verdict, answer["verdict"])
