@@ -1,5 +1,3 @@
-"""Texts that MosaicML Streaming and litdata wrote, as source files of a corpus."""
-
 import json
 import shutil
 from pathlib import Path
@@ -130,7 +128,7 @@ def test_a_wrong_column_or_kind_of_items(folders, name, columns, problem, facts)
 
 
 @pytest.mark.parametrize("name", ["mds", "mds-zstd", "mds-gz", "plain", "nested", "mixed", "mixed-zstd-whole"])
-def test_a_file_that_breaks_off_at_any_byte_is_one_error(folders, tmp_path, name):
+def test_a_file_that_breaks_off_is_one_error_and_a_changed_byte_gives_one_or_another_text(folders, tmp_path, name):
     file = list_shards(folders[name])[0]
     data, copy = file.read_bytes(), copy_of(file, tmp_path)
     for length in [*range(40), *range(40, len(data), max(1, len(data) // 97)), len(data) - 1]:
@@ -138,13 +136,7 @@ def test_a_file_that_breaks_off_at_any_byte_is_one_error(folders, tmp_path, name
         with pytest.raises(UserError) as caught:
             list(read_texts(copy, source_of(copy)))
         assert str(copy) in str(caught.value.facts)
-
-
-@pytest.mark.parametrize("name", ["mds", "plain", "nested", "mixed"])
-def test_a_changed_byte_gives_an_error_or_another_text(folders, tmp_path, name):
-    file = list_shards(folders[name])[0]
-    data, copy = file.read_bytes(), copy_of(file, tmp_path)
-    for at in range(0, len(data), max(1, len(data) // 211)):
+    for at in () if "-" in name else range(0, len(data), max(1, len(data) // 211)):
         copy.write_bytes(data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :])
         try:
             texts = list(read_texts(copy, source_of(copy)))

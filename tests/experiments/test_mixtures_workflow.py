@@ -1,5 +1,3 @@
-"""Mixtures in the workflow: online and offline runs, world sizes, what reruns, and what is refused before training."""
-
 import json
 
 import pandas as pd
@@ -30,13 +28,12 @@ RUNS = {
     **{"eos": True, "budget": {"steps": 8}, "schedule": {"warmup_steps": 2}, "validation": {"rows": 4, "every": 4}},
     "device": "cpu",
 }
+#: which mixture is trained on how, on how many ranks; unit/test_mixtures.py compares all approaches
+CELLS = [["mixed", "padding-free", 2], ["mixed", "token-list", 1], ["staged", "packed", 2]]
 EXPERIMENT = {
     "question": "Do mixtures train on the same data in every approach and at every world size?",
     "runs": RUNS,
-    "factors": {
-        "corpus": ["mixed", "staged"],
-        "approach, layout.data": [["padding-free", 2], ["token-list", 1], ["packed", 2]],
-    },
+    "factors": {"corpus, approach, layout.data": CELLS},
     "figures": ["mixture_losses"],
 }
 OPTIONS = ["--configfile", "own.yaml"]
@@ -51,41 +48,39 @@ def write_config(project, **mixtures):
 def test_mixtures_are_planned_trained_and_reported(fresh):
     write_config(fresh)
     (fresh.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT))
-    planned = fresh.planned("runs", *OPTIONS)
-    stores = {"pretokenize": 6, "mix_stores": 6, "mix_corpora": 2, "corpus_records": 2}
-    assert planned == {"build_corpus": 2, "build_tokenizer": 1, "train": 6} | stores
+    data = {"build_corpus": 2, "build_tokenizer": 1, "pretokenize": 6, "mix_corpora": 1, "corpus_records": 2}
+    assert fresh.planned("runs", *OPTIONS) == data | {"mix_stores": 4, "train": 3}
     fresh.snakemake("--cores", "2", "results/figures/mixing/mixture_losses.svg", *OPTIONS)
     assert "Nothing to be done" in fresh.dry_run("results/figures/mixing/mixture_losses.svg", *OPTIONS)
 
     tables = fresh.root / "results/tables/mixing"
     runs = query("inventory", tables)
-    assert (runs["validity"] == "valid").all() and len(runs) == 6
+    assert (runs["validity"] == "valid").all() and len(runs) == 3
     losses = query("source_validation", tables)
     last = losses[losses["last"]]
-    assert set(last["source"]) == {"text", "pairs"} and len(losses) == 6 * 2 * 3 and len(last) == 12
+    assert set(last["source"]) == {"text", "pairs"} and len(losses) == 3 * 2 * 3 and len(last) == 6
     shares = last.groupby(["corpus", "source"])["share"].first()
     assert shares["mixed", "text"] == 0.75
     assert shares["staged", "text"] == pytest.approx((20 + 14) / 48, abs=1e-6)  # 20 sequences, then half of 28
     # streams that tokenize while training, on two ranks, and stored ones on one rank
-    for _, group in last[last["approach"].isin(["padding-free", "token-list"])].groupby(["corpus", "source"]):
+    for _, group in last[last["corpus"] == "mixed"].groupby("source"):
         assert group["approach"].nunique() == 2 and group["loss"].max() - group["loss"].min() < 1e-5
     steps = pd.read_parquet(tables / "steps.parquet").merge(runs[["run_id", "approach", "corpus"]], on="run_id")
     digests = steps.groupby(["corpus", "approach", "step"])["order_digest"].sum() % MODULUS
-    for mixture in MIXTURES:
-        assert digests[mixture, "padding-free"].tolist() == digests[mixture, "token-list"].tolist()
-        assert digests[mixture, "packed"].nunique() == 8
+    assert digests["mixed", "padding-free"].tolist() == digests["mixed", "token-list"].tolist()
+    assert digests["staged", "packed"].nunique() == 8
     logged = query("validation", tables).set_index(["run_id", "step"])
     for (run_id, step), of_run in losses.groupby(["run_id", "step"]):
         total = (of_run["loss"] * of_run["validation_tokens"]).sum() / of_run["validation_tokens"].sum()
         assert logged.loc[(run_id, step), "loss"] == pytest.approx(total, rel=1e-12)
 
     found, counts = verify_results(fresh.root / "results")
-    assert not found and counts["mixtures"] == 8
+    assert not found and counts["mixtures"] == 5
     with changed(fresh.root / "results/tokens/pairs/bpe/token-list-eos=true/manifest.json"):
         found, _ = verify_results(fresh.root / "results")
-        assert sum("built again with other content" in finding.what for finding in found) == 2
-        assert fresh.planned("runs", *OPTIONS)["mix_stores"] == 2  # the two mixtures of this store
+        assert sum("built again with other content" in finding.what for finding in found) == 1
+        assert fresh.planned("runs", *OPTIONS)["mix_stores"] == 1
 
     # other weights are other runs of the same stores, and no other run
     write_config(fresh, mixed={"weights": {"text": 1, "pairs": 1}, "maximum_repetitions": 5})
-    assert fresh.planned("runs", *OPTIONS) == {"train": 3}
+    assert fresh.planned("runs", *OPTIONS) == {"train": 2}

@@ -1,4 +1,4 @@
-"""Every cell of the scale `study` trains at toy size: a tiny model of its family, two ranks for many, 20 steps."""
+"""Every cell of the scale `study` trains at toy size: a tiny model of its family, two ranks for many, 10 steps."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from tokenscale.settings.run import BudgetSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(30), pytest.mark.distributed]
 
-STEPS = 20
+STEPS = 10
 PAIRS = CorpusSettings(name="tiny", source=pairs_source(300))
 TOKENIZER = TokenizerSettings(name="bpe", kind="bpe", corpus="tiny", vocabulary_size=512)
 
@@ -75,4 +75,4 @@ def test_a_cell_of_the_studies_trains_at_toy_size(labs, tmp_path, run):
     if run.schedule.shape == "constant":
         assert len({*rates[run.schedule.warmup_steps :]}) == 1
     events = (tmp_path / "attempt=00/rank=00000/events.jsonl").read_text()
-    assert ('"event": "translation"' in events or '"event":"translation"' in events) == (run.validation.bleu > 0)
+    assert ('"event":"translation"' in events) == (run.validation.bleu > 0)
