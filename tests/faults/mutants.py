@@ -46,6 +46,8 @@ EQUIVALENT = (
     "keepdim=True)",  # sums over the last of two dimensions
     "picked)[:, 0]",  # the only column
     "torch.where(begins, places, 0)",  # the first place begins a document
+    "(fitting & -fitting)",  # the length of a negative number is that of its lowest bit
+    "kind < round(",  # equal draws of 32 bits
     "share: float = 0.0",  # read only where callers pass it
 )
 PAIRS = (
