@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shutil
@@ -5,8 +6,7 @@ import shutil
 import pytest
 
 from tests.workflow import forked
-from tests.workflow.conftest import RUNS
-from tests.workflow.test_workflow import write
+from tests.workflow.conftest import EXPERIMENTS, RUNS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(60), pytest.mark.workflow]
 
@@ -15,6 +15,10 @@ SBATCH = '#!/bin/sh\necho "$@" >> "$SUBMITTED"\necho refused >&2\nexit 1\n'
 #: jobs are asked after at once, and none is tried again
 IMPATIENT = ["--retries", "0", "--slurm-init-seconds-before-status-checks", "1"]
 SILENT = "#!/bin/sh\nexit 0\n"
+
+
+def write(project, name, **changes):
+    (project.root / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENTS["ways"] | changes))
 
 
 @pytest.fixture

@@ -106,7 +106,8 @@ def test_counts_are_of_the_arrays_and_an_epoch_has_as_many_rows_as_there_is_to_r
         assert rows == len(documents_of(lab))
 
 
-def test_a_seek_finds_what_a_walk_finds_at_every_step(lab):
+def test_a_seek_finds_what_a_walk_finds_at_every_step(lab, monkeypatch):
+    monkeypatch.setattr("tokenscale.data.batches.streams.BLOCK_DOCUMENTS", 3)
     run = make_run("token-list", sequence_length=8, global_batch=2)
     walked, other = lab.batches(run), lab.batches(run)
     at_a_border = 0
