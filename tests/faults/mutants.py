@@ -32,7 +32,7 @@ FUNCTIONS = {
     "data/batches/batch.py: merge_states document_ids": "batches",
     "data/batches/streams.py: _Stream.seek _Stream.seek_token _Stream.fill _Stream._order": "batches",
     "data/stores/packed.py: PackedStore.read": "bad_input_stores formats formats_writing",
-    "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics",
+    "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics src/tokenscale/analysis/statistics.py",
     "analysis/claims.py: edges _tested verdict_of": "analysis_claims",
     "settings/closure.py: _closure _scan_source write_listing": "closure",
     "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",
@@ -48,6 +48,9 @@ EQUIVALENT = (
     "torch.where(begins, places, 0)",  # the first place begins a document
     "(fitting & -fitting)",  # the length of a negative number is that of its lowest bit
     "kind < round(",  # equal draws of 32 bits
+    'return {"step": states[0]["step"]',  # states of one step
+    "self._block_start <= number",  # a block that is read again
+    "range(1, (n + 1) // 2 + 1)",  # the loop ends before
     "share: float = 0.0",  # read only where callers pass it
 )
 PAIRS = (

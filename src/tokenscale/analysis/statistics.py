@@ -88,6 +88,8 @@ def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
 
     >>> sign_flip_p([1.0, 2.0, 3.0])
     (0.25, 0.25)
+    >>> sign_flip_p([])
+    (1.0, 1.0)
     """
     d = np.asarray(list(differences), dtype=float)
     n = len(d)
