@@ -46,8 +46,14 @@ def test_sign_flips_are_all_enumerated():
     sums = [abs(np.dot(signs, differences)) for signs in itertools.product((1, -1), repeat=5)]
     expected = np.mean([s >= abs(sum(differences)) - 1e-12 for s in sums])
     assert sign_flip_p(differences) == (expected, 2 / 32)
-    many = np.linspace(-0.1, 0.5, 30)  # by chance, with one seed
-    assert sign_flip_p(many) == sign_flip_p(many) and sign_flip_p(many)[0] < 0.001
+
+
+def test_sign_flips_of_many_pairs_are_drawn_with_one_seed():
+    many = [1.0] * 25 + [-1.0] * 15
+    exact = sum(math.comb(40, ups) for ups in range(41) if abs(2 * ups - 40) >= 10) / 2**40
+    p, smallest = sign_flip_p(many)
+    assert p == pytest.approx(exact, abs=5 * math.sqrt(exact / 100_000)) and smallest == 1 / 100_001
+    assert sign_flip_p(many) == (p, smallest)
 
 
 def cells(ratio, n=8, noise=0.004):
