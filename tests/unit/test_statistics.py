@@ -30,6 +30,7 @@ def test_ranks_are_those_of_published_tables(n, k, coverage):
     assert order_statistic_rank(n) == (k, pytest.approx(coverage, abs=1e-6)) and coverage >= 0.95
     spread = summary(np.random.default_rng(n).permutation(n))
     assert (spread.low, spread.high) == (k - 1, n - k)
+    assert spread.kind == f"order-statistic {math.floor(1000 * coverage) / 10:g} % interval"
 
 
 def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused():
