@@ -51,6 +51,8 @@ EQUIVALENT = (
     'return {"step": states[0]["step"]',  # states of one step
     "self._block_start <= number",  # a block that is read again
     "range(1, (n + 1) // 2 + 1)",  # the loop ends before
+    "p >= statistics.LEVEL",  # shares of flips are never equal to it
+    "into.row_bytes, strict=True",  # as many places as buffers
     "share: float = 0.0",  # read only where callers pass it
 )
 PAIRS = (

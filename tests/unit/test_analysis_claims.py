@@ -72,12 +72,15 @@ def judged(folder, one, experiments=("demo",)):
         ([0.97] * 6, {"margin": 0.01}, SUPPORTED),
         ([0.995, 0.9] * 3, {"margin": 0.01}, INCONCLUSIVE),  # in part beyond the margin, in part not
         ([1.0], {"exact": True}, CONTRADICTED),  # equal is not above
+        ([1.0], {"exact": True, "direction": "below"}, CONTRADICTED),
+        ([0.5] * 6, {"bound": 0.0}, SUPPORTED),
         ([1.0] * 6, {"direction": "equal", "margin": 0.01}, SUPPORTED),
         ([0.9] * 6, {"direction": "equal", "margin": 0.01}, CONTRADICTED),
         ([0.9, 1.0] * 3, {"direction": "equal", "margin": 0.01}, INCONCLUSIVE),
         ([1.0] * 3, {"direction": "equal", "margin": 0.01}, INCONCLUSIVE),
     ],
 )
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_verdict_takes_the_whole_interval_and_enough_points(tmp_path, seconds, fields, verdict):
     found = judged(lab(tmp_path, seconds), claim(**fields))
     assert found.verdict == verdict, found
