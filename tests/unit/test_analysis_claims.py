@@ -73,7 +73,9 @@ def judged(folder, one, experiments=("demo",)):
         ([0.995, 0.9] * 3, {"margin": 0.01}, INCONCLUSIVE),  # in part beyond the margin, in part not
         ([1.0], {"exact": True}, CONTRADICTED),  # equal is not above
         ([1.0], {"exact": True, "direction": "below"}, CONTRADICTED),
+        ([0.5], {"exact": True, "direction": "equal", "margin": 1.0}, SUPPORTED),  # at the margin
         ([0.5] * 6, {"bound": 0.0}, SUPPORTED),
+        ([0.5] * 8 + [5.0], {"bound": 1.9}, INCONCLUSIVE),  # one far below
         ([1.0] * 6, {"direction": "equal", "margin": 0.01}, SUPPORTED),
         ([0.9] * 6, {"direction": "equal", "margin": 0.01}, CONTRADICTED),
         ([0.9, 1.0] * 3, {"direction": "equal", "margin": 0.01}, INCONCLUSIVE),
