@@ -36,7 +36,7 @@ FUNCTIONS = {
     "analysis/claims.py: edges _tested verdict_of": "analysis_claims",
     "settings/closure.py: _closure _scan_source write_listing": "closure",
     "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",
-    "base/files.py: atomic is_sealed read_record": "launch_lock records",
+    "base/files.py: atomic is_sealed read_record": "launch_lock records tests/faults/test_power_cut.py",
 }
 #: lines whose mutants change speed or memory alone, or nothing
 EQUIVALENT = (

@@ -161,6 +161,15 @@ def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(times, t
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_file_in_a_new_folder_has_usual_permissions_and_is_closed(tmp_path):
+    (tmp_path / "other").touch()
+    opened = len(os.listdir("/dev/fd"))
+    with files.atomic(tmp_path / "new/folder/a.json") as path:
+        path.write_text("{}")
+    assert (tmp_path / "new/folder/a.json").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert len(os.listdir("/dev/fd")) == opened
+
+
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device"])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
     path, other = tmp_path / "x.json", tmp_path / "thesis"
@@ -218,6 +227,7 @@ def test_a_file_that_finds_no_room_is_named(tmp_path, number, capsys):
 
     with pytest.raises(OSError, match="table.json"):
         write()
+    assert not any(tmp_path.iterdir())
     if number != errno.EIO:
         assert cli.exit_code(write, "--help") == 2 and f"{tmp_path}/table.json" in capsys.readouterr().err
 
