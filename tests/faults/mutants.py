@@ -38,22 +38,22 @@ FUNCTIONS = {
     "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",
     "base/files.py: atomic is_sealed read_record": "launch_lock records tests/faults/test_power_cut.py",
 }
-#: lines whose mutants change speed or memory alone, or nothing
+#: parts of lines, before or after the change, whose mutants change speed or memory alone, or nothing
 EQUIVALENT = (
     "if last - first > 8:",
     "window: int = 1 << 18",
     "spaces = 0  # bit",
-    "keepdim=True)",  # sums over the last of two dimensions
-    "picked)[:, 0]",  # the only column
-    "torch.where(begins, places, 0)",  # the first place begins a document
-    "(fitting & -fitting)",  # the length of a negative number is that of its lowest bit
-    "kind < round(",  # equal draws of 32 bits
-    'return {"step": states[0]["step"]',  # states of one step
-    "self._block_start <= number",  # a block that is read again
-    "range(1, (n + 1) // 2 + 1)",  # the loop ends before
-    "p >= statistics.LEVEL",  # shares of flips are never equal to it
-    "into.row_bytes, strict=True",  # as many places as buffers
-    "share: float = 0.0",  # read only where callers pass it
+    "sum(dim=(1), keepdim=True)",  # the last of two dimensions
+    "picked)[:, (-1)]",  # the only column
+    "torch.where(begins, places, (-1))",  # the first place begins a document
+    "(fitting | -fitting)",  # the length of a negative number is that of its lowest bit
+    "(kind <= round((MASKED",  # equal draws of 32 bits
+    'states[(-1)]["step"]',  # states of one step
+    "(self._block_start < number",  # a block that is read again
+    "(n + 1) // (1) + 1",  # the loop ends before
+    "(p > statistics.LEVEL)",  # no share of flips is equal to it
+    "into.row_bytes, strict=(False)",  # as many places as buffers
+    "ScheduleSettings, share: float = (",  # read only where callers pass it
 )
 PAIRS = (
     "Lt LtE Gt GtE Eq NotEq Is IsNot In NotIn Add Sub Mult Div LShift RShift BitAnd BitOr Mod FloorDiv And Or".split()
