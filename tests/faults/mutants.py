@@ -18,12 +18,12 @@ UNIT = "tests/unit/test_{}.py"
 #: file of src/tokenscale: functions → test files of tests/unit, or paths
 FUNCTIONS = {
     "train/models/losses.py: _loss_and_gradient": "losses",
-    "train/trainer.py: Trainer.step forward_backward": "training training_loop",
+    "train/trainer.py: Trainer.step forward_backward": "training training_loop tests/distributed/test_parity.py",
     "train/budget.py: Budget.share Budget.exchange Budget.after Budget.load": "training training_loop",
     "train/optimizer.py: update total_norm LossScale.update": "training training_loop",
     "train/parallel/sharding.py: fill_buckets _all_reduce": "tests/distributed/test_parity.py",
     "train/models/attention.py: Bounds.positions Bounds.mask Bounds.lengths": "attention",
-    "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading",
+    "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading tests/faults/test_power_cut.py",
     "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py",
     "costs/schedule.py: steps_of epoch_ends learning_rate": "training src/tokenscale/costs/schedule.py",
     "data/order/permutation.py: permute _feistel get_samples row_digests rank_slots micro_steps shard_rows": "order",
@@ -42,6 +42,8 @@ FUNCTIONS = {
 EQUIVALENT = (
     "if last - first > 8:",
     "window: int = 1 << 18",
+    "set_to_none=(False)",
+    "(n + 1) // 2 + (2))",  # the loop ends before
     "spaces = 0  # bit",
     "sum(dim=(1), keepdim=True)",  # the last of two dimensions
     "picked)[:, (-1)]",  # the only column

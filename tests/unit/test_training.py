@@ -1,15 +1,20 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from tokenscale.costs.schedule import learning_rate, steps_of
+from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, OptimizerSettings, ScheduleSettings
+from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.losses import cross_entropy_sum
 from tokenscale.train.optimizer import LossScale, adamw, total_norm, update
+from tokenscale.train.parallel.world import World
+from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.trainer import Trainer
 
 #: the epsilon keeps Adam from magnifying rounding where a gradient is nearly zero
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-4)
@@ -22,10 +27,10 @@ def decoder(seed=0) -> Decoder:
     return model
 
 
-def stepped(factor: float, limit: float | None, loss_scale: float = 1.0, steps: int = 3):
+def stepped(factor: float, limit: float | None, loss_scale: float, fused: bool, steps: int = 3):
     """(norms before, norms after, norms of the gradients as they were used, weights) of some steps."""
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
-    optimizer, found = adamw(model.parameters(), SETTINGS), []
+    optimizer, found = adamw(model.parameters(), replace(SETTINGS, fused=fused)), []
     for _ in range(steps):
         (cross_entropy_sum(model(tokens), tokens) * factor * loss_scale).backward()
         norm = total_norm([p.grad for p in model.parameters()]) / loss_scale
@@ -37,18 +42,19 @@ def stepped(factor: float, limit: float | None, loss_scale: float = 1.0, steps: 
     return found, list(model.parameters())
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("limit", [None, 1e6, 1.0, 1e-3])
-def test_an_update_is_that_of_torch_clipping_and_adamw(limit):
+def test_an_update_is_that_of_torch_clipping_and_adamw(limit, fused):
     """A study's clipping never did: the gradients' norm stayed as it was."""
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
-    optimizer = adamw(model.parameters(), SETTINGS)
+    optimizer = adamw(model.parameters(), replace(SETTINGS, fused=fused))
     for _ in range(3):
         (cross_entropy_sum(model(tokens), tokens) * 5).backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), limit or math.inf)
         optimizer.step()
         optimizer.zero_grad()
     for scale in (1.0, 1024.0):
-        norms, weights = stepped(5.0, limit, scale)
+        norms, weights = stepped(5.0, limit, scale, fused)
         for before, after, used in norms:
             assert before > 1 and after == pytest.approx(min(before, limit or math.inf), rel=1e-4)
             assert scale > 1 or used == pytest.approx(after, rel=1e-4)
@@ -87,6 +93,19 @@ def test_a_loss_scale_follows_the_rule_of_gradscaler():
         theirs.update()
         mine.update(torch.tensor(float(bad)))
         assert mine.scale.item() == theirs.get_scale()
+
+
+@pytest.mark.parametrize("useful", [1, 3])
+def test_a_step_takes_the_mean_over_the_useful_tokens(useful):
+    run = RunSettings(model=MICRO, sequence_length=16, global_batch=2, micro_batch=1, optimizer=SETTINGS)
+    trainer = Trainer(run, run.model, World(0, 1, 0, torch.device("cpu")), "sdpa")
+    tokens, labels = np.ones((2, 16), np.int64), np.full((2, 16), -100)
+    labels.flat[:useful] = 1
+    (cross_entropy_sum(trainer.model(torch.tensor(tokens)), torch.tensor(labels)) / useful).backward()
+    expected = total_norm([p.grad for p in trainer.model.parameters()]).item()
+    trainer.model.zero_grad()
+    found = trainer.step(Batch.from_arrays(tokens, labels, 0), torch.tensor(float(useful)), 1e-3, HostTimer())
+    assert found.norm.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_only_matrices_decay():

@@ -16,6 +16,7 @@ from tests.unit.test_batches_objectives import Pairs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.costs.flops import Convention, flops_per_token
+from tokenscale.costs.schedule import learning_rate
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
@@ -83,8 +84,18 @@ def test_useful_tokens_end_with_the_step_that_reaches_them(lab, tmp_path):
     steps, _ = trained(lab, tmp_path, run)
     counts = [step["useful_tokens"] for step in steps]
     assert sum(counts) >= 900 > sum(counts[:-1])
-    rates = [step["learning_rate"] for step in steps]
-    assert rates[0] == 3e-3 and rates == sorted(rates, reverse=True) and rates[-1] < rates[0]
+    shares = [sum(counts[:number]) / 900 for number in range(len(counts))]
+    rates = [learning_rate(number, None, 3e-3, run.schedule, share) for number, share in enumerate(shares)]
+    assert rates[0] == 3e-3 > rates[-1] and [step["learning_rate"] for step in steps] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("budget", [{"steps": 9}, {"useful_tokens": 900}, {"wall_s": 5}])
+def test_a_loaded_budget_is_the_saved_one(budget):
+    saved = {"useful_tokens": 300.0, "seconds": 3.0, "warm": 0.2} | ({"clock": 2.0} if "wall_s" in budget else {})
+    loaded = budgets.Budget(BudgetSettings(**budget), budget.get("steps"), WORLD, 0)
+    loaded.load(saved)
+    assert loaded.state() == saved
+    assert loaded.share(3) == pytest.approx({"steps": 3 / 9, "useful_tokens": 300 / 900, "wall_s": 2 / 5}[[*budget][0]])
 
 
 def test_flops_are_those_of_the_formula(lab, tmp_path):
