@@ -212,6 +212,26 @@ def test_the_gradient_is_that_of_one_process():
                 np.testing.assert_allclose(together[name], values, err_msg=f"{case}: {name}", **TOLERANCE)
 
 
+def reduce_small(world, mean):
+    """(gradients of two, one and three tensors a bucket after their reduction, bytes of each all-reduce)."""
+    sharding.BUCKET = 4
+    shapes = [(1,), (3,), (2, 3), (1,), (1,), (1,)]
+    gradients = {str(i): torch.arange(float(np.prod(s))).reshape(s) + 10 * world.rank for i, s in enumerate(shapes)}
+    gradients["2"] = gradients["2"].t()  # not contiguous
+    with Exchanges() as counted:
+        sharding._all_reduce(gradients, sharding.GradReduction((*gradients,), dist.group.WORLD, mean))
+    return [gradient.tolist() for gradient in gradients.values()], [size for _, size in counted.sizes]
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_small_gradients_share_an_all_reduce_and_each_gets_its_own_sum(mean):
+    one, two = run_ranks(reduce_small, 2, mean)
+    by = 2 if mean else 1
+    long = [[(2 * k + 10) / by for k in row] for row in ((0, 3), (1, 4), (2, 5))]
+    expected = [[10 / by], [10 / by, 12 / by, 14 / by], long, *[[10 / by]] * 3]
+    assert one == two == (expected, [16, 24, 12])
+
+
 class Exchanges(TorchDispatchMode):
     """Counts the operations of torch.distributed: operation → times, and the bytes that rings send for them."""
 

@@ -518,7 +518,7 @@ def test_runs_that_other_packages_trained_are_named_with_them(results, quick, ca
     path.write_text(canonical_json(record) + "\n")
     renew_sums(results / "report")
     text = environment(results / "report", capsys)
-    assert "duckdb==0.1\n" in text and f"# trained with numpy 1.0, torch 2.13.0: {one}\n" in text
+    assert "duckdb==0.1\n" in text and re.search(rf"^# trained with numpy 1\.0\b.*: {one}$", text, re.MULTILINE)
     said = checked(results / "report", [])
     assert "the report was built with other packages: duckdb 0.1 then, " in said
     assert f"numpy 1.0 then, {here} now" in said and "runs were trained with other" in said

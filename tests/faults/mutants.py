@@ -44,6 +44,9 @@ EQUIVALENT = (
     "window: int = 1 << 18",
     "set_to_none=(False)",
     "(n + 1) // 2 + (2))",  # the loop ends before
+    "(len(bucket) >= 1)",  # a copy of one tensor
+    "bucket[(-1)].contiguous()",  # the only one
+    "for values in bucket]), strict=(False)",  # as many parts as tensors
     "spaces = 0  # bit",
     "sum(dim=(1), keepdim=True)",  # the last of two dimensions
     "picked)[:, (-1)]",  # the only column

@@ -236,6 +236,6 @@ def _all_reduce(gradients: dict[str, Tensor], reduction: GradReduction) -> None:
         dist.all_reduce(flat, group=reduction.group)
         if reduction.mean:
             flat /= dist.get_world_size(reduction.group)
-        if len(bucket) > 1 or flat is not bucket[0]:
-            for values, summed in zip(bucket, flat.split([values.numel() for values in bucket]), strict=True):
+        if flat is not bucket[0]:
+            for values, summed in zip(bucket, flat.view(-1).split([values.numel() for values in bucket]), strict=True):
                 values.copy_(summed.view_as(values))
