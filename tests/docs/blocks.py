@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,19 +15,24 @@ import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-#: documents whose blocks run in order in one checkout, the longest group first. What needs a demo follows the README,
-#: and the README the tutorial: both run an experiment on the same text of a user, whose runs are then trained once
+#: documents whose blocks build the demo. Both run an experiment on the same text of a user, whose runs are trained once
+BUILDING = ["docs/tutorial.md", "README.md"]
+#: documents whose blocks run in order in one checkout: first those that need a demo, each group in its copy of what
+#: BUILDING left
 GROUPS = [
     [
-        *("docs/tutorial.md", "README.md", "docs/install.md", "docs/experiments.md", "docs/data.md"),
-        *("docs/source-studies.md", "docs/training.md", "docs/evaluation.md", "docs/report.md"),
+        *("docs/install.md", "docs/experiments.md", "docs/data.md", "docs/source-studies.md", "docs/training.md"),
+        *("docs/evaluation.md", "docs/report.md"),
+    ],
+    [
         *("docs/interoperability.md", "docs/parallelism.md", "docs/operations.md", "docs/cloud.md"),
         *("docs/results.md", "docs/replication.md", "docs/index.md", "docs/api.md"),
     ],
     *([name] for name in ("docs/extend.md", "docs/settings.md", "profiles/alps/README.md", "docs/experiment-list.md")),
     *([f"docs/{name}.md"] for name in ("concepts", "development", "parity", "golden", "arms")),
 ]
-DOCUMENTS = [name for group in GROUPS for name in group]
+NEED_DEMO = GROUPS[:2]
+DOCUMENTS = [name for group in (BUILDING, *GROUPS) for name in group]
 PATTERNS = ("README.md", "docs/*.md", "profiles/*/README.md")
 #: languages whose blocks are run, and those of output and of diagrams
 RUN = ("sh", "console", "python", "yaml", "toml", "diff")
@@ -135,15 +141,16 @@ class Failed(Exception):
 
 
 class Checkout:
-    """A copy of the project, in which the blocks of one document run in order."""
+    """A copy of the project, in which the blocks of some documents run in order."""
 
     def __init__(self, root: Path, python: str, planned: dict[str, Any]):
         self.root, self._plan = root, planned
-        home = root.parent / "home"
+        home, programs = root.parent / "home", root / ".venv/bin"
+        for folder in (home, root / ".venv"):  # of other blocks, in what this is a copy of
+            shutil.rmtree(folder, ignore_errors=True)
         standing_in = home / "programs"
-        standing_in.mkdir(parents=True, exist_ok=True)
+        standing_in.mkdir(parents=True)
         self._exported, self._called = home / ".exported", home / ".called"
-        programs = root / ".venv/bin"
         programs.mkdir(parents=True)
         (programs / "python").symlink_to(python)
         for module in ("snakemake", "tokenscale", "torch.distributed.run"):
