@@ -144,6 +144,13 @@ def test_every_part_is_read_from_any_pieces(tmp_path):
             assert part.dtype == dtype and torch.equal(part.double(), whole[place].double())
 
 
+def test_a_second_checkpoint_of_a_name_replaces_the_first_and_leaves_nothing_beside_it(tmp_path):
+    for value in (1.0, 2.0):
+        folder = write_checkpoint(tmp_path / "best", [{"model.a": Piece.of(torch.full((3,), value))}])
+    assert Checkpoint(folder).tensor("model.a").tolist() == [2.0] * 3
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_parts_go_into_other_formats_and_strided_memory(sharded):
     into = torch.zeros(20, 16, dtype=torch.float64)
     Checkpoint(sharded).read([("model.embedding.weight", (100, 2), into[:, 4:8])])
