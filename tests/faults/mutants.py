@@ -43,6 +43,7 @@ EQUIVALENT = (
     "if last - first > 8:",
     "window: int = 1 << 18",
     "set_to_none=(False)",
+    "self.optimizer.zero_grad(set_to_none=True) → pass",  # of shards, whose gradients are set anew in each step
     "(n + 1) // 2 + (2))",  # the loop ends before
     "(len(bucket) >= 1)",  # a copy of one tensor
     "bucket[(-1)].contiguous()",  # the only one
