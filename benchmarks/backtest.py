@@ -1,11 +1,12 @@
 """Back-test of the scaling model of `predict` on published measurements of weak scaling.
 
-`published/weak_scaling.csv` has a row per series and number of devices, with its source: throughput of one device, in
-the source's unit or relative to the series' smallest size. Every prefix of a series' sizes (at least two, and at least
-two nodes) is fitted, and all larger sizes are predicted. Three predictors without a model get the same band around
-their value. All are scored where the model answers: by the error of the throughput, and by the interval score (Gneiting
-& Raftery 2007, J. Am. Stat. Assoc. 102, eq. 43) of the band of the log step time: its width, plus 2 / (1 - COVERAGE)
-times the distance of a measurement outside of it. Lower is better.
+`published/weak_scaling.csv` has a row per series and number of devices, with its source: throughput
+of one device, in the source's unit or relative to the series' smallest size. Every prefix of a
+series' sizes (at least two, and at least two nodes) is fitted, and all larger sizes are predicted.
+Three predictors without a model get the same band around their value. All are scored where the
+model answers: by the error of the throughput, and by the interval score (Gneiting & Raftery 2007,
+J. Am. Stat. Assoc. 102, eq. 43) of the band of the log step time: its width, plus 2 / (1 -
+COVERAGE) times the distance of a measurement outside of it. Lower is better.
 """
 
 import csv
@@ -22,7 +23,8 @@ from tokenscale.cli.main import Parser, exit_code
 
 #: how a line of the results reads
 LINE = "{:<34} {:>6} {:>8} {:>7} {:>7} {:>8} {:>9} {:>9}"
-#: predictors without a model: their seconds of a step at x = log2 N, from fitted points (x, seconds)
+#: predictors without a model: their seconds of a step at x = log2 N, from fitted points (x,
+#: seconds)
 TRIVIAL = {
     "last efficiency stays": lambda points, x: points[-1][1],
     "ideal: throughput of the smallest": lambda points, x: points[0][1],
@@ -33,7 +35,9 @@ TRIVIAL = {
 
 
 class Point(NamedTuple):
-    """Published throughput of one device, and the seconds of a step up to a factor of the series."""
+    """Published throughput of one device, and the seconds of a step up to a factor of the
+    series.
+    """
 
     series: str
     devices: int
@@ -50,7 +54,9 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A held-out size of one fit: measured seconds of a step, the prediction, and the bands of all predictors."""
+    """A held-out size of one fit: measured seconds of a step, the prediction, and the bands of all
+    predictors.
+    """
 
     series: str
     method: str
@@ -83,7 +89,9 @@ def _slope(one: tuple[float, float], two: tuple[float, float]) -> float:
 def load_series() -> dict[str, list[Point]]:
     """Return series → its points by size, in the order of the file."""
     series: dict[str, list[Point]] = {}
-    with open(Path(__file__).parent / "published/weak_scaling.csv", encoding="utf-8", newline="") as file:
+    with open(
+        Path(__file__).parent / "published/weak_scaling.csv", encoding="utf-8", newline=""
+    ) as file:
         for name, devices, per_node, method, throughput, source in list(csv.reader(file))[1:]:
             point = Point(name, int(devices), int(per_node), method, float(throughput), source)
             series.setdefault(name, []).append(point)
@@ -91,7 +99,9 @@ def load_series() -> dict[str, list[Point]]:
 
 
 def run_backtest(series: str | None = None) -> list[Row]:
-    """Return a row for each fit and held-out size of one or all series. Raises UserError for an unknown series."""
+    """Return a row for each fit and held-out size of one or all series. Raises UserError for an
+    unknown series.
+    """
     groups = load_series()
     if series is not None and series not in groups:
         raise unknown("published series", series, groups)
@@ -112,43 +122,73 @@ def _test(seen: Sequence[Point], held_out: Point) -> Row:
     for name, guess in TRIVIAL.items():
         seconds = guess(points, math.log2(held_out.devices))
         bands[name] = (seconds / down, seconds, seconds * up)
-    return Row(held_out.series, held_out.method, seen[-1].devices, held_out.devices, held_out.step_s, p, bands)
+    return Row(
+        held_out.series,
+        held_out.method,
+        seen[-1].devices,
+        held_out.devices,
+        held_out.step_s,
+        p,
+        bands,
+    )
 
 
 def format_scores(rows: Sequence[Row]) -> list[str]:
-    """Return a table: all predictors where the model answers, then the model by method and by distance."""
+    """Return a table: all predictors where the model answers, then the model by method and by
+    distance.
+    """
     answered = [row for row in rows if row.prediction.measure is None]
-    lines = [LINE.format("", "points", "answered", "inside", "mean", "median", "largest", "interval")]
+    lines = [
+        LINE.format("", "points", "answered", "inside", "mean", "median", "largest", "interval")
+    ]
     lines += [_score(name, rows, answered, name) for name in ("model", *TRIVIAL)]
     for method in dict.fromkeys(row.method for row in rows):
-        lines.append(_score(f"model, {method}", *([r for r in s if r.method == method] for s in (rows, answered))))
+        lines.append(
+            _score(
+                f"model, {method}",
+                *([r for r in s if r.method == method] for s in (rows, answered)),
+            )
+        )
     for low, high in ((1, 2), (2, 4), (4, 8), (8, math.inf)):
         near = [[r for r in s if low < r.devices / r.fitted_to <= high] for s in (rows, answered)]
         lines.append(_score(f"model, {low} to {high} times the largest", *near))
     return [line.rstrip() for line in lines]
 
 
-def _score(title: str, rows: Sequence[Row], answered: Sequence[Row], predictor: str = "model") -> str:
+def _score(
+    title: str, rows: Sequence[Row], answered: Sequence[Row], predictor: str = "model"
+) -> str:
     if not answered:
         return LINE.format(title, len(rows), 0, *[""] * 5)
     errors = [abs(row.error(predictor)) for row in answered]
-    shares = [sum(row.inside(predictor) for row in answered) / len(answered), statistics.fmean(errors)]
-    percent = [f"{100 * value:.1f} %" for value in (*shares, statistics.median(errors), max(errors))]
+    shares = [
+        sum(row.inside(predictor) for row in answered) / len(answered),
+        statistics.fmean(errors),
+    ]
+    percent = [
+        f"{100 * value:.1f} %" for value in (*shares, statistics.median(errors), max(errors))
+    ]
     score = statistics.fmean(row.interval_score(predictor) for row in answered)
     return LINE.format(title, len(rows), len(answered), *percent, f"{score:.3f}")
 
 
 def format_rows(rows: Sequence[Row]) -> list[str]:
-    """Return a line per held-out size, by series: what was measured over predicted, and the ends of the band."""
+    """Return a line per held-out size, by series: what was measured over predicted, and the ends of
+    the band.
+    """
     lines = []
     for series in dict.fromkeys(row.series for row in rows):
-        lines += ["", f"{series}: step time over the predicted one: measured, and the ends of the band"]
+        lines += [
+            "",
+            f"{series}: step time over the predicted one: measured, and the ends of the band",
+        ]
         for row in (row for row in rows if row.series == series):
             low, middle, high = row.bands["model"]
             said = f"measure {row.prediction.measure}" if row.prediction.measure else ""
             inside = "" if row.inside() else "OUTSIDE "
             lines.append(
-                f"  fitted to {row.fitted_to:>5}, {row.devices:>5} devices: {row.measured_s / middle:.3f}, "
+                f"  fitted to {row.fitted_to:>5}, {row.devices:>5} devices: "
+                f"{row.measured_s / middle:.3f}, "
                 f"{low / middle:.3f}-{high / middle:.3f}  {inside}{said}".rstrip()
             )
     return lines

@@ -2,9 +2,10 @@
 
     python benchmarks/model_parity.py --shapes 50 --seed 0
 
-Each shape is drawn as a configuration of llama, mistral, qwen2, qwen3 or gpt2 and built by the library with random
-weights. The weights are imported, and exported again: every bit must return. Logits and gradients of the mean loss are
-compared as the largest difference over the largest size of that tensor. Ends with exit code 1 if a limit is exceeded.
+Each shape is drawn as a configuration of llama, mistral, qwen2, qwen3 or gpt2 and built by the
+library with random weights. The weights are imported, and exported again: every bit must return.
+Logits and gradients of the mean loss are compared as the largest difference over the largest size
+of that tensor. Ends with exit code 1 if a limit is exceeded.
 """
 
 import argparse
@@ -20,13 +21,17 @@ from tokenscale.train.models.convert_hf import from_hf, to_hf
 from tokenscale.train.models.decoder import Decoder
 
 LENGTH, ROWS = 32, 2
-#: relative to the largest element: fp32 rounding through at most four layers, summed in another order
+#: relative to the largest element: fp32 rounding through at most four layers, summed in another
+#: order
 LIMIT = 1e-5
 
 
 def draw_config(generator: random.Random) -> dict[str, Any]:
     """Return a random configuration, with the keys of the library's config.json."""
-    choice, kind = generator.choice, generator.choice(["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+    choice, kind = (
+        generator.choice,
+        generator.choice(["llama", "mistral", "qwen2", "qwen3", "gpt2"]),
+    )
     heads = choice([1, 2, 4, 6])
     vocabulary, layers = generator.randrange(40, 200), generator.randrange(1, 5)
     tied, epsilon = choice([True, False]), choice([1e-5, 1e-6])
@@ -66,7 +71,11 @@ def draw_config(generator: random.Random) -> dict[str, Any]:
         attention = choice([True, False])
         found |= {"attention_bias": attention, "mlp_bias": attention and choice([True, False])}
     if kind in ("llama", "qwen3") and choice([True, False]):
-        factors = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        factors = {
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
         found["rope_scaling"] = {"rope_type": "llama3", "factor": choice([8.0, 32.0]), **factors}
     if kind == "qwen3":
         found["attention_bias"] = choice([True, False])
@@ -83,7 +92,9 @@ def compare(config: dict[str, Any], seed: int) -> dict[str, float | bool]:
         for weight in library.parameters():  # norms and biases, too
             weight.add_(torch.randn_like(weight), alpha=0.1)
     theirs = dict(library.named_parameters())
-    shape, imported = from_hf(library.config.to_dict(), {name: w.detach() for name, w in theirs.items()})
+    shape, imported = from_hf(
+        library.config.to_dict(), {name: w.detach() for name, w in theirs.items()}
+    )
     ours = Decoder(shape, LENGTH).eval()
     named = dict(ours.named_parameters())
     assert set(named) == set(imported), set(named) ^ set(imported)
@@ -91,7 +102,9 @@ def compare(config: dict[str, Any], seed: int) -> dict[str, float | bool]:
         for name, weight in imported.items():
             named[name].copy_(weight)
     _, exported = to_hf(ours.settings, {name: w.detach() for name, w in named.items()}, LENGTH)
-    same = set(exported) == set(theirs) and all(torch.equal(exported[name], w) for name, w in theirs.items())
+    same = set(exported) == set(theirs) and all(
+        torch.equal(exported[name], w) for name, w in theirs.items()
+    )
     tokens = torch.randint(0, config["vocab_size"], (ROWS, LENGTH))
     labels = torch.randint(0, config["vocab_size"], (ROWS * LENGTH,))
     logits, expected = ours(tokens), library(input_ids=tokens).logits
@@ -112,21 +125,38 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def describe(config: dict[str, Any]) -> str:
     """Return what differs from shape to shape, in a line."""
-    names = {"num_attention_heads": "heads", "num_key_value_heads": "kv", "hidden_size": "width", "n_embd": "width"}
-    names |= {"n_head": "heads", "num_hidden_layers": "layers", "n_layer": "layers", "head_dim": "head"}
+    names = {
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv",
+        "hidden_size": "width",
+        "n_embd": "width",
+    }
+    names |= {
+        "n_head": "heads",
+        "num_hidden_layers": "layers",
+        "n_layer": "layers",
+        "head_dim": "head",
+    }
     parts = [f"{names[key]} {value}" for key, value in config.items() if key in names]
-    parts += [key for key in ("attention_bias", "mlp_bias", "tie_word_embeddings") if config.get(key)]
+    parts += [
+        key for key in ("attention_bias", "mlp_bias", "tie_word_embeddings") if config.get(key)
+    ]
     factor = (config.get("rope_scaling") or {}).get("factor")
     return ", ".join(parts + ([f"rope factor {factor:g}"] if factor else []))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one line per shape, and the largest differences."""
-    parser = argparse.ArgumentParser(prog="python benchmarks/model_parity.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/model_parity.py", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--shapes", type=int, default=50, help="number of shapes")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the shapes and of their weights")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the shapes and of their weights"
+    )
     options = parser.parse_args(arguments)
-    transformers.logging.set_verbosity_error()  # it warns of special ids that tiny vocabularies do not hold
+    # it warns of special ids that tiny vocabularies do not hold
+    transformers.logging.set_verbosity_error()
     generator, worst, failed = random.Random(options.seed), {"logits": 0.0, "gradients": 0.0}, 0
     for number in range(options.shapes):
         config = draw_config(generator)

@@ -1,12 +1,14 @@
-"""Measure one peer's reader over rows of token ids. `peers.py` runs this script in the Python environment of the peer.
+"""Measure one peer's reader over rows of token ids. `peers.py` runs this script in the Python
+environment of the peer.
 
 Imports only the standard library, NumPy, torch and the peer.
 
     python peer_reader.py PEER ROWS.npy ORDER.npy FOLDER OUTPUT.json [WORKERS]
 
-ROWS is int32 [rows, T + 1], ORDER int64 [batches, rows per batch]. The peer's files are written to FOLDER if they are
-missing. Each batch is returned as inputs and labels, int64 torch tensors [n, T]. With WORKERS, batches are read
-through torch's DataLoader with that many processes, and the first batch belongs to the opening.
+ROWS is int32 [rows, T + 1], ORDER int64 [batches, rows per batch]. The peer's files are written to
+FOLDER if they are missing. Each batch is returned as inputs and labels, int64 torch tensors [n, T].
+With WORKERS, batches are read through torch's DataLoader with that many processes, and the first
+batch belongs to the opening.
 """
 
 import json
@@ -22,7 +24,9 @@ import torch
 
 
 def datasets(rows, folder):
-    """Return (function that opens the reader, version): Hugging Face datasets, Arrow on disk, torch format."""
+    """Return (function that opens the reader, version): Hugging Face datasets, Arrow on disk, torch
+    format.
+    """
     import datasets
 
     datasets.disable_progress_bars()
@@ -93,8 +97,12 @@ def nanogpt(rows, folder):
         def batch(indices):
             data = np.memmap(path, dtype=np.uint32, mode="r")
             starts = (indices * width).tolist()
-            x = torch.stack([torch.from_numpy(data[i : i + width - 1].astype(np.int64)) for i in starts])
-            y = torch.stack([torch.from_numpy(data[i + 1 : i + width].astype(np.int64)) for i in starts])
+            x = torch.stack(
+                [torch.from_numpy(data[i : i + width - 1].astype(np.int64)) for i in starts]
+            )
+            y = torch.stack(
+                [torch.from_numpy(data[i + 1 : i + width].astype(np.int64)) for i in starts]
+            )
             return x, y
 
         return batch
@@ -108,7 +116,8 @@ PEERS = {"datasets": datasets, "mosaicml-streaming": mds, "litdata": litdata, "n
 class Batches(torch.utils.data.Dataset):
     """Dataset whose item k is batch k of the order.
 
-    The peer is opened before the workers start, as its users do; streaming rejects opening it in each worker.
+    The peer is opened before the workers start, as its users do; streaming rejects opening it in
+    each worker.
     """
 
     def __init__(self, batch, order):
@@ -136,7 +145,11 @@ def main(peer, rows_file, order_file, folder, output, workers=None):
     if workers is None:
         batches = (parts(batch(indices)) for indices in order)
     else:
-        batches = iter(torch.utils.data.DataLoader(Batches(batch, order), batch_size=None, num_workers=int(workers)))
+        batches = iter(
+            torch.utils.data.DataLoader(
+                Batches(batch, order), batch_size=None, num_workers=int(workers)
+            )
+        )
     open_s = time.perf_counter() - start
     batch_s, digest = [], 0
     for _ in range(len(order)):
@@ -144,13 +157,22 @@ def main(peer, rows_file, order_file, folder, output, workers=None):
         tokens, labels = next(batches)
         batch_s.append(time.perf_counter() - start)
         assert tokens.dtype == labels.dtype == torch.int64 and tokens.shape == labels.shape
-        digest = zlib.crc32(labels.contiguous().numpy(), zlib.crc32(tokens.contiguous().numpy(), digest))
+        digest = zlib.crc32(
+            labels.contiguous().numpy(), zlib.crc32(tokens.contiguous().numpy(), digest)
+        )
     if workers is not None:
         open_s += batch_s.pop(0)
     held = max(0, _anonymous_bytes() - before)
     with open(output, "w") as file:
         json.dump(
-            {"version": peer_version, "open_s": open_s, "batch_s": batch_s, "crc32": digest, "memory_bytes": held}, file
+            {
+                "version": peer_version,
+                "open_s": open_s,
+                "batch_s": batch_s,
+                "crc32": digest,
+                "memory_bytes": held,
+            },
+            file,
         )
     sys.stdout.flush()
     for worker in multiprocessing.active_children():

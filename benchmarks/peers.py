@@ -1,6 +1,7 @@
 """The data benchmark with other libraries' readers in the same rounds, on the same rows.
 
-Each library reads in its own process and Python environment, and its tokens are compared with the rows.
+Each library reads in its own process and Python environment, and its tokens are compared with the
+rows.
 """
 
 import json
@@ -34,7 +35,9 @@ LIMIT_S = 600
 
 
 class Peers:
-    """Peers installed for the Python `interpreter`, reading `rows` [rows, T + 1]. Files are written below `folder`."""
+    """Peers installed for the Python `interpreter`, reading `rows` [rows, T + 1]. Files are written
+    below `folder`.
+    """
 
     def __init__(self, rows: np.ndarray, folder: Path, interpreter: str = sys.executable):
         self._folder, self._interpreter = folder, interpreter
@@ -50,14 +53,17 @@ class Peers:
         return self._count
 
     def measure(self, peer: str, order: np.ndarray, workers: int | None = None) -> dict[str, Any]:
-        """Open the peer and read `order` [batches, n]. Returns `open_s`, `batch_s` and `memory_bytes`.
+        """Open the peer and read `order` [batches, n]. Returns `open_s`, `batch_s` and
+        `memory_bytes`.
 
-        With `workers`, batches are read through a DataLoader, whose first batch belongs to the opening. Raises
-        RuntimeError if the peer fails or returns other tokens than the rows.
+        With `workers`, batches are read through a DataLoader, whose first batch belongs to the
+        opening. Raises RuntimeError if the peer fails or returns other tokens than the rows.
         """
         name, _, in_order = peer.partition(", ")
         if in_order:
-            order = np.arange(order.size).reshape(order.shape) % len(np.load(self._rows, mmap_mode="r"))
+            order = np.arange(order.size).reshape(order.shape) % len(
+                np.load(self._rows, mmap_mode="r")
+            )
         paths = self._folder / "order.npy", self._folder / name, self._folder / f"{name}.json"
         np.save(paths[0], order)
         script = [self._interpreter, str(READER), name, str(self._rows), *map(str, paths)]
@@ -66,11 +72,14 @@ class Peers:
         done = subprocess.run(script, capture_output=True, text=True, timeout=LIMIT_S)
         if not paths[2].exists():
             raise RuntimeError(
-                f"{peer} failed{'' if workers is None else f' with {workers} workers'}:\n{done.stderr[-2000:]}"
+                f"{peer} "
+                f"failed{'' if workers is None else f' with {workers} workers'}:\n{done.stderr[-2000:]}"
             )
         found = json.loads(paths[2].read_text())
         if found["crc32"] != _digest(np.load(self._rows, mmap_mode="r"), order):
-            raise RuntimeError(f"{peer} returns other tokens than were written; its times are not used")
+            raise RuntimeError(
+                f"{peer} returns other tokens than were written; its times are not used"
+            )
         self.versions[name] = found["version"]
         return {name: found[name] for name in ("open_s", "batch_s", "memory_bytes")}
 
@@ -118,14 +127,20 @@ def _digest(rows: np.ndarray, order: np.ndarray) -> int:
 
 
 class Sources(data.Sources):
-    """Sources of the data benchmark and of the peers, which read full rows, whose tokens are all useful."""
+    """Sources of the data benchmark and of the peers, which read full rows, whose tokens are all
+    useful.
+    """
 
     readers: Peers
 
     def list_arms(self) -> tuple[list[data.Arm], dict[str, str]]:
         """Return (arms, arm → reason why it is left out)."""
         arms, left_out = super().list_arms()
-        arms += [data.Arm(peer, workers=n) for peer in self.readers.names for n in (None, *self.settings.workers)]
+        arms += [
+            data.Arm(peer, workers=n)
+            for peer in self.readers.names
+            for n in (None, *self.settings.workers)
+        ]
         return arms, left_out | self.readers.left_out
 
     def measure_arm(self, arm: data.Arm, count: int) -> tuple[dict[str, Any], Any]:
@@ -133,7 +148,8 @@ class Sources(data.Sources):
         if arm.what not in self.readers.names:
             return super().measure_arm(arm, count)
         rows, total = self.settings.rows, len(self.readers)
-        batches = count if arm.workers is None else count + 1  # a loader's first batch belongs to its opening
+        # a loader's first batch belongs to its opening
+        batches = count if arm.workers is None else count + 1
         order = get_samples(np.arange(batches * rows), total, self.runs["packed"].effective_seed)
         with machine.pin_to_cores(set() if arm.workers is None else self.cores):
             found = self.readers.measure(arm.what, order.reshape(batches, rows), arm.workers)
@@ -148,13 +164,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python benchmarks/peers.py", description=__doc__)
     data.add_arguments(parser)
     parser.add_argument(
-        "--peers", required=True, metavar="PYTHON", help="a Python with datasets, mosaicml-streaming or litdata"
+        "--peers",
+        required=True,
+        metavar="PYTHON",
+        help="a Python with datasets, mosaicml-streaming or litdata",
     )
     parsed = parser.parse_args(arguments)
 
     def open_sources(*inputs: Any) -> Sources:
         found = Sources(*inputs)
-        found.readers = Peers(found.packed_rows(), parsed.output.with_name(f"{parsed.output.stem}-peers"), parsed.peers)
+        found.readers = Peers(
+            found.packed_rows(),
+            parsed.output.with_name(f"{parsed.output.stem}-peers"),
+            parsed.peers,
+        )
         return found
 
     def run() -> None:

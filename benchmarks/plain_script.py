@@ -1,4 +1,5 @@
-"""What most people write: a tokenizer of `transformers`, a hundred documents a call, one Parquet file at the end.
+"""What most people write: a tokenizer of `transformers`, a hundred documents a call, one Parquet
+file at the end.
 
     python plain_script.py TEXT.parquet TOKENIZER.json OUTPUT.parquet
 

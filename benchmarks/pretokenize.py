@@ -1,8 +1,10 @@
-"""How fast a corpus becomes a token store, start of the process to the last byte, and with how much memory.
+"""How fast a corpus becomes a token store, start of the process to the last byte, and with how much
+memory.
 
-Each side is a process of its own on the same cores, in interleaved rounds: ours, for each format; a plain script with
-`transformers` over the same Parquet files. Engines are measured apart, on one core, each over the text once (a
-tokenizer that has seen a text before is up to three times as fast, which says nothing about a corpus).
+Each side is a process of its own on the same cores, in interleaved rounds: ours, for each format; a
+plain script with `transformers` over the same Parquet files. Engines are measured apart, on one
+core, each over the text once (a tokenizer that has seen a text before is up to three times as fast,
+which says nothing about a corpus).
 """
 
 import json
@@ -43,14 +45,19 @@ def measure(
 ) -> dict[str, Any]:
     """Time every side in each round; write the one JSON file; returns what was written.
 
-    `stores` are names of stores, such as packed-sequence_length=2048; `cores` are given to each side alike; `memory`
-    are megabytes of synthetic text whose peak memory is wanted. Files go to a folder beside `output`.
+    `stores` are names of stores, such as packed-sequence_length=2048; `cores` are given to each
+    side alike; `memory` are megabytes of synthetic text whose peak memory is wanted. Files go to a
+    folder beside `output`.
     """
     folder = output.with_suffix(".files")
     available = sorted(os.sched_getaffinity(0))
     if cores > len(available):
         raise UserError(
-            "there are not so many cores.", flag="--cores", requested=cores, found=len(available), next="--cores 1"
+            "there are not so many cores.",
+            flag="--cores",
+            requested=cores,
+            found=len(available),
+            next="--cores 1",
         )
     held = set(available[:cores])
     fast = tokenizer / "tokenizer.json"
@@ -60,11 +67,19 @@ def measure(
     for number, side in interleave([*stores, *([SCRIPT] if fast.is_file() else [])], rounds):
         shutil.rmtree(folder / "store", ignore_errors=True)
         seconds, peak = _run(_command(side, corpus, tokenizer, folder), held)
-        written = [folder / "plain.parquet"] if side == SCRIPT else list((folder / "store" / side).iterdir())
+        written = (
+            [folder / "plain.parquet"]
+            if side == SCRIPT
+            else list((folder / "store" / side).iterdir())
+        )
         stored = sum(path.stat().st_size for path in written)
         facts = {"seconds": seconds, "peak_bytes": peak, "stored_bytes": stored}
         records.append({"side": side, "round": number, **facts})
-        print(f"round {number}: {side}: {seconds:.2f} s, {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
+        print(
+            f"round {number}: {side}: {seconds:.2f} s, {peak / 1e6:.0f} MB",
+            file=sys.stderr,
+            flush=True,
+        )
     engines = _engines(corpus, tokenizer, {available[0]})
     peaks = _memory(memory, tokenizer, stores[0], folder)
     result = {
@@ -86,11 +101,15 @@ def measure(
 
 
 def synthetic(directory: Path, megabytes: int, seed: int = 0) -> None:
-    """A corpus of made-up words, their frequencies as in English (Zipf), in documents of log-normal length."""
+    """A corpus of made-up words, their frequencies as in English (Zipf), in documents of log-normal
+    length.
+    """
     chance = np.random.default_rng(seed)
     lengths = np.clip(chance.poisson(7, WORDS), 1, 20)
     letters = chance.choice(list("etaoinshrdlucmfwypvbgkjqxz"), lengths.sum())
-    words = np.array(["".join(part) for part in np.split(letters, np.cumsum(lengths)[:-1])], dtype=object)
+    words = np.array(
+        ["".join(part) for part in np.split(letters, np.cumsum(lengths)[:-1])], dtype=object
+    )
     shares = np.cumsum(1 / np.arange(1, WORDS + 1))
     shares /= shares[-1]
 
@@ -104,26 +123,43 @@ def synthetic(directory: Path, megabytes: int, seed: int = 0) -> None:
                 if rest <= 0:
                     return
 
-    settings = CorpusSettings(name="synthetic", cleaning=CleaningSettings(deduplicate=False), validation_share=0.0)
+    settings = CorpusSettings(
+        name="synthetic", cleaning=CleaningSettings(deduplicate=False), validation_share=0.0
+    )
     description = {"kind": "synthetic", "seed": seed, "megabytes": megabytes}
     build_from(documents(), settings, directory, description)
 
 
 def table(result: dict[str, Any]) -> str:
-    """For a terminal: medians with the range of the rounds, and each side against the plain script."""
+    """For a terminal: medians with the range of the rounds, and each side against the plain
+    script.
+    """
     megabytes = result["utf8_bytes"] / 1e6
     head = (
-        f"{megabytes:.1f} MB of text, {result['documents']:,} documents, {result['cores']} core(s), tokenizer "
+        f"{megabytes:.1f} MB of text, {result['documents']:,} documents, {result['cores']} "
+        "core(s), tokenizer "
         f"{result['tokenizer']}"
     )
     rows = [("side", "seconds (rounds)", "MB/s", "peak MB", "stored MB", "x script")]
     by_side = group_by(result["records"], "side")
-    seconds = {side: np.array([record["seconds"] for record in records]) for side, records in by_side.items()}
+    seconds = {
+        side: np.array([record["seconds"] for record in records])
+        for side, records in by_side.items()
+    }
     for side, records in by_side.items():
         rate, stored = megabytes / np.median(seconds[side]), records[0]["stored_bytes"] / 1e6
         peak = max(record["peak_bytes"] for record in records) / 1e6
         ratio = f"{np.median(seconds[SCRIPT] / seconds[side]):.1f}" if SCRIPT in seconds else ""
-        rows.append((side, format_spread(seconds[side]), f"{rate:.1f}", f"{peak:.0f}", f"{stored:.1f}", ratio))
+        rows.append(
+            (
+                side,
+                format_spread(seconds[side]),
+                f"{rate:.1f}",
+                f"{peak:.0f}",
+                f"{stored:.1f}",
+                ratio,
+            )
+        )
     lines = [head, format_columns(rows)]
     if result["engines"]:
         lines += ["", "engines alone, one core, the text once:"]
@@ -131,13 +167,20 @@ def table(result: dict[str, Any]) -> str:
         for name, found in result["engines"].items():
             times = f"{reference / found['seconds_per_mb']:.1f} x tokenizers" if reference else ""
             share = f"{found['megabytes']:.0f} MB"
-            lines.append(f"  {name:<20} {1 / found['seconds_per_mb']:>8.1f} MB/s   {times:>20}   ({share})")
+            lines.append(
+                f"  {name:<20} {1 / found['seconds_per_mb']:>8.1f} MB/s   {times:>20}   ({share})"
+            )
     for found in result["memory"]:
-        lines.append(f"peak memory, {found['megabytes']:>5} MB of synthetic text: {found['peak_bytes'] / 1e6:,.0f} MB")
+        lines.append(
+            f"peak memory, {found['megabytes']:>5} MB of synthetic text: "
+            f"{found['peak_bytes'] / 1e6:,.0f} MB"
+        )
     return "\n".join(lines)
 
 
-def _memory(megabytes: list[int], tokenizer: Path, store: str, folder: Path) -> list[dict[str, Any]]:
+def _memory(
+    megabytes: list[int], tokenizer: Path, store: str, folder: Path
+) -> list[dict[str, Any]]:
     """Peak memory of a job on seeded synthetic text of several sizes."""
     found = []
     for size in megabytes:
@@ -147,7 +190,11 @@ def _memory(megabytes: list[int], tokenizer: Path, store: str, folder: Path) -> 
         shutil.rmtree(folder / "store", ignore_errors=True)
         seconds, peak = _run(_command(store, corpus, tokenizer, folder), None)
         found.append({"megabytes": size, "store": store, "seconds": seconds, "peak_bytes": peak})
-        print(f"{size} MB of synthetic text: {seconds:.1f} s, peak {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
+        print(
+            f"{size} MB of synthetic text: {seconds:.1f} s, peak {peak / 1e6:.0f} MB",
+            file=sys.stderr,
+            flush=True,
+        )
     return found
 
 
@@ -167,19 +214,30 @@ def _command(side: str, corpus: Path, tokenizer: Path, folder: Path) -> list[str
             *map(str, (files[0], tokenizer / "tokenizer.json", folder / "plain.parquet")),
         ]
     output = folder / "store" / side / "manifest.json"
-    options = ["--corpus", corpus / "manifest.json", "--tokenizer", tokenizer / "manifest.json", "--output", output]
+    options = [
+        "--corpus",
+        corpus / "manifest.json",
+        "--tokenizer",
+        tokenizer / "manifest.json",
+        "--output",
+        output,
+    ]
     return [sys.executable, "-m", "tokenscale", "pretokenize", "--store", side, *map(str, options)]
 
 
 def _run(command: list[str], cores: set[int] | None) -> tuple[float, int]:
-    """(seconds, peak resident bytes) of a process held to some cores. RuntimeError where it fails."""
+    """(seconds, peak resident bytes) of a process held to some cores. RuntimeError where it
+    fails.
+    """
 
     def hold() -> None:
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=hold)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=hold
+    )
     errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
@@ -211,13 +269,19 @@ print(json.dumps({"megabytes": size / 1e6, "seconds_per_mb": (time.process_time(
 
 
 def _engines(corpus: Path, tokenizer: Path, core: set[int]) -> dict[str, Any]:
-    """CPU seconds a megabyte of each engine, in a fresh process; slow ones get a part of the text."""
+    """CPU seconds a megabyte of each engine, in a fresh process; slow ones get a part of the
+    text.
+    """
     found = {}
     for engine, most in (("gigatoken", 1e9), ("tiktoken", 30), ("tokenizers", 10)):
         command = [sys.executable, "-c", _ENGINE, str(corpus), str(tokenizer), engine, str(most)]
         environment = os.environ | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, core)
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            preexec_fn=lambda: os.sched_setaffinity(0, core),
         )
         if done.returncode == 0:
             found[engine] = json.loads(done.stdout)
@@ -230,17 +294,32 @@ def main(arguments: list[str] | None = None) -> int:
     manifest = {"required": True, "type": Path, "metavar": "FILE"}
     parser.add_argument("--corpus", **manifest, help="results/corpus/NAME/manifest.json")
     parser.add_argument("--tokenizer", **manifest, help="results/tokenizers/NAME/manifest.json")
-    parser.add_argument("--stores", nargs="+", default=["packed-sequence_length=2048", "token-list"], metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="every side is timed once in each round")
-    parser.add_argument("--cores", type=int, default=1, metavar="N", help="cores that each side may use")
     parser.add_argument(
-        "--memory", nargs="*", type=int, default=[], metavar="MB", help="measure peak memory on synthetic text"
+        "--stores", nargs="+", default=["packed-sequence_length=2048", "token-list"], metavar="NAME"
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="write the records as JSON")
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="every side is timed once in each round"
+    )
+    parser.add_argument(
+        "--cores", type=int, default=1, metavar="N", help="cores that each side may use"
+    )
+    parser.add_argument(
+        "--memory",
+        nargs="*",
+        type=int,
+        default=[],
+        metavar="MB",
+        help="measure peak memory on synthetic text",
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FILE", help="write the records as JSON"
+    )
     parsed = parser.parse_args(arguments)
     folders = parsed.corpus.parent, parsed.tokenizer.parent
     options = {name: getattr(parsed, name) for name in ("stores", "rounds", "cores", "memory")}
-    return exit_code(lambda: print(table(measure(*folders, parsed.output, **options))), f"{parser.prog} --help")
+    return exit_code(
+        lambda: print(table(measure(*folders, parsed.output, **options))), f"{parser.prog} --help"
+    )
 
 
 if __name__ == "__main__":

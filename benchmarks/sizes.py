@@ -1,9 +1,11 @@
-"""Benchmark of reading at two sizes: a corpus as it is, and the same text many times over, larger than any cache.
+"""Benchmark of reading at two sizes: a corpus as it is, and the same text many times over, larger
+than any cache.
 
-The larger corpus repeats the documents of the given one, each behind a number of its own, so that the two differ in
-size alone. One process on one core; in each round every approach reads from both corpora, in changing order. Measured
-are the CPU time of a batch, the bytes that the disk delivers for a batch while nothing is in the page cache, and the
-time that a loop of simulated training steps waits for its batches, with a reading thread as on GPUs.
+The larger corpus repeats the documents of the given one, each behind a number of its own, so that
+the two differ in size alone. One process on one core; in each round every approach reads from both
+corpora, in changing order. Measured are the CPU time of a batch, the bytes that the disk delivers
+for a batch while nothing is in the page cache, and the time that a loop of simulated training steps
+waits for its batches, with a reading thread as on GPUs.
 """
 
 import functools
@@ -53,13 +55,18 @@ def measure(
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
-    `size` is the text of the larger corpus in bytes. Corpora and stores are written next to `output` and reused. With
-    `cold` the files are dropped from the page cache before a part of the rounds. Raises UserError as the builders of
-    corpora and stores do.
+    `size` is the text of the larger corpus in bytes. Corpora and stores are written next to
+    `output` and reused. With `cold` the files are dropped from the page cache before a part of the
+    rounds. Raises UserError as the builders of corpora and stores do.
     """
     folder = output.parent / f"{output.stem}-sizes"
-    corpora = {"given": corpus_directory, "large": _enlarge(corpus_directory, size, folder / "corpus")}
-    runs = {approach: _build_run(settings, approach, tokenizer_directory) for approach in APPROACHES}
+    corpora = {
+        "given": corpus_directory,
+        "large": _enlarge(corpus_directory, size, folder / "corpus"),
+    }
+    runs = {
+        approach: _build_run(settings, approach, tokenizer_directory) for approach in APPROACHES
+    }
     for name, corpus in corpora.items():
         if RawText(corpus).open_records() is None:
             write_text_records(corpus)
@@ -74,11 +81,15 @@ def measure(
         run, corpus = runs[approach], corpora[name]
         tokens = folder / "tokens" / name / run.store.directory if run.store else None
         files = sorted((tokens or records_manifest(corpus).parent).iterdir())
-        open_again = functools.partial(open_batches, run, Inputs(corpus, tokenizer_directory, tokens))
+        open_again = functools.partial(
+            open_batches, run, Inputs(corpus, tokenizer_directory, tokens)
+        )
         place = {"approach": approach, "corpus": name, "round": number}
         _read_whole(files)  # a cold round has dropped them
         with machine.pin_to_cores({min(cores)} if cores else set()):
-            records.append({**place, "cache": "warm", **_time_batches(open_again(), settings.batches, number)})
+            records.append(
+                {**place, "cache": "warm", **_time_batches(open_again(), settings.batches, number)}
+            )
             if cold:
                 found = _read_cold(open_again, files, settings.batches, number)
                 records.append({**place, "cache": "cold", **found})
@@ -89,9 +100,14 @@ def measure(
     result = {
         "schema": VERSION,
         "benchmark": "sizes",
-        "settings": {name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds")},
+        "settings": {
+            name: getattr(settings, name)
+            for name in ("sequence_length", "rows", "batches", "rounds")
+        },
         "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
-        "text_bytes": {name: RawText(corpus).split["utf8_bytes"] for name, corpus in corpora.items()},
+        "text_bytes": {
+            name: RawText(corpus).split["utf8_bytes"] for name, corpus in corpora.items()
+        },
         "hardware": provenance.describe_machine(),
         "versions": find_versions(),
         "finished_unix_s": time.time(),
@@ -124,7 +140,9 @@ def _enlarge(corpus: Path, size: int, folder: Path) -> Path:
     return folder
 
 
-def _build_run(settings: DataBenchmarkSettings, approach: str, tokenizer_directory: Path) -> RunSettings:
+def _build_run(
+    settings: DataBenchmarkSettings, approach: str, tokenizer_directory: Path
+) -> RunSettings:
     tokenizer = read_tokenizer_manifest(tokenizer_directory)
     run = RunSettings(
         tokenizer=TokenizerSettings(name=tokenizer["name"], kind=tokenizer["kind"]),
@@ -164,7 +182,9 @@ def _time_batches(batches: Batches, count: int, number: int) -> dict[str, Any]:
 
 
 def _read_cold(open_again: Any, files: list[Path], count: int, number: int) -> dict[str, Any]:
-    """Count the bytes that the disk delivers for `count` batches; stored ids, or UTF-8, are the bytes that are used."""
+    """Count the bytes that the disk delivers for `count` batches; stored ids, or UTF-8, are the
+    bytes that are used.
+    """
     if reason := machine.explain_warm_cache(machine.drop_page_cache(files)):
         return {"not_cold": reason}
     batches = open_again()
@@ -182,7 +202,9 @@ def _read_cold(open_again: Any, files: list[Path], count: int, number: int) -> d
 
 
 def _wait(batches: Batches) -> dict[str, Any]:
-    """Wait for the batches of simulated steps, which leave the cores to the reading thread as a GPU does."""
+    """Wait for the batches of simulated steps, which leave the cores to the reading thread as a GPU
+    does.
+    """
     ahead = Prefetcher(batches)
     ahead.next()
     waited, start = 0.0, time.perf_counter()
@@ -206,19 +228,40 @@ def format_table(result: dict[str, Any]) -> str:
     sizes = " and ".join(f"{size / 1e6:,.0f} MB" for size in result["text_bytes"].values())
     settings = result["settings"]
     head = (
-        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
+        f"{settings['rounds']} rounds, batches of {settings['rows']} x "
+        f"{settings['sequence_length']}, one core, "
         f"text of {sizes}; waits: share of {STEPS} steps of {STEP_S * 1e3:.0f} ms"
     )
-    rows = [("approach", "given ms", "large ms", "large / given", "cold bytes/token", "waits", "cold waits")]
+    rows = [
+        (
+            "approach",
+            "given ms",
+            "large ms",
+            "large / given",
+            "cold bytes/token",
+            "waits",
+            "cold waits",
+        )
+    ]
     for approach, of_approach in group_by(result["records"], "approach").items():
         given, large = (
-            np.array([r["median_s"] for r in of_approach if r["corpus"] == name and "median_s" in r]) * 1e3
+            np.array(
+                [r["median_s"] for r in of_approach if r["corpus"] == name and "median_s" in r]
+            )
+            * 1e3
             for name in ("given", "large")
         )
         found = [record for record in of_approach if record["corpus"] == "large"]
         read = [r["read_bytes"] / r["useful_tokens"] for r in found if "read_bytes" in r]
         waits = [
-            _median([r["wait_s"] / r["seconds"] for r in found if "wait_s" in r and r["cache"] == cache], ".2%")
+            _median(
+                [
+                    r["wait_s"] / r["seconds"]
+                    for r in found
+                    if "wait_s" in r and r["cache"] == cache
+                ],
+                ".2%",
+            )
             for cache in ("warm", "cold")
         ]
         middle = _median(given, ".3f"), _median(large, ".3f"), format_spread(large / given)
@@ -234,11 +277,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure, and print the table. Return the exit code."""
     parser = Parser(prog="python benchmarks/sizes.py", description=__doc__)
     required: dict[str, Any] = {"required": True, "metavar": "FILE", "type": Path}
-    parser.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
+    parser.add_argument(
+        "--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds"
+    )
     parser.add_argument("--corpus", **required, help="results/corpus/NAME/manifest.json")
     parser.add_argument("--tokenizer", **required, help="results/tokenizers/NAME/manifest.json")
-    parser.add_argument("--size", required=True, type=float, metavar="GB", help="text of the larger corpus")
-    parser.add_argument("--cold", action="store_true", help="also read what is not in the page cache")
+    parser.add_argument(
+        "--size", required=True, type=float, metavar="GB", help="text of the larger corpus"
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="also read what is not in the page cache"
+    )
     parser.add_argument("--output", **required, help="the JSON to write")
     parsed = parser.parse_args(arguments)
     if not 0 < parsed.size < math.inf:
@@ -247,7 +296,11 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> None:
         settings = from_json(DataBenchmarkSettings, parsed.settings)
         folders = parsed.corpus.parent, parsed.tokenizer.parent
-        print(format_table(measure(settings, *folders, int(parsed.size * 1e9), parsed.output, cold=parsed.cold)))
+        print(
+            format_table(
+                measure(settings, *folders, int(parsed.size * 1e9), parsed.output, cold=parsed.cold)
+            )
+        )
 
     return exit_code(run, f"{parser.prog} --help")
 

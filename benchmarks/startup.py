@@ -1,12 +1,14 @@
-"""Measure how one rank of many starts: initial weights, a state that it loads, and torch's own format beside ours.
+"""Measure how one rank of many starts: initial weights, a state that it loads, and torch's own
+format beside ours.
 
     python benchmarks/startup.py initialise --ranks 4        # one rank of four, sharded (FSDP), alone in a process
     python benchmarks/startup.py load --ranks 16             # the same, from a state that 16 ranks would have written
     python benchmarks/startup.py compare --model gpt2-124m   # torch.distributed.checkpoint, on one rank
 
-The other ranks are those of torch's fake process group, which sends nothing. The files of the state have the real sizes
-and no content (holes), so that loading measures this machine's memory and not its disk. Each command prints one line of
-JSON. The peak is that of the process (VmHWM) above what it had after its imports.
+The other ranks are those of torch's fake process group, which sends nothing. The files of the state
+have the real sizes and no content (holes), so that loading measures this machine's memory and not
+its disk. Each command prints one line of JSON. The peak is that of the process (VmHWM) above what
+it had after its imports.
 """
 
 import argparse
@@ -83,7 +85,9 @@ def trainer_of(shape: ModelSettings, ranks: int, rank: int, *, unset: bool) -> T
     layout = LayoutSettings(shard=ranks) if ranks > 1 else LayoutSettings()
     if ranks > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    run = RunSettings(model=shape, sequence_length=1024, global_batch=ranks, micro_batch=1, layout=layout)
+    run = RunSettings(
+        model=shape, sequence_length=1024, global_batch=ranks, micro_batch=1, layout=layout
+    )
     return Trainer(run, shape, World(rank, ranks, 0, torch.device("cpu")), "sdpa", unset=unset)
 
 
@@ -97,12 +101,16 @@ def initialise(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Load a rank's part of a state that as many ranks have written, other than the rank that verifies."""
+    """Load a rank's part of a state that as many ranks have written, other than the rank that
+    verifies.
+    """
     shape, opened, read_header = shape_of(arguments.model), [], checkpoint._map
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         written = Path(folder) / "step=00000001"
         _write_holes(written, parameters_of(shape), arguments.ranks)
-        sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+        sys.addaudithook(
+            lambda event, args: opened.append(str(args[0])) if event == "open" else None
+        )
         # safetensors opens files outside Python, where no hook sees it
         checkpoint._map = lambda path: (opened.append(str(path)), read_header(path))[1]
         trainer = trainer_of(shape, arguments.ranks, arguments.rank, unset=True)
@@ -112,7 +120,9 @@ def load(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write_holes(folder: Path, parameters: dict[str, Tensor], ranks: int) -> None:
-    """Write a resume state of a sharded layout whose files have the right sizes, and zeros that take no room."""
+    """Write a resume state of a sharded layout whose files have the right sizes, and zeros that
+    take no room.
+    """
     folder.mkdir()
     records = {}
     for rank in range(ranks):
@@ -125,24 +135,50 @@ def _write_holes(folder: Path, parameters: dict[str, Tensor], ranks: int) -> Non
                 begin, end = end, end + 4 * math.prod(part)
                 header[key] = {"dtype": "F32", "shape": part, "data_offsets": [begin, end]}
                 offsets = (rows.start, *(0,) * (weight.dim() - 1))
-                index[key] = {"offsets": offsets, "shape": part, "whole": tuple(weight.shape), "dtype": "float32"}
+                index[key] = {
+                    "offsets": offsets,
+                    "shape": part,
+                    "whole": tuple(weight.shape),
+                    "dtype": "float32",
+                }
             if rank == 0:
                 begin, end = end, end + 4
-                header[f"optimizer.step.{name}"] = {"dtype": "F32", "shape": [], "data_offsets": [begin, end]}
-                index[f"optimizer.step.{name}"] = {"offsets": [], "shape": [], "whole": [], "dtype": "float32"}
+                header[f"optimizer.step.{name}"] = {
+                    "dtype": "F32",
+                    "shape": [],
+                    "data_offsets": [begin, end],
+                }
+                index[f"optimizer.step.{name}"] = {
+                    "offsets": [],
+                    "shape": [],
+                    "whole": [],
+                    "dtype": "float32",
+                }
         text = json.dumps(header).encode()
         path = folder / f"rank={rank:05d}.safetensors"
         path.write_bytes(len(text).to_bytes(8, "little") + text)
         os.truncate(path, 8 + len(text) + end)
         facts = {"file": path.name, "bytes": path.stat().st_size, "index": index, "state": {}}
         write_json(folder / f"rank={rank:05d}.json", facts)
-        records[f"rank={rank:05d}.json"] = {"bytes": (folder / f"rank={rank:05d}.json").stat().st_size}
-    record = {"schema": 1, "kind": "model", "run_id": "holes", "run": {}, "model": {}, "step": 1, "ranks": records}
+        records[f"rank={rank:05d}.json"] = {
+            "bytes": (folder / f"rank={rank:05d}.json").stat().st_size
+        }
+    record = {
+        "schema": 1,
+        "kind": "model",
+        "run_id": "holes",
+        "run": {},
+        "model": {},
+        "step": 1,
+        "ranks": records,
+    }
     write_sealed(folder / "checkpoint.json", record)
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Save and load a model with its moments in one process: our format, which hashes all files, and torch's."""
+    """Save and load a model with its moments in one process: our format, which hashes all files,
+    and torch's.
+    """
     import torch.distributed.checkpoint as peer
 
     tensors = {
@@ -150,16 +186,22 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, weight in parameters_of(shape_of(arguments.model)).items()
         for kind in ("model", *(f"optimizer.{moment}" for moment in MOMENTS))
     }
-    found: dict[str, Any] = {"values_gb": round(sum(tensor.nbytes for tensor in tensors.values()) / 1e9, 3)}
+    found: dict[str, Any] = {
+        "values_gb": round(sum(tensor.nbytes for tensor in tensors.values()) / 1e9, 3)
+    }
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         ours, theirs = Path(folder) / "ours", Path(folder) / "torch"
 
         def save_ours() -> None:
             write_rank(ours, 0, State({name: Piece.of(tensor) for name, tensor in tensors.items()}))
-            commit(ours, 1, {"kind": "model", "run_id": "compare", "run": {}, "model": {}, "step": 1})
+            commit(
+                ours, 1, {"kind": "model", "run_id": "compare", "run": {}, "model": {}, "step": 1}
+            )
 
         def load_ours() -> None:
-            Checkpoint(ours).read([(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()])
+            Checkpoint(ours).read(
+                [(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
+            )
 
         passes: dict[str, Callable[[], object]] = {
             "torch_save": lambda: peer.save(tensors, checkpoint_id=theirs, no_dist=True),
@@ -181,7 +223,9 @@ COMMANDS = {"initialise": initialise, "load": load, "compare": compare}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="python benchmarks/startup.py"
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python benchmarks/startup.py",
     )
     parser.add_argument("measure", choices=COMMANDS)
     parser.add_argument("--model", choices=sorted(PRESETS), default="llama-3.1-8b")

@@ -1,8 +1,8 @@
 """Benchmark of a training step against a plain loop over `transformers`, and against its Trainer.
 
-Same model, weights and batches in one process, with interleaved arms in each round. Each arm uses fused AdamW, clips to
-norm 1 and trains in fp32. The last position of each row is ignored in all arms, since the peers shift labels
-themselves.
+Same model, weights and batches in one process, with interleaved arms in each round. Each arm uses
+fused AdamW, clips to norm 1 and trains in fp32. The last position of each row is ignored in all
+arms, since the peers shift labels themselves.
 """
 
 import contextlib
@@ -26,7 +26,13 @@ from tokenscale.data.stores.documents import IGNORED
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import (
+    BudgetSettings,
+    OptimizerSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
 from tokenscale.train.loop import Training
 from tokenscale.train.models.convert_hf import to_hf
 from tokenscale.train.parallel.world import World
@@ -59,18 +65,23 @@ def measure(
     steps: int = 10,
     rounds: int = 5,
 ) -> dict[str, Any]:
-    """Measure seconds of each step by model, arm and round, without the first step of a round (warm-up).
+    """Measure seconds of each step by model, arm and round, without the first step of a round
+    (warm-up).
 
-    Raises UserError if `transformers` is missing, and if the arms compute different losses. The Trainer needs
-    `accelerate`; without it that arm is left out, as the result records.
+    Raises UserError if `transformers` is missing, and if the arms compute different losses. The
+    Trainer needs `accelerate`; without it that arm is left out, as the result records.
     """
     for model in models:
         if model not in PRESETS:
             raise unknown("model preset", model, PRESETS, flag="--models")
     result: dict[str, Any] = {
         "settings": {
-            **{"sequence_length": sequence_length, "rows": rows, "vocabulary_size": vocabulary_size},
-            **{"steps": steps, "rounds": rounds, "threads": torch.get_num_threads()},
+            "sequence_length": sequence_length,
+            "rows": rows,
+            "vocabulary_size": vocabulary_size,
+            "steps": steps,
+            "rounds": rounds,
+            "threads": torch.get_num_threads(),
         },
         "hardware": provenance.describe_machine(),
         "versions": find_versions(),
@@ -95,7 +106,9 @@ def measure(
                 )
             for number, name in interleave(list(arms), rounds):
                 seconds = arms[name](steps)
-                result["records"].append({"model": model, "arm": name, "round": number, "step_s": seconds})
+                result["records"].append(
+                    {"model": model, "arm": name, "round": number, "step_s": seconds}
+                )
             result["records"][-1]["own_s"] = ours.own()
     if output is not None:
         write_json(output, result)
@@ -113,10 +126,16 @@ def format_table(result: dict[str, Any]) -> str:
         for arm in [OURS, *(name for name in rounds if name != OURS)]:
             ratios = [mine / theirs for mine, theirs in zip(rounds[OURS], rounds[arm], strict=True)]
             milliseconds = format_spread([1e3 * median for median in rounds[arm]], ".1f")
-            rows.append((model, arm, milliseconds, format_spread(ratios, ".3f") if arm != OURS else ""))
+            rows.append(
+                (model, arm, milliseconds, format_spread(ratios, ".3f") if arm != OURS else "")
+            )
         own = [1e6 * seconds for record in records for seconds in record.get("own_s", ())]
-        notes.append(f"{model}: bookkeeping a step {format_spread(own, '.0f')} us; target {TARGET_US:.0f} us")
-    return "\n".join([format_columns(rows, 2), *notes, *(f"left out: {text}" for text in result["left_out"])])
+        notes.append(
+            f"{model}: bookkeeping a step {format_spread(own, '.0f')} us; target {TARGET_US:.0f} us"
+        )
+    return "\n".join(
+        [format_columns(rows, 2), *notes, *(f"left out: {text}" for text in result["left_out"])]
+    )
 
 
 def _make_batches(rows: int, length: int, vocabulary_size: int, count: int) -> list[Batch]:
@@ -147,7 +166,9 @@ class _RepeatedBatches(Batches):
 class _TokenscaleArm:
     """Complete training loop of a run, including log, status, progress and garbage collection."""
 
-    def __init__(self, model: str, vocabulary_size: int, length: int, batches: list[Batch], folder: Path):
+    def __init__(
+        self, model: str, vocabulary_size: int, length: int, batches: list[Batch], folder: Path
+    ):
         run = RunSettings(
             model=PRESETS[model].with_vocabulary(vocabulary_size),
             sequence_length=length,
@@ -157,12 +178,15 @@ class _TokenscaleArm:
             schedule=ScheduleSettings(shape="constant", warmup_steps=0),
             optimizer=OptimizerSettings(learning_rate=RATE, weight_decay=0.01),
             validation=ValidationSettings(rows=0),
-            garbage_every=0,  # no manual garbage collection, which would affect the other arms in this process
+            # no manual garbage collection, which would affect the other arms in this process
+            garbage_every=0,
         )
         self._own: list[float] = []
         with contextlib.redirect_stdout(io.StringIO()):
             world = World(0, 1, 0, torch.device("cpu"))
-            self.training = Training(run, Inputs(), folder, world, batches=_RepeatedBatches(batches, vocabulary_size))
+            self.training = Training(
+                run, Inputs(), folder, world, batches=_RepeatedBatches(batches, vocabulary_size)
+            )
         self.training.progress.enabled = False
         self._path = self.training.writer.directory / "steps.jsonl"
 
@@ -172,7 +196,9 @@ class _TokenscaleArm:
         self.training.batches.seek({"step": 0})
         with torch.no_grad():
             tokens, labels = torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt)
-            return (self.training.trainer.parallel.objective(tokens, labels) / batch.useful_tokens).item()
+            return (
+                self.training.trainer.parallel.objective(tokens, labels) / batch.useful_tokens
+            ).item()
 
     def __call__(self, steps: int) -> list[float]:
         self.training.clock.restart()
@@ -181,7 +207,10 @@ class _TokenscaleArm:
             self.training.step()
         self.training.log.read()
         self.training.writer.flush()
-        found = [json.loads(text) for text in self._path.read_text(encoding="utf-8").splitlines()[before + 1 :]]
+        found = [
+            json.loads(text)
+            for text in self._path.read_text(encoding="utf-8").splitlines()[before + 1 :]
+        ]
         self._own += [line["own_s"] for line in found]
         return [line["step_s"] for line in found]
 
@@ -199,12 +228,19 @@ def _convert_model(ours: _TokenscaleArm) -> torch.nn.Module:
     try:
         import transformers
     except ImportError as error:
-        raise UserError("this benchmark needs transformers.", reason=error, next="make setup") from None
+        raise UserError(
+            "this benchmark needs transformers.", reason=error, next="make setup"
+        ) from None
     shape = ours.training.trainer.model.settings
-    weights = {name: weight.detach().clone() for name, weight in ours.training.trainer.model.named_parameters()}
+    weights = {
+        name: weight.detach().clone()
+        for name, weight in ours.training.trainer.model.named_parameters()
+    }
     config, weights = to_hf(shape, weights, ours.training.settings.sequence_length)
     config_class = transformers.CONFIG_MAPPING[config["model_type"]]
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**config), attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_config(
+        config_class(**config), attn_implementation="sdpa"
+    )
     missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = {"lm_head.weight"} if shape.tied_embeddings else set()
     if set(missing) - tied or unexpected:
@@ -240,14 +276,20 @@ class _PlainLoopArm:
 
 
 class _HuggingFaceArm:
-    """Hugging Face's Trainer without logging and saving. Raises ImportError without `accelerate`."""
+    """Hugging Face's Trainer without logging and saving. Raises ImportError without
+    `accelerate`.
+    """
 
     def __init__(self, model: torch.nn.Module, batches: list[Batch], folder: Path):
         import accelerate  # noqa: F401
         from transformers import TrainingArguments
 
         self._model = model
-        self._rows = [{"input_ids": row, "labels": row} for b in batches for row in torch.from_numpy(b.tokens_bt)]
+        self._rows = [
+            {"input_ids": row, "labels": row}
+            for b in batches
+            for row in torch.from_numpy(b.tokens_bt)
+        ]
         self._first = torch.from_numpy(batches[0].tokens_bt)
         self._arguments = lambda steps: TrainingArguments(
             output_dir=str(folder / "trainer"),
@@ -282,7 +324,10 @@ class _HuggingFaceArm:
         Clock.times = []
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = Trainer(
-                model=self._model, args=self._arguments(steps + 1), train_dataset=self._rows, callbacks=[Clock()]
+                model=self._model,
+                args=self._arguments(steps + 1),
+                train_dataset=self._rows,
+                callbacks=[Clock()],
             )
             trainer.train()
         return [b - a for a, b in zip(Clock.times[:-1], Clock.times[1:], strict=True)]
@@ -291,13 +336,21 @@ class _HuggingFaceArm:
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure, and print the table. Return the exit code."""
     parser = Parser(prog="python benchmarks/training.py", description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["llama-tiny", "llama-small", "gpt2-tiny"], metavar="PRESET")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps in each round (default 10)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="every arm is timed once in each")
+    parser.add_argument(
+        "--models", nargs="+", default=["llama-tiny", "llama-small", "gpt2-tiny"], metavar="PRESET"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, metavar="N", help="timed steps in each round (default 10)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="every arm is timed once in each"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
     parsed = parser.parse_args(arguments)
     options = {"models": tuple(parsed.models), "steps": parsed.steps, "rounds": parsed.rounds}
-    return exit_code(lambda: print(format_table(measure(parsed.output, **options))), f"{parser.prog} --help")
+    return exit_code(
+        lambda: print(format_table(measure(parsed.output, **options))), f"{parser.prog} --help"
+    )
 
 
 if __name__ == "__main__":

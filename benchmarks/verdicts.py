@@ -1,4 +1,5 @@
-"""Simulate how often the report calls equal cells faster or slower, in the order of the design and under drift.
+"""Simulate how often the report calls equal cells faster or slower, in the order of the design and
+under drift.
 
 python benchmarks/verdicts.py                      # about 15 minutes on one core: a row a drift and number of repeats
 """
@@ -13,7 +14,8 @@ from tokenscale.analysis import statistics
 from tokenscale.report.paired_comparisons import Pair, judge
 from tokenscale.settings.experiments import Experiment, order_runs
 
-#: distribution of the logarithm of a run's throughput: normal, heavy tails (t with 2 degrees of freedom), one-sided
+#: distribution of the logarithm of a run's throughput: normal, heavy tails (t with 2 degrees of
+#: freedom), one-sided
 NOISE = {
     "normal": lambda random, size: random.normal(size=size),
     "heavy tails": lambda random, size: random.standard_t(2, size=size),
@@ -25,16 +27,25 @@ FAMILIES = ((1, 6), (1, 7), (1, 8), (1, 10), (3, 7), (3, 8))
 
 
 def simulate(
-    family: int, repeats: int, noise: str, scale: float, drift: float, campaigns: int, order_seed: int = 0
+    family: int,
+    repeats: int,
+    noise: str,
+    scale: float,
+    drift: float,
+    campaigns: int,
+    order_seed: int = 0,
 ) -> tuple[float, float]:
     """Return the shares of campaigns with a comparison that is called faster, and slower.
 
-    A campaign has `family` cells and their baseline, whose runs start in the order of one design. `scale` is that of
-    the noise; throughput falls linearly by the share `drift` from the first run to the last.
+    A campaign has `family` cells and their baseline, whose runs start in the order of one design.
+    `scale` is that of the noise; throughput falls linearly by the share `drift` from the first run
+    to the last.
     """
     random, wrong = np.random.default_rng([family, repeats]), np.zeros(2)
     factors = {"micro_batch": list(range(family + 1))}
-    design = Experiment(question="", runs={}, factors=factors, repeats=repeats, order_seed=order_seed)
+    design = Experiment(
+        question="", runs={}, factors=factors, repeats=repeats, order_seed=order_seed
+    )
     order = [(cell["micro_batch"], repeat) for cell, repeat in order_runs(design)]
     places = np.linspace(0.0, 1.0, len(order))
     started = {f"{cell} {k}": place for (cell, k), place in zip(order, places, strict=True)}
@@ -44,7 +55,9 @@ def simulate(
         runs: list[dict] = [{} for _ in range(family + 1)]
         for (cell, k), value in zip(order, values, strict=True):
             runs[cell][k] = f"{cell} {k}", value
-        pairs = [Pair("", "", ("", ""), "", "useful_tokens_per_s", of, runs[0], {}) for of in runs[1:]]
+        pairs = [
+            Pair("", "", ("", ""), "", "useful_tokens_per_s", of, runs[0], {}) for of in runs[1:]
+        ]
         words = [judged.verdict for judged in judge(pairs, found, started)]
         wrong += [any(word.startswith(start) for word in words) for start in ("faster", "slower")]
     return wrong[0] / campaigns, wrong[1] / campaigns
@@ -56,18 +69,27 @@ def tabulate(campaigns: int) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for drift, (family, repeats) in itertools.product(DRIFTS, FAMILIES):
         settings = itertools.product(NOISE, SCALES)
-        found = 100 * np.array([simulate(family, repeats, *noise, drift, campaigns) for noise in settings])
+        found = 100 * np.array(
+            [simulate(family, repeats, *noise, drift, campaigns) for noise in settings]
+        )
         faster, slower = found.mean(axis=0)
         most = found.sum(axis=1).max()
-        yield f"| {100 * drift:g} % | {family} | {repeats} | {faster:.1f} | {slower:.1f} | {most:.1f} |"
+        yield (
+            f"| {100 * drift:g} % | {family} | {repeats} | {faster:.1f} | {slower:.1f} | "
+            f"{most:.1f} |"
+        )
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/verdicts.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python benchmarks/verdicts.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--campaigns", type=int, default=1000, help="simulated campaigns of each setting")
+    parser.add_argument(
+        "--campaigns", type=int, default=1000, help="simulated campaigns of each setting"
+    )
     for line in tabulate(parser.parse_args().campaigns):
         print(line, flush=True)
 

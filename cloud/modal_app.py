@@ -1,7 +1,9 @@
-"""One experiment on a rented machine by Modal, after `tokenscale cloud` has staged it (docs/cloud.md).
+"""One experiment on a rented machine by Modal, after `tokenscale cloud` has staged it
+(docs/cloud.md).
 
-modal secret create tokenscale-bucket AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… AWS_DEFAULT_REGION=…
-GPU=H100:4 modal run cloud/modal_app.py --bucket s3://BUCKET/PREFIX --experiment demo --ranks 4
+modal secret create tokenscale-bucket AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
+AWS_DEFAULT_REGION=… GPU=H100:4 modal run cloud/modal_app.py --bucket s3://BUCKET/PREFIX
+--experiment demo --ranks 4
 """
 
 import os
@@ -26,10 +28,13 @@ image = (
     gpu=os.environ.get("GPU", "H100"),  # KIND or KIND:NUMBER; one machine, so at most its GPUs
     secrets=[modal.Secret.from_name("tokenscale-bucket")],
     timeout=24 * 3600,
-    retries=10,  # a machine that is taken away, or a run that fails: the next worker goes on from the bucket
+    # a machine that is taken away, or a run that fails: the next worker goes on from the bucket
+    retries=10,
 )
 def train(bucket: str, experiment: str, ranks: int) -> None:
-    """Train the staged runs in an empty folder. Raises CalledProcessError where a run did not end."""
+    """Train the staged runs in an empty folder. Raises CalledProcessError where a run did not
+    end.
+    """
     command = ["cloud", "--bucket", bucket, experiment, "--ranks", str(ranks), "--worker"]
     subprocess.run([sys.executable, "-m", "tokenscale", *command], check=True)
 

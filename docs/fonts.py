@@ -19,7 +19,8 @@ def make(folder: Path) -> None:
         options = subset.Options(glyph_names=True, legacy_kern=True, notdef_outline=True)
         options.name_IDs = [0, 1, 2, 4, 6, 13, 14]  # names and licence
         options.layout_scripts = ["DFLT", "latn", "grek"]
-        # rules of layout are cut anew for every drawing, which takes longer than the letters; pairs are in `kern`, too
+        # rules of layout are cut anew for every drawing, which takes longer than the letters; pairs
+        # are in `kern`, too
         options.drop_tables += ["FFTM", "GDEF", "GPOS", "MATH"]
         options.recalc_timestamp = False
         file = folder / Path(name).name

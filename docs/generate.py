@@ -1,4 +1,5 @@
-"""Generate pages of docs/, the JSON schemas of workflow/schemas, environment.yml and packages of a Containerfile.
+"""Generate pages of docs/, the JSON schemas of workflow/schemas, environment.yml and packages of a
+Containerfile.
 
 `make generate` writes them.
 
@@ -76,16 +77,26 @@ OF_THE_IMAGE = ("torch", "numpy")
 
 def main() -> int:
     """Write the files, or compare them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; refuse files that are out of date")
-    parser.add_argument("--sizes", action="store_true", help="print the sizes of the packages, and write nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; refuse files that are out of date"
+    )
+    parser.add_argument(
+        "--sizes", action="store_true", help="print the sizes of the packages, and write nothing"
+    )
     arguments = parser.parse_args()
     check = arguments.check
     os.chdir(ROOT)
     if arguments.sizes:
         print(render_sizes(), end="")
         return 0
-    changed = {path: text for path, text in render_files() if not path.is_file() or path.read_text("utf-8") != text}
+    changed = {
+        path: text
+        for path, text in render_files()
+        if not path.is_file() or path.read_text("utf-8") != text
+    }
     if check and changed:
         raise UserError(
             "generated files are out of date.",
@@ -116,7 +127,10 @@ def render_files() -> Iterator[tuple[Path, str]]:
     yield Path("environment.yml"), render_conda(project)
     containerfile = Path("profiles/alps/Containerfile")
     lines = "".join(f'        "{requirement}" \\\n' for requirement in list_image_packages(project))
-    yield containerfile, re.sub(r'(?m)(^        "[^"]+" \\\n)+', lambda _: lines, containerfile.read_text("utf-8"))
+    yield (
+        containerfile,
+        re.sub(r'(?m)(^        "[^"]+" \\\n)+', lambda _: lines, containerfile.read_text("utf-8")),
+    )
 
 
 def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
@@ -128,7 +142,9 @@ def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
 def render_expectations() -> str:
     """Return the table of what recorded values must be."""
     names = ("value", "must be", "known from", "tolerance", "result")
-    lines = [[e.value, e.must, e.known_from, e.tolerance, e.word] for e in [*OF_A_RUN, *BETWEEN_RUNS]]
+    lines = [
+        [e.value, e.must, e.known_from, e.tolerance, e.word] for e in [*OF_A_RUN, *BETWEEN_RUNS]
+    ]
     return markdown(Table([(name, False) for name in names], lines))
 
 
@@ -138,16 +154,34 @@ def render_expectations() -> str:
 def render_readers() -> str:
     """Return a table of what each reader of texts and of ids refuses, changes and counts."""
     kinds = {"stream": stream, "docstrings": docstrings}
-    changes = {name: form.changes for name, form in FORMATS.items()} | {n: kind.CHANGES for n, kind in kinds.items()}
-    counts = {name: form.counts for name, form in FORMATS.items()} | {"stream": FORMATS["jsonl"].counts}
+    changes = {name: form.changes for name, form in FORMATS.items()} | {
+        n: kind.CHANGES for n, kind in kinds.items()
+    }
+    counts = {name: form.counts for name, form in FORMATS.items()} | {
+        "stream": FORMATS["jsonl"].counts
+    }
     rows = []
-    for reader in dict.fromkeys([*changes, *" ".join(refusal.readers for refusal in REFUSALS.values()).split()]):
-        refused = [r.what.format(kind="column", name="…") for r in REFUSALS.values() if reader in r.readers.split()]
+    for reader in dict.fromkeys(
+        [*changes, *" ".join(refusal.readers for refusal in REFUSALS.values()).split()]
+    ):
+        refused = [
+            r.what.format(kind="column", name="…")
+            for r in REFUSALS.values()
+            if reader in r.readers.split()
+        ]
         name = reader.replace("convert-", "convert from ")
-        rows.append([name, "; ".join(refused), changes.get(reader, ""), ", ".join(counts.get(reader, ()))])
-    columns = [(name, False) for name in ("format or kind", "refuses a file that", "changes or leaves out", "counts")]
+        rows.append(
+            [name, "; ".join(refused), changes.get(reader, ""), ", ".join(counts.get(reader, ()))]
+        )
+    columns = [
+        (name, False)
+        for name in ("format or kind", "refuses a file that", "changes or leaves out", "counts")
+    ]
     fates = ", ".join(f"`{name}`" for name in FATES)
-    return f"{markdown(Table(columns, rows))}\nEvery text is then cleaned, and the manifest counts {fates}.\n"
+    return (
+        f"{markdown(Table(columns, rows))}\nEvery text is then cleaned, and the manifest counts "
+        f"{fates}.\n"
+    )
 
 
 # -- times and sizes
@@ -156,17 +190,28 @@ def render_readers() -> str:
 def replace_times(page: Path) -> tuple[Path, str]:
     """Return (page, its text with the times of suites in the last column of their rows)."""
     # of green suites alone
-    seconds = {suite: int(taken) for suite, taken in re.findall(r"(?m)^(\S+) +(\d+) s .*code 0$", TIMES.read_text())}
+    seconds = {
+        suite: int(taken)
+        for suite, taken in re.findall(r"(?m)^(\S+) +(\d+) s .*code 0$", TIMES.read_text())
+    }
 
     def replace(row: re.Match) -> str:
         taken = seconds.get(row[2])
-        return row[0] if taken is None else f"{row[1]} {f'{taken} s' if taken < 60 else f'{round(taken / 60)} min'} |"
+        return (
+            row[0]
+            if taken is None
+            else f"{row[1]} {f'{taken} s' if taken < 60 else f'{round(taken / 60)} min'} |"
+        )
 
-    return page, re.sub(r"(?m)^(\| `make ([\w-]+)` \|.*\|) [^|]* \|$", replace, page.read_text(encoding="utf-8"))
+    return page, re.sub(
+        r"(?m)^(\| `make ([\w-]+)` \|.*\|) [^|]* \|$", replace, page.read_text(encoding="utf-8")
+    )
 
 
 def render_sizes() -> str:
-    """Return a table of lines, files and imports between files of each package, and the circles of imports."""
+    """Return a table of lines, files and imports between files of each package, and the circles of
+    imports.
+    """
     files = {path: closure._scan_source(path)[0] for path in sorted(closure.PACKAGE.rglob("*.py"))}
     imports = {
         path: {found for name in names if (found := closure._find_module_file(name))} - {path}
@@ -179,7 +224,9 @@ def render_sizes() -> str:
             packages.setdefault(path.relative_to(closure.PACKAGE).parts[0], []).append(path)
     for name, members in sorted(packages.items()):
         count = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in members)
-        lines.append(f"{name or 'all':<12}{count:>8,}{len(members):>7}{sum(len(imports[m]) for m in members):>9,}")
+        lines.append(
+            f"{name or 'all':<12}{count:>8,}{len(members):>7}{sum(len(imports[m]) for m in members):>9,}"
+        )
     circles = set()
     for path in files:
         reached, todo = set(), list(imports[path])
@@ -197,9 +244,13 @@ def render_sizes() -> str:
 
 
 def render_conda(project: Mapping[str, Any]) -> str:
-    """Return environment.yml: the dependencies and those of the tests, which include the light extras."""
+    """Return environment.yml: the dependencies and those of the tests, which include the light
+    extras.
+    """
     stated = split_requirements(project["dependencies"] + project["optional-dependencies"]["test"])
-    conda = {CONDA.get(name, name): bounds for name, bounds in stated.items() if name not in PIP_ONLY}
+    conda = {
+        CONDA.get(name, name): bounds for name, bounds in stated.items() if name not in PIP_ONLY
+    }
     lines = [
         "# Generated from pyproject.toml by `make generate`, for conda users:",
         "#   conda env create -f environment.yml && conda activate tokenscale",
@@ -217,7 +268,9 @@ def render_conda(project: Mapping[str, Any]) -> str:
 
 
 def list_image_packages(project: Mapping[str, Any]) -> list[str]:
-    """Return the trainer's requirements that the base image of profiles/alps/Containerfile lacks."""
+    """Return the trainer's requirements that the base image of profiles/alps/Containerfile
+    lacks.
+    """
     stated = split_requirements(project["dependencies"])
     trainer = set(list_packages("trainer")).difference(OF_THE_IMAGE)
     named = [name + bounds for name, bounds in stated.items() if name in trainer]
@@ -262,15 +315,24 @@ def build_schemas() -> dict[str, dict[str, Any]]:
     experiment.setdefault("$defs", {}).update({**definitions, "Runs": run})
     experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
     # a name with a comma: keys that vary together
-    experiment["properties"]["factors"]["patternProperties"] = {",": {"type": "array", "items": {"type": "array"}}}
-    sections = (("corpora", CorpusSettings), ("mixtures", NamedMixture), ("tokenizers", TokenizerSettings))
+    experiment["properties"]["factors"]["patternProperties"] = {
+        ",": {"type": "array", "items": {"type": "array"}}
+    }
+    sections = (
+        ("corpora", CorpusSettings),
+        ("mixtures", NamedMixture),
+        ("tokenizers", TokenizerSettings),
+    )
     for section, cls in sections:
         inner = pydantic.TypeAdapter(cls).json_schema()
         inner["properties"].pop("name", None)
         if section == "corpora":  # one file need not be a list
             for key in FILE_LISTS:
                 listed = inner["$defs"]["SourceSettings"]["properties"][key]
-                listed["anyOf"] = [{"type": "string"}, {"type": listed.pop("type"), "items": listed.pop("items")}]
+                listed["anyOf"] = [
+                    {"type": "string"},
+                    {"type": listed.pop("type"), "items": listed.pop("items")},
+                ]
         config.setdefault("$defs", {}).update(inner.pop("$defs", {}))
         config["$defs"][cls.__name__] = inner
         config["properties"][section] = {
@@ -282,7 +344,11 @@ def build_schemas() -> dict[str, dict[str, Any]]:
     claims = pydantic.TypeAdapter(ClaimsFile).json_schema()
     for schema in (config, experiment, claims):
         schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    return {"config.schema.json": config, "experiment.schema.json": experiment, "claims.schema.json": claims}
+    return {
+        "config.schema.json": config,
+        "experiment.schema.json": experiment,
+        "claims.schema.json": claims,
+    }
 
 
 # -- docs/experiment-list.md
@@ -301,9 +367,15 @@ for GPUs; `study` has the source studies' own cells. At a scale without an overl
 
 
 def render_experiment_list(configs: Mapping[str, Config]) -> str:
-    """Return docs/experiment-list.md. `configs` are scale → the same configuration at that scale."""
+    """Return docs/experiment-list.md. `configs` are scale → the same configuration at that
+    scale.
+    """
     first = next(iter(configs.values()))
-    parts = [EXPERIMENTS_HEAD, *(_render_experiment(name, configs) for name in first.available), _render_studies()]
+    parts = [
+        EXPERIMENTS_HEAD,
+        *(_render_experiment(name, configs) for name in first.available),
+        _render_studies(),
+    ]
     return "\n".join(parts)
 
 
@@ -318,8 +390,16 @@ def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
             continue
         experiment, runs = config.experiment(name), config.runs(name)
         sizes = sorted({run.settings.layout.world_size for run in runs})
-        factors = "; ".join(f"{factor}: {_format_levels(levels)}" for factor, levels in experiment.factors.items())
-        row = [scale, str(len(runs)), describe_repeats(experiment), ", ".join(map(str, sizes)), factors or "none"]
+        factors = "; ".join(
+            f"{factor}: {_format_levels(levels)}" for factor, levels in experiment.factors.items()
+        )
+        row = [
+            scale,
+            str(len(runs)),
+            describe_repeats(experiment),
+            ", ".join(map(str, sizes)),
+            factors or "none",
+        ]
         lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
     lines += [
         "",
@@ -334,15 +414,23 @@ def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
 
 
 def _render_primary(configs: Mapping[str, Config], name: str) -> list[str]:
-    """Return a line for each scale with its primary comparisons; scales with equal ones share a line."""
+    """Return a line for each scale with its primary comparisons; scales with equal ones share a
+    line.
+    """
     scales: dict[str, list[str]] = {}
     for scale, config in configs.items():
-        for comparison in describe_primary(config.experiment(name)) or () if config.has_scale(name) else ():
+        for comparison in (
+            describe_primary(config.experiment(name)) or () if config.has_scale(name) else ()
+        ):
             of, over = comparison["names"]
             at = f" at {comparison['at']}" if comparison["at"] else ""
             text = f"{of} against {over}{at} ({comparison['quantity'].replace('_', ' ')})"
             scales.setdefault(text, []).append(scale)
-    return [line for text, at in scales.items() for line in (f"*Primary comparison, {', '.join(at)}:* {text}", "")]
+    return [
+        line
+        for text, at in scales.items()
+        for line in (f"*Primary comparison, {', '.join(at)}:* {text}", "")
+    ]
 
 
 def _first_experiment(configs: Mapping[str, Config], name: str) -> Experiment:
@@ -350,7 +438,8 @@ def _first_experiment(configs: Mapping[str, Config], name: str) -> Experiment:
 
 
 def _format_levels(levels: list) -> str:
-    """Format levels for a table cell: settings of a mapping, and values that vary together, separated by blanks.
+    """Format levels for a table cell: settings of a mapping, and values that vary together,
+    separated by blanks.
 
     >>> _format_levels(["packed", {"data": 2, "tensor": 2}, [2, 16]])
     'packed, data=2 tensor=2, 2 16'
@@ -360,7 +449,9 @@ def _format_levels(levels: list) -> str:
 
 def _format_level(level: object) -> str:
     if isinstance(level, dict):
-        return " ".join(f"{key}={_format_level(value)}" for key, value in flatten_cell(level).items())
+        return " ".join(
+            f"{key}={_format_level(value)}" for key, value in flatten_cell(level).items()
+        )
     if isinstance(level, list):
         return " ".join(map(_format_level, level))
     return level if isinstance(level, str) else canonical_json(level)
@@ -373,7 +464,9 @@ def _render_source_study(original: SourceStudy) -> list[str]:
         "What was wrong with it": original.wrong.strip(),
         "What ours measures, and why the numbers differ": original.ours.strip(),
     }
-    return [line for heading, text in texts.items() if text for line in (f"*{heading}:* {text}", "")]
+    return [
+        line for heading, text in texts.items() if text for line in (f"*{heading}:* {text}", "")
+    ]
 
 
 def _render_studies() -> str:
@@ -394,7 +487,11 @@ SECTIONS = (
     ("claims.yaml: a document", "documents.NAME.", Document),
     ("experiments/NAME.yaml", "", Experiment),
     ("experiments/NAME.yaml: a run", "runs.", RunSettings),
-    ("experiments/NAME.yaml: a run of the same table to go on from", "runs.resume_from.", ResumeFrom),
+    (
+        "experiments/NAME.yaml: a run of the same table to go on from",
+        "runs.resume_from.",
+        ResumeFrom,
+    ),
     ("experiments/NAME.yaml: a model, where no preset is named", "runs.model.", ModelSettings),
 )
 #: settings that files replace by a name; their tables are separate
@@ -406,9 +503,12 @@ def render_settings() -> str:
     parts = []
     for title, prefix, cls in SECTIONS:
         rows = "\n".join(_render_rows(cls, prefix, by_name=cls is RunSettings))
-        parts.append(f"### {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}\n")
+        parts.append(
+            f"### {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}\n"
+        )
     shapes = "\n".join(
-        f"| `{m.name}` | {_model_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / {m.key_value_heads} | {m.hidden} "
+        f"| `{m.name}` | {_model_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / "
+        f"{m.key_value_heads} | {m.hidden} "
         f"| {m.vocabulary_size or 'the tokenizer’s'} |"
         for m in PRESETS.values()
     )
@@ -430,7 +530,9 @@ def _render_rows(cls: type, prefix: str, by_name: bool = False):
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         # names are keys, `repeat` is set by `repeats`, `learnt_from` and `mixture` are filled in
-        if field.name in ("repeat", "learnt_from", "mixture") or (field.name == "name" and cls is not Machine):
+        if field.name in ("repeat", "learnt_from", "mixture") or (
+            field.name == "name" and cls is not Machine
+        ):
             continue
         hint, key = hints[field.name], f"`{prefix}{field.name}`"
         text = field.metadata["description"].replace("|", "\\|")
@@ -439,7 +541,10 @@ def _render_rows(cls: type, prefix: str, by_name: bool = False):
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _render_rows(hint, f"{prefix}{field.name}.")
         else:
-            yield f"| {key} | {_format_default(field)} | {_format_values(hint, field.metadata)} | {text} |"
+            yield (
+                f"| {key} | {_format_default(field)} | {_format_values(hint, field.metadata)} | "
+                f"{text} |"
+            )
 
 
 def _format_default(field: dataclasses.Field) -> str:
@@ -457,7 +562,11 @@ def _format_values(hint: typing.Any, metadata: typing.Mapping) -> str:
     if word is None:
         return {tuple: "list", dict: "mapping"}.get(typing.get_origin(hint), "settings")
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = [f"{sign} {metadata[name]}" for name, sign in signs.items() if metadata.get(name, LARGEST) != LARGEST]
+    bounds = [
+        f"{sign} {metadata[name]}"
+        for name, sign in signs.items()
+        if metadata.get(name, LARGEST) != LARGEST
+    ]
     return " ".join([word, ", ".join(bounds)]).strip()
 
 
@@ -465,11 +574,18 @@ def _format_values(hint: typing.Any, metadata: typing.Mapping) -> str:
 
 
 def render_findings(evidence: Path) -> str:
-    """A row for each claim that some evidence tests: its words, what the data say, the verdict, and where they are.
+    """A row for each claim that some evidence tests: its words, what the data say, the verdict, and
+    where they are.
 
-    `evidence` holds a folder for each machine and day; those with a `claims.json` are read, in order of their names.
+    `evidence` holds a folder for each machine and day; those with a `claims.json` are read, in
+    order of their names.
     """
-    columns = [("claim of a source document", False), ("here", False), ("verdict", False), ("evidence", False)]
+    columns = [
+        ("claim of a source document", False),
+        ("here", False),
+        ("verdict", False),
+        ("evidence", False),
+    ]
     rows = []
     for path in sorted(evidence.glob("*/claims.json")):
         for claim in read_claims(path):
@@ -492,11 +608,15 @@ def render_replication(evidence: Path) -> str:
     for path in sorted(evidence.glob("*/claims.json")):
         judged = read_json(path, "judged claims", next="snakemake results/report/claims.json")
         for claim in judged["claims"]:
-            if claim["id"] not in claims or (claim["experiment"] and not claims[claim["id"]]["experiment"]):
+            if claim["id"] not in claims or (
+                claim["experiment"] and not claims[claim["id"]]["experiment"]
+            ):
                 claims[claim["id"]] = claim
         measured = [*judged["replication"], *measured]
     tables = replication_tables(replicate(claims.values(), measured))
-    return "\n".join(f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in tables)
+    return "\n".join(
+        f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in tables
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import pytest
 
 from tests.once import once
 
-# before torch is there. Two workers on two cores: a thread that has no core keeps the others waiting, at full speed.
+# before torch is there. Two workers on two cores: a thread that has no core keeps the others
+# waiting, at full speed.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 # as in a shell with the environment activated: messages then name commands without a folder
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -25,7 +26,9 @@ collect_ignore = ["experiments/loops", "docs/extended.py"]
 
 
 def pytest_collection_modifyitems(items):
-    """Sort by the mark `slow`: the longest files first, so that no worker is left alone with one at the end."""
+    """Sort by the mark `slow`: the longest files first, so that no worker is left alone with one at
+    the end.
+    """
     seconds = defaultdict(int)
     for item in items:
         for mark in item.iter_markers("slow"):
@@ -40,12 +43,16 @@ def pytest_terminal_summary(terminalreporter):
         for report in itertools.chain(*terminalreporter.stats.values()):
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
-        Path(path).write_text("".join(f"{took:8.0f} s  {file}\n" for file, took in seconds.most_common(10)))
+        Path(path).write_text(
+            "".join(f"{took:8.0f} s  {file}\n" for file, took in seconds.most_common(10))
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """A test draws the same numbers whichever tests its worker ran before: one that fails fails again."""
+    """A test draws the same numbers whichever tests its worker ran before: one that fails fails
+    again.
+    """
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
 

@@ -21,15 +21,48 @@ from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    CleaningSettings,
+    CorpusSettings,
+    SourceSettings,
+    StoreSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import (
+    BudgetSettings,
+    OptimizerSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
 
 GRAMMAR = Path(__file__).parents[1] / "config/corpora/grammar"
 DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}]}
 
-WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
+WORDS = [
+    "the",
+    "loss",
+    "of",
+    "a",
+    "model",
+    "falls",
+    "when",
+    "it",
+    "reads",
+    "what",
+    "it",
+    "has",
+    "read",
+    "before",
+    "and",
+    "then",
+    "some",
+    "more",
+    "of",
+    "it",
+]
 #: documents that went wrong somewhere, some day
 HOSTILE = (
     "",
@@ -46,11 +79,24 @@ HOSTILE = (
 
 
 def texts_around(sequence_length: int) -> list[str]:
-    """Texts of distinct letters whose token counts lie at every border of a row, with the byte tokenizer of 259 ids."""
+    """Texts of distinct letters whose token counts lie at every border of a row, with the byte
+    tokenizer of 259 ids.
+    """
     letters = "abcdefghijklmnopqrstuvwxyz"
-    sizes = [*range(0, 4), *range(sequence_length - 3, sequence_length + 4), 2 * sequence_length - 1]
-    sizes += [2 * sequence_length, 2 * sequence_length + 1, 3 * sequence_length, 7 * sequence_length + 5]
-    return ["".join(letters[(n * 7 + k * k) % 26] for k in range(size)) for n, size in enumerate(sizes)]
+    sizes = [
+        *range(4),
+        *range(sequence_length - 3, sequence_length + 4),
+        2 * sequence_length - 1,
+    ]
+    sizes += [
+        2 * sequence_length,
+        2 * sequence_length + 1,
+        3 * sequence_length,
+        7 * sequence_length + 5,
+    ]
+    return [
+        "".join(letters[(n * 7 + k * k) % 26] for k in range(size)) for n, size in enumerate(sizes)
+    ]
 
 
 def make_corpus(
@@ -62,7 +108,9 @@ def make_corpus(
     row_group_rows: int = 7,
     cleaning: CleaningSettings | None = None,
 ) -> Path:
-    """A corpus of these texts, none dropped or changed by default, nearly surely all in the training split."""
+    """A corpus of these texts, none dropped or changed by default, nearly surely all in the
+    training split.
+    """
     settings = CorpusSettings(
         name=name,
         cleaning=cleaning or CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
@@ -86,19 +134,28 @@ def pairs_source(documents: int) -> SourceSettings:
     )
 
 
-def make_tokenizer(directory: Path, corpus_directory: Path, vocabulary_size: int = 300, name: str = "bpe") -> Path:
-    """A byte-level BPE of the corpus. Needs the package tokenizers; with little text it gets fewer ids.
+def make_tokenizer(
+    directory: Path, corpus_directory: Path, vocabulary_size: int = 300, name: str = "bpe"
+) -> Path:
+    """A byte-level BPE of the corpus. Needs the package tokenizers; with little text it gets fewer
+    ids.
 
     Its engines are compared on 200 fuzz texts, which takes a tenth of the time of all.
     """
-    settings = TokenizerSettings(name=name, kind="bpe", corpus="tiny", vocabulary_size=vocabulary_size)
+    settings = TokenizerSettings(
+        name=name, kind="bpe", corpus="tiny", vocabulary_size=vocabulary_size
+    )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(backends, "make_fuzz_texts", functools.partial(backends.make_fuzz_texts, count=200))
+        patched.setattr(
+            backends, "make_fuzz_texts", functools.partial(backends.make_fuzz_texts, count=200)
+        )
         build_tokenizer(settings, Path(directory), corpus_directory)
     return Path(directory)
 
 
-def make_store(directory: Path, corpus_directory: Path, tokenizer_directory: Path, store: StoreSettings | str) -> Path:
+def make_store(
+    directory: Path, corpus_directory: Path, tokenizer_directory: Path, store: StoreSettings | str
+) -> Path:
     """A store in `directory`/<its name>; the store by its settings or by its name."""
     store = StoreSettings.parse(store) if isinstance(store, str) else store
     path = Path(directory) / store.directory
@@ -108,10 +165,14 @@ def make_store(directory: Path, corpus_directory: Path, tokenizer_directory: Pat
 
 def make_run(approach: str, sequence_length: int, **changes: Any) -> RunSettings:
     tokenizer = TokenizerSettings(name="bpe", kind="bpe", corpus="tiny", vocabulary_size=300)
-    return RunSettings(approach=approach, sequence_length=sequence_length, tokenizer=tokenizer, **changes)
+    return RunSettings(
+        approach=approach, sequence_length=sequence_length, tokenizer=tokenizer, **changes
+    )
 
 
-def small_run(approach: str = "packed", world_size: int = 1, steps: int = 8, **changes: Any) -> RunSettings:
+def small_run(
+    approach: str = "packed", world_size: int = 1, steps: int = 8, **changes: Any
+) -> RunSettings:
     """A run of a model of which a step takes milliseconds, on the texts of `words_lab`."""
     settings = {
         "model": PRESETS["llama-micro"],
@@ -129,7 +190,9 @@ def small_run(approach: str = "packed", world_size: int = 1, steps: int = 8, **c
 class Lab:
     """A corpus, its tokenizer, and stores made when first asked for, in one folder."""
 
-    def __init__(self, directory: Path, texts: Sequence[str], vocabulary_size: int = 300, **corpus: Any):
+    def __init__(
+        self, directory: Path, texts: Sequence[str], vocabulary_size: int = 300, **corpus: Any
+    ):
         self.directory = Path(directory)
         self.corpus = make_corpus(self.directory / "corpus", texts, **corpus)
         self.tokenizer = make_tokenizer(self.directory / "tokenizer", self.corpus, vocabulary_size)
@@ -143,12 +206,17 @@ class Lab:
     def inputs(self, run: RunSettings) -> Inputs:
         store = self.store(run.store) if run.store else None
         return Inputs(
-            self.corpus, self.tokenizer, store, self.store(run.validation_store) if run.validation.rows else None
+            self.corpus,
+            self.tokenizer,
+            store,
+            self.store(run.validation_store) if run.validation.rows else None,
         )
 
     def batches(self, run: RunSettings, rank: int = 0, world_size: int = 1) -> Batches:
         store = self.store(run.store) if run.store else None
-        return open_batches(run, Inputs(self.corpus, self.tokenizer, store, rank=rank, world_size=world_size))
+        return open_batches(
+            run, Inputs(self.corpus, self.tokenizer, store, rank=rank, world_size=world_size)
+        )
 
 
 class GrammarLab(Lab):
@@ -163,15 +231,40 @@ class GrammarLab(Lab):
 def words_lab(directory: Path, texts: int = 120, share: float = 0.2) -> Lab:
     """Texts that a model can learn: few words, lengths from nothing to several rows."""
     pick = random.Random(0)
-    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(texts)]
+    texts = [
+        " ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(texts)
+    ]
     return Lab(directory, texts, validation_share=share)
 
 
 def sentence_lab(directory: Path, texts: int, longest: int) -> Lab:
-    """Documents that begin anywhere in one sentence said again and again: what a tiny model learns in a few steps."""
-    words = "a model learns which word comes next because the same words come again in the same order".split()
+    """Documents that begin anywhere in one sentence said again and again: what a tiny model learns
+    in a few steps.
+    """
+    words = [
+        "a",
+        "model",
+        "learns",
+        "which",
+        "word",
+        "comes",
+        "next",
+        "because",
+        "the",
+        "same",
+        "words",
+        "come",
+        "again",
+        "in",
+        "the",
+        "same",
+        "order",
+    ]
     pick = random.Random(0)
-    texts = [" ".join((words * 9)[(k := pick.randrange(16)) : k + pick.randrange(2, longest)]) for _ in range(texts)]
+    texts = [
+        " ".join((words * 9)[(k := pick.randrange(16)) : k + pick.randrange(2, longest)])
+        for _ in range(texts)
+    ]
     return Lab(directory, texts, validation_share=0.2)
 
 
@@ -181,7 +274,11 @@ def same(a: Batch, b: Batch) -> bool:
         x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
         for x, y in ((a.tokens_bt, b.tokens_bt), (a.labels_bt, b.labels_bt))
     )
-    counts = (a.useful_tokens, a.total_tokens, a.order_digest) == (b.useful_tokens, b.total_tokens, b.order_digest)
+    counts = (a.useful_tokens, a.total_tokens, a.order_digest) == (
+        b.useful_tokens,
+        b.total_tokens,
+        b.order_digest,
+    )
     ids = [ids for ids in (a.document_ids_bt, b.document_ids_bt) if ids is not None]
     return arrays and counts and (len(ids) < 2 or np.array_equal(*ids))
 
@@ -190,8 +287,12 @@ def take(batches: Batches, steps: int) -> list[Batch]:
     return [batches.next().copy() for _ in range(steps)]
 
 
-def check_order(opened: Callable[[int, int], Batches], worlds: Iterable[int], stop: int, wrap=lambda x: x) -> None:
-    """Any number of ranks reads on as one, from the states of three that stopped (JSON) and from the step alone."""
+def check_order(
+    opened: Callable[[int, int], Batches], worlds: Iterable[int], stop: int, wrap=lambda x: x
+) -> None:
+    """Any number of ranks reads on as one, from the states of three that stopped (JSON) and from
+    the step alone.
+    """
     alone, ranks = opened(0, 1), [wrap(opened(rank, 3)) for rank in range(3)]
     for each in (alone, *ranks):
         take(each, stop)

@@ -7,7 +7,9 @@ MEDIAN, P90 = 0.008, 0.03
 
 
 def simulate(generator: np.random.Generator, steps: int, change: float = 0.0) -> np.ndarray:
-    """Return seconds of steps: drift within ± 3 % of the run, AR(1) noise of 0 to 0.7, 3 % outliers, a slow start."""
+    """Return seconds of steps: drift within ± 3 % of the run, AR(1) noise of 0 to 0.7, 3 %
+    outliers, a slow start.
+    """
     correlation = generator.uniform(0, 0.7)
     noise = generator.normal(size=steps)
     for at in range(1, steps):

@@ -1,8 +1,9 @@
-"""Count what torch.compile makes of a training step: graphs, graph breaks, recompiles, and blocks that run eagerly.
+"""Count what torch.compile makes of a training step: graphs, graph breaks, recompiles, and blocks
+that run eagerly.
 
-Graphs are run as they are: what is counted is Dynamo's part, which is the same on any device. A layout of several
-ranks needs no other process: rank 0 of a fake process group, whose collectives return at once, traces what it would
-trace among real ones.
+Graphs are run as they are: what is counted is Dynamo's part, which is the same on any device. A
+layout of several ranks needs no other process: rank 0 of a fake process group, whose collectives
+return at once, traces what it would trace among real ones.
 """
 
 import itertools
@@ -31,9 +32,12 @@ from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import Trainer
 
-#: more blocks than torch's limit of 8 recompilations, on each stage of a pipeline: fewer would hide it
+#: more blocks than torch's limit of 8 recompilations, on each stage of a pipeline: fewer would hide
+#: it
 LAYERS, LENGTH, VOCABULARY = 12, 16, 97
-SHAPE = replace(PRESETS["llama-micro"], layers=LAYERS, dimension=32, hidden=64, heads=4, key_value_heads=2)
+SHAPE = replace(
+    PRESETS["llama-micro"], layers=LAYERS, dimension=32, hidden=64, heads=4, key_value_heads=2
+)
 LAYOUTS = {
     "single": LayoutSettings(),
     "ddp": LayoutSettings(data=2, bucket_megabytes=1),
@@ -81,7 +85,9 @@ def batch_of(run: RunSettings, seed: int) -> Batch:
     labels[:, -3:] = -100
     batch = Batch.from_arrays(tokens, labels, 0)
     if run.document_mask:
-        batch = replace(batch, document_ids_bt=np.sort(random.integers(0, 3, (rows, LENGTH))).astype(np.int32))
+        batch = replace(
+            batch, document_ids_bt=np.sort(random.integers(0, 3, (rows, LENGTH))).astype(np.int32)
+        )
     return batch
 
 
@@ -106,7 +112,9 @@ def inductor_replaced(backend: Callable) -> Iterator[None]:
     counters.clear()
     compilation.compile_function.cache_clear()
     lookup = registry.lookup_backend
-    with patch.object(registry, "lookup_backend", lambda name: backend if name == "inductor" else lookup(name)):
+    with patch.object(
+        registry, "lookup_backend", lambda name: backend if name == "inductor" else lookup(name)
+    ):
         yield
     torch._dynamo.reset()
     compilation.compile_function.cache_clear()
@@ -131,11 +139,14 @@ def counting_backend() -> Iterator[Counter]:
         yield found
 
 
-def count(run: RunSettings, kernel: str, world: World, steps: int = 2) -> tuple[dict[str, int], int]:
-    """What the record of a run must state of its graphs, and the calls of graphs in a forward pass, blocks and loss
-    together.
+def count(
+    run: RunSettings, kernel: str, world: World, steps: int = 2
+) -> tuple[dict[str, int], int]:
+    """What the record of a run must state of its graphs, and the calls of graphs in a forward pass,
+    blocks and loss together.
 
-    `recompiles` and `graph_breaks` are as Dynamo counts them; `eager_blocks` ran outside of a graph.
+    `recompiles` and `graph_breaks` are as Dynamo counts them; `eager_blocks` ran outside of a
+    graph.
     """
     eager, forward = set(), Block.forward
 
@@ -147,17 +158,24 @@ def count(run: RunSettings, kernel: str, world: World, steps: int = 2) -> tuple[
     with ExitStack() as stack:
         found = stack.enter_context(counting_backend())
         stack.enter_context(patch.object(Block, "forward", observed))
-        # fake collectives return no values, and FlexAttention has no backward pass for a CPU's compiled code
+        # fake collectives return no values, and FlexAttention has no backward pass for a CPU's
+        # compiled code
         stack.enter_context(patch("tokenscale.train.parallel.ddp.allreduce_hook", _return_bucket))
         stack.enter_context(patch("tokenscale.train.models.attention._varlen", _varlen))
-        stack.enter_context(patch("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None))
+        stack.enter_context(
+            patch("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+        )
         trainer = Trainer(run, run.model, world, kernel)
         for step in range(steps):
             found["calls"] = 0
             batch = batch_of(run, step)
             trainer.step(batch, torch.tensor(float(batch.useful_tokens)), 1e-3, HostTimer())
         blocks = [block for block in trainer.model.blocks if block is not None]
-        counts = {"graphs": found["graphs"], "recompiles": found["recompiles"], "blocks": len(blocks)}
+        counts = {
+            "graphs": found["graphs"],
+            "recompiles": found["recompiles"],
+            "blocks": len(blocks),
+        }
         counts |= {"graph_breaks": sum(counters["graph_break"].values())}
         counts |= {"eager_blocks": sum(id(block) in eager for block in blocks)}
         assert trainer.parallel.compilation.counts() == counts, "the run's own record"
@@ -188,8 +206,13 @@ def _return_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
     return future
 
 
-def count_case(layout: str, checkpointing: str, mask: str, precision: str) -> tuple[dict[str, int], int]:
+def count_case(
+    layout: str, checkpointing: str, mask: str, precision: str
+) -> tuple[dict[str, int], int]:
     run = run_of(layout, checkpointing, mask, precision)
     with world_of(run.layout.world_size) as world:
-        # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what two steps would
-        return count(run, "sdpa" if mask == "row" else mask, world, steps=1 if mask == "flex" else 2)
+        # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what two
+        # steps would
+        return count(
+            run, "sdpa" if mask == "row" else mask, world, steps=1 if mask == "flex" else 2
+        )

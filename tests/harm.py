@@ -7,7 +7,18 @@ import re
 import shutil
 from pathlib import Path
 
-KINDS = ("flip", "overwrite", "truncate", "drop", "repeat", "insert", "zero", "swap", "append", "empty")
+KINDS = (
+    "flip",
+    "overwrite",
+    "truncate",
+    "drop",
+    "repeat",
+    "insert",
+    "zero",
+    "swap",
+    "append",
+    "empty",
+)
 #: of text and JSON; in a file without such a place they are the first kind
 OF_TEXT = ("number", "nan", "infinity", "latin-1", "line", "name", "edit")
 OF_FILES = ("exchange", "remove", "folder", "copy")
@@ -16,7 +27,9 @@ SPECIAL = ("fifo", "device", "dangling")
 
 
 def harmed(source: Path, target: Path, draw: random.Random) -> str:
-    """A copy of a folder in which one file (of `OF_FILES` two) is damaged; what was done to which."""
+    """A copy of a folder in which one file (of `OF_FILES` two) is damaged; what was done to
+    which.
+    """
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     files = sorted(p for p in target.rglob("*") if p.is_file() and p.name != ".lock")
@@ -26,7 +39,9 @@ def harmed(source: Path, target: Path, draw: random.Random) -> str:
 
 
 def harm(path: Path, kind: str, other: Path, draw: random.Random) -> None:
-    """Damage a file; `exchange` damages the other one, too. The file is a new one: links to the old keep it whole."""
+    """Damage a file; `exchange` damages the other one, too. The file is a new one: links to the old
+    keep it whole.
+    """
     data = path.read_bytes()
     path.unlink()
     if kind in ("exchange", "copy"):
@@ -41,13 +56,17 @@ def harm(path: Path, kind: str, other: Path, draw: random.Random) -> None:
     elif kind in ("device", "dangling"):
         path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
     elif kind != "remove":
-        path.write_bytes(retyped(data, kind, draw) if kind in OF_TEXT else damaged(bytearray(data), kind, draw))
+        path.write_bytes(
+            retyped(data, kind, draw) if kind in OF_TEXT else damaged(bytearray(data), kind, draw)
+        )
 
 
 def retyped(data: bytes, kind: str, draw: random.Random) -> bytes:
-    """Text, often JSON, with one number, line or name changed, as a hand or a foreign program does it."""
-    numbers = [found for found in re.finditer(rb"(?<=[ :\[,])\d+(?=[\n,}\]])", data)]
-    names = [found for found in re.finditer(rb'"[\w ./=-]+"', data)]
+    """Text, often JSON, with one number, line or name changed, as a hand or a foreign program does
+    it.
+    """
+    numbers = list(re.finditer(rb"(?<=[ :\[,])\d+(?=[\n,}\]])", data))
+    names = list(re.finditer(rb'"[\w ./=-]+"', data))
     lines = data.split(b"\n")
     if kind == "edit":
         try:
@@ -59,7 +78,9 @@ def retyped(data: bytes, kind: str, draw: random.Random) -> bytes:
         new = {"number": b"%d" % (int(place[0]) + 1), "nan": b"NaN", "infinity": b"-Infinity"}[kind]
     elif kind == "name" and names:
         place = draw.choice(names)
-        new = draw.choice([b'"../../x"', b'"/etc/passwd"', b'"$(touch owned)"', b'"a\\u0000b"', b'"x"'])
+        new = draw.choice(
+            [b'"../../x"', b'"/etc/passwd"', b'"$(touch owned)"', b'"a\\u0000b"', b'"x"']
+        )
     elif kind == "latin-1" and names:
         place = draw.choice(names)
         new = b'"\xe9' + place[0][1:]
@@ -102,7 +123,9 @@ def damaged(data: bytearray, kind: str, draw: random.Random) -> bytes:
 
 
 def edited(value: object, draw: random.Random) -> object:
-    """A value of JSON with one part of it replaced, or taken away: what a hand does that puts the hashes right."""
+    """A value of JSON with one part of it replaced, or taken away: what a hand does that puts the
+    hashes right.
+    """
     if isinstance(value, dict) and value and draw.random() < 0.85:
         key = draw.choice(sorted(value))
         rest = {name: inner for name, inner in value.items() if name != key}
@@ -110,4 +133,22 @@ def edited(value: object, draw: random.Random) -> object:
     if isinstance(value, list) and value and draw.random() < 0.85:
         at = draw.randrange(len(value))
         return [*value[:at], edited(value[at], draw), *value[at + 1 :]]
-    return draw.choice([None, True, -1, 0, 10**30, 1.5, "", "x", "../x", "/etc/passwd", "a\0b", [], [1], {}, {"a": 1}])
+    return draw.choice(
+        [
+            None,
+            True,
+            -1,
+            0,
+            10**30,
+            1.5,
+            "",
+            "x",
+            "../x",
+            "/etc/passwd",
+            "a\0b",
+            [],
+            [1],
+            {},
+            {"a": 1},
+        ]
+    )

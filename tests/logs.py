@@ -1,4 +1,6 @@
-"""Synthetic logs of runs, written the way a training writes them; for tests of everything after a training."""
+"""Synthetic logs of runs, written the way a training writes them; for tests of everything after a
+training.
+"""
 
 import itertools
 import json
@@ -15,7 +17,13 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
 from tokenscale.costs.memory import memory
-from tokenscale.data.order.permutation import MODULUS, get_samples, micro_steps, rank_slots, row_digests
+from tokenscale.data.order.permutation import (
+    MODULUS,
+    get_samples,
+    micro_steps,
+    rank_slots,
+    row_digests,
+)
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
@@ -23,7 +31,13 @@ from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, RunSettings
 
 APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
-HARDWARE = {"device": "cpu", "device_kind": "cpu", "cpu": "A test CPU", "cores": 2, "threads_per_rank": 1}
+HARDWARE = {
+    "device": "cpu",
+    "device_kind": "cpu",
+    "cpu": "A test CPU",
+    "cores": 2,
+    "threads_per_rank": 1,
+}
 #: approach → seconds a step, seconds of it waiting for data, useful share
 SHAPES = {
     "padded": (0.30, 0.05, 0.4),
@@ -46,7 +60,9 @@ VOCABULARY, ROWS = 4096, 10_000
 def digests(run: RunSettings, steps: range, reader: int) -> list[int]:
     """Order digests of a reader's rows, of one store for all approaches."""
     slots = np.array(rank_slots(run.global_batch, reader, run.layout.data_parallel_size))
-    rows = get_samples(np.array(steps)[:, None] * run.global_batch + slots, ROWS, run.effective_seed)
+    rows = get_samples(
+        np.array(steps)[:, None] * run.global_batch + slots, ROWS, run.effective_seed
+    )
     return row_digests(np.array(steps), slots, rows)
 
 
@@ -56,7 +72,9 @@ def learning_rate(run: RunSettings, step: int) -> float:
         return peak * (step + 1) / warmup
     start = max(warmup - 1, 0)
     done = min((step - start) / max(run.budget.steps - 1 - start, 1), 1.0)
-    left = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[schedule.shape]
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[
+        schedule.shape
+    ]
     return peak if schedule.shape == "constant" else peak * (floor + (1 - floor) * left)
 
 
@@ -74,17 +92,32 @@ def peak_bytes(run: RunSettings, rank: int) -> int:
 
 
 def began_s(run: RunSettings) -> float:
-    """Seconds from the first run's start to this one's: in the order of repeats, approaches and world sizes, and no two
-    runs at one time."""
+    """Seconds from the first run's start to this one's: in the order of repeats, approaches and
+    world sizes, and no two runs at one time.
+    """
     slot = 100 * (zlib.crc32(run.identity.encode()) % 999)
-    return 1e8 * run.repeat + 1e7 * APPROACHES.index(run.approach) + 1e5 * min(run.layout.world_size, 99) + slot
+    return (
+        1e8 * run.repeat
+        + 1e7 * APPROACHES.index(run.approach)
+        + 1e5 * min(run.layout.world_size, 99)
+        + slot
+    )
 
 
 def write_attempt(
-    folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9, diverges=None, boot_s=None,
+    folder: Path,
+    run: RunSettings,
+    attempt=0,
+    start=0,
+    stop=None,
+    stopped=True,
+    t0=1.7e9,
+    diverges=None,
+    boot_s=None,
     boot="a boot of a test",
-) -> None:  # fmt: skip
-    """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that `diverges`, inclusive.
+) -> None:
+    """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that
+    `diverges`, inclusive.
 
     `boot_s`: its start on the monotonic clock, which counts from `boot`.
     """
@@ -102,7 +135,10 @@ def write_attempt(
         clock = boot_s + rank  # monotonic, seconds
         ahead = began - boot_s
         place = run.layout.coordinate(rank)
-        slots, counts = rank_slots(run.global_batch, place.data_rank, readers), int(place.is_group_leader)
+        slots, counts = (
+            rank_slots(run.global_batch, place.data_rank, readers),
+            int(place.is_group_leader),
+        )
         rows = len(slots)
         useful = whole * slots.stop // run.global_batch - whole * slots.start // run.global_batch
         order = digests(run, range(start, stop), place.data_rank)
@@ -114,9 +150,19 @@ def write_attempt(
         def validate(step, at, event=event, rank=rank):
             if rank == 0:
                 loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.01 * run.repeat
-                event("validation", at, step=step, loss_sum=5000 * loss, useful_tokens=5000, rows=16, duration_s=0.2)
+                event(
+                    "validation",
+                    at,
+                    step=step,
+                    loss_sum=5000 * loss,
+                    useful_tokens=5000,
+                    rows=16,
+                    duration_s=0.2,
+                )
 
-        event("run_start", clock, world_size=run.layout.world_size, **({"boot": boot} if boot else {}))
+        event(
+            "run_start", clock, world_size=run.layout.world_size, **({"boot": boot} if boot else {})
+        )
         clock += 0.5
         event("init_done", clock, duration_s=0.5)
         clock += 0.2
@@ -128,15 +174,26 @@ def write_attempt(
             took = step_s * (1 if step else 5)
             clock += took
             writer.step(
-                step=step, t_unix_s=ahead + clock, t_mono_s=clock, step_s=took,
-                loss_sum=math.nan if bad else counts * loss * useful, useful_tokens=counts * useful,
-                total_tokens=counts * rows * run.sequence_length, rows=counts * rows,
+                step=step,
+                t_unix_s=ahead + clock,
+                t_mono_s=clock,
+                step_s=took,
+                loss_sum=math.nan if bad else counts * loss * useful,
+                useful_tokens=counts * useful,
+                total_tokens=counts * rows * run.sequence_length,
+                rows=counts * rows,
                 micro_steps=micro_steps(run.global_batch, readers, run.micro_batch),
-                data_wait_s=wait_s, forward_s=0.3 * step_s, backward_s=0.4 * step_s, optimizer_s=0.1 * step_s,
-                learning_rate=learning_rate(run, step), grad_norm=1.5,
+                data_wait_s=wait_s,
+                forward_s=0.3 * step_s,
+                backward_s=0.4 * step_s,
+                optimizer_s=0.1 * step_s,
+                learning_rate=learning_rate(run, step),
+                grad_norm=1.5,
                 grad_norm_clipped=1.5 / max((1.5 + 1e-6) / limit if limit else 1.0, 1.0),
-                order_digest=counts * order[step - start], memory_peak_bytes=peak, nonfinite=bad,
-            )  # fmt: skip
+                order_digest=counts * order[step - start],
+                memory_peak_bytes=peak,
+                nonfinite=bad,
+            )
         clock += 0.2
         if diverges is not None:
             event("run_stop", clock, status="nonfinite", step=diverges)
@@ -147,7 +204,9 @@ def write_attempt(
 
 
 def retime(folder: Path) -> None:
-    """After edits of `step_s`: rewrite clocks and phases of a run as a training with these times has them."""
+    """After edits of `step_s`: rewrite clocks and phases of a run as a training with these times
+    has them.
+    """
     for path in folder.glob("attempt=*/rank=*/steps.jsonl"):
         steps, events = (
             [json.loads(line) for line in file.read_text().splitlines()]
@@ -160,41 +219,66 @@ def retime(folder: Path) -> None:
             step |= {"t_mono_s": clock, "t_unix_s": ahead + clock}
             phases = {name: step[name] for name in (*PHASES, "data_wait_s") if step.get(name)}
             if (total := sum(phases.values())) > step["step_s"]:
-                step |= {name: 0.99 * step["step_s"] / total * seconds for name, seconds in phases.items()}
+                step |= {
+                    name: 0.99 * step["step_s"] / total * seconds
+                    for name, seconds in phases.items()
+                }
         for event in events:
             if event["event"] == "run_stop" or event.get("step"):
                 event |= {"t_mono_s": clock + 0.2, "t_unix_s": ahead + clock + 0.2}
         for file, lines in ((path, steps), (path.with_name("events.jsonl"), events)):
-            file.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+            file.write_text(
+                "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            )
 
 
-def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE, attempts=None, **fields) -> Path:
+def write_run(
+    runs: Path, run: RunSettings, status="complete", hardware=HARDWARE, attempts=None, **fields
+) -> Path:
     """A whole run with its sealed run.json."""
     folder = runs / run.identity
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
     shape = with_shape(run).model
     length, full = run.sequence_length, flops.Convention.FULL
-    convention = {c.value: flops.flops_per_token(shape, length, c, run.objective) for c in flops.Convention}
-    again = flops.hardware_flops_per_token(shape, length, full, run.activation_checkpointing, run.objective)
+    convention = {
+        c.value: flops.flops_per_token(shape, length, c, run.objective) for c in flops.Convention
+    }
+    again = flops.hardware_flops_per_token(
+        shape, length, full, run.activation_checkpointing, run.objective
+    )
     record = {
-        "schema": 1, "run_id": run.identity, "run": to_dict(run), "attempt": len(attempts or [{}]) - 1,
-        "digest": "d" * 64, "budget_steps": run.budget.steps, "parameters": flops.parameters(shape),
-        "micro_steps": micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch),
-        "flops_per_token": convention | {"hardware": again}, "number_format": run.number_format,
+        "schema": 1,
+        "run_id": run.identity,
+        "run": to_dict(run),
+        "attempt": len(attempts or [{}]) - 1,
+        "digest": "d" * 64,
+        "budget_steps": run.budget.steps,
+        "parameters": flops.parameters(shape),
+        "micro_steps": micro_steps(
+            run.global_batch, run.layout.data_parallel_size, run.micro_batch
+        ),
+        "flops_per_token": convention | {"hardware": again},
+        "number_format": run.number_format,
         "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
-        "versions": {"python": "3.11.7", "torch": "2.13.0", "tokenscale": "0.1.0"}, "environment": {},
-        "hardware": {"world_size": run.layout.world_size, **hardware}, **fields,
-    }  # fmt: skip
+        "versions": {"python": "3.11.7", "torch": "2.13.0", "tokenscale": "0.1.0"},
+        "environment": {},
+        "hardware": {"world_size": run.layout.world_size, **hardware},
+        **fields,
+    }
     diverges = (attempts or [{}])[-1].get("diverges")
     outcome = {"status": status, "steps": run.budget.steps}
-    provenance.seal_record(folder, record, outcome if diverges is None else {"status": "nonfinite", "steps": diverges})
+    provenance.seal_record(
+        folder, record, outcome if diverges is None else {"status": "nonfinite", "steps": diverges}
+    )
     write_json(folder / "done.json", {"run_id": run.identity})
     return folder
 
 
 def edit(folder: Path, change, kind="steps", rank="*", attempt="*") -> None:
-    """Replace each line of a run's logs, a mapping, by what `change` makes of it; None leaves it out."""
+    """Replace each line of a run's logs, a mapping, by what `change` makes of it; None leaves it
+    out.
+    """
     for path in sorted(folder.glob(f"attempt={attempt}/rank={rank}/{kind}.jsonl")):
         lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines if line is not None))
@@ -208,11 +292,15 @@ def add_event(folder: Path, event: str, rank=0, attempt=0, **fields) -> None:
 def add_memory(folder: Path, sizes, rank=0, attempt=0) -> None:
     """Bytes of parameters, gradients, optimizer and activations, as an event."""
     kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
-    add_event(folder, "memory", rank, attempt, t_unix_s=1.7e9, **dict(zip(kinds, sizes, strict=True)))
+    add_event(
+        folder, "memory", rank, attempt, t_unix_s=1.7e9, **dict(zip(kinds, sizes, strict=True))
+    )
 
 
 def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Path:
-    """The run table of an experiment with the factors approach, data-parallel degree and the dotted keys `further`."""
+    """The run table of an experiment with the factors approach, data-parallel degree and the dotted
+    keys `further`.
+    """
     factors: dict = {"approach": list(dict.fromkeys(r.approach for r in runs))}
     factors["layout.data"] = sorted({r.layout.data for r in runs})
     entries = []
@@ -221,49 +309,85 @@ def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Pa
         entry = {"run_id": run.identity, "cell": cell, "repeat": run.repeat, "position": position}
         entries.append(entry | {"run": to_dict(run)})
     head = {
-        "schema": 1, "experiment": "demo", "question": "Which approach trains fastest?", "scale": "demo",
-        "note": "Numbers of a test.", "factors": factors, "repeats": 1 + max((r.repeat for r in runs), default=0),
-    }  # fmt: skip
+        "schema": 1,
+        "experiment": "demo",
+        "question": "Which approach trains fastest?",
+        "scale": "demo",
+        "note": "Numbers of a test.",
+        "factors": factors,
+        "repeats": 1 + max((r.repeat for r in runs), default=0),
+    }
     table = {**head, **fields, "runs": entries}
     write_json(path, table | {"seal": sha256_text(canonical_json(table))})
     return path
 
 
-def ingested(folder: Path, runs=(), benchmarks=(), *, to="tables", stores=(), corpora=(), **table) -> Path:
+def ingested(
+    folder: Path, runs=(), benchmarks=(), *, to="tables", stores=(), corpora=(), **table
+) -> Path:
     """Tables of an experiment of these runs, of which those count whose logs are in `runs`."""
     path = write_table(folder / "runs.json", list(runs), **table)
-    ingest(path, folder / "runs", folder / to, list(benchmarks), stores=list(stores), corpora=list(corpora))
+    ingest(
+        path,
+        folder / "runs",
+        folder / to,
+        list(benchmarks),
+        stores=list(stores),
+        corpora=list(corpora),
+    )
     return folder / to
 
 
 def made(folder: Path, runs, *, further=(), to="tables", **options) -> Path:
-    """Logs of these runs, with options of `write_run` or functions of the run that give them, and their tables."""
+    """Logs of these runs, with options of `write_run` or functions of the run that give them, and
+    their tables.
+    """
     for run in runs:
-        write_run(folder / "runs", run, **{name: of(run) if callable(of) else of for name, of in options.items()})
+        write_run(
+            folder / "runs",
+            run,
+            **{name: of(run) if callable(of) else of for name, of in options.items()},
+        )
     return ingested(folder, runs, to=to, further=further)
 
 
 def write_stores(folder: Path, bytes_per_id: dict[str, int], ids=8192) -> list[Path]:
-    """Manifests of stores of one text, as far as the table `stores` reads them: 9.5 bits an id, a vocabulary of 17."""
+    """Manifests of stores of one text, as far as the table `stores` reads them: 9.5 bits an id, a
+    vocabulary of 17.
+    """
     for store, size in bytes_per_id.items():
         counts = dict.fromkeys(("places", "tokens_stored", "tokens_total"), ids)
         manifest = {
-            "format": store, "options": {"eos": False}, "split": "train", "tokenizer": {"name": "tekken"},
-            "vocabulary_size": 131_072, "documents": 80, **counts, "tokens_useful": ids - 80,
+            "format": store,
+            "options": {"eos": False},
+            "split": "train",
+            "tokenizer": {"name": "tekken"},
+            "vocabulary_size": 131_072,
+            "documents": 80,
+            **counts,
+            "tokens_useful": ids - 80,
             "bits_per_token": {"stored": 8 * size, "order_0_entropy": 9.5},
             "files": [{"name": "tokens.bin", "bytes": size * ids}],
-        }  # fmt: skip
+        }
         write_json(folder / "docs/tekken" / store / "manifest.json", manifest)
     return [folder / "docs/tekken" / store / "manifest.json" for store in bytes_per_id]
 
 
 def _write_bench(path: Path, **fields) -> Path:
-    write_json(path, {"schema": 1, "hardware": {"cpu": "A test CPU", "cores": 2}, "versions": {}, **fields})
+    write_json(
+        path, {"schema": 1, "hardware": {"cpu": "A test CPU", "cores": 2}, "versions": {}, **fields}
+    )
     return path
 
 
 def write_benchmark(path: Path, rounds=3) -> Path:
-    times = {"padded": 0.5, "padding-free": 0.4, "pretokenized-padded": 0.02, "token-list": 0.03, "packed": 0.001}
+    times = {
+        "padded": 0.5,
+        "padding-free": 0.4,
+        "pretokenized-padded": 0.02,
+        "token-list": 0.03,
+        "packed": 0.001,
+    }
     counts = {"batches": 16, "useful_tokens": 60_000, "total_tokens": 131_072}
     records = [
         {"arm": arm, "round": r, "open_s": 0.01, "seconds": seconds * (1 + 0.02 * r)} | counts
@@ -276,29 +400,64 @@ def write_benchmark(path: Path, rounds=3) -> Path:
 
 
 def write_storage_benchmark(path: Path, rounds=2) -> Path:
-    """A storage benchmark: three stores of a hundred documents, and two engines that tokenize them on the fly."""
+    """A storage benchmark: three stores of a hundred documents, and two engines that tokenize them
+    on the fly.
+    """
     common = {"rows": 100, "ids": 10_000, "useful_tokens": 9_900}
     seconds = {"sequential_s": 0.1, "shuffled_s": 0.2, "cold_s": 0.3, "single_rows_s": 0.05}
-    facts = {"padded": ("int64", "zstd-22", 1000, 25_000), "token-list": ("int32", "none", 1000, 40_000)}
+    facts = {
+        "padded": ("int64", "zstd-22", 1000, 25_000),
+        "token-list": ("int32", "none", 1000, 40_000),
+    }
     facts |= {"packed": ("uint32", None, None, 41_000)}
     records = []
     for r in range(rounds):
         for form, (dtype, codec, group, size) in facts.items():
-            record = {"round": r, "store": f"{form}-{codec}", "format": form, "dtype": dtype, "codec": codec}
-            record |= {"level": None, "row_group_rows": group, "stored_bytes": size, "entropy_bits": 9.6}
+            record = {
+                "round": r,
+                "store": f"{form}-{codec}",
+                "format": form,
+                "dtype": dtype,
+                "codec": codec,
+            }
+            record |= {
+                "level": None,
+                "row_group_rows": group,
+                "stored_bytes": size,
+                "entropy_bits": 9.6,
+            }
             record |= {"documents_cut": 0, "single_rows": 10, "not_cold": None, "write_s": 0.5 + r}
             records.append(common | record | seconds)
         for engine, fly in (("gigatoken", 0.25), ("tokenizers", 1.2)):
             record = {"round": r, "store": f"text, {engine}", "format": "text", "engine": engine}
-            record |= {"auto": engine == "gigatoken", "sequential_s": (1 + r) * fly, "bulk_s": fly / 2}
+            record |= {
+                "auto": engine == "gigatoken",
+                "sequential_s": (1 + r) * fly,
+                "bulk_s": fly / 2,
+            }
             records.append(common | record)
-    head = {"benchmark": "storage", "settings": {"sequence_length": 1024, "rounds": rounds}, "tokenizer": "tekken"}
-    head |= {"corpus": "docstrings", "documents": 100, "text_bytes": 50_000, "vocabulary_size": 131_072}
-    return _write_bench(path, **head, left_out={"text, tiktoken": "it is not here"}, records=records)
+    head = {
+        "benchmark": "storage",
+        "settings": {"sequence_length": 1024, "rounds": rounds},
+        "tokenizer": "tekken",
+    }
+    head |= {
+        "corpus": "docstrings",
+        "documents": 100,
+        "text_bytes": 50_000,
+        "vocabulary_size": 131_072,
+    }
+    return _write_bench(
+        path, **head, left_out={"text, tiktoken": "it is not here"}, records=records
+    )
 
 
-def write_inference_benchmark(path: Path, rounds=2, differs=False, prompts=("Once <script>alert(1)</script>",)) -> Path:
-    """An inference benchmark of one model: a prompt of 8 and answers of 4 and 12 tokens, two at once."""
+def write_inference_benchmark(
+    path: Path, rounds=2, differs=False, prompts=("Once <script>alert(1)</script>",)
+) -> Path:
+    """An inference benchmark of one model: a prompt of 8 and answers of 4 and 12 tokens, two at
+    once.
+    """
     records = []
     for r, new, cached in itertools.product(range(rounds), (4, 12), (True, False)):
         each_s = (0.01 if cached else 0.1) * (1 + 0.1 * r)
@@ -307,24 +466,61 @@ def write_inference_benchmark(path: Path, rounds=2, differs=False, prompts=("Onc
         if new > 4:
             parts += [{"part": "decode", "position": 12, "tokens": 8, "seconds": 16 * each_s}]
         wrong = differs and new == 12 and not cached
-        record = {"of_run": "packed-tiny", "round": r, "batch": 2, "prompt_tokens": 8, "new_tokens": new}
-        record |= {"cached": cached, "parts": parts, "rows_equal": 1 if wrong else 2, "peak_bytes": None}
-        record |= {"first_difference": 15 if wrong else None, "cache_bytes": 2048 * (8 + new) * cached}
+        record = {
+            "of_run": "packed-tiny",
+            "round": r,
+            "batch": 2,
+            "prompt_tokens": 8,
+            "new_tokens": new,
+        }
+        record |= {
+            "cached": cached,
+            "parts": parts,
+            "rows_equal": 1 if wrong else 2,
+            "peak_bytes": None,
+        }
+        record |= {
+            "first_difference": 15 if wrong else None,
+            "cache_bytes": 2048 * (8 + new) * cached,
+        }
         records.append(record)
-    model = {"of_run": "packed-tiny", "model": "llama-tiny", "model_step": 7, "dtype": "float32", "number_bytes": 4}
+    model = {
+        "of_run": "packed-tiny",
+        "model": "llama-tiny",
+        "model_step": 7,
+        "dtype": "float32",
+        "number_bytes": 4,
+    }
     shape = {"layers": 2, "key_value_heads": 4, "head_dimension": 16}
-    models = [of | shape for of in (model, model | {"of_run": "packed-other", "model": "qwen-tiny"})]
-    answer = {"of_run": "packed-tiny", "prompt_tokens": 5, "text": "a\nb & c", "tokens": 4, "same_uncached": True}
+    models = [
+        of | shape for of in (model, model | {"of_run": "packed-other", "model": "qwen-tiny"})
+    ]
+    answer = {
+        "of_run": "packed-tiny",
+        "prompt_tokens": 5,
+        "text": "a\nb & c",
+        "tokens": 4,
+        "same_uncached": True,
+    }
     answer |= {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "seed": 3}
     answers = [{"number": n, "prompt": prompt, **answer} for n, prompt in enumerate(prompts)]
-    head = {"benchmark": "inference", "settings": {}, "models": models, "left_out": {"packed-other": "no cache"}}
+    head = {
+        "benchmark": "inference",
+        "settings": {},
+        "models": models,
+        "left_out": {"packed-other": "no cache"},
+    }
     head |= {"hardware": {"cpu": "A test CPU", "cores": 2, "device": "cpu", "threads": 1}}
     return _write_bench(path, **head, generations=answers, records=records)
 
 
-def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHES, **fields) -> Path:
+def write_demo(
+    folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHES, **fields
+) -> Path:
     """`<folder>/{runs,runs.json,bench.json}`: an experiment whose runs are all there."""
-    runs = [settings(a, w, r, steps=12) for r in range(repeats) for a in approaches for w in world_sizes]
+    runs = [
+        settings(a, w, r, steps=12) for r in range(repeats) for a in approaches for w in world_sizes
+    ]
     for run in runs:
         write_run(folder / "runs", run)
     write_benchmark(folder / "bench.json")
@@ -343,7 +539,9 @@ def unsealed(path: Path) -> dict:
 
 
 def read_steps(run: Path) -> dict[int, dict]:
-    """Step → its fields: sums over the ranks of the latest attempt that has it, norm and rate of the first."""
+    """Step → its fields: sums over the ranks of the latest attempt that has it, norm and rate of
+    the first.
+    """
     found: dict[int, dict] = {}
     for path in sorted(run.glob("attempt=*/rank=*/steps.jsonl")):
         attempt = path.parts[-3]
@@ -362,6 +560,8 @@ def read_steps(run: Path) -> dict[int, dict]:
 
 
 def series(run: Path) -> dict[int, tuple]:
-    """Step → (loss of all ranks, gradient norm, rate, order digest): what no kill and no resumption may change."""
+    """Step → (loss of all ranks, gradient norm, rate, order digest): what no kill and no resumption
+    may change.
+    """
     names = ("loss_sum", "grad_norm", "learning_rate", "order_digest")
     return {step: tuple(line[name] for name in names) for step, line in read_steps(run).items()}

@@ -1,4 +1,6 @@
-"""What `doctor` asks of a machine, answered by a test: what its child process and its programs print."""
+"""What `doctor` asks of a machine, answered by a test: what its child process and its programs
+print.
+"""
 
 from pathlib import Path
 

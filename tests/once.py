@@ -1,4 +1,6 @@
-"""What several workers or suites need and none changes: made by the first that asks, under a lock."""
+"""What several workers or suites need and none changes: made by the first that asks, under a
+lock.
+"""
 
 import fcntl
 import os
@@ -10,9 +12,14 @@ import pytest
 
 
 def once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder of the whole session, or of all suites of `.ci/run`, which `make` fills once. Nobody may change it."""
+    """A folder of the whole session, or of all suites of `.ci/run`, which `make` fills once. Nobody
+    may change it.
+    """
     base = temporary.getbasetemp()
-    base = Path(os.environ.get("MADE_ONCE") or (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base))
+    base = Path(
+        os.environ.get("MADE_ONCE")
+        or (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+    )
     folder, made = base / name, base / f"{name}.made"
     with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

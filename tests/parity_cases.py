@@ -1,6 +1,8 @@
-"""Planted one-line differences and harmless refactorings for `tokenscale parity`, and the trainings they are planted in.
+"""Planted one-line differences and harmless refactorings for `tokenscale parity`, and the trainings
+they are planted in.
 
-`python -m tests.parity_cases` runs all of them and prints the table of `evidence/parity-*/README.md`.
+`python -m tests.parity_cases` runs all of them and prints the table of
+`evidence/parity-*/README.md`.
 """
 
 # ruff: noqa: E501
@@ -31,10 +33,12 @@ from tokenscale.train.models.convert_hf import to_hf
 
 ROWS, LENGTH, VOCABULARY, STEPS = 4, 16, 96, 8
 SHAPES = {
-    "llama": replace(PRESETS["llama-tiny"], layers=4, dimension=32, hidden=96, vocabulary_size=VOCABULARY),
-    "gpt": replace(PRESETS["gpt2-tiny"], layers=4, dimension=32, hidden=128, vocabulary_size=VOCABULARY).with_positions(
-        17
+    "llama": replace(
+        PRESETS["llama-tiny"], layers=4, dimension=32, hidden=96, vocabulary_size=VOCABULARY
     ),
+    "gpt": replace(
+        PRESETS["gpt2-tiny"], layers=4, dimension=32, hidden=128, vocabulary_size=VOCABULARY
+    ).with_positions(17),
 }
 #: the loop of a user; faults replace one line of it
 LOOP = """
@@ -100,7 +104,10 @@ LOOP_OURS = (
         "optimizer = adamw(model.parameters(), SETTINGS)",
     )
     .replace(
-        "        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)\n        optimizer.step()\n",
+        (
+            "        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)\n        "
+            "optimizer.step()\n"
+        ),
         "        norm = total_norm([p.grad for p in model.parameters() if p.grad is not None])\n"
         "        update(optimizer, norm, CLIP, torch.ones(()))\n",
     )
@@ -117,10 +124,12 @@ LOOP_OURS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One change of a training. `expected` is a pattern of the cause's text; None where no cause is named.
+    """One change of a training. `expected` is a pattern of the cause's text; None where no cause is
+    named.
 
-    `where` is what is edited: the `loop`, the model's source (`model`), or the `weights` and settings of the built model
-    (a statement with `model`, `torch` and `nn`). `reference` is another model that is compared with, if not its own.
+    `where` is what is edited: the `loop`, the model's source (`model`), or the `weights` and
+    settings of the built model (a statement with `model`, `torch` and `nn`). `reference` is another
+    model that is compared with, if not its own.
     """
 
     name: str
@@ -149,112 +158,660 @@ for block in model.blocks:
 """
 PLAIN = "optimizer = PlainAdamW(groups"
 
-# fmt: off
 FAULTS = [
     # models: ours
-    Case('exact GELU in place of tanh', OURS_GPT, M, 'approximate="tanh"', 'approximate="none"', 'activation.*tanh.*erf'),
-    Case('LayerNorm epsilon 1e-6', OURS_GPT, M, 'model.norm_epsilon, bias', '1e-6, bias', 'norm epsilon.*1e-05.*1e-06'),
-    Case('positions off by one', OURS_GPT, M, 'torch.arange(start, start +', 'torch.arange(start + 1, start + 1 +', 'positions'),
-    Case('no causal mask', OURS_GPT, M, 'causal = self.causal and length > 1', 'causal = False', 'mask.*causal.*none'),
-    Case('weights untied', OURS_GPT, B, '', 'model.head.weight = nn.Parameter(model.head.weight.clone())', 'weight tying'),
-    Case('no bias in a layer', OURS_GPT, B, '', "model.blocks[1].feed_forward.down.register_parameter('bias', None)", 'bias: blocks.1'),
-    Case('residual branch halved', OURS_GPT, M, 'x + self._dropped(self.feed_forward(', 'x + 0.5 * self._dropped(self.feed_forward(', 'weight of the output of \\S+down in the sum'),
-    Case('norm left out', OURS_GPT, M, 'self.attention(self.attention_norm(x)', 'self.attention(x', 'does not call the modules of blocks.0.attention_norm'),
-    Case('residual stream detached', OURS_GPT, M, 'x + self._dropped(self.feed_forward(', 'x.detach() + self._dropped(self.feed_forward(', 'backward pass'),
-    Case('dropout on', OURS_GPT, M, 'self.dropout = model.dropout\n        self.attention_norm', 'self.dropout = 0.1\n        self.attention_norm', 'dropout of the output of'),
-    Case('RMSNorm epsilon 1e-6', OURS_LLAMA, M, 'self.epsilon = epsilon', 'self.epsilon = 1e-6', 'norm epsilon.*1e-05.*1e-06'),
-    Case('rope base 10,000', OURS_LLAMA, M, 'frequencies = model.rope_theta **', 'frequencies = 10000.0 **', 'rope base.*500000.*10000'),
-    Case('rope pairs of neighbours', OURS_LLAMA, M, 'x.float().unflatten(-1, (2, -1)).unbind(-2)', 'x.float().unflatten(-1, (-1, 2)).unbind(-1)', 'attention'),
-    Case('GELU in place of SiLU', OURS_LLAMA, M, 'F.silu(', 'F.gelu(', 'activation.*SiLU.*erf'),
-    Case('gate and up exchanged', OURS_LLAMA, M, 'F.silu(self.gate(x)) * self.up(x)', 'F.silu(self.up(x)) * self.gate(x)', 'gated.*first.*second'),
-    Case('norm without its weight', OURS_LLAMA, M, 'self.weight.float(), self.epsilon', 'None, self.epsilon', 'parameters without a gradient.*norm'),
+    Case(
+        "exact GELU in place of tanh",
+        OURS_GPT,
+        M,
+        'approximate="tanh"',
+        'approximate="none"',
+        "activation.*tanh.*erf",
+    ),
+    Case(
+        "LayerNorm epsilon 1e-6",
+        OURS_GPT,
+        M,
+        "model.norm_epsilon, bias",
+        "1e-6, bias",
+        "norm epsilon.*1e-05.*1e-06",
+    ),
+    Case(
+        "positions off by one",
+        OURS_GPT,
+        M,
+        "torch.arange(start, start +",
+        "torch.arange(start + 1, start + 1 +",
+        "positions",
+    ),
+    Case(
+        "no causal mask",
+        OURS_GPT,
+        M,
+        "causal = self.causal and length > 1",
+        "causal = False",
+        "mask.*causal.*none",
+    ),
+    Case(
+        "weights untied",
+        OURS_GPT,
+        B,
+        "",
+        "model.head.weight = nn.Parameter(model.head.weight.clone())",
+        "weight tying",
+    ),
+    Case(
+        "no bias in a layer",
+        OURS_GPT,
+        B,
+        "",
+        "model.blocks[1].feed_forward.down.register_parameter('bias', None)",
+        "bias: blocks.1",
+    ),
+    Case(
+        "residual branch halved",
+        OURS_GPT,
+        M,
+        "x + self._dropped(self.feed_forward(",
+        "x + 0.5 * self._dropped(self.feed_forward(",
+        "weight of the output of \\S+down in the sum",
+    ),
+    Case(
+        "norm left out",
+        OURS_GPT,
+        M,
+        "self.attention(self.attention_norm(x)",
+        "self.attention(x",
+        "does not call the modules of blocks.0.attention_norm",
+    ),
+    Case(
+        "residual stream detached",
+        OURS_GPT,
+        M,
+        "x + self._dropped(self.feed_forward(",
+        "x.detach() + self._dropped(self.feed_forward(",
+        "backward pass",
+    ),
+    Case(
+        "dropout on",
+        OURS_GPT,
+        M,
+        "self.dropout = model.dropout\n        self.attention_norm",
+        "self.dropout = 0.1\n        self.attention_norm",
+        "dropout of the output of",
+    ),
+    Case(
+        "RMSNorm epsilon 1e-6",
+        OURS_LLAMA,
+        M,
+        "self.epsilon = epsilon",
+        "self.epsilon = 1e-6",
+        "norm epsilon.*1e-05.*1e-06",
+    ),
+    Case(
+        "rope base 10,000",
+        OURS_LLAMA,
+        M,
+        "frequencies = model.rope_theta **",
+        "frequencies = 10000.0 **",
+        "rope base.*500000.*10000",
+    ),
+    Case(
+        "rope pairs of neighbours",
+        OURS_LLAMA,
+        M,
+        "x.float().unflatten(-1, (2, -1)).unbind(-2)",
+        "x.float().unflatten(-1, (-1, 2)).unbind(-1)",
+        "attention",
+    ),
+    Case("GELU in place of SiLU", OURS_LLAMA, M, "F.silu(", "F.gelu(", "activation.*SiLU.*erf"),
+    Case(
+        "gate and up exchanged",
+        OURS_LLAMA,
+        M,
+        "F.silu(self.gate(x)) * self.up(x)",
+        "F.silu(self.up(x)) * self.gate(x)",
+        "gated.*first.*second",
+    ),
+    Case(
+        "norm without its weight",
+        OURS_LLAMA,
+        M,
+        "self.weight.float(), self.epsilon",
+        "None, self.epsilon",
+        "parameters without a gradient.*norm",
+    ),
     # models: transformers
-    Case('activation_function gelu', GPT2, B, '', 'for b in model.transformer.h: b.mlp.act = nn.GELU()', 'activation.*tanh.*erf'),
-    Case('attention scores not scaled', GPT2, M, 'self.scaling = self.head_dim**-0.5', 'self.scaling = 1.0', 'scale of the scores'),
-    Case('final LayerNorm epsilon 1e-3', GPT2, B, '', 'model.transformer.ln_f.eps = 1e-3', 'norm epsilon of transformer.ln_f'),
-    Case('attention dropout', GPT2, M, 'dropout=self.attn_dropout.p if self.training else 0.0', 'dropout=0.1', 'module transformer\\.h\\.0\\.attn'),
-    Case('SwiGLU without gate activation', LLAMA, M, 'self.act_fn(self.gate_proj(x))', 'self.gate_proj(x)', 'activation.*SiLU.*none'),
-    Case('rope base 10,000 (transformers)', LLAMA, M, 'base = config.rope_parameters["rope_theta"]', 'base = 10000.0', 'rope base.*500000.*10000'),
-    Case('RMSNorm epsilon 1e-8', LLAMA, M, 'self.variance_epsilon = eps', 'self.variance_epsilon = 1e-8', 'norm epsilon.*1e-05.*1e-08'),
-    Case('mask one position late', LLAMA, M, '            attention_mask,\n            dropout=0.0', '            torch.ones(input_shape[1], input_shape[1]).tril(1).bool()[None, None],\n            dropout=0.0', 'mask.*early|mask.*late'),
+    Case(
+        "activation_function gelu",
+        GPT2,
+        B,
+        "",
+        "for b in model.transformer.h: b.mlp.act = nn.GELU()",
+        "activation.*tanh.*erf",
+    ),
+    Case(
+        "attention scores not scaled",
+        GPT2,
+        M,
+        "self.scaling = self.head_dim**-0.5",
+        "self.scaling = 1.0",
+        "scale of the scores",
+    ),
+    Case(
+        "final LayerNorm epsilon 1e-3",
+        GPT2,
+        B,
+        "",
+        "model.transformer.ln_f.eps = 1e-3",
+        "norm epsilon of transformer.ln_f",
+    ),
+    Case(
+        "attention dropout",
+        GPT2,
+        M,
+        "dropout=self.attn_dropout.p if self.training else 0.0",
+        "dropout=0.1",
+        "module transformer\\.h\\.0\\.attn",
+    ),
+    Case(
+        "SwiGLU without gate activation",
+        LLAMA,
+        M,
+        "self.act_fn(self.gate_proj(x))",
+        "self.gate_proj(x)",
+        "activation.*SiLU.*none",
+    ),
+    Case(
+        "rope base 10,000 (transformers)",
+        LLAMA,
+        M,
+        'base = config.rope_parameters["rope_theta"]',
+        "base = 10000.0",
+        "rope base.*500000.*10000",
+    ),
+    Case(
+        "RMSNorm epsilon 1e-8",
+        LLAMA,
+        M,
+        "self.variance_epsilon = eps",
+        "self.variance_epsilon = 1e-8",
+        "norm epsilon.*1e-05.*1e-08",
+    ),
+    Case(
+        "mask one position late",
+        LLAMA,
+        M,
+        "            attention_mask,\n            dropout=0.0",
+        (
+            "            torch.ones(input_shape[1], input_shape[1]).tril(1).bool()[None, "
+            "None],\n    "
+            "        dropout=0.0"
+        ),
+        "mask.*early|mask.*late",
+    ),
     # loss and batches
-    Case('labels shifted twice', GPT2, L, 'labels[rows].flatten()', 'labels[rows].roll(-1, 1).flatten()', 'label shift|labels'),
-    Case('labels not shifted', LLAMA, L, 'labels[rows].flatten()', 'tokens[rows].flatten()', 'label shift|labels'),
-    Case('ignored labels count', GPT2, L, 'labels[rows].flatten()', 'labels[rows].clamp(min=0).flatten()', 'ignored labels'),
-    Case('loss summed', LLAMA, L, 'labels[rows].flatten())', 'labels[rows].flatten(), reduction="sum")', 'reduction.*mean.*sum'),
-    Case('label smoothing', OURS_GPT, L, 'labels[rows].flatten())', 'labels[rows].flatten(), label_smoothing=0.1)', 'label_smoothing'),
-    Case('logits halved', OURS_LLAMA, L, 'getattr(logits, "logits", logits)', 'getattr(logits, "logits", logits) / 2', 'logits.*0.5'),
-    Case('z-loss added', GPT2, L, '/ MICRO_BATCHES\n', '/ MICRO_BATCHES\n            loss = loss + 1e-4 * logits.logsumexp(-1)[labels[rows] >= 0].square().mean() / MICRO_BATCHES\n', 'z-loss'),
-    Case('accumulation not scaled', OURS_GPT, L, '.flatten()) / MICRO_BATCHES', '.flatten())', 'gradient accumulation'),
-    Case('micro-batch dropped', LLAMA, L, '.chunk(MICRO_BATCHES):', '.chunk(MICRO_BATCHES)[:-1]:', 'drops sequences'),
-    Case('gradient of the last micro-batch only', GPT2, L, '            loss.backward()', '            optimizer.zero_grad(); loss.backward()', 'dropped micro-batch'),
+    Case(
+        "labels shifted twice",
+        GPT2,
+        L,
+        "labels[rows].flatten()",
+        "labels[rows].roll(-1, 1).flatten()",
+        "label shift|labels",
+    ),
+    Case(
+        "labels not shifted",
+        LLAMA,
+        L,
+        "labels[rows].flatten()",
+        "tokens[rows].flatten()",
+        "label shift|labels",
+    ),
+    Case(
+        "ignored labels count",
+        GPT2,
+        L,
+        "labels[rows].flatten()",
+        "labels[rows].clamp(min=0).flatten()",
+        "ignored labels",
+    ),
+    Case(
+        "loss summed",
+        LLAMA,
+        L,
+        "labels[rows].flatten())",
+        'labels[rows].flatten(), reduction="sum")',
+        "reduction.*mean.*sum",
+    ),
+    Case(
+        "label smoothing",
+        OURS_GPT,
+        L,
+        "labels[rows].flatten())",
+        "labels[rows].flatten(), label_smoothing=0.1)",
+        "label_smoothing",
+    ),
+    Case(
+        "logits halved",
+        OURS_LLAMA,
+        L,
+        'getattr(logits, "logits", logits)',
+        'getattr(logits, "logits", logits) / 2',
+        "logits.*0.5",
+    ),
+    Case(
+        "z-loss added",
+        GPT2,
+        L,
+        "/ MICRO_BATCHES\n",
+        (
+            "/ MICRO_BATCHES\n            loss = loss + 1e-4 * logits.logsumexp(-1)[labels[rows] "
+            ">= "
+            "0].square().mean() / MICRO_BATCHES\n"
+        ),
+        "z-loss",
+    ),
+    Case(
+        "accumulation not scaled",
+        OURS_GPT,
+        L,
+        ".flatten()) / MICRO_BATCHES",
+        ".flatten())",
+        "gradient accumulation",
+    ),
+    Case(
+        "micro-batch dropped",
+        LLAMA,
+        L,
+        ".chunk(MICRO_BATCHES):",
+        ".chunk(MICRO_BATCHES)[:-1]:",
+        "drops sequences",
+    ),
+    Case(
+        "gradient of the last micro-batch only",
+        GPT2,
+        L,
+        "            loss.backward()",
+        "            optimizer.zero_grad(); loss.backward()",
+        "dropped micro-batch",
+    ),
     # optimizer
-    Case('clipping off', GPT2, L, '        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)\n', '', 'gradient clipping.*off in B'),
-    Case('clipping off (our trainer)', OURS_LLAMA, L, 'norm, CLIP,', 'norm, None,', 'gradient clipping.*off in B'),
-    Case('clipping by value', LLAMA, L, 'torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)', 'torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)', 'gradient clipping'),
-    Case('decay on norms and biases', GPT2, L, '"params": others, "weight_decay": 0.0', '"params": others, "weight_decay": 0.1', 'weight decay of (norms|biases) and'),
-    Case('no decay on embeddings', LLAMA, L, 'decayed = [p for p in model.parameters() if p.dim() >= 2]\n    others = [p for p in model.parameters() if p.dim() < 2]', "decayed = [p for n, p in model.named_parameters() if p.dim() >= 2 and 'embed' not in n]\n    others = [p for n, p in model.named_parameters() if p.dim() < 2 or 'embed' in n]", 'weight decay of embeddings'),
-    Case('weight decay 0.01 (our trainer)', OURS_GPT, L, 'weight_decay=0.1, beta2', 'weight_decay=0.01, beta2', 'weight decay of.*0.1 in A, 0.01'),
-    Case('beta2 0.999 (our trainer)', OURS_LLAMA, L, 'beta2=0.95', 'beta2=0.999', 'betas'),
-    Case('Adam in place of AdamW', GPT2, L, ADAMW, 'optimizer = torch.optim.Adam(groups', 'decoupled weight decay'),
-    Case('epsilon 1e-6', LLAMA, L, 'eps=1e-8', 'eps=1e-6', 'epsilon of the optimizer'),
-    Case('warm-up longer', GPT2, L, 'WARMUP, PEAK, MICRO_BATCHES, CLIP = 3,', 'WARMUP, PEAK, MICRO_BATCHES, CLIP = 4,', 'warm-up'),
-    Case('learning rate one step late', OURS_GPT, L, 'learning_rate(step, len', 'learning_rate(max(step - 1, 0), len', 'one step late'),
-    Case('learning rate one step early', LLAMA, L, 'learning_rate(step, len', 'learning_rate(step + 1, len', 'one step early'),
-    Case('decay to another floor', OURS_LLAMA, L, '0.1 + 0.45', '0.0 + 0.5', 'decay of the learning rate'),
-    Case('bias correction off', LLAMA, L, ADAMW, PLAIN + '~first = state["first"] / (1 - one**count)~first = state["first"]', 'bias correction'),
-    Case('epsilon inside the root', GPT2, L, ADAMW, PLAIN + '~(state["second"] / (1 - two**count)).sqrt() + group["eps"]~(state["second"] / (1 - two**count) + group["eps"]).sqrt()', 'epsilon of'),
-    Case('decay not times the learning rate', LLAMA, L, ADAMW, PLAIN + '~1 - group["lr"] * group["weight_decay"]~1 - group["weight_decay"]', 'decay times learning rate'),
-    Case('embeddings not updated', OURS_LLAMA, B, '', 'model.embedding.weight.requires_grad_(False)', 'without a gradient.*embedding'),
+    Case(
+        "clipping off",
+        GPT2,
+        L,
+        "        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)\n",
+        "",
+        "gradient clipping.*off in B",
+    ),
+    Case(
+        "clipping off (our trainer)",
+        OURS_LLAMA,
+        L,
+        "norm, CLIP,",
+        "norm, None,",
+        "gradient clipping.*off in B",
+    ),
+    Case(
+        "clipping by value",
+        LLAMA,
+        L,
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)",
+        "torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)",
+        "gradient clipping",
+    ),
+    Case(
+        "decay on norms and biases",
+        GPT2,
+        L,
+        '"params": others, "weight_decay": 0.0',
+        '"params": others, "weight_decay": 0.1',
+        "weight decay of (norms|biases) and",
+    ),
+    Case(
+        "no decay on embeddings",
+        LLAMA,
+        L,
+        (
+            "decayed = [p for p in model.parameters() if p.dim() >= 2]\n    others = [p for p in "
+            "model.parameters() if p.dim() < 2]"
+        ),
+        (
+            "decayed = [p for n, p in model.named_parameters() if p.dim() >= 2 and 'embed' not in "
+            "n]\n    others = [p for n, p in model.named_parameters() if p.dim() < 2 or 'embed' "
+            "in n]"
+        ),
+        "weight decay of embeddings",
+    ),
+    Case(
+        "weight decay 0.01 (our trainer)",
+        OURS_GPT,
+        L,
+        "weight_decay=0.1, beta2",
+        "weight_decay=0.01, beta2",
+        "weight decay of.*0.1 in A, 0.01",
+    ),
+    Case("beta2 0.999 (our trainer)", OURS_LLAMA, L, "beta2=0.95", "beta2=0.999", "betas"),
+    Case(
+        "Adam in place of AdamW",
+        GPT2,
+        L,
+        ADAMW,
+        "optimizer = torch.optim.Adam(groups",
+        "decoupled weight decay",
+    ),
+    Case("epsilon 1e-6", LLAMA, L, "eps=1e-8", "eps=1e-6", "epsilon of the optimizer"),
+    Case(
+        "warm-up longer",
+        GPT2,
+        L,
+        "WARMUP, PEAK, MICRO_BATCHES, CLIP = 3,",
+        "WARMUP, PEAK, MICRO_BATCHES, CLIP = 4,",
+        "warm-up",
+    ),
+    Case(
+        "learning rate one step late",
+        OURS_GPT,
+        L,
+        "learning_rate(step, len",
+        "learning_rate(max(step - 1, 0), len",
+        "one step late",
+    ),
+    Case(
+        "learning rate one step early",
+        LLAMA,
+        L,
+        "learning_rate(step, len",
+        "learning_rate(step + 1, len",
+        "one step early",
+    ),
+    Case(
+        "decay to another floor",
+        OURS_LLAMA,
+        L,
+        "0.1 + 0.45",
+        "0.0 + 0.5",
+        "decay of the learning rate",
+    ),
+    Case(
+        "bias correction off",
+        LLAMA,
+        L,
+        ADAMW,
+        PLAIN + '~first = state["first"] / (1 - one**count)~first = state["first"]',
+        "bias correction",
+    ),
+    Case(
+        "epsilon inside the root",
+        GPT2,
+        L,
+        ADAMW,
+        PLAIN
+        + (
+            '~(state["second"] / (1 - two**count)).sqrt() + group["eps"]~(state["second"] / (1 - '
+            'two**count) + group["eps"]).sqrt()'
+        ),
+        "epsilon of",
+    ),
+    Case(
+        "decay not times the learning rate",
+        LLAMA,
+        L,
+        ADAMW,
+        PLAIN + '~1 - group["lr"] * group["weight_decay"]~1 - group["weight_decay"]',
+        "decay times learning rate",
+    ),
+    Case(
+        "embeddings not updated",
+        OURS_LLAMA,
+        B,
+        "",
+        "model.embedding.weight.requires_grad_(False)",
+        "without a gradient.*embedding",
+    ),
 ]
 
 REFACTORINGS = [
-    Case('same script again', GPT2, L, '', ''),
-    Case('other implementation of AdamW', LLAMA, L, ADAMW, PLAIN),
-    Case('AdamW for each parameter by itself', GPT2, L, 'eps=1e-8)', 'eps=1e-8, foreach=False)'),
-    Case('fused AdamW', LLAMA, L, 'eps=1e-8)', 'eps=1e-8, fused=True)'),
-    Case('one group per parameter', GPT2, L, '    optimizer = torch', '    groups = [{**g, "params": [p]} for g in groups for p in g["params"]]\n    optimizer = torch'),
-    Case('clipping by hand', LLAMA, L, 'torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)', 'scale = min(1.0, CLIP / (float(sum(p.grad.double().square().sum() for p in model.parameters()).sqrt()) + 1e-6))\n        for p in model.parameters(): p.grad.mul_(scale)'),
-    Case('accumulation scaled in the gradient', OURS_GPT, L, '.backward()', '.mul(MICRO_BATCHES).backward(torch.tensor(1 / MICRO_BATCHES))'),
-    Case('rows in another order', GPT2, L, 'torch.arange(len(tokens)).chunk', 'torch.arange(len(tokens)).view(2, 2).flip(1).flatten().chunk'),
-    Case('micro-batches in another order', OURS_LLAMA, L, '.chunk(MICRO_BATCHES):', '.chunk(MICRO_BATCHES)[::-1]:'),
-    Case('cross-entropy by log_softmax', LLAMA, L, 'F.cross_entropy(logits.flatten(0, 1), labels[rows].flatten())', 'F.nll_loss(logits.log_softmax(-1).flatten(0, 1), labels[rows].flatten())'),
-    Case('attention by matrix products', OURS_LLAMA, M, 'y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, dropout=dropout)', MATRIX_PRODUCTS),
-    Case('eager attention', GPT2, B, '', "model.config._attn_implementation = 'eager'"),
-    Case('eager attention (Llama)', LLAMA, B, '', "model.config._attn_implementation = 'eager'"),
-    Case('GELU by its formula', OURS_GPT, M, 'F.gelu(self.up(x), approximate="tanh")', '(lambda u: 0.5 * u * (1 + torch.tanh((2 / math.pi) ** 0.5 * (u + 0.044715 * u**3))))(self.up(x))'),
-    Case('RMSNorm by its formula', OURS_LLAMA, M, 'F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.epsilon).to(x.dtype)', 'self.weight * (x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.epsilon))'),
-    Case('sum in another order', OURS_GPT, M, 'return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))', 'return self._dropped(self.feed_forward(self.feed_forward_norm(x))) + x'),
-    Case('contiguous heads', OURS_LLAMA, M, 'y.view(rows, length, -1, self.head_dimension).transpose(1, 2)', 'y.view(rows, length, -1, self.head_dimension).transpose(1, 2).contiguous()'),
-    Case('rope from position 1 on', OURS_LLAMA, M, 'torch.arange(length, dtype=torch.float64)', '1 + torch.arange(length, dtype=torch.float64)'),
-    Case('linear layers by matrix products', OURS_GPT, M, 'return self.down(F.gelu(self.up(x)', 'return (lambda u: u @ self.down.weight.T + self.down.bias)(F.gelu(self.up(x)'),
-    Case('hidden units in another order', OURS_GPT, B, '', PERMUTED),
-    Case('renamed, fused and transposed (GPT-2)', GPT2, L, '', '', None, OURS_GPT),
-    Case('renamed modules (Llama)', LLAMA, L, '', '', None, OURS_LLAMA),
-    Case("our trainer's update", OURS_LLAMA, L, '', '', None, LLAMA),
+    Case("same script again", GPT2, L, "", ""),
+    Case("other implementation of AdamW", LLAMA, L, ADAMW, PLAIN),
+    Case("AdamW for each parameter by itself", GPT2, L, "eps=1e-8)", "eps=1e-8, foreach=False)"),
+    Case("fused AdamW", LLAMA, L, "eps=1e-8)", "eps=1e-8, fused=True)"),
+    Case(
+        "one group per parameter",
+        GPT2,
+        L,
+        "    optimizer = torch",
+        (
+            '    groups = [{**g, "params": [p]} for g in groups for p in g["params"]]\n    '
+            "optimizer "
+            "= torch"
+        ),
+    ),
+    Case(
+        "clipping by hand",
+        LLAMA,
+        L,
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)",
+        (
+            "scale = min(1.0, CLIP / (float(sum(p.grad.double().square().sum() for p in "
+            "model.parameters()).sqrt()) + 1e-6))\n        for p in model.parameters(): "
+            "p.grad.mul_(scale)"
+        ),
+    ),
+    Case(
+        "accumulation scaled in the gradient",
+        OURS_GPT,
+        L,
+        ".backward()",
+        ".mul(MICRO_BATCHES).backward(torch.tensor(1 / MICRO_BATCHES))",
+    ),
+    Case(
+        "rows in another order",
+        GPT2,
+        L,
+        "torch.arange(len(tokens)).chunk",
+        "torch.arange(len(tokens)).view(2, 2).flip(1).flatten().chunk",
+    ),
+    Case(
+        "micro-batches in another order",
+        OURS_LLAMA,
+        L,
+        ".chunk(MICRO_BATCHES):",
+        ".chunk(MICRO_BATCHES)[::-1]:",
+    ),
+    Case(
+        "cross-entropy by log_softmax",
+        LLAMA,
+        L,
+        "F.cross_entropy(logits.flatten(0, 1), labels[rows].flatten())",
+        "F.nll_loss(logits.log_softmax(-1).flatten(0, 1), labels[rows].flatten())",
+    ),
+    Case(
+        "attention by matrix products",
+        OURS_LLAMA,
+        M,
+        (
+            "y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, "
+            "dropout=dropout)"
+        ),
+        MATRIX_PRODUCTS,
+    ),
+    Case("eager attention", GPT2, B, "", "model.config._attn_implementation = 'eager'"),
+    Case("eager attention (Llama)", LLAMA, B, "", "model.config._attn_implementation = 'eager'"),
+    Case(
+        "GELU by its formula",
+        OURS_GPT,
+        M,
+        'F.gelu(self.up(x), approximate="tanh")',
+        (
+            "(lambda u: 0.5 * u * (1 + torch.tanh((2 / math.pi) ** 0.5 * (u + 0.044715 * "
+            "u**3))))(self.up(x))"
+        ),
+    ),
+    Case(
+        "RMSNorm by its formula",
+        OURS_LLAMA,
+        M,
+        "F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.epsilon).to(x.dtype)",
+        "self.weight * (x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.epsilon))",
+    ),
+    Case(
+        "sum in another order",
+        OURS_GPT,
+        M,
+        "return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))",
+        "return self._dropped(self.feed_forward(self.feed_forward_norm(x))) + x",
+    ),
+    Case(
+        "contiguous heads",
+        OURS_LLAMA,
+        M,
+        "y.view(rows, length, -1, self.head_dimension).transpose(1, 2)",
+        "y.view(rows, length, -1, self.head_dimension).transpose(1, 2).contiguous()",
+    ),
+    Case(
+        "rope from position 1 on",
+        OURS_LLAMA,
+        M,
+        "torch.arange(length, dtype=torch.float64)",
+        "1 + torch.arange(length, dtype=torch.float64)",
+    ),
+    Case(
+        "linear layers by matrix products",
+        OURS_GPT,
+        M,
+        "return self.down(F.gelu(self.up(x)",
+        "return (lambda u: u @ self.down.weight.T + self.down.bias)(F.gelu(self.up(x)",
+    ),
+    Case("hidden units in another order", OURS_GPT, B, "", PERMUTED),
+    Case("renamed, fused and transposed (GPT-2)", GPT2, L, "", "", None, OURS_GPT),
+    Case("renamed modules (Llama)", LLAMA, L, "", "", None, OURS_LLAMA),
+    Case("our trainer's update", OURS_LLAMA, L, "", "", None, LLAMA),
 ]
 
 # not looked at while hypotheses were written: they need not be named
 HELD_OUT = [
-    Case('RMSNorm weight plus one', OURS_LLAMA, M, 'self.weight.float(), self.epsilon', '1 + self.weight.float(), self.epsilon', 'weight of the norm'),
-    Case('sliding window of 6', LLAMA, M, '            attention_mask,\n            dropout=0.0', '            torch.ones(input_shape[1], input_shape[1]).tril().triu(-5).bool()[None, None],\n            dropout=0.0', 'window of 6'),
-    Case('embeddings times the root of the width', OURS_GPT, M, 'x = self.embedding(tokens_bt)', 'x = self.embedding(tokens_bt) * 32**0.5', 'embedding'),
-    Case('queries times 0.9', OURS_LLAMA, M, 'split(self.query(x))', 'split(self.query(x)) * 0.9', r'blocks\.0\.attention'),
-    Case('rope base 12,345', OURS_LLAMA, M, 'frequencies = model.rope_theta **', 'frequencies = 12345.0 **', r'blocks\.0\.attention'),
-    Case('warm-up from zero', GPT2, L, 'PEAK * (step + 1) / WARMUP', 'PEAK * step / WARMUP', 'warm-up|one step late'),
-    Case('beta1 0.8 in the code of the optimizer', LLAMA, L, ADAMW, PLAIN + '~(one, two), count = group["betas"], state["step"]~(one, two), count = (0.8, 0.95), state["step"]', 'betas'),
-    Case('gradients times 1.01 behind clipping', GPT2, L, '        optimizer.step()', '        for p in model.parameters(): p.grad.mul_(1.01)\n        optimizer.step()', 'clipping'),
-    Case('final norm left out', OURS_GPT, M, 'return self.norm(x)', 'return x', 'head'),
-    Case('loss over all positions', LLAMA, L, 'labels[rows].flatten())', 'labels[rows].flatten(), reduction="sum") / labels[rows].numel()', 'reduction'),
-    Case('gradients never cleared', GPT2, L, '        optimizer.zero_grad()\n', '', 'cleared|earlier step'),
-    Case('square weight not transposed', GPT2, B, '', "for b in model.transformer.h: b.attn.c_proj.weight.data = b.attn.c_proj.weight.data.T.contiguous()", 'transposed'),
-    Case('one layer without decay', LLAMA, L, 'decayed = [p for p in model.parameters() if p.dim() >= 2]\n    others = [p for p in model.parameters() if p.dim() < 2]', "decayed = [p for n, p in model.named_parameters() if p.dim() >= 2 and 'layers.2.mlp' not in n]\n    others = [p for n, p in model.named_parameters() if p.dim() < 2 or 'layers.2.mlp' in n]", r'weight decay of model\.layers\.2\.mlp'),
+    Case(
+        "RMSNorm weight plus one",
+        OURS_LLAMA,
+        M,
+        "self.weight.float(), self.epsilon",
+        "1 + self.weight.float(), self.epsilon",
+        "weight of the norm",
+    ),
+    Case(
+        "sliding window of 6",
+        LLAMA,
+        M,
+        "            attention_mask,\n            dropout=0.0",
+        (
+            "            torch.ones(input_shape[1], input_shape[1]).tril().triu(-5).bool()[None, "
+            "None],\n            dropout=0.0"
+        ),
+        "window of 6",
+    ),
+    Case(
+        "embeddings times the root of the width",
+        OURS_GPT,
+        M,
+        "x = self.embedding(tokens_bt)",
+        "x = self.embedding(tokens_bt) * 32**0.5",
+        "embedding",
+    ),
+    Case(
+        "queries times 0.9",
+        OURS_LLAMA,
+        M,
+        "split(self.query(x))",
+        "split(self.query(x)) * 0.9",
+        r"blocks\.0\.attention",
+    ),
+    Case(
+        "rope base 12,345",
+        OURS_LLAMA,
+        M,
+        "frequencies = model.rope_theta **",
+        "frequencies = 12345.0 **",
+        r"blocks\.0\.attention",
+    ),
+    Case(
+        "warm-up from zero",
+        GPT2,
+        L,
+        "PEAK * (step + 1) / WARMUP",
+        "PEAK * step / WARMUP",
+        "warm-up|one step late",
+    ),
+    Case(
+        "beta1 0.8 in the code of the optimizer",
+        LLAMA,
+        L,
+        ADAMW,
+        PLAIN
+        + (
+            '~(one, two), count = group["betas"], state["step"]~(one, two), count = (0.8, 0.95), '
+            'state["step"]'
+        ),
+        "betas",
+    ),
+    Case(
+        "gradients times 1.01 behind clipping",
+        GPT2,
+        L,
+        "        optimizer.step()",
+        "        for p in model.parameters(): p.grad.mul_(1.01)\n        optimizer.step()",
+        "clipping",
+    ),
+    Case("final norm left out", OURS_GPT, M, "return self.norm(x)", "return x", "head"),
+    Case(
+        "loss over all positions",
+        LLAMA,
+        L,
+        "labels[rows].flatten())",
+        'labels[rows].flatten(), reduction="sum") / labels[rows].numel()',
+        "reduction",
+    ),
+    Case(
+        "gradients never cleared",
+        GPT2,
+        L,
+        "        optimizer.zero_grad()\n",
+        "",
+        "cleared|earlier step",
+    ),
+    Case(
+        "square weight not transposed",
+        GPT2,
+        B,
+        "",
+        (
+            "for b in model.transformer.h: b.attn.c_proj.weight.data = "
+            "b.attn.c_proj.weight.data.T.contiguous()"
+        ),
+        "transposed",
+    ),
+    Case(
+        "one layer without decay",
+        LLAMA,
+        L,
+        (
+            "decayed = [p for p in model.parameters() if p.dim() >= 2]\n    others = [p for p in "
+            "model.parameters() if p.dim() < 2]"
+        ),
+        (
+            "decayed = [p for n, p in model.named_parameters() if p.dim() >= 2 and 'layers.2.mlp' "
+            "not in n]\n    others = [p for n, p in model.named_parameters() if p.dim() < 2 or "
+            "'layers.2.mlp' in n]"
+        ),
+        r"weight decay of model\.layers\.2\.mlp",
+    ),
 ]
-# fmt: on
 
 
 def edit(text: str, case: Case, where: str) -> str:
-    """Return a source with a case's edit, which must apply. Parts of `new` behind ~ are a second edit."""
+    """Return a source with a case's edit, which must apply. Parts of `new` behind ~ are a second
+    edit.
+    """
     if case.where != where or not case.old:
         return text
     new, *second = case.new.split("~")
@@ -302,10 +859,14 @@ def load(module: types.ModuleType, case: Case) -> types.ModuleType:
 
 @cache
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return tokens [B, T] and labels of each step; every row ends with ignored labels, as many in each."""
+    """Return tokens [B, T] and labels of each step; every row ends with ignored labels, as many in
+    each.
+    """
     found = []
     for step in range(STEPS):
-        tokens = torch.randint(1, VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(
+            1, VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(step)
+        )
         labels = tokens[:, 1:].clone()
         labels[:, -2:] = -100
         found.append((tokens[:, :-1], labels))
@@ -313,7 +874,9 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class References:
-    """Recordings of what is not changed, with two floors each, made once; and certificates of cases against them."""
+    """Recordings of what is not changed, with two floors each, made once; and certificates of cases
+    against them.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self._found = folder, {}
@@ -350,7 +913,9 @@ def describe(certificate: dict) -> str:
     """Return the cause, or the largest ratio to the floor."""
     if certificate["cause"]:
         return certificate["cause"]["text"]
-    worst = max((row["largest_ratio_to_floor"], stage) for stage, row in certificate["stages"].items())
+    worst = max(
+        (row["largest_ratio_to_floor"], stage) for stage, row in certificate["stages"].items()
+    )
     return f"at most {worst[0]:.2g} × floor ({worst[1]})"
 
 
@@ -360,11 +925,17 @@ def judge(case: Case, certificate: dict) -> str:
         return "missed" if case.expected else certificate["verdict"]
     if not case.expected:
         return "false alarm"
-    return "named" if certificate["cause"] and re.search(case.expected, certificate["cause"]["text"]) else "found"
+    return (
+        "named"
+        if certificate["cause"] and re.search(case.expected, certificate["cause"]["text"])
+        else "found"
+    )
 
 
 def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, str, str]]:
-    """Yield each case with its result, its cause and, of other trainers, its kind from losses alone."""
+    """Yield each case with its result, its cause and, of other trainers, its kind from losses
+    alone.
+    """
     for case in cases:
         try:
             found = references.certificate_of(case)
@@ -385,12 +956,23 @@ def print_table(title: str, columns: list[str], rows: Iterable[tuple]) -> list[t
 
 def main() -> None:
     torch.set_num_threads(1)
-    only, tables = sys.argv[1:], {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS}
+    only, tables = (
+        sys.argv[1:],
+        {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS},
+    )
     with tempfile.TemporaryDirectory() as folder:
         references = References(Path(folder))
         for title, cases in tables.items():
-            chosen = [case for case in cases if not only or any(word in case.name or word == title for word in only)]
-            print_table(title, ["model", "result", "cause that the certificate names"], run(chosen, references))
+            chosen = [
+                case
+                for case in cases
+                if not only or any(word in case.name or word == title for word in only)
+            ]
+            print_table(
+                title,
+                ["model", "result", "cause that the certificate names"],
+                run(chosen, references),
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Libraries of other projects in a folder of their own, for subprocesses that read and write their formats.
+"""Libraries of other projects in a folder of their own, for subprocesses that read and write their
+formats.
 
-They pin older versions of NumPy and transformers than ours, so they are installed without their dependencies
-(tests/peers.txt) and never into the environment of the tests, whose torch and NumPy they use. streaming imports
-torchvision, of which these tests need nothing: two empty definitions stand in for it.
+They pin older versions of NumPy and transformers than ours, so they are installed without their
+dependencies (tests/peers.txt) and never into the environment of the tests, whose torch and NumPy
+they use. streaming imports torchvision, of which these tests need nothing: two empty definitions
+stand in for it.
 """
 
 import fcntl
@@ -27,7 +29,9 @@ TORCHVISION = {
 
 
 def find_peers() -> Path:
-    """Return the folder of the libraries: TOKENSCALE_PEERS, or one that is made once per list of packages."""
+    """Return the folder of the libraries: TOKENSCALE_PEERS, or one that is made once per list of
+    packages.
+    """
     if folder := os.environ.get("TOKENSCALE_PEERS"):
         return Path(folder)
     key = hashlib.sha256(PACKAGES.read_bytes() + sys.version.encode()).hexdigest()[:12]
@@ -49,11 +53,24 @@ def install(folder: Path) -> None:
     building = folder.with_name(f"{folder.name}.building")
     shutil.rmtree(building, ignore_errors=True)
     options = ["--no-deps", "--retries", "1", "--timeout", "20", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(building), "-r", str(PACKAGES)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        *options,
+        "--target",
+        str(building),
+        "-r",
+        str(PACKAGES),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         shutil.rmtree(building, ignore_errors=True)
-        pytest.skip(f"pip cannot install the other libraries: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        pytest.skip(
+            "pip cannot install the other libraries: "
+            f"{(done.stderr.strip() or 'no message').splitlines()[-1]}"
+        )
     building.rename(folder)
 
 
@@ -66,11 +83,18 @@ class Peers:
             (stub / "torchvision" / name).parent.mkdir(parents=True, exist_ok=True)
             (stub / "torchvision" / name).write_text(text)
         path = os.pathsep.join([str(stub), str(find_peers())])
-        self._environment = {**os.environ, "PYTHONPATH": path, "HOME": str(directory), "TMPDIR": str(directory)}
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "HOME": str(directory),
+            "TMPDIR": str(directory),
+        }
 
     def run(self, script: Path, **settings: Any) -> Any:
         """Run a script with these settings as JSON; return what it printed last, from JSON."""
         command = [sys.executable, str(script), json.dumps(settings)]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout.splitlines()[-1])

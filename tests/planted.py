@@ -1,9 +1,26 @@
-"""Secrets as environments hold them, planted so that tests can look for them where they must not be."""
+"""Secrets as environments hold them, planted so that tests can look for them where they must not
+be.
+"""
 
 VALUE = "planted-7f3a91"
 NAMES = (
-    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PASSWORD", "GITHUB_TOKEN"),
-    *("HF_PASSWORD", "HF_SECRET", "NCCL_AUTH", "FI_PASSWORD", "SLURM_JWT", "MLFLOW_TRACKING_TOKEN", "TORCH_API_KEY"),
+    *(
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "WANDB_API_KEY",
+        "PASSWORD",
+        "GITHUB_TOKEN",
+    ),
+    *(
+        "HF_PASSWORD",
+        "HF_SECRET",
+        "NCCL_AUTH",
+        "FI_PASSWORD",
+        "SLURM_JWT",
+        "MLFLOW_TRACKING_TOKEN",
+        "TORCH_API_KEY",
+    ),
     "GLOO_CREDENTIALS",
 )
 #: passwords in addresses

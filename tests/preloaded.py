@@ -1,4 +1,6 @@
-"""What the server of forks.py has imported: packages only, since a copied project runs its own tokenscale."""
+"""What the server of forks.py has imported: packages only, since a copied project runs its own
+tokenscale.
+"""
 # ruff: noqa: F401
 
 import gc

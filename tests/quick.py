@@ -1,7 +1,8 @@
 """Run the fast tests of what changed: python -m tests.quick [BASE]. Called by `make quick`.
 
-A changed test file runs itself. A changed module runs the unit tests that import it, and its docstring examples.
-Long tests stay out (marks `experiment`, `long`, `distributed`, `workflow`), and so do files beyond the tenth.
+A changed test file runs itself. A changed module runs the unit tests that import it, and its
+docstring examples. Long tests stay out (marks `experiment`, `long`, `distributed`, `workflow`), and
+so do files beyond the tenth.
 """
 
 import re
@@ -18,12 +19,17 @@ LIMIT = 10
 def changed(base: str) -> list[str]:
     """Return the files that differ from a commit, those that git does not track yet included."""
     listed = [["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"]]
-    lines = [subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True).stdout for args in listed]
+    lines = [
+        subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True).stdout
+        for args in listed
+    ]
     return sorted({name for text in lines for name in text.split()})
 
 
 def tests_of(names: list[str], root: Path = ROOT) -> list[str]:
-    """Return the test files for changed files: changed tests, then unit tests by the modules they import."""
+    """Return the test files for changed files: changed tests, then unit tests by the modules they
+    import.
+    """
     present = [name for name in names if (root / name).is_file()]
     tests = [name for name in present if re.fullmatch(r"tests/unit/(.*/)?test_\w+\.py", name)]
     modules = [name for name in present if name.startswith("src/") and name.endswith(".py")]
@@ -32,7 +38,9 @@ def tests_of(names: list[str], root: Path = ROOT) -> list[str]:
     for path in sorted((root / "tests/unit").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         imports = set(re.findall(r"^from ([\w.]+) import", text, re.MULTILINE))
-        for package, names_ in re.findall(r"^from ([\w.]+) import \(?([\w, \n]+)", text, re.MULTILINE):
+        for package, names_ in re.findall(
+            r"^from ([\w.]+) import \(?([\w, \n]+)", text, re.MULTILINE
+        ):
             imports |= {f"{package}.{name.strip()}" for name in names_.split(",")}
         if common := len(imports & dotted):
             found[str(path.relative_to(root))] = common

@@ -1,4 +1,6 @@
-"""How bad input must be refused: one message that says where and what next, exit code 2, nothing changed on disk."""
+"""How bad input must be refused: one message that says where and what next, exit code 2, nothing
+changed on disk.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,9 @@ def tree_of(folder: Path) -> dict[str, bytes | None]:
 
 
 def refused(capsys, arguments: list[object], untouched: Path | None = None) -> str:
-    """What a command says as it refuses. It may raise nothing, and must leave the folder `untouched` as it was."""
+    """What a command says as it refuses. It may raise nothing, and must leave the folder
+    `untouched` as it was.
+    """
     before = tree_of(untouched) if untouched else None
     capsys.readouterr()
     code = cli.main([str(argument) for argument in arguments])

@@ -1,11 +1,13 @@
-"""`python -m tokenscale …` in a fork of a process that has imported its packages: of a short job imports are most.
+"""`python -m tokenscale …` in a fork of a process that has imported its packages: of a short job
+imports are most.
 
-A folder with a `python` of its own stands first in PATH. What it is asked to run of these modules it hands, with its
-folder, environment and open files, to the server; anything else is the real Python's. The server is a fork of that of
-`forks.py`, which has imported packages only, so that each job runs the tokenscale of its own PYTHONPATH.
+A folder with a `python` of its own stands first in PATH. What it is asked to run of these modules
+it hands, with its folder, environment and open files, to the server; anything else is the real
+Python's. The server is a fork of that of `forks.py`, which has imported packages only, so that each
+job runs the tokenscale of its own PYTHONPATH.
 
-Whoever names a folder in the environment as SERVED_JOBS finds there, for each job, a file of its process's number that
-holds its arguments, and one of that number and `.ended` behind it.
+Whoever names a folder in the environment as SERVED_JOBS finds there, for each job, a file of its
+process's number that holds its arguments, and one of that number and `.ended` behind it.
 """
 
 import atexit
@@ -25,7 +27,8 @@ from pathlib import Path
 from tests.forks import context
 
 MODULES = ("tokenscale", "snakemake", "tests.slurm.polled")
-#: its first line makes the real Python start without its packages, which takes a hundredth of a second
+#: its first line makes the real Python start without its packages, which takes a hundredth of a
+#: second
 CLIENT = """#!{python} -IS
 import os, signal, socket, sys
 
@@ -53,7 +56,9 @@ _folders: list[str] = []
 
 
 def python() -> str:
-    """Path of the `python` whose server this process has; the server is started when first asked for."""
+    """Path of the `python` whose server this process has; the server is started when first asked
+    for.
+    """
     if not _folders:
         folder = Path(tempfile.mkdtemp(prefix="served-"))
         address = str(folder / "socket")
@@ -99,7 +104,8 @@ def _answer(connection: socket.socket, client: str) -> None:
         connection.sendall(job.to_bytes(4, "big"))
     ended = threading.Event()
     threading.Thread(target=_follow, args=(connection, job, ended), daemon=True).start()
-    os.waitid(os.P_PID, job, os.WEXITED | os.WNOWAIT)  # its number stays its own until the end is told
+    # its number stays its own until the end is told
+    os.waitid(os.P_PID, job, os.WEXITED | os.WNOWAIT)
     ended.set()
     _, status = os.waitpid(job, 0)
     if announced:

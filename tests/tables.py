@@ -11,22 +11,54 @@ Row = dict[str, Any]
 
 
 def run(run_id: str, **fields: Any) -> Row:
-    """A row of `runs`: a valid run of approach packed on one rank, where `fields` do not say otherwise."""
+    """A row of `runs`: a valid run of approach packed on one rank, where `fields` do not say
+    otherwise.
+    """
     row = {
-        "experiment": "demo", "run_id": run_id, "repeat": 0, "approach": "packed", "factors": "", "storage": "",
-        "layout": "", "world_size": 1, "method": "single", "sequence_length": 10, "global_batch": 4, "micro_batch": 2,
-        "objective": "causal", "labels": "all", "eos": False, "science": "s", "science_per_rank": "p",
-        "steps_asked": 8, "status": "complete", "validity": "valid",
-    } | fields  # fmt: skip
+        "experiment": "demo",
+        "run_id": run_id,
+        "repeat": 0,
+        "approach": "packed",
+        "factors": "",
+        "storage": "",
+        "layout": "",
+        "world_size": 1,
+        "method": "single",
+        "sequence_length": 10,
+        "global_batch": 4,
+        "micro_batch": 2,
+        "objective": "causal",
+        "labels": "all",
+        "eos": False,
+        "science": "s",
+        "science_per_rank": "p",
+        "steps_asked": 8,
+        "status": "complete",
+        "validity": "valid",
+    } | fields
     return {"series": row["approach"], **row}
 
 
 def steps(run_id: str, count: int, world_size: int = 1, **fields: Any) -> list[Row]:
     """Rows of `steps`, from step 0; a field may be a function of (step, rank)."""
-    values = {"step_s": 1.0, "useful_tokens": 30, "total_tokens": 40, "rows": 4, "loss_sum": 60.0, "order_digest": 1}
+    values = {
+        "step_s": 1.0,
+        "useful_tokens": 30,
+        "total_tokens": 40,
+        "rows": 4,
+        "loss_sum": 60.0,
+        "order_digest": 1,
+    }
     values |= fields
     return [
-        {"run_id": run_id, "attempt": 0, "rank": rank, "world_size": world_size, "attempt_step": step, "step": step}
+        {
+            "run_id": run_id,
+            "attempt": 0,
+            "rank": rank,
+            "world_size": world_size,
+            "attempt_step": step,
+            "step": step,
+        }
         | {name: value(step, rank) if callable(value) else value for name, value in values.items()}
         for step in range(count)
         for rank in range(world_size)
@@ -35,12 +67,21 @@ def steps(run_id: str, count: int, world_size: int = 1, **fields: Any) -> list[R
 
 def validation(run_id: str, step: int, loss: float, **fields: Any) -> Row:
     """A row of `events`: the loss of a slice of a hundred useful tokens."""
-    row = {"run_id": run_id, "attempt": 0, "rank": 0, "event": "validation", "step": step, "loss_sum": 100 * loss}
+    row = {
+        "run_id": run_id,
+        "attempt": 0,
+        "rank": 0,
+        "event": "validation",
+        "step": step,
+        "loss_sum": 100 * loss,
+    }
     return row | {"useful_tokens": 100, "duration_s": 0.5} | fields
 
 
 def write(folder: Path, experiment: Row | None = None, **rows: list[Row]) -> Path:
-    """Every table of the folder, those that are not named empty, with the experiment's description and the manifest."""
+    """Every table of the folder, those that are not named empty, with the experiment's description
+    and the manifest.
+    """
     for table in tables.TABLES:
         tables.write(folder / f"{table}.parquet", table, rows.get(table, []))
     return describe(folder, experiment or {})

@@ -1,4 +1,6 @@
-"""A web server on the loopback interface that misbehaves as it is told to, and speaks enough of the hub's language."""
+"""A web server on the loopback interface that misbehaves as it is told to, and speaks enough of the
+hub's language.
+"""
 
 import hashlib
 import json
@@ -31,9 +33,19 @@ class Web:
     def add_dataset(self, repository: str, commit: str, files: dict[str, bytes]) -> None:
         for name, content in files.items():
             self.files[f"/datasets/{repository}/resolve/{commit}/{name}"] = content
-        listing = {"id": repository, "sha": commit, "siblings": [{"rfilename": name} for name in files], "tags": []}
-        listing |= dict.fromkeys(("private", "disabled", "gated"), False) | {"downloads": 0, "likes": 0}
-        tree = [{"type": "file", "path": n, "size": len(c), "oid": "0" * 40} for n, c in files.items()]
+        listing = {
+            "id": repository,
+            "sha": commit,
+            "siblings": [{"rfilename": name} for name in files],
+            "tags": [],
+        }
+        listing |= dict.fromkeys(("private", "disabled", "gated"), False) | {
+            "downloads": 0,
+            "likes": 0,
+        }
+        tree = [
+            {"type": "file", "path": n, "size": len(c), "oid": "0" * 40} for n, c in files.items()
+        ]
         for path, value in ((f"revision/{commit}", listing), (f"tree/{commit}", tree)):
             self.files[f"/api/datasets/{repository}/{path}"] = json.dumps(value).encode()
             self.content_types[f"/api/datasets/{repository}/{path}"] = "application/json"
@@ -62,9 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
             self.close_connection = True
-            return
+            return None
         if path not in web.files:
-            return self._empty(404, **({"X-Error-Code": "EntryNotFound"} if "/resolve/" in path else {}))
+            return self._empty(
+                404, **({"X-Error-Code": "EntryNotFound"} if "/resolve/" in path else {})
+            )
         content = web.files[path]
         tag = f'"{hashlib.sha256(content).hexdigest()}"'
         start = self._start(content, tag)
@@ -83,17 +97,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Repo-Commit", parts[parts.index("resolve") + 1])
         self.end_headers()
         if not body:
-            return
+            return None
         ends = web.silent.get(path) or web.cut.get(path)
         if not ends:
             self.wfile.write(rest)
-            return
+            return None
         self.wfile.write(rest[: ends.pop(0)])
         if ends is web.silent.get(path):
             self.wfile.flush()
             time.sleep(web.silent_s)
         self.close_connection = True
         self.connection.close()
+        return None
 
     def _start(self, content: bytes, tag: str) -> int | None:
         asked = self.headers.get("Range")

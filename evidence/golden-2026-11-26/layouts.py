@@ -1,7 +1,8 @@
-"""Train our Llama of 4 layers in bf16 (autocast) by each layout, and print what `tokenscale golden` says of each.
+"""Train our Llama of 4 layers in bf16 (autocast) by each layout, and print what `tokenscale golden`
+says of each.
 
-`python -m evidence.golden-2026-11-26.layouts` in the project's folder: each layout is judged against one process, with
-three other layouts drawn as floor runs, and without.
+`python -m evidence.golden-2026-11-26.layouts` in the project's folder: each layout is judged
+against one process, with three other layouts drawn as floor runs, and without.
 """
 
 import random
@@ -23,6 +24,12 @@ if __name__ == "__main__":
         chosen = draw.sample([other for other in curves if other != name], FLOORS)
         alone, verdict = judge(old, new), judge(old, new, [curves[other] for other in chosen])
         kinds[alone.kind, verdict.kind] += 1
-        print(f"| {name} | {verdict.largest:.1e} | {alone.kind} | {', '.join(chosen)} | {verdict.kind} |", flush=True)
+        print(
+            (
+                f"| {name} | {verdict.largest:.1e} | {alone.kind} | {', '.join(chosen)} | "
+                f"{verdict.kind} |"
+            ),
+            flush=True,
+        )
     for (alone, verdict), count in sorted(kinds.items()):
         print(f"without floor runs {alone}, with {FLOORS} {verdict}: {count}")

@@ -1,7 +1,9 @@
-"""Train a transformer of width 256 in ways that only rounding tells apart, and print what `tokenscale golden` says.
+"""Train a transformer of width 256 in ways that only rounding tells apart, and print what
+`tokenscale golden` says.
 
-`python evidence/golden-2026-11-26/rounding.py CURVES…`: each way is judged against one thread, others are floor runs.
-CURVES are from other releases of torch: `python evidence/golden-2026-11-26/rounding.py --write CURVES` under each.
+`python evidence/golden-2026-11-26/rounding.py CURVES…`: each way is judged against one thread,
+others are floor runs. CURVES are from other releases of torch: `python
+evidence/golden-2026-11-26/rounding.py --write CURVES` under each.
 """
 
 import json
@@ -46,8 +48,14 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks, self.head = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(WIDTH, VOCABULARY)
+        self.embedding, self.positions = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Embedding(LENGTH, WIDTH),
+        )
+        self.blocks, self.head = (
+            nn.ModuleList(Block() for _ in range(LAYERS)),
+            nn.Linear(WIDTH, VOCABULARY),
+        )
 
     def forward(self, tokens):
         x = self.embedding(tokens) + self.positions.weight
@@ -64,7 +72,9 @@ def train(precision, threads, order, micro_batches, compiled):
     forward = torch.compile(model) if compiled else model
     for step in range(STEPS):
         generator, total = torch.Generator().manual_seed(step), 0.0
-        tokens = (torch.rand(ROWS, LENGTH + 1, generator=generator) ** 2.5 * VOCABULARY).long()[order]
+        tokens = (torch.rand(ROWS, LENGTH + 1, generator=generator) ** 2.5 * VOCABULARY).long()[
+            order
+        ]
         for rows in tokens.chunk(micro_batches):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 logits = forward(rows[:, :-1]).flatten(0, 1).float()
@@ -93,4 +103,7 @@ for precision in ("bf16", "fp32"):
             for floors in ([], [curve for curve in curves if curve is not new])
         )
         times = verdict.reason.rpartition(" times the floor")[0].rpartition(" ")[2]
-        print(f"| {precision} | {name} | {verdict.largest:.1e} | {alone.kind} | {times} | {verdict.kind} |")
+        print(
+            f"| {precision} | {name} | {verdict.largest:.1e} | {alone.kind} | {times} | "
+            f"{verdict.kind} |"
+        )

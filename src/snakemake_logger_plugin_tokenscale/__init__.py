@@ -1,12 +1,14 @@
-"""Snakemake's logger plugin `tokenscale`: progress of a call, one line a job, with an estimate of the time left.
+"""Snakemake's logger plugin `tokenscale`: progress of a call, one line a job, with an estimate of
+the time left.
 
-On a terminal, a line for each finished job stands above a status line that is rewritten. Elsewhere, in a log file say,
-one line is printed for each job when it starts. A dry run's jobs are grouped by their reasons (`CallChecks`). Warnings
-and errors look as without the plugin. So does everything with `--verbose`, `--debug-dag`, `--quiet progress`,
-`--quiet rules` or `--quiet all`, and in a dry run with `--printshellcmds` or any `--quiet`.
+On a terminal, a line for each finished job stands above a status line that is rewritten. Elsewhere,
+in a log file say, one line is printed for each job when it starts. A dry run's jobs are grouped by
+their reasons (`CallChecks`). Warnings and errors look as without the plugin. So does everything
+with `--verbose`, `--debug-dag`, `--quiet progress`, `--quiet rules` or `--quiet all`, and in a dry
+run with `--printshellcmds` or any `--quiet`.
 
-Snakemake imports every installed plugin in every call, before it reads the command line: `correct` makes it read what
-people type. Nothing of `tokenscale` is imported before it is used.
+Snakemake imports every installed plugin in every call, before it reads the command line: `correct`
+makes it read what people type. Nothing of `tokenscale` is imported before it is used.
 """
 
 import re
@@ -23,13 +25,18 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 #: options of Snakemake that take any number of words → pattern of such a word
-LISTS = {"--configfile": r".*\.(ya?ml|json)", "--configfiles": r".*\.(ya?ml|json)", "--config": ".*=.*", "-C": ".*=.*"}
+LISTS = {
+    "--configfile": r".*\.(ya?ml|json)",
+    "--configfiles": r".*\.(ya?ml|json)",
+    "--config": ".*=.*",
+    "-C": ".*=.*",
+}
 LISTS |= dict.fromkeys(("--quiet", "-q"), "all|host|progress|reason|rules")
 
 
 def correct(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return Snakemake's command line with `-j all` understood, and targets behind `--configfile FILE` as targets; and
-    the files of that option.
+    """Return Snakemake's command line with `-j all` understood, and targets behind `--configfile
+    FILE` as targets; and the files of that option.
 
     Snakemake takes all words behind that option as files, and behind `--config` as values.
 
@@ -45,7 +52,8 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
         elif option in LISTS and word != option:
             first_file = before == option and option.startswith("--configfile")  # it may be missing
             if not first_file and (
-                word.startswith("results/") or not (re.fullmatch(LISTS[option], word) or Path(word).is_file())
+                word.startswith("results/")
+                or not (re.fullmatch(LISTS[option], word) or Path(word).is_file())
             ):
                 targets.append(word)
                 continue
@@ -55,7 +63,9 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def read_command_line() -> None:
-    """Correct this process's command line, and read its files: Snakemake's message for a file names no line."""
+    """Correct this process's command line, and read its files: Snakemake's message for a file names
+    no line.
+    """
     from snakemake.cli import get_profile_dir
 
     from tokenscale.cli.snakemake_internals import check_folder, exit_on_error
@@ -69,24 +79,43 @@ def read_command_line() -> None:
             read_yaml(file)
         sys.argv = [part for word in sys.argv for part in re.split("(?<=^--profile)=", word)]
         for n, name in enumerate(sys.argv[1:], 1):
-            if sys.argv[n - 1] == "--profile" and get_profile_dir(name) is None:  # a name in profiles/, or a mistake
+            # a name in profiles/, or a mistake
+            if sys.argv[n - 1] == "--profile" and get_profile_dir(name) is None:
                 sys.argv[n] = str(load_profile(name)[0].parent)
 
 
-if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("workflow/Snakefile").is_file():
+if (
+    sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py"))
+    and Path("workflow/Snakefile").is_file()
+):
     read_command_line()
 
 #: messages about Snakemake itself, by how they begin
-LEFT_OUT: tuple[str, ...] = ("Assuming unrestricted shared filesystem usage", "Building DAG of jobs", "Using shell:")
-LEFT_OUT += ("Singularity containers: ignored", "Conda environments: ignored", "Select jobs to execute")
+LEFT_OUT: tuple[str, ...] = (
+    "Assuming unrestricted shared filesystem usage",
+    "Building DAG of jobs",
+    "Using shell:",
+)
+LEFT_OUT += (
+    "Singularity containers: ignored",
+    "Conda environments: ignored",
+    "Select jobs to execute",
+)
 LEFT_OUT += ("Elapsed time:",)
 #: events that the progress display replaces
-REPLACED = {LogEvent.WORKFLOW_STARTED, LogEvent.RUN_INFO, LogEvent.RESOURCES_INFO, LogEvent.PROGRESS}
+REPLACED = {
+    LogEvent.WORKFLOW_STARTED,
+    LogEvent.RUN_INFO,
+    LogEvent.RESOURCES_INFO,
+    LogEvent.PROGRESS,
+}
 REPLACED |= {LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED}
 
 
 class LogHandler(LogHandlerBase):
-    """Print progress, and pass everything else to the handler that Snakemake has without plugins."""
+    """Print progress, and pass everything else to the handler that Snakemake has without
+    plugins.
+    """
 
     writes_to_stream, writes_to_file = True, False
     has_filter, has_formatter, needs_rulegraph = True, True, False
@@ -98,8 +127,11 @@ class LogHandler(LogHandlerBase):
         s = self.common_settings
         self.stream = sys.stdout if s.stdout else sys.stderr
         self.default = ColorizingTextHandler(nocolor=s.nocolor, stream=self.stream)
-        # its parameters are named as the settings are, and newer versions of Snakemake have more of them
-        self.default.addFilter(DefaultFilter(**{n: getattr(s, n) for n in signature(DefaultFilter).parameters}))
+        # its parameters are named as the settings are, and newer versions of Snakemake have more of
+        # them
+        self.default.addFilter(
+            DefaultFilter(**{n: getattr(s, n) for n in signature(DefaultFilter).parameters})
+        )
         self.default.setFormatter(DefaultFormatter(s.quiet, s.show_failed_logs))
         quiet = {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS} & set(s.quiet or ())
         listed = s.dryrun and (s.printshellcmds or set(s.quiet or ()) != {Quietness.REASON})
@@ -114,19 +146,28 @@ class LogHandler(LogHandlerBase):
         """Print a record of Snakemake's."""
         try:
             self._emit(record)
-        except Exception:  # as every handler of logging: a display that fails must not end the workflow
+        # as every handler of logging: a display that fails must not end the workflow
+        except Exception:
             self.handleError(record)
 
     def _emit(self, record: LogRecord) -> None:
         event = getattr(record, "event", None)
-        if str(record.msg).startswith("Error: Directory cannot be locked."):  # printed in a dry run, which continues
-            record.msg = "tokenscale: another call works in this folder, or was killed. What is left to do now:"
+        # printed in a dry run, which continues
+        if str(record.msg).startswith("Error: Directory cannot be locked."):
+            record.msg = (
+                "tokenscale: another call works in this folder, or was killed. What is left to "
+                "do now:"
+            )
         text = str(record.msg)  # of Snakemake's own errors: a full disk, a folder of another user
-        if "[Errno" in text and (text.startswith("Traceback") or "Error recording metadata" in text):
+        if "[Errno" in text and (
+            text.startswith("Traceback") or "Error recording metadata" in text
+        ):
             from tokenscale.cli.main import translate_error
 
             last = next(line for line in reversed(text.splitlines()) if "[Errno" in line)
-            record.msg = found.render() if (found := translate_error(RuntimeError(last.strip()))) else text
+            record.msg = (
+                found.render() if (found := translate_error(RuntimeError(last.strip()))) else text
+            )
         if self.plain:
             self.default.handle(record)
         elif self.common_settings.dryrun:
@@ -153,7 +194,9 @@ class LogHandler(LogHandlerBase):
             self.display = Display(self.stream, record.stats)
         elif event == LogEvent.JOB_INFO and self.display:
             wildcards = dict(record.wildcards or {})
-            self.display.start(record.jobid, record.rule_name, wildcards, is_target=not record.output)
+            self.display.start(
+                record.jobid, record.rule_name, wildcards, is_target=not record.output
+            )
         elif event == LogEvent.JOB_FINISHED and self.display:
             self.display.finish(record.job_id)
 
@@ -165,7 +208,9 @@ class LogHandler(LogHandlerBase):
 
 
 class Display:
-    """Lines about jobs on a stream; on a terminal a status line below them, rewritten every second."""
+    """Lines about jobs on a stream; on a terminal a status line below them, rewritten every
+    second.
+    """
 
     def __init__(self, stream, counts: dict[str, int]):
         from tokenscale.cli import snakemake_progress as progress
@@ -180,7 +225,9 @@ class Display:
             threading.Thread(target=self._refresh, daemon=True).start()
 
     def start(self, job_id: int, rule: str, wildcards: dict[str, str], is_target: bool) -> None:
-        """Show a job that starts. A target, such as an experiment's name, makes nothing itself and is not counted."""
+        """Show a job that starts. A target, such as an experiment's name, makes nothing itself and
+        is not counted.
+        """
         with self._lock:
             if is_target:
                 self.progress.planned.pop(rule, None)
@@ -193,7 +240,9 @@ class Display:
         """Show a job that has finished."""
         with self._lock:
             finished = self.progress.finish(job_id, time.time())
-            self._print(self.progress.format_finish(*finished) if finished and self.terminal else None)
+            self._print(
+                self.progress.format_finish(*finished) if finished and self.terminal else None
+            )
 
     def fail(self, job_id: int) -> None:
         """Count a job that has failed; Snakemake's own message says why."""
@@ -223,7 +272,11 @@ class Display:
         """Print a line, if there is one, then the status line on a terminal."""
         text = f"{line}\n" if line else ""
         if self.terminal:
-            below = self.progress.format_status(time.time(), shutil.get_terminal_size().columns) if status else ""
+            below = (
+                self.progress.format_status(time.time(), shutil.get_terminal_size().columns)
+                if status
+                else ""
+            )
             text = f"\r\x1b[K{text}{below}"
         self._write(text)
 

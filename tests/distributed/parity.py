@@ -1,7 +1,8 @@
 """What one process computes, and what ranks of any layout do: for tests that compare them.
 
-Everything goes through the engine, as in a training; what ranks hold is put together from what they would write into a
-checkpoint, so that a row that nobody owns, or two do with unequal values, is seen.
+Everything goes through the engine, as in a training; what ranks hold is put together from what they
+would write into a checkpoint, so that a row that nobody owns, or two do with unequal values, is
+seen.
 """
 
 from dataclasses import replace
@@ -22,7 +23,9 @@ from tokenscale.train.trainer import Trainer, forward_backward
 
 LENGTH, GLOBAL_BATCH = 24, 7
 #: 97 entries, which 2, 3 and 4 ranks share unequally, and 92 hidden units, which 3 do
-SHAPE = replace(PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4).with_vocabulary(97)
+SHAPE = replace(
+    PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4
+).with_vocabulary(97)
 GPT2_PARTS = replace(
     SHAPE, norm="layer", positions="learned", activation="gelu", biases=True, tied_embeddings=True
 ).with_positions(LENGTH)
@@ -61,17 +64,25 @@ LAYOUTS = {
     "gpipe-tp@2x2": LayoutSettings(pipeline=2, tensor=2, schedule="gpipe"),
 }
 # copies that are kept alike in another way than DDP's
-LAYOUTS |= {f"{name}@{n}": LayoutSettings(data=n, copies=name) for name in REPLICATION if name != "ddp" for n in (2, 4)}
+LAYOUTS |= {
+    f"{name}@{n}": LayoutSettings(data=n, copies=name)
+    for name in REPLICATION
+    if name != "ddp"
+    for n in (2, 4)
+}
 HYBRID = "hsdp-zero3@2x2"
 TWO_RANKS = [name for name in LAYOUTS if name.endswith("@2")]
 #: fp32: sums run in another order
 TOLERANCE = {"atol": 2e-7, "rtol": 2e-5}
-#: after five steps: Adam divides by the root of the squared gradient, and rounding grows where gradients are near zero
+#: after five steps: Adam divides by the root of the squared gradient, and rounding grows where
+#: gradients are near zero
 AFTER_STEPS = {"atol": 1e-5, "rtol": 1e-4}
 
 
 def global_batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows with very unequal numbers of useful tokens: where per-rank means would weigh them wrongly."""
+    """Rows with very unequal numbers of useful tokens: where per-rank means would weigh them
+    wrongly.
+    """
     random = np.random.default_rng(step)
     tokens = random.integers(0, 96, (GLOBAL_BATCH, LENGTH))
     labels = random.integers(0, 96, (GLOBAL_BATCH, LENGTH))
@@ -105,7 +116,9 @@ def differentiate(parallel, step, micro_batch, world, layout):
 
 
 def run_of(layout=ONE, **changes) -> RunSettings:
-    """Two micro-steps at two ranks, of which one has fewer rows; a clipping that bites in each step."""
+    """Two micro-steps at two ranks, of which one has fewer rows; a clipping that bites in each
+    step.
+    """
     settings = {
         "model": SHAPE,
         "sequence_length": LENGTH,
@@ -123,7 +136,9 @@ def trainer_of(run, world) -> Trainer:
 
 def held(trainer, resume=False):
     pieces = trainer.pieces(resume=resume)
-    return {n: (p.tensor.detach().float().numpy().copy(), p.offsets, p.whole) for n, p in pieces.items()}
+    return {
+        n: (p.tensor.detach().float().numpy().copy(), p.offsets, p.whole) for n, p in pieces.items()
+    }
 
 
 def whole(ranks):
@@ -135,7 +150,9 @@ def whole(ranks):
             found.setdefault(name, np.zeros(shape, np.float32))[place] = values
             owners.setdefault(name, np.zeros(shape, int))[place] += 1
     for name, counts in owners.items():
-        assert (counts == 1).all(), f"{name} has elements with {counts.min()} or {counts.max()} owners"
+        assert (counts == 1).all(), (
+            f"{name} has elements with {counts.min()} or {counts.max()} owners"
+        )
     return found
 
 
@@ -155,12 +172,16 @@ def gradients(world, run):
 
 
 def steps(world, run, count=5):
-    """(losses a useful token, norms before clipping, what this rank holds) after some steps of the engine."""
+    """(losses a useful token, norms before clipping, what this rank holds) after some steps of the
+    engine.
+    """
     trainer, losses, norms = trainer_of(run, world), [], []
     for step in range(count):
         batch, useful = batch_of(step, world, run.layout)
         done = trainer.step(batch, useful, 1e-3, HostTimer())
-        losses.append(world.sum(done.loss_sum.item() * trainer.mesh.place.is_group_leader)[0] / useful.item())
+        losses.append(
+            world.sum(done.loss_sum.item() * trainer.mesh.place.is_group_leader)[0] / useful.item()
+        )
         norms.append(done.norm.item())
         assert done.norm_clipped.item() < 0.51 < done.norm.item(), "the clipping bites"
     return losses, norms, held(trainer)
@@ -180,7 +201,9 @@ def selected(request, *names) -> set[tuple]:
 
 
 def on_ranks(function, cases, *arguments):
-    """Case → what each of its ranks returned, in rank order. Ranks are started once for all cases of a world size."""
+    """Case → what each of its ranks returned, in rank order. Ranks are started once for all cases
+    of a world size.
+    """
     found = {}
     for size in sorted({run.layout.world_size for run in cases.values()}):
         mine = {name: run for name, run in cases.items() if run.layout.world_size == size}

@@ -15,7 +15,10 @@ def run_ranks(function, world_size: int, *arguments, timeout_s: float = 300):
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank, args=(function, r, world_size, Path(folder) / "store", queue, arguments))
+            context.Process(
+                target=_rank,
+                args=(function, r, world_size, Path(folder) / "store", queue, arguments),
+            )
             for r in range(world_size)
         ]
         for rank in ranks:
@@ -33,15 +36,23 @@ def run_ranks(function, world_size: int, *arguments, timeout_s: float = 300):
 
 
 def _answers(queue, ranks, timeout_s):
-    """(rank, what it found) of each as they end; one that ended without a word is a failure at once."""
+    """(rank, what it found) of each as they end; one that ended without a word is a failure at
+    once.
+    """
     waited_for, end = set(range(len(ranks))), time.monotonic() + timeout_s
     while waited_for:
-        silent = [r for r in waited_for if ranks[r].exitcode is not None]  # unless its answer is on the way
+        # unless its answer is on the way
+        silent = [r for r in waited_for if ranks[r].exitcode is not None]
         try:
             rank, answer = queue.get(timeout=1)
         except Empty:
-            assert not silent, f"rank {silent[0]} ended with exit code {ranks[silent[0]].exitcode} and said nothing"
-            assert time.monotonic() < end, f"no answer from ranks {sorted(waited_for)} in {timeout_s} s"
+            assert not silent, (
+                f"rank {silent[0]} ended with exit code {ranks[silent[0]].exitcode} and said "
+                "nothing"
+            )
+            assert time.monotonic() < end, (
+                f"no answer from ranks {sorted(waited_for)} in {timeout_s} s"
+            )
             continue
         waited_for.discard(rank)  # it speaks again where it fails after its answer
         yield rank, answer
@@ -59,7 +70,9 @@ def _rank(function, rank, world_size, store, queue, arguments):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         if world_size > 1:
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
+            )
         result = function(World(rank, world_size, rank, torch.device("cpu")), *arguments)
         queue.put((rank, (True, result)))
         if world_size > 1:

@@ -1,7 +1,8 @@
-"""What layouts of 64 and 128 ranks exchange in one step: counted on one rank of a process group that is a fake.
+"""What layouts of 64 and 128 ranks exchange in one step: counted on one rank of a process group
+that is a fake.
 
-The numbers follow from the methods, and are written out as they do: L blocks and the rest, M micro-steps. DDP is not
-here: its hooks wait for futures, which the fake never fills.
+The numbers follow from the methods, and are written out as they do: L blocks and the rest, M
+micro-steps. DDP is not here: its hooks wait for futures, which the fake never fills.
 """
 
 from dataclasses import replace
@@ -24,22 +25,37 @@ from tokenscale.train.trainer import Trainer
 
 pytestmark = pytest.mark.distributed
 LAYERS, LENGTH, MICRO_STEPS, VOCABULARY, WIDTH = 4, 32, 4, 96, 32
-MODEL = replace(SHAPE, layers=LAYERS, heads=8, key_value_heads=8, hidden=96, vocabulary_size=VOCABULARY)
+MODEL = replace(
+    SHAPE, layers=LAYERS, heads=8, key_value_heads=8, hidden=96, vocabulary_size=VOCABULARY
+)
 
 
 def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
-    """Operation → times, in one step of one rank. Nothing is sent: what comes in are numbers that were there before."""
+    """Operation → times, in one step of one rank. Nothing is sent: what comes in are numbers that
+    were there before.
+    """
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
-        shape = {"sequence_length": LENGTH, "global_batch": MICRO_STEPS * layout.data_parallel_size, "micro_batch": 1}
+        shape = {
+            "sequence_length": LENGTH,
+            "global_batch": MICRO_STEPS * layout.data_parallel_size,
+            "micro_batch": 1,
+        }
         run = RunSettings(model=MODEL, layout=layout, **shape)
         assert run.problems() == []
-        trainer = Trainer(run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa")
+        trainer = Trainer(
+            run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa"
+        )
         tokens = np.random.default_rng(0).integers(0, VOCABULARY, (MICRO_STEPS, LENGTH))
         batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
         for _ in range(2):  # the first step finds out about the module
             with Exchanges() as found:
-                trainer.step(batch, torch.tensor(float(tokens.size * layout.data_parallel_size)), 1e-3, HostTimer())
+                trainer.step(
+                    batch,
+                    torch.tensor(float(tokens.size * layout.data_parallel_size)),
+                    1e-3,
+                    HostTimer(),
+                )
         return found.counts
     finally:
         dist.destroy_process_group()
@@ -50,8 +66,9 @@ def exchanges_of(world, cases):
 
 
 L, M = LAYERS, MICRO_STEPS
-#: a tensor group in one micro-step: gathers of each block's two parts, and as many in the backward passes of their
-#: sums; as many scatters. The embedding's sum and the loss' gather have one of each; the loss its maximum and its sum.
+#: a tensor group in one micro-step: gathers of each block's two parts, and as many in the backward
+#: passes of their sums; as many scatters. The embedding's sum and the loss' gather have one of
+#: each; the loss its maximum and its sum.
 BLOCK, EDGE = 4, 1
 #: gradients of the parameters that a tensor group repeats; of a pipeline's copies; squared norms
 REPEATED = MEAN = NORM = 1
@@ -59,28 +76,67 @@ TENSOR = M * (BLOCK * L + 2 * EDGE)
 THREE_D = LayoutSettings(pipeline=4, tensor=8, data=4)
 ENDS = {"gather": M * (BLOCK + EDGE), "scatter": M * (BLOCK + EDGE), "send": M, "receive": M}
 CASES = {
-    # zero3 gathers each block for forward and for backward, the rest once; gradients are scattered once a step
-    "zero3@64": (LayoutSettings(shard=64), 5, {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": NORM}),
-    "zero2@128": (LayoutSettings(shard=128, sharding="zero2"), 5, {"gather": L + 1, "scatter": L + 1, "sum": NORM}),
+    # zero3 gathers each block for forward and for backward, the rest once; gradients are scattered
+    # once a step
+    "zero3@64": (
+        LayoutSettings(shard=64),
+        5,
+        {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": NORM},
+    ),
+    "zero2@128": (
+        LayoutSettings(shard=128, sharding="zero2"),
+        5,
+        {"gather": L + 1, "scatter": L + 1, "sum": NORM},
+    ),
     # copies sum the gradients of each group of weights
-    "hsdp@8x8": (LayoutSettings(data=8, shard=8), 0,
-                 {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": L + 1 + NORM}),
-    "tp-zero3@8x16": (LayoutSettings(tensor=8, shard=16), 0,
-                      {"gather": TENSOR + M * (2 * L + 1), "scatter": TENSOR + L + 1, "sum": 2 * M + REPEATED + NORM}),
-    "tp-zero2@8x8": (LayoutSettings(tensor=8, shard=8, sharding="zero2"), 9,
-                     {"gather": TENSOR + L + 1, "scatter": TENSOR + L + 1, "sum": 2 * M + REPEATED + NORM}),
+    "hsdp@8x8": (
+        LayoutSettings(data=8, shard=8),
+        0,
+        {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": L + 1 + NORM},
+    ),
+    "tp-zero3@8x16": (
+        LayoutSettings(tensor=8, shard=16),
+        0,
+        {
+            "gather": TENSOR + M * (2 * L + 1),
+            "scatter": TENSOR + L + 1,
+            "sum": 2 * M + REPEATED + NORM,
+        },
+    ),
+    "tp-zero2@8x8": (
+        LayoutSettings(tensor=8, shard=8, sharding="zero2"),
+        9,
+        {"gather": TENSOR + L + 1, "scatter": TENSOR + L + 1, "sum": 2 * M + REPEATED + NORM},
+    ),
     # one block a stage; the first has the embedding, the last the loss
     "1f1b-tp-ddp@4x8x4, first": (THREE_D, 0, ENDS | {"sum": REPEATED + MEAN + NORM}),
-    "1f1b-tp-ddp@4x8x4, second": (THREE_D, 40, {"gather": M * BLOCK, "scatter": M * BLOCK,
-                                                "sum": REPEATED + MEAN + NORM, "send": 2 * M, "receive": 2 * M}),
+    "1f1b-tp-ddp@4x8x4, second": (
+        THREE_D,
+        40,
+        {
+            "gather": M * BLOCK,
+            "scatter": M * BLOCK,
+            "sum": REPEATED + MEAN + NORM,
+            "send": 2 * M,
+            "receive": 2 * M,
+        },
+    ),
     "1f1b-tp-ddp@4x8x4, last": (THREE_D, 127, ENDS | {"sum": 2 * M + REPEATED + MEAN + NORM}),
-    "1f1b-zero2@4x16": (LayoutSettings(pipeline=4, shard=16, sharding="zero2"), 20,
-                        {"gather": 1, "scatter": 1, "sum": NORM, "send": 2 * M, "receive": 2 * M}),
-    # four stages: the first rank has the first and the third, and gets from the last what goes back to the beginning
+    "1f1b-zero2@4x16": (
+        LayoutSettings(pipeline=4, shard=16, sharding="zero2"),
+        20,
+        {"gather": 1, "scatter": 1, "sum": NORM, "send": 2 * M, "receive": 2 * M},
+    ),
+    # four stages: the first rank has the first and the third, and gets from the last what goes back
+    # to the beginning
     "interleaved-zero2@2x32": (
-        LayoutSettings(pipeline=2, stages_per_rank=2, schedule="interleaved", shard=32, sharding="zero2"), 20,
-        {"gather": 2 + 1, "scatter": 2 + 1, "sum": NORM, "send": 3 * M, "receive": 3 * M}),
-}  # fmt: skip
+        LayoutSettings(
+            pipeline=2, stages_per_rank=2, schedule="interleaved", shard=32, sharding="zero2"
+        ),
+        20,
+        {"gather": 2 + 1, "scatter": 2 + 1, "sum": NORM, "send": 3 * M, "receive": 3 * M},
+    ),
+}
 NAMES = {"gather": "allgather_base", "scatter": "reduce_scatter_base", "sum": "allreduce"}
 NAMES |= {"send": "send", "receive": "recv", "tell": "broadcast"}
 

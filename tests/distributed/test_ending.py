@@ -31,7 +31,9 @@ with wait_for_root_cause(World(0, {size}, 0, torch.device("cpu"))):
 """
 
 
-@pytest.mark.parametrize(("error", "size", "code"), [("ValueError", 2, 1), ("UserError", 2, 2), ("ValueError", 1, -6)])
+@pytest.mark.parametrize(
+    ("error", "size", "code"), [("ValueError", 2, 1), ("UserError", 2, 2), ("ValueError", 1, -6)]
+)
 def test_what_a_process_group_does_at_the_end_does_not_hide_an_error(error, size, code):
     command = [sys.executable, "-c", ABORTED.format(error=error, size=size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,6 @@
-"""Each rank makes its own parts of the weights: those of one process to the last bit, and no memory for others."""
+"""Each rank makes its own parts of the weights: those of one process to the last bit, and no memory
+for others.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.distributed import parity
-from tests.distributed.parity import GPT2_PARTS, HYBRID, LAYOUTS, ONE, each, held, on_ranks, run_of, trainer_of, whole
+from tests.distributed.parity import (
+    GPT2_PARTS,
+    HYBRID,
+    LAYOUTS,
+    ONE,
+    each,
+    held,
+    on_ranks,
+    run_of,
+    trainer_of,
+    whole,
+)
 from tests.distributed.ranks import run_ranks
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train import trainer as engine
@@ -17,19 +30,31 @@ from tokenscale.train.models.build import objective_of
 from tokenscale.train.parallel.sharding import local
 
 pytestmark = pytest.mark.distributed
-VARIANTS = {"plain": {}, "GPT-2's parts": {"model": GPT2_PARTS}, "bf16-true": {"precision": "bf16-true"}}
+VARIANTS = {
+    "plain": {},
+    "GPT-2's parts": {"model": GPT2_PARTS},
+    "bf16-true": {"precision": "bf16-true"},
+}
 #: what `make test` compares: an uneven share, parts of rows, and two methods at once
 DAILY = {"ddp@2", "zero1@2", "zero2@2", "tp@2", "interleaved@2", HYBRID, "zero3@3", "1f1b-tp@2x2"}
 FEW = {"zero3@3", "1f1b-tp@2x2"}
-#: layouts of four ranks that hold a part of the weights each → the largest part. A stage has an embedding or a head,
-#: and shares of 97 rows are uneven
-PARTS = {"zero3@4": 0.27, "tp@4": 0.27, "1f1b@4": 0.30, "1f1b-zero3@2x2": 0.28, "tp-zero3@2x2": 0.27}
+#: layouts of four ranks that hold a part of the weights each → the largest part. A stage has an
+#: embedding or a head, and shares of 97 rows are uneven
+PARTS = {
+    "zero3@4": 0.27,
+    "tp@4": 0.27,
+    "1f1b@4": 0.30,
+    "1f1b-zero3@2x2": 0.28,
+    "tp-zero3@2x2": 0.27,
+}
 #: work on a few hundred values at a time, and what FSDP and AdamW make of small things
 WORK_BYTES = 25_000
 
 
 class PeakMemory(TorchDispatchMode):
-    """The largest number of bytes of tensors, other than on the meta device, that existed at one time."""
+    """The largest number of bytes of tensors, other than on the meta device, that existed at one
+    time.
+    """
 
     def __init__(self):
         super().__init__()
@@ -41,7 +66,9 @@ class PeakMemory(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and not (part := local(tensor)).is_meta:
                 storage = part.untyped_storage()
                 self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._storages = {place: kept for place, kept in self._storages.items() if not kept[0].expired()}
+        self._storages = {
+            place: kept for place, kept in self._storages.items() if not kept[0].expired()
+        }
         self.bytes = max(self.bytes, sum(size for _, size in self._storages.values()))
         return found
 
@@ -59,14 +86,21 @@ def peak_of(world, run):
 
 
 def modules_of(trainer):
-    return {"model." + n: local(w).detach().float().numpy() for n, w in trainer.model.named_parameters()}
+    return {
+        "model." + n: local(w).detach().float().numpy() for n, w in trainer.model.named_parameters()
+    }
 
 
 @pytest.fixture(scope="module")
 def initial(request):
     """(layout, variant) → what its ranks found, for the selected tests and for one process."""
-    chosen = parity.selected(request, "name", "variant") | {("single", variant) for variant in VARIANTS}
-    cases = {(name, variant): run_of(LAYOUTS.get(name, ONE), **VARIANTS[variant]) for name, variant in sorted(chosen)}
+    chosen = parity.selected(request, "name", "variant") | {
+        ("single", variant) for variant in VARIANTS
+    }
+    cases = {
+        (name, variant): run_of(LAYOUTS.get(name, ONE), **VARIANTS[variant])
+        for name, variant in sorted(chosen)
+    }
     return on_ranks(each, cases, initial_of)
 
 
@@ -76,7 +110,9 @@ def marked(name, variant):
     return pytest.param(name, variant, marks=() if daily else pytest.mark.experiment)
 
 
-@pytest.mark.parametrize("name, variant", [marked(name, variant) for variant in VARIANTS for name in LAYOUTS])
+@pytest.mark.parametrize(
+    "name, variant", [marked(name, variant) for variant in VARIANTS for name in LAYOUTS]
+)
 def test_initial_weights_are_those_of_one_process_to_the_last_bit(initial, name, variant):
     ((expected, _),) = initial["single", variant]
     ranks = initial[name, variant]
@@ -98,7 +134,9 @@ def test_no_rank_has_memory_for_more_than_its_part():
     for name, ranks in found.items():
         for mine, peak in ranks:
             assert mine <= PARTS[name] * total and mine <= peak, name
-            assert peak < mine + WORK_BYTES < total / 2, f"{name}: {peak:,} bytes for {mine:,} of {total:,}"
+            assert peak < mine + WORK_BYTES < total / 2, (
+                f"{name}: {peak:,} bytes for {mine:,} of {total:,}"
+            )
 
 
 @pytest.mark.parametrize("unset", [False, True])

@@ -1,4 +1,6 @@
-"""Every layout computes what one process computes: gradients, and losses, norms and weights after some steps."""
+"""Every layout computes what one process computes: gradients, and losses, norms and weights after
+some steps.
+"""
 
 from dataclasses import replace
 
@@ -41,10 +43,13 @@ from tokenscale.train.profiling import Probe
 pytestmark = [pytest.mark.slow(77), pytest.mark.distributed]
 TIED = "GPT-2's parts, its tied embedding among them"
 VARIANTS = {
-    TIED: {"model": GPT2_PARTS, "seed": 1},  # with 0 a gradient is so near zero that an update differs by 2e-5
+    # with 0 a gradient is so near zero that an update differs by 2e-5
+    TIED: {"model": GPT2_PARTS, "seed": 1},
     "grouped queries": {"model": replace(SHAPE, key_value_heads=2)},
     "Qwen3's attention": {
-        "model": replace(SHAPE, key_value_heads=2, head_dim=12, query_key_norm=True, attention_biases="all")
+        "model": replace(
+            SHAPE, key_value_heads=2, head_dim=12, query_key_norm=True, attention_biases="all"
+        )
     },
     "chunked loss": {"loss_chunk": 5},
     "chunked loss of tied embeddings, blocks computed again": {
@@ -53,12 +58,15 @@ VARIANTS = {
         "activation_checkpointing": "block",
     },
     "products kept, the rest computed again": {"activation_checkpointing": "selective"},
-    "update without the fused kernel": {"optimizer": OptimizerSettings(learning_rate=1e-3, clip_norm=0.5, fused=False)},
+    "update without the fused kernel": {
+        "optimizer": OptimizerSettings(learning_rate=1e-3, clip_norm=0.5, fused=False)
+    },
 }
 PRECISIONS = ("bf16", "bf16-true")
 FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@2x2")
-#: what `make test` compares; the rest are experiments. Each method on two ranks, an uneven share, and two pairs of
-#: methods; of variants those that hold others (tied embeddings, chunks and recomputation at once)
+#: what `make test` compares; the rest are experiments. Each method on two ranks, an uneven share,
+#: and two pairs of methods; of variants those that hold others (tied embeddings, chunks and
+#: recomputation at once)
 DAILY = {*TWO_RANKS, *FEW, HYBRID}
 DAILY_VARIANTS = {TIED, "grouped queries", "Qwen3's attention"}
 DAILY_VARIANTS |= {"chunked loss of tied embeddings, blocks computed again"}
@@ -82,7 +90,11 @@ GATHERED = {name: replace(layout, gather="bf16") for name, layout in SHARDED.ite
 CASES = (
     {(name, "plain"): run_of(layout) for name, layout in {"single": ONE, **LAYOUTS}.items()}
     | {("single", "short"): run_of(ONE)}
-    | {(n, v): run_of(LAYOUTS.get(n, ONE), **VARIANTS[v]) for v in VARIANTS for n in ("single", *FEW)}
+    | {
+        (n, v): run_of(LAYOUTS.get(n, ONE), **VARIANTS[v])
+        for v in VARIANTS
+        for n in ("single", *FEW)
+    }
     | {("1f1b@4", TIED): run_of(LAYOUTS["1f1b@4"], **VARIANTS[TIED])}
     | {
         (n, p): run_of(LAYOUTS.get(n, ONE), precision=p)
@@ -91,14 +103,18 @@ CASES = (
     }
     | {(name, "compressed"): run_of(layout) for name, layout in COMPRESSED.items()}
     | {(name, "plain"): run_of(layout) for name, layout in GROUPED.items()}
-    | {(name, "gathered in bf16"): run_of(layout, precision="bf16") for name, layout in GATHERED.items()}
+    | {
+        (name, "gathered in bf16"): run_of(layout, precision="bf16")
+        for name, layout in GATHERED.items()
+    }
 )
 
 
-#: (kind, whether products are summed over a tensor degree) → largest differences from one process that were measured
-#: over all layouts, on a CPU with AVX-512: losses, norms (relative), weights, and the mean difference of weights as a
-#: multiple of what the number format itself changes. Adam's first update is 1e-3, and goes the other way where rounding
-#: turns the sign of a gradient near zero.
+#: (kind, whether products are summed over a tensor degree) → largest differences from one process
+#: that were measured over all layouts, on a CPU with AVX-512: losses, norms (relative), weights,
+#: and the mean difference of weights as a multiple of what the number format itself changes. Adam's
+#: first update is 1e-3, and goes the other way where rounding turns the sign of a gradient near
+#: zero.
 MEASURED = {
     ("bf16", False): (2.2e-7, 1.1e-7, 7.5e-9, 1e-5),
     ("bf16", True): (7.7e-5, 4.1e-4, 2.1e-3, 0.95),
@@ -112,16 +128,23 @@ MARGIN = 4
 
 
 def compare_rounded(found, expected, variant, name, rounded):
-    """Compare within `MARGIN` of what was measured. `rounded`: what the number format itself changes on average."""
+    """Compare within `MARGIN` of what was measured. `rounded`: what the number format itself
+    changes on average.
+    """
     layout = {**LAYOUTS, **COMPRESSED, **GATHERED}[name]
-    losses, norms, weights, share = (MARGIN * value for value in MEASURED[variant, layout.tensor > 1])
+    losses, norms, weights, share = (
+        MARGIN * value for value in MEASURED[variant, layout.tensor > 1]
+    )
     compare(found, expected, losses=losses, norms=norms, weights={"atol": weights, "rtol": 0})
     assert distance(found, expected) < share * rounded
 
 
 def daily(values, chosen):
     """Parameters of a test, those that are not chosen marked as experiments."""
-    return [pytest.param(value, marks=() if value in chosen else pytest.mark.experiment) for value in values]
+    return [
+        pytest.param(value, marks=() if value in chosen else pytest.mark.experiment)
+        for value in values
+    ]
 
 
 def steps_of_budget(world, run):
@@ -130,8 +153,10 @@ def steps_of_budget(world, run):
 
 @pytest.fixture(scope="module")
 def after(request):
-    """Case → (losses, norms, weights) after five steps of what is plain, and after two of what else may be asked for:
-    the second is the first that goes on from an update. Only cases that a selected test names, and one rank."""
+    """Case → (losses, norms, weights) after five steps of what is plain, and after two of what else
+    may be asked for: the second is the first that goes on from an update. Only cases that a
+    selected test names, and one rank.
+    """
     chosen = selected(request, "name", "variant")
     cases = {
         case: replace(run, budget=BudgetSettings(steps=5 if case[1] == "plain" else 2))
@@ -141,19 +166,24 @@ def after(request):
     found = {}
     for case, ranks in on_ranks(each, cases, steps_of_budget).items():
         losses, norms, _ = ranks[0]
-        assert all(rank[:2] == (losses, norms) for rank in ranks), f"ranks of {case} differ in losses or norms"
+        assert all(rank[:2] == (losses, norms) for rank in ranks), (
+            f"ranks of {case} differ in losses or norms"
+        )
         found[case] = losses, norms, whole([pieces for _, _, pieces in ranks])
     return found
 
 
-#: layout and variant: all that is plain, and few layouts of what else a run may ask for. Stages in the middle have no
-#: part in a tied embedding
+#: layout and variant: all that is plain, and few layouts of what else a run may ask for. Stages in
+#: the middle have no part in a tied embedding
 EQUAL = [(name, "plain", name in (*DAILY, "embedding@2")) for name in (*LAYOUTS, *GROUPED)]
-EQUAL += [(name, variant, variant in DAILY_VARIANTS) for variant in VARIANTS for name in FEW] + [("1f1b@4", TIED, True)]
+EQUAL += [(name, variant, variant in DAILY_VARIANTS) for variant in VARIANTS for name in FEW] + [
+    ("1f1b@4", TIED, True)
+]
 
 
 @pytest.mark.parametrize(
-    "name, variant", [pytest.param(*case, marks=() if day else pytest.mark.experiment) for *case, day in EQUAL]
+    "name, variant",
+    [pytest.param(*case, marks=() if day else pytest.mark.experiment) for *case, day in EQUAL],
 )
 def test_weights_losses_and_norms_after_some_steps_are_those_of_one_process(after, name, variant):
     compare(after[name, variant], after["single", variant])
@@ -169,7 +199,11 @@ def test_losses_of_a_layout_are_the_golden_ones(after, name, variant):
 @pytest.mark.parametrize("variant", PRECISIONS)
 def test_sixteen_bits_are_near_those_of_one_process(after, variant, name):
     """A row's products are rounded alike, and autocast sums them over rows in fp32."""
-    found, expected, exact = after[name, variant], after["single", variant], after["single", "short"]
+    found, expected, exact = (
+        after[name, variant],
+        after["single", variant],
+        after["single", "short"],
+    )
     assert found[0] != exact[0], "it is not fp32"
     compare_rounded(found, expected, variant, name, distance(exact, expected))
 
@@ -180,13 +214,17 @@ def test_compressed_gradients_are_near_those_of_one_process(after, name, variant
     """Of a gradient two or three digits are left, whatever the ranks' rows."""
     found, expected = after[name, variant], after["single", "short"]
     compare_rounded(found, expected, variant, name, distance(after["single", "bf16"], expected))
-    assert 1e-7 < distance(found, expected), "uncompressed, sums in another order alone come to 3e-10"
+    assert distance(found, expected) > 1e-7, (
+        "uncompressed, sums in another order alone come to 3e-10"
+    )
 
 
 @pytest.mark.parametrize("variant", ["gathered in bf16"])
 @pytest.mark.parametrize("name", daily(GATHERED, {"zero3@2"}))
 def test_weights_gathered_in_bf16_are_near_those_of_one_process(after, name, variant):
-    """What is computed is rounded to bf16, norms and residual sums too; weights, gradients and moments stay in fp32."""
+    """What is computed is rounded to bf16, norms and residual sums too; weights, gradients and
+    moments stay in fp32.
+    """
     found, expected, exact = after[name, variant], after["single", "bf16"], after["single", "short"]
     assert found[0] != after[name, "bf16"][0] if (name, "bf16") in after else found[0] != exact[0]
     compare_rounded(found, expected, variant, name, distance(exact, expected))
@@ -200,27 +238,55 @@ def distance(found, expected) -> float:
 def test_the_gradient_is_that_of_one_process():
     """7 rows on 2, 3 and 4 ranks: unequal shares, and passes that have no rows on some ranks."""
     ((loss, expected),) = run_ranks(gradients, 1, run_of(micro_batch=8))
-    names = ("ddp@2", "ddp@4", "zero1@2", "zero2@3", "zero3@4", HYBRID, "tp@4", "1f1b@4", "1f1b-tp@2x2", "1f1b-ddp@2x2")
-    cases = {(name, rows): run_of(LAYOUTS[name], micro_batch=rows) for name in names for rows in (1, 8)}
+    names = (
+        "ddp@2",
+        "ddp@4",
+        "zero1@2",
+        "zero2@3",
+        "zero3@4",
+        HYBRID,
+        "tp@4",
+        "1f1b@4",
+        "1f1b-tp@2x2",
+        "1f1b-ddp@2x2",
+    )
+    cases = {
+        (name, rows): run_of(LAYOUTS[name], micro_batch=rows) for name in names for rows in (1, 8)
+    }
     for case, ranks in on_ranks(each, cases, gradients).items():
         assert sum(rank_loss for rank_loss, _ in ranks) == pytest.approx(loss, rel=1e-6)
         layout = LAYOUTS[case[0]]
         for copy in range(layout.data):
-            its = [pieces for rank, (_, pieces) in enumerate(ranks) if layout.coordinate(rank).data == copy]
+            its = [
+                pieces
+                for rank, (_, pieces) in enumerate(ranks)
+                if layout.coordinate(rank).data == copy
+            ]
             together = whole(its)
             for name, (values, _, _) in expected.items():
-                np.testing.assert_allclose(together[name], values, err_msg=f"{case}: {name}", **TOLERANCE)
+                np.testing.assert_allclose(
+                    together[name], values, err_msg=f"{case}: {name}", **TOLERANCE
+                )
 
 
 def reduce_small(world, mean):
-    """(gradients of two, one and three tensors a bucket after their reduction, bytes of each all-reduce)."""
+    """(gradients of two, one and three tensors a bucket after their reduction, bytes of each
+    all-reduce).
+    """
     sharding.BUCKET = 4
     shapes = [(1,), (3,), (2, 3), (1,), (1,), (1,)]
-    gradients = {str(i): torch.arange(float(np.prod(s))).reshape(s) + 10 * world.rank for i, s in enumerate(shapes)}
+    gradients = {
+        str(i): torch.arange(float(np.prod(s))).reshape(s) + 10 * world.rank
+        for i, s in enumerate(shapes)
+    }
     gradients["2"] = gradients["2"].t()  # not contiguous
     with Exchanges() as counted:
-        sharding._all_reduce(gradients, sharding.GradReduction((*gradients,), dist.group.WORLD, mean))
-    return [gradient.tolist() for gradient in gradients.values()], [size for _, size in counted.sizes]
+        sharding._all_reduce(
+            gradients, sharding.GradReduction((*gradients,), dist.group.WORLD, mean)
+        )
+    return [gradient.tolist() for gradient in gradients.values()], [
+        size for _, size in counted.sizes
+    ]
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -233,7 +299,9 @@ def test_small_gradients_share_an_all_reduce_and_each_gets_its_own_sum(mean):
 
 
 class Exchanges(TorchDispatchMode):
-    """Counts the operations of torch.distributed: operation → times, and the bytes that rings send for them."""
+    """Counts the operations of torch.distributed: operation → times, and the bytes that rings send
+    for them.
+    """
 
     #: operation → (collective, position of the tensor of all ranks)
     BUFFERS = {
@@ -255,7 +323,9 @@ class Exchanges(TorchDispatchMode):
             self.counts[name] = self.counts.get(name, 0) + 1
             if function._opname in self.BUFFERS:
                 collective, position = self.BUFFERS[function._opname]
-                group = next(a for a in args if hasattr(a, "_type") and "ProcessGroup" in str(a._type()))
+                group = next(
+                    a for a in args if hasattr(a, "_type") and "ProcessGroup" in str(a._type())
+                )
                 ranks = dist.ProcessGroup.unbox(group).size()
                 size = size_of(args[position])
                 self.sizes.append((collective, size))
@@ -275,18 +345,25 @@ def bytes_sent(world, run):
     return counted.bytes
 
 
-#: two micro-batches of one row at four ranks; 96 entries and 96 hidden units, which 4 ranks share evenly
+#: two micro-batches of one row at four ranks; 96 entries and 96 hidden units, which 4 ranks share
+#: evenly
 EVEN = {"model": replace(SHAPE, hidden=96, vocabulary_size=96)}
-SENT = [LayoutSettings(data=4, **more) for more in ({}, {"compression": "bf16"})] + [LayoutSettings(data=2, shard=2)]
+SENT = [LayoutSettings(data=4, **more) for more in ({}, {"compression": "bf16"})] + [
+    LayoutSettings(data=2, shard=2)
+]
 SENT += [LayoutSettings(shard=4, sharding=name) for name in ("zero1", "zero2", "zero3")]
 SENT += [LayoutSettings(shard=4, **{name: True}) for name in ("embedding_group", "head_group")]
 SENT += [LayoutSettings(shard=4, **more) for more in ({"reshard_to": 2}, {"gather": "bf16"})]
 
 
 def test_plan_states_the_bytes_that_ranks_send():
-    """Beside weights and gradients ranks send a few numbers: useful tokens and the square of the gradient's norm."""
+    """Beside weights and gradients ranks send a few numbers: useful tokens and the square of the
+    gradient's norm.
+    """
     cases = {
-        layout: run_of(layout, micro_batch=1, precision="bf16" if layout.gather == "bf16" else "fp32", **EVEN)
+        layout: run_of(
+            layout, micro_batch=1, precision="bf16" if layout.gather == "bf16" else "fp32", **EVEN
+        )
         for layout in SENT
     }
     for name, ranks in on_ranks(each, cases, bytes_sent).items():
@@ -298,31 +375,42 @@ BUCKETS = {1 << 25: 1, 20_000: 4, 1000: 30}
 
 
 def gathered(world, run):
-    """(operation → times, largest in values, whether each weight is the whole updated one) of ZeRO-1's gathering, for
-    buckets of each size."""
+    """(operation → times, largest in values, whether each weight is the whole updated one) of
+    ZeRO-1's gathering, for buckets of each size.
+    """
     found = []
     for ddp.BUCKET in BUCKETS:
         sharding.BUCKET = ddp.BUCKET
         trainer = trainer_of(run, world)
-        before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+        before = {
+            name: weight.detach().clone() for name, weight in trainer.model.named_parameters()
+        }
         for tensor in trainer.shards.tensors:
             tensor += 1
         with Exchanges() as counted:
             trainer.shards.all_gather_parameters()
-        right = all(torch.equal(weight, before[name] + 1) for name, weight in trainer.model.named_parameters())
+        right = all(
+            torch.equal(weight, before[name] + 1)
+            for name, weight in trainer.model.named_parameters()
+        )
         found.append((counted.counts, max(size for _, size in counted.sizes) / 4, right))
     return found
 
 
 def test_updated_rows_are_gathered_in_buckets():
-    """39 parameters, of which 2 and 3 ranks share some unequally; from 1000 values on those that divide go alone."""
+    """39 parameters, of which 2 and 3 ranks share some unequally; from 1000 values on those that
+    divide go alone.
+    """
     cases = {name: run_of(LAYOUTS[name]) for name in ("zero1@2", "zero1@3", "tp-zero1@2x2")}
     largest = SHAPE.vocabulary_size * SHAPE.dimension
     for name, ranks in on_ranks(each, cases, gathered).items():
         for found in ranks:
             for (limit, most), (counts, values, right) in zip(BUCKETS.items(), found, strict=True):
                 assert right and counts.keys() == {"allgather_base"}, (name, counts)
-                assert counts["allgather_base"] <= most and values <= 1.1 * (limit + largest), (name, counts)
+                assert counts["allgather_base"] <= most and values <= 1.1 * (limit + largest), (
+                    name,
+                    counts,
+                )
 
 
 def order_of(world, run):
@@ -335,7 +423,10 @@ def order_of(world, run):
 
 def test_a_head_in_its_own_group_is_gathered_last_and_reduced_first():
     """Otherwise the first block waits for its weights, and the last reduction has its gradient."""
-    layouts = {"with the rest": LayoutSettings(shard=2), "for itself": LayoutSettings(shard=2, head_group=True)}
+    layouts = {
+        "with the rest": LayoutSettings(shard=2),
+        "for itself": LayoutSettings(shard=2, head_group=True),
+    }
     cases = {name: run_of(layout, **EVEN) for name, layout in layouts.items()}
     head = 4 * cases["for itself"].model.dimension * EVEN["model"].vocabulary_size
     for name, ranks in on_ranks(each, cases, order_of).items():
@@ -355,10 +446,14 @@ def bytes_held(world, run):
 
 
 def test_a_rank_holds_its_share_and_no_more():
-    """Bytes: 4 a weight, 4 a gradient, 8 for Adam's moments; a half at two ranks, up to the rows that do not divide."""
+    """Bytes: 4 a weight, 4 a gradient, 8 for Adam's moments; a half at two ranks, up to the rows
+    that do not divide.
+    """
     half = (0.5, 0.5, 0.5)
     shares = {"zero1@2": (1, 1, 0.5), "zero2@2": half, "zero3@2": half, "tp@2": half}
-    found = on_ranks(each, {name: run_of(LAYOUTS.get(name, ONE)) for name in ("single", *shares)}, bytes_held)
+    found = on_ranks(
+        each, {name: run_of(LAYOUTS.get(name, ONE)) for name in ("single", *shares)}, bytes_held
+    )
     (all_of_it,) = found.pop("single")
     for name, ranks in found.items():
         for rank in ranks:

@@ -1,4 +1,6 @@
-"""The preflight measures links inside nodes and between them, and a slow link ends a run before its first step."""
+"""The preflight measures links inside nodes and between them, and a slow link ends a run before its
+first step.
+"""
 
 import json
 from dataclasses import replace
@@ -27,11 +29,15 @@ def checked(world, nodes, least):
         return str(error)
 
 
-@pytest.mark.parametrize("nodes, kinds", [("a", "node"), ("ab", "node network"), ("abcd", "network")])
+@pytest.mark.parametrize(
+    "nodes, kinds", [("a", "node"), ("ab", "node network"), ("abcd", "network")]
+)
 def test_every_rank_has_the_same_figures_of_the_links_that_there_are(nodes, kinds):
     found = run_ranks(checked, 4, tuple(nodes), {"node": 1e-9, "network": 1e-9})
     assert all(links == found[0] for links in found)
-    assert set(found[0]) == set(kinds.split()) and all(1e-5 < value < 1e3 for value in found[0].values())
+    assert set(found[0]) == set(kinds.split()) and all(
+        1e-5 < value < 1e3 for value in found[0].values()
+    )
 
 
 def test_groups_are_neighbours_inside_a_node_and_equal_local_ranks_between_nodes(monkeypatch):
@@ -51,7 +57,9 @@ def test_a_link_that_is_too_slow_is_refused_by_every_rank_with_both_figures(kind
 
 @pytest.mark.experiment
 def test_a_slow_link_ends_a_run_before_its_first_step_and_a_fast_one_is_recorded(tmp_path, capfd):
-    lab = Lab(tmp_path / "lab", ["links are measured before steps are timed " * n for n in range(1, 20)])
+    lab = Lab(
+        tmp_path / "lab", ["links are measured before steps are timed " * n for n in range(1, 20)]
+    )
     run = small_run("packed", 2, 2, validation=ValidationSettings(rows=0))
     manifests = {"store": lab.inputs(run).store / "manifest.json"}
     for least, code in ((1e6, 2), (1e-9, 0)):

@@ -1,4 +1,6 @@
-"""One rank of several is told to stop: all stop after the same step, and the next attempt goes on from there."""
+"""One rank of several is told to stop: all stop after the same step, and the next attempt goes on
+from there.
+"""
 
 import os
 import signal
@@ -23,7 +25,9 @@ def lab(tmp_path_factory):
 
 
 def one_rank(world, run, inputs, directory, attempt, told):
-    """(whether it was stopped, after which step) of a rank that gets a signal before the steps `told` names for it."""
+    """(whether it was stopped, after which step) of a rank that gets a signal before the steps
+    `told` names for it.
+    """
     training = Training(run, inputs, directory, world, attempt)
     step = training.step
 
@@ -52,7 +56,11 @@ def one_rank(world, run, inputs, directory, attempt, told):
 )
 def test_all_ranks_stop_after_the_same_step(lab, tmp_path, layout, budget):
     model = replace(PRESETS["llama-micro"], layers=2, heads=2, key_value_heads=2)
-    options = {"layout": LayoutSettings(**layout), "budget": BudgetSettings(**budget), "global_batch": 4}
+    options = {
+        "layout": LayoutSettings(**layout),
+        "budget": BudgetSettings(**budget),
+        "global_batch": 4,
+    }
     run = small_run(model=model, schedule=ScheduleSettings(warmup_steps=1), **options)
     inputs = lab.inputs(run)
     # rank 1 alone, then both in different steps: all hear of it one step later

@@ -1,4 +1,6 @@
-"""Whole trainings: every approach at world sizes 1, 2 and 4 reads the same data and follows the same loss."""
+"""Whole trainings: every approach at world sizes 1, 2 and 4 reads the same data and follows the
+same loss.
+"""
 
 import json
 from functools import cache
@@ -12,7 +14,13 @@ from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.run import APPROACHES, BudgetSettings, OptimizerSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import (
+    APPROACHES,
+    BudgetSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
 
 pytestmark = [pytest.mark.slow(25), pytest.mark.distributed]
 STEPS = 8
@@ -24,7 +32,9 @@ def lab(tmp_path_factory):
 
 
 def run_of(approach="packed", world_size=1, **changes):
-    return small_run(approach, world_size, STEPS, **{"validation": ValidationSettings(rows=6, every=4)} | changes)
+    return small_run(
+        approach, world_size, STEPS, **{"validation": ValidationSettings(rows=6, every=4)} | changes
+    )
 
 
 def slice_of(lab, run):
@@ -40,7 +50,9 @@ def trained(lab, directory, run):
     run_ranks(train_rank, run.layout.world_size, run, lab.inputs(run), directory)
     steps = logs.read_steps(directory).values()
     assert [step["rows"] for step in steps] == [run.global_batch] * STEPS
-    events = map(json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
+    events = map(
+        json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines()
+    )
     held_out = [e for e in events if e["event"] == "validation"]
     slices = {json.dumps([e["useful_tokens"], e["rows"]]) for e in held_out}
     assert slices == {json.dumps(slice_of(lab, run))}, "every rank's rows count once"
@@ -62,14 +74,17 @@ def test_every_world_size_trains_on_the_same_data_to_the_same_loss(lab, alone, t
     """fp32; sums run in another order, and Adam magnifies rounding: 1e-5 nats after eight steps."""
     losses, digests, validation = alone(approach)
     assert len(validation) == 3 and validation[-1] < validation[0] - 0.3, "the model learns"
-    for world_size in (2, 4) if approach in ("packed", "padding-free") else (2,):  # tests of batches go to 16
+    # tests of batches go to 16
+    for world_size in (2, 4) if approach in ("packed", "padding-free") else (2,):
         others = trained(lab, tmp_path / str(world_size), run_of(approach, world_size))
         assert others[1] == digests
         assert others[0] == pytest.approx(losses, abs=1e-5)
         assert others[2] == pytest.approx(validation, abs=1e-5)
 
 
-@pytest.mark.parametrize("online, offline", [("padded", "pretokenized-padded"), ("padding-free", "token-list")])
+@pytest.mark.parametrize(
+    "online, offline", [("padded", "pretokenized-padded"), ("padding-free", "token-list")]
+)
 def test_tokenizing_beforehand_changes_no_bit_of_the_loss(alone, online, offline):
     assert alone(online) == alone(offline)
 
@@ -92,15 +107,27 @@ def test_a_run_that_diverges_stops_on_all_ranks_and_names_the_batch(lab, tmp_pat
     for path in tmp_path.glob("attempt=00/rank=*/steps.jsonl"):
         last = json.loads(path.read_text().splitlines()[-1])
         assert last["nonfinite"] is True and last["step"] == outcome["steps"]
-    assert outcome["stopped_at"]["step"] == outcome["steps"] and outcome["stopped_at"]["order_digest_of_rank_0"]
+    assert (
+        outcome["stopped_at"]["step"] == outcome["steps"]
+        and outcome["stopped_at"]["order_digest_of_rank_0"]
+    )
 
 
-@pytest.mark.parametrize("budget, worlds", [({"useful_tokens": 700}, (1, 2)), ({"wall_s": 0.2}, (2,))])
-def test_ranks_agree_on_the_end_of_a_budget_that_is_no_number_of_steps(lab, tmp_path, budget, worlds):
+@pytest.mark.parametrize(
+    "budget, worlds", [({"useful_tokens": 700}, (1, 2)), ({"wall_s": 0.2}, (2,))]
+)
+def test_ranks_agree_on_the_end_of_a_budget_that_is_no_number_of_steps(
+    lab, tmp_path, budget, worlds
+):
     """Each rank sees other tokens and another clock: one that went on alone would wait for ever."""
     rates = []
     for size in worlds:
-        run = run_of("padded", size, budget=BudgetSettings(**budget), schedule=ScheduleSettings(warmup_steps=0))
+        run = run_of(
+            "padded",
+            size,
+            budget=BudgetSettings(**budget),
+            schedule=ScheduleSettings(warmup_steps=0),
+        )
         run_ranks(train_rank, size, run, lab.inputs(run), tmp_path / str(size))
         paths = (tmp_path / str(size)).glob("attempt=00/rank=*/steps.jsonl")
         steps = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from tests.distributed import parity
-from tests.distributed.parity import GPT2_PARTS, LENGTH, ONE, SHAPE, batch_of, each, on_ranks, run_of, trainer_of
+from tests.distributed.parity import (
+    GPT2_PARTS,
+    LENGTH,
+    ONE,
+    SHAPE,
+    batch_of,
+    each,
+    on_ranks,
+    run_of,
+    trainer_of,
+)
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.train.evaluation.generation import Pair, TextModel, translate
 from tokenscale.train.phase_timer import HostTimer
@@ -21,16 +31,29 @@ TOKENIZER = SimpleNamespace(
     bos_id=0,
     eos_id=1,
     vocabulary_size=96,
-    encode_batch=lambda texts: [np.array([2 + ord(letter) % 90 for letter in text]) for text in texts],
+    encode_batch=lambda texts: [
+        np.array([2 + ord(letter) % 90 for letter in text]) for text in texts
+    ],
     decode=lambda ids: " ".join(map(str, ids)),
 )
 #: batches of several sentences and of one, an odd number of them, and a source that leaves no room
-PAIRS = [Pair(n, text, "") for n, text in enumerate(["a", "bc", "xy", "k", "def", "q", "ghij", "zw", "n" * LENGTH])]
+PAIRS = [
+    Pair(n, text, "")
+    for n, text in enumerate(["a", "bc", "xy", "k", "def", "q", "ghij", "zw", "n" * LENGTH])
+]
 LAYOUTS = {**parity.LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
 #: what `make test` compares: each way to split a model, and pairs of them
 DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "interleaved@2", "1f1b-tp@2x2", "1f1b-zero3@2x2"}
-#: experiments: uneven shares, other pairs and all three. Other numbers of ranks and schedules: make long-test
-PAIRED = {"zero3@3", "hsdp-zero3@2x2", "tp-zero3@2x2", "zero-bubble@2", "interleaved-zero2@2x2", "1f1b-tp-zero3@2x2x2"}
+#: experiments: uneven shares, other pairs and all three. Other numbers of ranks and schedules: make
+#: long-test
+PAIRED = {
+    "zero3@3",
+    "hsdp-zero3@2x2",
+    "tp-zero3@2x2",
+    "zero-bubble@2",
+    "interleaved-zero2@2x2",
+    "1f1b-tp-zero3@2x2x2",
+}
 
 
 def mark(name: str) -> tuple:
@@ -57,9 +80,17 @@ def translations(world, run):
 
 @pytest.fixture(scope="module")
 def found(request):
-    """(layout, model) → (data rank, before, after, loss) of each rank, of the cases that a selected test names."""
-    layouts = {"single": ONE} | {name: LAYOUTS[name] for (name,) in parity.selected(request, "name")}
-    runs = {(n, shape): run_of(layout, model=shape, seed=1) for n, layout in layouts.items() for shape in (LLAMA, GPT2)}
+    """(layout, model) → (data rank, before, after, loss) of each rank, of the cases that a selected
+    test names.
+    """
+    layouts = {"single": ONE} | {
+        name: LAYOUTS[name] for (name,) in parity.selected(request, "name")
+    }
+    runs = {
+        (n, shape): run_of(layout, model=shape, seed=1)
+        for n, layout in layouts.items()
+        for shape in (LLAMA, GPT2)
+    }
     return on_ranks(each, runs, translations)
 
 
@@ -67,14 +98,21 @@ def found(request):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=mark(n)) for n in LAYOUTS])
 def test_every_layout_translates_token_by_token_as_one_process_does(found, name, shape):
     ((_, before, after, loss),) = found["single", shape]
-    assert len(set(before.values())) > 4 and before != after and before[8] == "", "texts vary, and a step changes them"
+    assert len(set(before.values())) > 4 and before != after and before[8] == "", (
+        "texts vary, and a step changes them"
+    )
     assert all("96" not in text.split() for text in before.values())
     readers = LAYOUTS[name].data_parallel_size
     for expected, chosen in ((before, 1), (after, 2)):
         shares = {
-            reader: [rank[chosen] for rank in found[name, shape] if rank[0] == reader] for reader in range(readers)
+            reader: [rank[chosen] for rank in found[name, shape] if rank[0] == reader]
+            for reader in range(readers)
         }
-        assert all(share == of_rank[0] for of_rank in shares.values() for share in of_rank), "a group agrees"
+        assert all(share == of_rank[0] for of_rank in shares.values() for share in of_rank), (
+            "a group agrees"
+        )
         assert sum(len(of_rank[0]) for of_rank in shares.values()) == len(PAIRS)
-        assert {number: text for of_rank in shares.values() for number, text in of_rank[0].items()} == expected
+        assert {
+            number: text for of_rank in shares.values() for number, text in of_rank[0].items()
+        } == expected
     assert found[name, shape][0][3] == pytest.approx(loss, rel=1e-5), "training goes on as without"

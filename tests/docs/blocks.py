@@ -1,4 +1,6 @@
-"""The code blocks and the commands in the prose of the documents, and how `blocks.yaml` has each of them run."""
+"""The code blocks and the commands in the prose of the documents, and how `blocks.yaml` has each of
+them run.
+"""
 
 import os
 import re
@@ -15,20 +17,35 @@ import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-#: documents whose blocks build the demo. Both run an experiment on the same text of a user, whose runs are trained once
+#: documents whose blocks build the demo. Both run an experiment on the same text of a user, whose
+#: runs are trained once
 BUILDING = ["docs/tutorial.md", "README.md"]
-#: documents whose blocks run in order in one checkout: first those that need a demo, each group in its copy of what
-#: BUILDING left
+#: documents whose blocks run in order in one checkout: first those that need a demo, each group in
+#: its copy of what BUILDING left
 GROUPS = [
     [
-        *("docs/install.md", "docs/experiments.md", "docs/data.md", "docs/source-studies.md", "docs/training.md"),
+        *(
+            "docs/install.md",
+            "docs/experiments.md",
+            "docs/data.md",
+            "docs/source-studies.md",
+            "docs/training.md",
+        ),
         *("docs/evaluation.md", "docs/report.md"),
     ],
     [
         *("docs/interoperability.md", "docs/parallelism.md", "docs/operations.md", "docs/cloud.md"),
         *("docs/results.md", "docs/replication.md", "docs/index.md", "docs/api.md"),
     ],
-    *([name] for name in ("docs/extend.md", "docs/settings.md", "profiles/alps/README.md", "docs/experiment-list.md")),
+    *(
+        [name]
+        for name in (
+            "docs/extend.md",
+            "docs/settings.md",
+            "profiles/alps/README.md",
+            "docs/experiment-list.md",
+        )
+    ),
     *([f"docs/{name}.md"] for name in ("concepts", "development", "parity", "golden", "arms")),
 ]
 NEED_DEMO = GROUPS[:2]
@@ -38,15 +55,36 @@ PATTERNS = ("README.md", "docs/*.md", "profiles/*/README.md")
 RUN = ("sh", "console", "python", "yaml", "toml", "diff")
 SHOWN = ("text", "mermaid", "directive")
 #: a `text` block that begins with one of these is a command under a false name
-COMMANDS = ("$", "python", "snakemake", "make", "tokenscale ", ".venv/", "torchrun", "git", "srun", "sbatch", "pip")
+COMMANDS = (
+    "$",
+    "python",
+    "snakemake",
+    "make",
+    "tokenscale ",
+    ".venv/",
+    "torchrun",
+    "git",
+    "srun",
+    "sbatch",
+    "pip",
+)
 SUBSTITUTIONS = ("placeholders", "small", "dry_runs")
 #: a program of the environment without its folder: a fresh shell does not find it
-BARE = re.compile(r"(?:^|[;&|] ?|\$ )(?:snakemake|tokenscale|python|pip|torchrun) [^|]", re.MULTILINE)
-#: how a command in prose or in a table is run: (pattern, replacement); other commands of the package show their help
+BARE = re.compile(
+    r"(?:^|[;&|] ?|\$ )(?:snakemake|tokenscale|python|pip|torchrun) [^|]", re.MULTILINE
+)
+#: how a command in prose or in a table is run: (pattern, replacement); other commands of the
+#: package show their help
 PROSE = (
     (r"^make ", "make --dry-run "),
     (r"^\.venv/bin/torchrun .*?-m tokenscale", ".venv/bin/tokenscale"),
-    (r"^(\.venv/bin/(?!snakemake|pip)(?!\S+ (?:advise|arm|plan|status)\b)\S+ .*?)(?: …)?(?: --help)?$", r"\1 --help"),
+    (
+        (
+            r"^(\.venv/bin/(?!snakemake|pip)(?!\S+ (?:advise|arm|plan|status)\b)\S+ .*?)(?: …)?(?: "
+            r"--help)?$"
+        ),
+        r"\1 --help",
+    ),
 )
 #: of a block that hangs
 TIMEOUT_S = 1800
@@ -54,7 +92,9 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. `path`: the file that it is, by the word behind its language or by a comment in its first line."""
+    """A code block. `path`: the file that it is, by the word behind its language or by a comment in
+    its first line.
+    """
 
     document: str
     line: int
@@ -69,7 +109,9 @@ class Block:
 
 
 def blocks_of(document: str, text: str) -> list[Block]:
-    """Every code block of a document in order, an indented one as `indented`, and commands in its text as `prose`."""
+    """Every code block of a document in order, an indented one as `indented`, and commands in its
+    text as `prose`.
+    """
     found = []
     for token in MarkdownIt().enable("table").parse(text):
         for part in token.children or ():
@@ -78,7 +120,9 @@ def blocks_of(document: str, text: str) -> list[Block]:
             elif part.type == "code_inline" and BARE.match(part.content):
                 found.append(Block(document, token.map[0] + 1, "bare", None, part.content))
         if token.type in ("fence", "code_block"):
-            language, _, path = token.info.strip().partition(" ") if token.type == "fence" else ("indented", "", "")
+            language, _, path = (
+                token.info.strip().partition(" ") if token.type == "fence" else ("indented", "", "")
+            )
             language = "directive" if language.startswith("{") else language  # of Sphinx
             comment = re.match(r"# ([\w./-]+\.(?:yaml|toml))\n", token.content)
             path = path or (comment[1] if comment and language in ("yaml", "toml") else None)
@@ -88,9 +132,17 @@ def blocks_of(document: str, text: str) -> list[Block]:
 
 def all_blocks() -> list[Block]:
     """The blocks of all documents; those in prose follow the others; equal commands occur once."""
-    found = [block for name in DOCUMENTS for block in blocks_of(name, (ROOT / name).read_text(encoding="utf-8"))]
+    found = [
+        block
+        for name in DOCUMENTS
+        for block in blocks_of(name, (ROOT / name).read_text(encoding="utf-8"))
+    ]
     lines = {line for block in found if block.language in RUN for line in block.text.splitlines()}
-    prose = {block.text: block for block in reversed(found) if block.language == "prose" and block.text not in lines}
+    prose = {
+        block.text: block
+        for block in reversed(found)
+        if block.language == "prose" and block.text not in lines
+    }
     return [block for block in found if block.language != "prose"] + list(reversed(prose.values()))
 
 
@@ -100,7 +152,9 @@ def plan() -> dict[str, Any]:
 
 def entry_of(block: Block, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The entry of a block: its text is part of the block's."""
-    of_document = (e for e in entries if e["document"] == block.document and block.language != "prose")
+    of_document = (
+        e for e in entries if e["document"] == block.document and block.language != "prose"
+    )
     return next((e for e in of_document if e["block"] in block.text), None)
 
 
@@ -109,30 +163,56 @@ def problems(blocks: list[Block], planned: dict[str, Any]) -> list[str]:
     found = []
     for block in blocks:
         listed, entry = entry_of(block, planned["listed"]), entry_of(block, planned["blocks"])
-        if block.language == "bare" or (block.language in ("sh", "console") and BARE.search(block.text)):
-            found.append(f"{block.place}: name the program with its folder, .venv/bin/: {block.text[:60]!r}")
+        if block.language == "bare" or (
+            block.language in ("sh", "console") and BARE.search(block.text)
+        ):
+            found.append(
+                f"{block.place}: name the program with its folder, .venv/bin/: {block.text[:60]!r}"
+            )
         elif block.language not in (*RUN, *SHOWN, "prose"):
-            found.append(f"{block.place}: write a fenced block with one of the languages {', '.join((*RUN, *SHOWN))}")
+            found.append(
+                f"{block.place}: write a fenced block with one of the languages "
+                f"{', '.join((*RUN, *SHOWN))}"
+            )
         elif block.language == "text" and block.text.startswith(COMMANDS):
             found.append(f"{block.place}: these are commands, so the language is sh or console")
         elif listed and entry:
             found.append(f"{block.place}: is listed as not run, and planned under `blocks`")
-        elif block.language in ("yaml", "toml") and not listed and not (entry and (block.path or "file" in entry)):
-            found.append(f"{block.place}: add the file it belongs to and the command that checks it to blocks.yaml")
+        elif (
+            block.language in ("yaml", "toml")
+            and not listed
+            and not (entry and (block.path or "file" in entry))
+        ):
+            found.append(
+                f"{block.place}: add the file it belongs to and the command that checks it to "
+                "blocks.yaml"
+            )
         elif block.language == "diff" and not block.path:
             found.append(f"{block.place}: name the file behind the language")
     for entry in [*planned["listed"], *planned["blocks"]]:
-        there = [b for b in blocks if b.document == entry["document"] and b.language not in (*SHOWN, "prose")]
+        there = [
+            b
+            for b in blocks
+            if b.document == entry["document"] and b.language not in (*SHOWN, "prose")
+        ]
         matching = [b.place for b in there if entry["block"] in b.text]
         if len(matching) != 1:
-            found.append(f"blocks.yaml: {entry['document']}, {entry['block']!r} is part of {matching or 'no block'}")
+            found.append(
+                f"blocks.yaml: {entry['document']}, {entry['block']!r} is part of "
+                f"{matching or 'no block'}"
+            )
     texts = [block.text for block in blocks if block.language in (*RUN, "prose")]
-    for word in (word for kind in SUBSTITUTIONS for word in planned[kind]):
-        if not any(word in text for text in texts):
-            found.append(f"blocks.yaml: {word!r} stands in no block")
-    for program in planned["programs"]:
-        if not any(re.search(rf"\b{program}\b", text) for text in texts):
-            found.append(f"blocks.yaml: no block calls {program}")
+    found += [
+        f"blocks.yaml: {word!r} stands in no block"
+        for kind in SUBSTITUTIONS
+        for word in planned[kind]
+        if not any(word in text for text in texts)
+    ]
+    found += [
+        f"blocks.yaml: no block calls {program}"
+        for program in planned["programs"]
+        if not any(re.search(rf"\b{program}\b", text) for text in texts)
+    ]
     return found
 
 
@@ -159,17 +239,31 @@ class Checkout:
         self._write(programs / "pip", "test $1 = install")
         for name, line in planned["programs"].items():
             self._write(standing_in / name, f"echo {name} >> {self._called}\n{line}")
-        # as the Makefile names it: otherwise `make` would install this checkout into the tests' environment
+        # as the Makefile names it: otherwise `make` would install this checkout into the tests'
+        # environment
         ready = ["make", "--silent", "--eval", "print-ready: ; @echo $(READY)", "print-ready"]
         done = subprocess.run(ready, cwd=root, capture_output=True, text=True, check=True)
         (root / done.stdout.strip()).touch()
         # short: worker processes name sockets in it, whose paths have at most 107 characters
         self._temporary = tempfile.TemporaryDirectory(prefix="docs-")
         # a shell in which no environment is activated
-        outside = [folder for folder in os.environ["PATH"].split(":") if Path(folder) != Path(sys.executable).parent]
-        self.environment = os.environ | {"HOME": str(home), "TMPDIR": self._temporary.name, "HF_HUB_OFFLINE": "1"}
-        self.environment |= {"PATH": ":".join([str(standing_in), *outside]), "PYTHONPATH": str(root / "src")}
-        self.environment |= {name: value.replace("HOME", str(home)) for name, value in planned["environment"].items()}
+        outside = [
+            folder
+            for folder in os.environ["PATH"].split(":")
+            if Path(folder) != Path(sys.executable).parent
+        ]
+        self.environment = os.environ | {
+            "HOME": str(home),
+            "TMPDIR": self._temporary.name,
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.environment |= {
+            "PATH": ":".join([str(standing_in), *outside]),
+            "PYTHONPATH": str(root / "src"),
+        }
+        self.environment |= {
+            name: value.replace("HOME", str(home)) for name, value in planned["environment"].items()
+        }
 
     @staticmethod
     def _write(path: Path, script: str) -> None:
@@ -213,7 +307,9 @@ class Checkout:
         return "dry run" if dry or self._called.read_text() else "executed"
 
     def _file(self, name: str, text: str, entry: dict[str, Any]) -> None:
-        """Write a file that a block shows, whole, inside the text `around` it, or (`merge`) over what is there."""
+        """Write a file that a block shows, whole, inside the text `around` it, or (`merge`) over
+        what is there.
+        """
         path = self.root / name
         if entry.get("merge") and path.suffix == ".yaml":
             text = yaml.safe_dump(yaml.safe_load(path.read_text()) | yaml.safe_load(text))
@@ -229,27 +325,46 @@ class Checkout:
         path.write_text(text)
 
     def _console(self, text: str, exits: int) -> None:
-        """Run the lines behind `$ `. Each line below must be one of the output, up to where it says `…`."""
+        """Run the lines behind `$ `. Each line below must be one of the output, up to where it says
+        `…`.
+        """
         commands = re.sub(r"^(?!\$ ).*\n?", "", text, flags=re.MULTILINE).replace("$ ", "", 1)
         output = self.shell(commands, exits)
         for line in text.splitlines():
-            shown = line.split("…")[0].strip().replace(".venv/bin/", "")  # messages name no folder here (served.py)
+            # messages name no folder here (served.py)
+            shown = line.split("…")[0].strip().replace(".venv/bin/", "")
             if not line.startswith("$ ") and shown not in output:
                 raise Failed(f"the output has no line\n  {shown}\nin\n{output[-3000:]}")
 
     def shell(self, text: str, exits: int = 0, input: str | None = None) -> str:
-        """Run lines of shell, and keep what they export for later blocks. Returns stdout and stderr together."""
+        """Run lines of shell, and keep what they export for later blocks. Returns stdout and stderr
+        together.
+        """
         if not text.strip():
             return ""
-        kept = f"[ ! -e {self._exported} ] || . {self._exported}\ntrap 'export -p > {self._exported}' EXIT"
+        kept = (
+            f"[ ! -e {self._exported} ] || . {self._exported}\ntrap 'export -p > "
+            f"{self._exported}' EXIT"
+        )
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        options = {"cwd": self.root, "env": self.environment, "text": True, "start_new_session": True}
-        process = subprocess.Popen(["bash", "-c", f"set -eo pipefail\n{kept}\n{text}"], **pipes, **options)
+        options = {
+            "cwd": self.root,
+            "env": self.environment,
+            "text": True,
+            "start_new_session": True,
+        }
+        process = subprocess.Popen(
+            ["bash", "-c", f"set -eo pipefail\n{kept}\n{text}"], **pipes, **options
+        )
         try:
             output, _ = process.communicate(input or "", timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
-            raise Failed(f"takes longer than {TIMEOUT_S} s:\n{text}\n{process.communicate()[0][-3000:]}") from None
+            raise Failed(
+                f"takes longer than {TIMEOUT_S} s:\n{text}\n{process.communicate()[0][-3000:]}"
+            ) from None
         if process.returncode != exits:
-            raise Failed(f"exit code {process.returncode}, expected {exits}:\n{text}\n{output[-4000:]}")
+            raise Failed(
+                f"exit code {process.returncode}, expected {exits}:\n{text}\n{output[-4000:]}"
+            )
         return output

@@ -1,4 +1,6 @@
-"""What docs/extend.md says of its examples; run inside a copy of the project that has them (test_documentation.py)."""
+"""What docs/extend.md says of its examples; run inside a copy of the project that has them
+(test_documentation.py).
+"""
 
 import json
 import math
@@ -23,7 +25,13 @@ from tokenscale.data.stores.documents import IGNORED
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import (
+    BudgetSettings,
+    OptimizerSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
@@ -37,7 +45,12 @@ def lab(tmp_path_factory):
 
 
 def run_with(approach="token-list", **changes) -> RunSettings:
-    settings = {"objective": "dpo", "model": PRESETS["llama-micro"], "global_batch": 8, "micro_batch": 3}
+    settings = {
+        "objective": "dpo",
+        "model": PRESETS["llama-micro"],
+        "global_batch": 8,
+        "micro_batch": 3,
+    }
     settings |= {"budget": BudgetSettings(steps=30), "schedule": ScheduleSettings(warmup_steps=3)}
     settings |= {"optimizer": OptimizerSettings(learning_rate=1e-2)}
     settings |= {"validation": ValidationSettings(rows=8, accuracy=True)}
@@ -77,12 +90,21 @@ def test_the_copy_is_what_is_tested():
 def test_trainings_on_raw_and_on_token_list_are_one(lab, trained, tmp_path):
     train(run := run_with("raw"), lab.inputs(run), tmp_path, WORLD)
     assert losses_of(tmp_path) == losses_of(trained)
-    assert [v["loss_sum"] for v in validations_of(tmp_path)] == [v["loss_sum"] for v in validations_of(trained)]
+    assert [v["loss_sum"] for v in validations_of(tmp_path)] == [
+        v["loss_sum"] for v in validations_of(trained)
+    ]
 
 
 def test_the_format_is_code_of_its_own_runs_and_the_others_of_all():
-    found = {approach: training_code(RunSettings(approach=approach)) for approach in ("raw", "packed")}
-    for file in ("data/stores/raw.py", "train/parallel/each.py", "train/models/dpo.py", "data/batches/pairs.py"):
+    found = {
+        approach: training_code(RunSettings(approach=approach)) for approach in ("raw", "packed")
+    }
+    for file in (
+        "data/stores/raw.py",
+        "train/parallel/each.py",
+        "train/models/dpo.py",
+        "data/batches/pairs.py",
+    ):
         users = [approach for approach, code in found.items() if any(file in f for f in code)]
         assert users == (["raw"] if "stores" in file else ["raw", "packed"])
 
@@ -128,7 +150,8 @@ def test_the_loss_is_equation_7():
     model = Table([[0.0, 1.0, 2.0], [1.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
     objective = DPO(model, loss_chunk=0, compiled=False)
     model.logits.data = torch.tensor([[0.0, 2.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 3.0]])
-    tokens = torch.tensor([[0, 1, 0, 2], [0, 1, 0, 2]])  # chosen 0 1, rejected 0 2; the second row predicts nothing
+    # chosen 0 1, rejected 0 2; the second row predicts nothing
+    tokens = torch.tensor([[0, 1, 0, 2], [0, 1, 0, 2]])
     labels = torch.tensor([[1, 2, 2, 1], [IGNORED] * 4])
 
     def log_p(logits, label):
@@ -147,7 +170,10 @@ def test_what_a_row_predicts_is_turned_around_and_nothing_else():
     pairs, theirs = pairs_of(tokens, labels)
     assert pairs[:, :7].tolist() == tokens.tolist() and theirs[:, :7].tolist() == labels.tolist()
     assert pairs[:, 7:].tolist() == [[0, 5, 6, 1, 9, 8, 7], [0, 10, 9, 8, 7, 6, 5]]
-    assert theirs[:, 7:].tolist() == [[IGNORED, IGNORED, IGNORED, 9, 8, 7, 1], [10, 9, 8, 7, 6, 5, 11]]
+    assert theirs[:, 7:].tolist() == [
+        [IGNORED, IGNORED, IGNORED, 9, 8, 7, 1],
+        [10, 9, 8, 7, 6, 5, 11],
+    ]
 
 
 def test_it_begins_at_log_2_and_falls(trained):
@@ -158,7 +184,10 @@ def test_it_begins_at_log_2_and_falls(trained):
     assert losses[-1] < 0.5 * losses[0]
     first, last = (v["loss_sum"] / v["useful_tokens"] for v in (held_out[0], held_out[-1]))
     assert first == pytest.approx(math.log(2), rel=1e-6) and last < 0.6 * first
-    assert (held_out[0]["correct_tokens"], held_out[-1]["correct_tokens"]) == (0, held_out[-1]["useful_tokens"])
+    assert (held_out[0]["correct_tokens"], held_out[-1]["correct_tokens"]) == (
+        0,
+        held_out[-1]["useful_tokens"],
+    )
 
 
 def test_two_ranks_learn_what_one_does(lab, trained, tmp_path):
@@ -171,6 +200,8 @@ def test_two_ranks_learn_what_one_does(lab, trained, tmp_path):
 
 def test_layouts_that_cut_the_model_are_refused():
     for layout in (LayoutSettings(tensor=2), LayoutSettings(pipeline=2), LayoutSettings(shard=2)):
-        assert any("whole model" in text for _, text in replace(run_with(), layout=layout).problems())
+        assert any(
+            "whole model" in text for _, text in replace(run_with(), layout=layout).problems()
+        )
     with pytest.raises(UserError, match="bounds"):
         open_pairs(run_with("packed", document_mask=True), Inputs(), held_out=False)

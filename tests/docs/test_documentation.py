@@ -1,7 +1,7 @@
 """Every block of the documents runs, in a checkout of the whole project: `make docs-test`.
 
-`blocks.yaml` holds what stands for placeholders, what is made small or a dry run, and the blocks that cannot run here.
-The blocks of a group of documents run in order, in one checkout.
+`blocks.yaml` holds what stands for placeholders, what is made small or a dry run, and the blocks
+that cannot run here. The blocks of a group of documents run in order, in one checkout.
 """
 
 import gzip
@@ -26,18 +26,26 @@ from tests.docs.blocks import RUN, Block, Checkout, Failed, all_blocks, problems
 from tests.once import once
 
 PLAN = blocks.plan()
-NOTHING = dict.fromkeys((*blocks.SUBSTITUTIONS, "programs", "environment", "files"), {}) | {"blocks": [], "listed": []}
+NOTHING = dict.fromkeys((*blocks.SUBSTITUTIONS, "programs", "environment", "files"), {}) | {
+    "blocks": [],
+    "listed": [],
+}
 #: most blocks that may be listed, as a share
 LISTED = 0.1
 
 
 def make_checkout(folder: Path) -> None:
-    """Commit a copy of what git tracks here, with small experiments, and small files as the documents name them."""
+    """Commit a copy of what git tracks here, with small experiments, and small files as the
+    documents name them.
+    """
     root = folder / "tokenscale"
     tracked = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=blocks.ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=blocks.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         source = blocks.ROOT / name
         if source.is_symlink() or source.exists():
@@ -45,7 +53,9 @@ def make_checkout(folder: Path) -> None:
             shutil.copy2(source, root / name, follow_symlinks=False)
     for name, changes in PLAN["files"].items():
         path = root / name
-        path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes), sort_keys=False))
+        path.write_text(
+            yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes), sort_keys=False)
+        )
     write_texts(root)
     for command in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -q -m all"):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
@@ -59,17 +69,26 @@ def write_texts(root: Path) -> None:
     lines = texts[:300]
     (root / "own").mkdir()
     (root / "data").mkdir()
-    tables = {"own/part-0.parquet": ["body"], "data/part-0.parquet": ["body", "text"], "my.parquet": ["body", "text"]}
+    tables = {
+        "own/part-0.parquet": ["body"],
+        "data/part-0.parquet": ["body", "text"],
+        "my.parquet": ["body", "text"],
+    }
     for name, columns in (tables | {"de-en.parquet": ["de", "en"]}).items():
         pa.parquet.write_table(pa.table(dict.fromkeys(columns, texts)), root / name)
-    pa.parquet.write_table(pa.table({"body": [f"more {text}" for text in texts[:200]]}), root / "own/part-1.parquet")
+    pa.parquet.write_table(
+        pa.table({"body": [f"more {text}" for text in texts[:200]]}), root / "own/part-1.parquet"
+    )
     pa.parquet.write_table(pa.table({"body": texts[:20]}), root / "other.parquet")
     for name in ("stories.txt", "held-out.txt"):
         (root / name).write_text("<|endoftext|>".join(texts))
     for name in ("train.de.gz", "train.en.gz", "val.de", "val.en"):
         write_packed(root / name, lines)
     write_packed(root / "de-en.tsv.gz", [f"{i}\t{line}\t{line}" for i, line in enumerate(lines)])
-    write_packed(root / "de-en.jsonl", [json.dumps({"translation": {"de": line, "en": line}}) for line in lines])
+    write_packed(
+        root / "de-en.jsonl",
+        [json.dumps({"translation": {"de": line, "en": line}}) for line in lines],
+    )
     for name in ("a.jsonl.gz", "b.jsonl.zst"):
         write_packed(root / name, [json.dumps({"content": f"{name} {line}"}) for line in lines])
 
@@ -82,7 +101,9 @@ def write_packed(path: Path, lines: list[str]) -> None:
 
 def merged(values: dict, changes: dict) -> dict:
     """Nested mappings, of which later ones win."""
-    inner = {k: v for k, v in changes.items() if isinstance(v, dict) and isinstance(values.get(k), dict)}
+    inner = {
+        k: v for k, v in changes.items() if isinstance(v, dict) and isinstance(values.get(k), dict)
+    }
     return values | changes | {k: merged(values[k], v) for k, v in inner.items()}
 
 
@@ -94,7 +115,12 @@ def committed(tmp_path_factory) -> Path:
 def run_blocks(root: Path, names: list[str]) -> list[str]:
     """Run the blocks of documents in a checkout; what fails."""
     checkout, failures = Checkout(root, served.python(), PLAN), []
-    for block in (b for name in names for b in all_blocks() if b.document == name and b.language not in blocks.SHOWN):
+    for block in (
+        b
+        for name in names
+        for b in all_blocks()
+        if b.document == name and b.language not in blocks.SHOWN
+    ):
         started = time.monotonic()
         try:
             outcome = checkout.run(block)
@@ -107,11 +133,15 @@ def run_blocks(root: Path, names: list[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def built(committed, tmp_path_factory) -> Path:
-    """The checkout with a demo, and `failures.json` of the blocks that built it. Nobody may change it."""
+    """The checkout with a demo, and `failures.json` of the blocks that built it. Nobody may change
+    it.
+    """
 
     def build(folder: Path) -> None:
         shutil.copytree(committed, folder / "tokenscale", symlinks=True)
-        (folder / "failures.json").write_text(json.dumps(run_blocks(folder / "tokenscale", blocks.BUILDING)))
+        (folder / "failures.json").write_text(
+            json.dumps(run_blocks(folder / "tokenscale", blocks.BUILDING))
+        )
 
     return once(tmp_path_factory, "documents", build)
 
@@ -122,7 +152,9 @@ def test_the_blocks_that_build_the_demo_run(built):
 
 @pytest.mark.parametrize("group", blocks.GROUPS, ids=lambda group: group[0])
 def test_every_block_of_the_documents_runs(group, committed, tmp_path, request):
-    source = request.getfixturevalue("built") / "tokenscale" if group in blocks.NEED_DEMO else committed
+    source = (
+        request.getfixturevalue("built") / "tokenscale" if group in blocks.NEED_DEMO else committed
+    )
     shutil.copytree(source, tmp_path / "tokenscale", symlinks=True)
     failures = run_blocks(tmp_path / "tokenscale", group)
     assert not failures, f"{len(failures)} blocks fail\n\n" + "\n\n".join(failures)
@@ -133,7 +165,11 @@ def test_every_block_of_the_documents_runs(group, committed, tmp_path, request):
 
 def test_all_documents_are_run():
     assert sorted(blocks.DOCUMENTS) == sorted(
-        {str(p.relative_to(blocks.ROOT)) for glob in blocks.PATTERNS for p in blocks.ROOT.glob(glob)}
+        {
+            str(p.relative_to(blocks.ROOT))
+            for glob in blocks.PATTERNS
+            for p in blocks.ROOT.glob(glob)
+        }
     )
 
 
@@ -142,7 +178,10 @@ def test_every_block_is_run_or_listed():
     assert len(PLAN["listed"]) <= LISTED * len([b for b in all_blocks() if b.language in RUN])
     assert all(entry["reason"] for entry in PLAN["listed"])
     for block in (b for b in all_blocks() if b.language == "diff"):  # a registration is one entry
-        assert f"+++ b/{block.path}\n" in block.text and len(re.findall(r'^\+    "', block.text, re.M)) == 1
+        assert (
+            f"+++ b/{block.path}\n" in block.text
+            and len(re.findall(r'^\+    "', block.text, re.MULTILINE)) == 1
+        )
 
 
 # -- of this suite: what it must find

@@ -13,14 +13,19 @@ SITE = Path(__file__).parents[2] / "docs/_build/html"
 def broken(page: Path) -> list[str]:
     """The links, pictures, scripts and style sheets of a page whose file or anchor is missing."""
     found, text = [], page.read_text(encoding="utf-8")
-    for target in {unescape(t) for t in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]+)"', text)}:
+    for target in {
+        unescape(t)
+        for t in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]+)"', text)
+    }:
         if re.match(r"(https?|mailto|data):", target):
             continue
         path, anchor = urldefrag(target)
         file = (page.parent / unquote(path.partition("?")[0])).resolve() if path else page
-        if not file.is_file():
-            found.append(target)
-        elif anchor and file.suffix == ".html" and f'id="{unquote(anchor)}"' not in file.read_text(encoding="utf-8"):
+        if not file.is_file() or (
+            anchor
+            and file.suffix == ".html"
+            and f'id="{unquote(anchor)}"' not in file.read_text(encoding="utf-8")
+        ):
             found.append(target)
     return sorted(found)
 

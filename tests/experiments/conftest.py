@@ -14,7 +14,9 @@ EVIL = "<script>alert('x')</script> & \"co\""
 
 @pytest.fixture(scope="session")
 def demo_report(tmp_path_factory):
-    """Tables, figures, claims, pages and PDF of an experiment and of one without runs. Nobody may change them."""
+    """Tables, figures, claims, pages and PDF of an experiment and of one without runs. Nobody may
+    change them.
+    """
     return once(tmp_path_factory, "demo-report", make_report)
 
 
@@ -27,7 +29,9 @@ def make_report(folder):
     tables, figures = folder / "tables", folder / "figures"
     logs.demo(folder, to="tables/demo", question=EVIL, note=EVIL)
     original = {"studies": ["004"], "measured": EVIL, "wrong": "All of it.", "ours": "Something."}
-    other = logs.write_table(folder / "other.json", [], experiment="other", question="Another?", original=original)
+    other = logs.write_table(
+        folder / "other.json", [], experiment="other", question="Another?", original=original
+    )
     ingest(other, folder / "runs", tables / "other")
     for name in FIGURES:
         save.save(name, tables / "demo", figures / "demo" / name)

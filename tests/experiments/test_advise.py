@@ -23,16 +23,26 @@ DOCUMENTS = 3_000
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The same documents of numbers, one token each, in three files; their tokenizer; and a store of each format."""
+    """The same documents of numbers, one token each, in three files; their tokenizer; and a store
+    of each format.
+    """
     root = tmp_path_factory.mktemp("place")
     generator = np.random.default_rng(0)
     counts = np.maximum(1, generator.lognormal(3.8, 1, DOCUMENTS).astype(int))
     texts = [" ".join(map(str, generator.integers(0, 900, n))) for n in counts]
     write_texts(root, texts, n=counts)
-    build(TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=903), root / "tokenizer")
+    build(
+        TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=903), root / "tokenizer"
+    )
     corpus = make_corpus(root / "corpus", texts)
     for form in FORMATS:
-        write_store(StoreSettings(form, sequence_length=T), corpus, root / "tokenizer", root / form, log=lambda _: None)
+        write_store(
+            StoreSettings(form, sequence_length=T),
+            corpus,
+            root / "tokenizer",
+            root / form,
+            log=lambda _: None,
+        )
     return root
 
 
@@ -41,26 +51,52 @@ def advise(place, file, *arguments):
     return main(["advise", str(place / file), *words, *arguments])
 
 
-FILES = [("a.parquet", []), ("a.jsonl", ["--text-column", "body"]), ("a.txt", ["--separator", r"\n"])]
+FILES = [
+    ("a.parquet", []),
+    ("a.jsonl", ["--text-column", "body"]),
+    ("a.txt", ["--separator", r"\n"]),
+]
 
 
 @pytest.mark.parametrize("file, arguments", FILES)
 @pytest.mark.parametrize("documents", [100_000, 1_000])
 def test_the_numbers_are_those_of_the_stores(place, tmp_path, file, arguments, documents):
-    assert advise(place, file, "--documents", str(documents), "--json", str(tmp_path / "facts"), *arguments) == 0
+    assert (
+        advise(
+            place,
+            file,
+            "--documents",
+            str(documents),
+            "--json",
+            str(tmp_path / "facts"),
+            *arguments,
+        )
+        == 0
+    )
     facts, near = json.loads((tmp_path / "facts").read_text()), 0 if documents > DOCUMENTS else 0.08
     assert facts["sampled"]["every_document"] == (not near) and facts["documents"] == DOCUMENTS
     for form in FORMATS:
-        made, of, rows = json.loads((place / form / "manifest.json").read_text()), facts["formats"][form], None
+        made, of, rows = (
+            json.loads((place / form / "manifest.json").read_text()),
+            facts["formats"][form],
+            None,
+        )
         assert of["tokens"] == pytest.approx(made["tokens_total"], rel=near or 1e-9)
         assert of["useful_tokens"] == pytest.approx(made["tokens_useful"], rel=near or 1e-9)
-        assert of["bytes"] == pytest.approx(sum(entry["bytes"] for entry in list_files(made)), rel=near or 0.01)
-        rows, useful = facts["sequence_lengths"][str(T)], made["tokens_useful"] / made["tokens_total"]
+        assert of["bytes"] == pytest.approx(
+            sum(entry["bytes"] for entry in list_files(made)), rel=near or 0.01
+        )
+        rows, useful = (
+            facts["sequence_lengths"][str(T)],
+            made["tokens_useful"] / made["tokens_total"],
+        )
         if form == "padded":
             assert 1 - rows["padding"] == pytest.approx(useful, rel=near or 1e-9)
             text = made["tokens_useful"] + made["tokens_cut"]
             assert rows["cut"] == pytest.approx(made["tokens_cut"] / text, rel=3 * near or 1e-9)
-            assert rows["cut_documents"] == pytest.approx(made["documents_cut"] / DOCUMENTS, rel=3 * near or 1e-9)
+            assert rows["cut_documents"] == pytest.approx(
+                made["documents_cut"] / DOCUMENTS, rel=3 * near or 1e-9
+            )
         if form == "packed":
             assert rows["fill_packed"] == pytest.approx(useful, rel=near or 1e-9)
     assert facts["sequence_lengths"].keys() == {str(t) for t in (T, *command.LENGTHS)}
@@ -74,7 +110,9 @@ def write_texts(folder, texts, **columns):
 
 @pytest.mark.parametrize("file, arguments", FILES)
 @pytest.mark.parametrize("choice", ["packed", "pretokenized-padded"])
-def test_the_next_command_trains_in_the_advised_format(place, tmp_path, monkeypatch, capsys, file, arguments, choice):
+def test_the_next_command_trains_in_the_advised_format(
+    place, tmp_path, monkeypatch, capsys, file, arguments, choice
+):
     if choice == "packed":
         (tmp_path / file).write_bytes((place / file).read_bytes())
     else:
@@ -92,7 +130,11 @@ def test_the_next_command_trains_in_the_advised_format(place, tmp_path, monkeypa
 @pytest.mark.parametrize("end", ["parquet", "jsonl", "tsv"])
 def test_the_only_column_of_text_is_used_and_named(place, tmp_path, capsys, end):
     path = tmp_path / f"a.{end}"
-    for names, code, note in ((["story"], 0, True), (["text", "story"], 0, False), (["story", "title"], 2, False)):
+    for names, code, note in (
+        (["story"], 0, True),
+        (["text", "story"], 0, False),
+        (["story", "title"], 2, False),
+    ):
         rows = [{"n": 1} | dict.fromkeys(names, text) for text in ("1 2", "3")]
         if end == "parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
@@ -122,7 +164,12 @@ TWO = b'{"text": "1"}\n{"text": "2"}\n'
 )
 def test_what_cannot_be_looked_at_is_told(place, tmp_path, capsys, name, content, arguments, told):
     (tmp_path / name).write_bytes(content)
-    assert main(["advise", str(tmp_path / name), "--tokenizer", str(place / "tokenizer"), *arguments]) == 2
+    assert (
+        main(["advise", str(tmp_path / name), "--tokenizer", str(place / "tokenizer"), *arguments])
+        == 2
+    )
     error = capsys.readouterr().err
     assert error.startswith("tokenscale: ") and told in error and "  next" in error, error
-    assert "source.files" not in error and "text_column" not in error and "--input-path" not in error
+    assert (
+        "source.files" not in error and "text_column" not in error and "--input-path" not in error
+    )

@@ -1,4 +1,6 @@
-"""The benchmarks of data and of storage: checked before timed, counted like for like, complete in their records."""
+"""The benchmarks of data and of storage: checked before timed, counted like for like, complete in
+their records.
+"""
 
 import json
 import multiprocessing
@@ -43,13 +45,29 @@ def lab(tmp_path_factory):
 def arguments(lab, output):
     settings = json.dumps({"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2})
     return [
-        "benchmark", "data", "--settings", settings, "--corpus", str(lab.corpus / "manifest.json"),
-        "--tokenizer", str(lab.tokenizer / "manifest.json"), "--stores", str(lab.directory / "tokens"),
-        "--output", str(output),
-    ]  # fmt: skip
+        "benchmark",
+        "data",
+        "--settings",
+        settings,
+        "--corpus",
+        str(lab.corpus / "manifest.json"),
+        "--tokenizer",
+        str(lab.tokenizer / "manifest.json"),
+        "--stores",
+        str(lab.directory / "tokens"),
+        "--output",
+        str(output),
+    ]
 
 
-WARM = [*APPROACHES, "padded, tokenizers", "padding-free, tokenizers", *data.PACKED, *data.studies.ARMS, "memcpy"]
+WARM = [
+    *APPROACHES,
+    "padded, tokenizers",
+    "padding-free, tokenizers",
+    *data.PACKED,
+    *data.studies.ARMS,
+    "memcpy",
+]
 COLD = [f"{arm}, cold" for arm in (*APPROACHES, *data.studies.ARMS)]
 
 
@@ -57,12 +75,17 @@ COLD = [f"{arm}, cold" for arm in (*APPROACHES, *data.studies.ARMS)]
 def measured(lab, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     with redirect_stdout(StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 0.0 if list(paths) else 1.0)
+        patch.setattr(
+            "tokenscale.benchmark.machine.drop_page_cache",
+            lambda paths: 0.0 if list(paths) else 1.0,
+        )
         assert main(arguments(lab, folder / "out.json")) == 0
     return json.loads((folder / "out.json").read_text()), printed.getvalue()
 
 
-def test_every_arm_runs_in_every_round_and_says_what_tokenized_and_whether_files_were_in_memory(measured):
+def test_every_arm_runs_in_every_round_and_says_what_tokenized_and_whether_files_were_in_memory(
+    measured,
+):
     pytest.importorskip("transformers")
     result, printed = measured
     found = sorted((r["round"], r["arm"]) for r in result["records"])
@@ -70,7 +93,10 @@ def test_every_arm_runs_in_every_round_and_says_what_tokenized_and_whether_files
     assert result["left_out"] == result["peers"] == {}
     for record in result["records"]:
         count = 4 * 64 if record["arm"] in data.FAST else 4
-        assert record["batches"] == len(record["batch_s"]) == count and record["total_tokens"] == count * 3 * T
+        assert (
+            record["batches"] == len(record["batch_s"]) == count
+            and record["total_tokens"] == count * 3 * T
+        )
         assert record["memory_bytes"] >= 0
         assert (record["open_s"] > 1e-4) == (record["arm"] != "memcpy")  # which opens nothing
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
@@ -81,7 +107,10 @@ def test_every_arm_runs_in_every_round_and_says_what_tokenized_and_whether_files
     assert "  studies' token-list / packed " in printed
     records = {record["arm"]: record for record in result["records"]}
     useful = {arm: record["useful_tokens"] for arm, record in records.items()}
-    assert useful["padded"] == useful["pretokenized-padded"] and useful["padding-free"] == useful["token-list"]
+    assert (
+        useful["padded"] == useful["pretokenized-padded"]
+        and useful["padding-free"] == useful["token-list"]
+    )
     engines = {arm: record["engine"] for arm, record in records.items() if record["engine"]}
     assert engines == {
         f"{arm}{more}": "tokenizers" if "tokenizers" in more else result["engine"]
@@ -90,15 +119,24 @@ def test_every_arm_runs_in_every_round_and_says_what_tokenized_and_whether_files
     }
 
 
-def test_arms_that_cannot_be_cold_or_lack_a_package_or_store_are_left_out_or_refused(lab, tmp_path, monkeypatch):
+def test_arms_that_cannot_be_cold_or_lack_a_package_or_store_are_left_out_or_refused(
+    lab, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 1.0)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=1, rounds=1, engines=(), workers=(0, 2))
-    result = data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
+    settings = DataBenchmarkSettings(
+        sequence_length=T, rows=2, batches=1, rounds=1, engines=(), workers=(0, 2)
+    )
+    result = data.measure(
+        settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json"
+    )
     assert {record["cache"] for record in result["records"]} == {"warm"}
     found = {r["arm"]: r for r in result["records"] if "DataLoader" in r["arm"]}
     assert set(found) == {f"{arm}, DataLoader {n}" for arm in APPROACHES for n in (0, 2)}
-    assert found["packed, DataLoader 2"]["workers"] == 2 and len(found["packed, DataLoader 2"]["batch_s"]) == 1
+    assert (
+        found["packed, DataLoader 2"]["workers"] == 2
+        and len(found["packed, DataLoader 2"]["batch_s"]) == 1
+    )
     assert result["left_out"]["packed, cold"] == "100% of its files stay in the page cache"
     assert not {record["arm"] for record in result["records"]} & set(data.studies.ARMS)
     assert result["left_out"]["studies' token-list"] == "package transformers is not installed"
@@ -112,7 +150,9 @@ def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, mo
     found, left_out = data.machine.list_engines(asked, lab.tokenizer, auto="gigatoken")
     assert found == ["tokenizers"] and left_out["gigatoken"] == "auto already uses this engine"
     assert "tiktoken" in left_out["tiktoken"]  # no engine of this kind of tokenizer
-    monkeypatch.setattr("tokenscale.data.tokenizers.backends.EngineTokenizer.difference", lambda *a: {"text": "'x'"})
+    monkeypatch.setattr(
+        "tokenscale.data.tokenizers.backends.EngineTokenizer.difference", lambda *a: {"text": "'x'"}
+    )
     found, left_out = data.machine.list_engines(asked, lab.tokenizer, auto="none")
     assert not found and left_out["gigatoken"] == "its ids are not those of the reference"
 
@@ -122,19 +162,30 @@ def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
     options = {"codec": "snappy", "dtype": "int64"}
     stores = {"token-list": lab.store(StoreSettings("token-list", **options))}
     stores["padded"] = lab.store(StoreSettings("padded", sequence_length=T, **options))
-    arms = {a: data.studies.open_arm(a, 2, T, lab.corpus, lab.tokenizer, stores) for a in data.studies.ARMS}
+    arms = {
+        a: data.studies.open_arm(a, 2, T, lab.corpus, lab.tokenizer, stores)
+        for a in data.studies.ARMS
+    }
     online, offline = arms["studies' padding-free"].next(), arms["studies' token-list"].next()
     assert online[0].shape == online[1].shape == (2, T)
     first = online[0][0].tolist()
-    assert first[:2] == [0, 0] == offline[0][0].tolist()[:2]  # BOS by the loop, and by the tokenizer
+    # BOS by the loop, and by the tokenizer
+    assert first[:2] == [0, 0] == offline[0][0].tolist()[:2]
     masked = online[1][0][np.array(first) == 0]
     assert (masked == -100).all()
-    assert arms["studies' padded"].next()[0].tolist() == arms["studies' pretokenized-padded"].next()[0].tolist()
+    assert (
+        arms["studies' padded"].next()[0].tolist()
+        == arms["studies' pretokenized-padded"].next()[0].tolist()
+    )
 
 
 def test_ratios_are_of_the_same_round():
     seconds = {"packed": (1.0, 4.0, 1.0), "memcpy": (1.0, 2.0, 4.0)}
-    records = [{"arm": a, "round": n, "seconds": s, "batches": 1} for a, v in seconds.items() for n, s in enumerate(v)]
+    records = [
+        {"arm": a, "round": n, "seconds": s, "batches": 1}
+        for a, v in seconds.items()
+        for n, s in enumerate(v)
+    ]
     assert data.Table({"records": records}).ratio("packed", "memcpy") == (1.0, 0.25, 2.0)
 
 
@@ -149,24 +200,39 @@ def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(data.Sources, "record", lambda *a: pytest.fail("timed"))
     settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=2, rounds=1)
     with pytest.raises(UserError, match="different batches"):
-        data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
+        data.measure(
+            settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json"
+        )
     assert not (tmp_path / "out.json").exists()
 
 
 def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, capsys):
     output = tmp_path / "benchmarks" / "out.json"
     output.parent.mkdir()
-    settings = {"dtypes": ["int32"], "codecs": ["none"], "row_group_rows": [4], "sequence_length": T, "rounds": 2}
+    settings = {
+        "dtypes": ["int32"],
+        "codecs": ["none"],
+        "row_group_rows": [4],
+        "sequence_length": T,
+        "rounds": 2,
+    }
     settings |= {"engines": ["tokenizers", "tiktoken"]}
     arguments = ["--settings", json.dumps(settings), "--corpus", str(lab.corpus / "manifest.json")]
     arguments += ["--tokenizer", str(lab.tokenizer / "manifest.json"), "--output", str(output)]
     assert main(["benchmark", "storage", *arguments]) == 0
     result, printed = json.loads(output.read_text()), capsys.readouterr().out
-    stores = ["padded-sequence_length=16-codec=none-row_group_rows=4", "token-list-codec=none-row_group_rows=4"]
+    stores = [
+        "padded-sequence_length=16-codec=none-row_group_rows=4",
+        "token-list-codec=none-row_group_rows=4",
+    ]
     engines = dict.fromkeys([f"text, {result['engine']}", "text, tokenizers"])
     found = sorted((r["round"], r["store"]) for r in result["records"])
-    assert found == sorted((n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", *engines])
-    assert "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
+    assert found == sorted(
+        (n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", *engines]
+    )
+    assert (
+        "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
+    )
     assert all(name in printed for name in [*stores, *engines])
     assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]
 
@@ -187,7 +253,11 @@ def test_a_record_counts_the_batches_timed_and_the_first_is_opening(lab, workers
     batches = lab.batches(run)
     batches.next()  # opening
     useful = sum(batches.next().useful_tokens for _ in range(9))
-    assert len(record["batch_s"]) == 9 and record["seconds"] == sum(record["batch_s"]) and record["open_s"] > 0.3
+    assert (
+        len(record["batch_s"]) == 9
+        and record["seconds"] == sum(record["batch_s"])
+        and record["open_s"] > 0.3
+    )
     assert min(record["batch_s"]) <= record["median_batch_s"] <= max(record["batch_s"])
     assert (record["useful_tokens"], record["total_tokens"]) == (useful, 9 * 3 * T)
     assert set(multiprocessing.active_children()) <= set(before)

@@ -20,7 +20,9 @@ from tokenscale.settings.run import APPROACHES
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(100)]
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text())
+SCRIPTS = sorted(
+    path.name for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text()
+)
 T = 16
 
 
@@ -38,7 +40,9 @@ def test_a_script_runs_from_any_folder_and_prints_its_help(tmp_path, monkeypatch
 
 def test_no_installed_module_imports_a_script():
     for path in (ROOT / "src").rglob("*.py"):
-        assert not re.search(r"^\s*(import|from) benchmarks\b", path.read_text(), re.MULTILINE), path
+        assert not re.search(r"^\s*(import|from) benchmarks\b", path.read_text(), re.MULTILINE), (
+            path
+        )
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,12 @@ def lab(tmp_path_factory):
 
 def inputs(lab, output, **settings):
     settings = {"sequence_length": T, "rows": 3, "batches": 2, "rounds": 2} | settings
-    paths = ["--corpus", lab.corpus / "manifest.json", "--tokenizer", lab.tokenizer / "manifest.json"]
+    paths = [
+        "--corpus",
+        lab.corpus / "manifest.json",
+        "--tokenizer",
+        lab.tokenizer / "manifest.json",
+    ]
     return ["--settings", json.dumps(settings), *map(str, paths), "--output", str(output)]
 
 
@@ -62,7 +71,9 @@ def test_training_times_every_arm_in_each_round_on_equal_models(monkeypatch):
     options = {"sequence_length": 32, "rows": 2, "vocabulary_size": 64, "steps": 2, "rounds": 2}
     result = training.measure(None, models=("llama-micro",), **options)
     timed = [(r["round"], r["arm"]) for r in result["records"]]
-    assert len(timed) == len(set(timed)) == 2 * 3 and all(min(r["step_s"]) > 0 for r in result["records"])
+    assert len(timed) == len(set(timed)) == 2 * 3 and all(
+        min(r["step_s"]) > 0 for r in result["records"]
+    )
     text = training.format_table(result)
     assert training.LOOP in text and "bookkeeping a step" in text
     monkeypatch.setattr(training._PlainLoopArm, "first_loss", lambda self: 1.0)
@@ -80,16 +91,29 @@ def nanogpt():
         yield
 
 
-def test_peers_read_the_same_rows_in_the_rounds_of_the_data_benchmark(lab, tmp_path, monkeypatch, nanogpt):
+def test_peers_read_the_same_rows_in_the_rounds_of_the_data_benchmark(
+    lab, tmp_path, monkeypatch, nanogpt
+):
     monkeypatch.setattr(peers.data.studies, "explain_missing", lambda: "left out here")
     arguments = inputs(lab, tmp_path / "out.json", workers=[0, 2], rounds=1)
-    assert peers.main([*arguments, "--stores", str(lab.directory / "tokens"), "--peers", sys.executable]) == 0
+    assert (
+        peers.main(
+            [*arguments, "--stores", str(lab.directory / "tokens"), "--peers", sys.executable]
+        )
+        == 0
+    )
     result = json.loads((tmp_path / "out.json").read_text())
     found = {r["arm"]: r for r in result["records"] if r["arm"].startswith("nanogpt")}
-    assert set(found) == {"nanogpt", "nanogpt, DataLoader 0", "nanogpt, DataLoader 2"} and result["peers"]
+    assert (
+        set(found) == {"nanogpt", "nanogpt, DataLoader 0", "nanogpt, DataLoader 2"}
+        and result["peers"]
+    )
     assert result["left_out"]["nobody's"] == "ModuleNotFoundError: No module named 'nobody'"
     for record in found.values():
-        assert len(record["batch_s"]) == 2 and record["useful_tokens"] == record["total_tokens"] == 2 * 3 * T
+        assert (
+            len(record["batch_s"]) == 2
+            and record["useful_tokens"] == record["total_tokens"] == 2 * 3 * T
+        )
         assert record["seconds"] == sum(record["batch_s"]) and record["memory_bytes"] >= 0
 
 
@@ -105,7 +129,9 @@ def test_a_peer_that_gives_other_tokens_or_fails_is_not_measured(nanogpt, tmp_pa
         found.measure("nope", order)
 
 
-def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(lab, tmp_path, monkeypatch, capsys):
+def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(
+    lab, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(sizes, "STEP_S", 0.001)
     monkeypatch.setattr(sizes, "STEPS", 3)
     given, large = RawText(lab.corpus), tmp_path / "out-sizes/corpus"
@@ -118,7 +144,9 @@ def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(lab, tm
     assert size <= RawText(large).split["utf8_bytes"] < 1.1 * size
     records = json.loads((tmp_path / "out.json").read_text())["records"]
     timed = sorted((r["approach"], r["corpus"], r["round"]) for r in records if "median_s" in r)
-    assert timed == sorted((a, c, n) for a in APPROACHES for c in ("given", "large") for n in range(2))
+    assert timed == sorted(
+        (a, c, n) for a in APPROACHES for c in ("given", "large") for n in range(2)
+    )
     assert all(r["wait_s"] < r["seconds"] for r in records if "wait_s" in r)
     printed = capsys.readouterr().out
     assert all(f"\n{approach} " in printed for approach in APPROACHES)
@@ -131,20 +159,34 @@ def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(lab, tm
 
 def test_pretokenizing_is_timed_beside_a_plain_script(tmp_path, capsys):
     pytest.importorskip("transformers")
-    corpus = make_corpus(tmp_path / "corpus", [f"document {i} has words" for i in range(300)], row_group_rows=50)
+    corpus = make_corpus(
+        tmp_path / "corpus", [f"document {i} has words" for i in range(300)], row_group_rows=50
+    )
     make_tokenizer(tmp_path / "tokenizer", corpus, 300)
     arguments = [f"--{kind}={tmp_path / kind}/manifest.json" for kind in ("corpus", "tokenizer")]
     arguments += ["--output", str(tmp_path / "out.json"), "--rounds", "1", "--memory", "1"]
     assert pretokenize.main([*arguments, "--stores", "token-list"]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     assert {r["side"] for r in result["records"]} == {"token-list", "plain script"}
-    assert all(r["seconds"] > 0 and r["peak_bytes"] > 1e7 for r in [*result["records"], *result["memory"]])
+    assert all(
+        r["seconds"] > 0 and r["peak_bytes"] > 1e7 for r in [*result["records"], *result["memory"]]
+    )
     assert "x tokenizers" in capsys.readouterr().out
     assert pretokenize.main([*arguments, "--cores", "4096"]) == 2
 
 
 def test_the_start_of_a_rank_is_measured():
-    """The second of eight ranks opens the record, eight indices, its own file and the first's, with the step counts."""
-    command = [sys.executable, ROOT / "benchmarks/startup.py", "load", "--model", "gpt2-micro", "--ranks", "8"]
+    """The second of eight ranks opens the record, eight indices, its own file and the first's, with
+    the step counts.
+    """
+    command = [
+        sys.executable,
+        ROOT / "benchmarks/startup.py",
+        "load",
+        "--model",
+        "gpt2-micro",
+        "--ranks",
+        "8",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and json.loads(done.stdout)["opens"] == 1 + 8 + 2, done.stderr

@@ -64,7 +64,9 @@ def list_shards(folder):
 
 
 def read(folder, **more):
-    return [text for file in list_shards(folder) for text in read_texts(file, source_of(file, **more))]
+    return [
+        text for file in list_shards(folder) for text in read_texts(file, source_of(file, **more))
+    ]
 
 
 def copy_of(file, folder):
@@ -77,7 +79,10 @@ def copy_of(file, folder):
     ("name", "column", "shards"),
     [
         *((name, "text", 4) for name in ("mds", "mds-zstd", "mds-gz")),
-        *((name, "text", 3) for name in ("plain", "nested", "nested-zstd", "mixed", "mixed-zstd-whole")),
+        *(
+            (name, "text", 3)
+            for name in ("plain", "nested", "nested-zstd", "mixed", "mixed-zstd-whole")
+        ),
         ("nested", "doc.body", 3),
     ],
 )
@@ -92,8 +97,12 @@ def test_the_texts_are_those_that_were_written(folders, name, column, shards):
 @pytest.mark.parametrize(("name", "glob"), [("mds", "*.mds"), ("nested", "*.bin")])
 def test_a_corpus_of_shards_is_the_corpus_of_parquet(folders, tmp_path, name, glob):
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "texts.parquet")
-    expected = build(CorpusSettings(name="own", source=source_of(tmp_path / "texts.parquet")), tmp_path / "p")
-    built = build(CorpusSettings(name="own", source=source_of(folders[name] / glob)), tmp_path / "c")
+    expected = build(
+        CorpusSettings(name="own", source=source_of(tmp_path / "texts.parquet")), tmp_path / "p"
+    )
+    built = build(
+        CorpusSettings(name="own", source=source_of(folders[name] / glob)), tmp_path / "c"
+    )
     for split in ("train", "validation"):
         assert built["splits"][split]["text_sha256"] == expected["splits"][split]["text_sha256"]
     shards = [path.name for path in list_shards(folders[name])]
@@ -105,7 +114,9 @@ def test_an_empty_shard_has_no_documents(folders, tmp_path):
     config = file.read_bytes()[4 * (int.from_bytes(file.read_bytes()[:4], "little") + 2) :]
     config = config[: config.index(b"}") + 1]
     end = 8 + len(config)
-    (tmp_path / "empty.mds").write_bytes((0).to_bytes(4, "little") + end.to_bytes(4, "little") + config)
+    (tmp_path / "empty.mds").write_bytes(
+        (0).to_bytes(4, "little") + end.to_bytes(4, "little") + config
+    )
     assert has_documents(file, source_of(file))
     assert not has_documents(tmp_path / "empty.mds", source_of(tmp_path / "empty.mds"))
 
@@ -113,11 +124,26 @@ def test_an_empty_shard_has_no_documents(folders, tmp_path):
 @pytest.mark.parametrize(
     ("name", "columns", "problem", "facts"),
     [
-        ("mds", {"text_column": "tekst"}, "has no column 'tekst'", {"next": "did you mean 'text'?"}),
+        (
+            "mds",
+            {"text_column": "tekst"},
+            "has no column 'tekst'",
+            {"next": "did you mean 'text'?"},
+        ),
         ("mds", {"text_column": "id"}, "does not hold text in the column 'id'", {"found": "int"}),
         ("nested", {"text_column": "tekst"}, "has no column 'tekst'", {"has": "id, doc, text"}),
-        ("nested", {"text_column": "id"}, "does not hold text in the column 'id'", {"found": "int64"}),
-        ("mixed", {"text_column": "image"}, "does not hold text .* 'image'", {"found": "no_header_tensor:1"}),
+        (
+            "nested",
+            {"text_column": "id"},
+            "does not hold text in the column 'id'",
+            {"found": "int64"},
+        ),
+        (
+            "mixed",
+            {"text_column": "image"},
+            "does not hold text .* 'image'",
+            {"found": "no_header_tensor:1"},
+        ),
         ("mixed-zstd", {}, "items are compressed", {}),
     ],
 )
@@ -127,8 +153,12 @@ def test_a_wrong_column_or_kind_of_items(folders, name, columns, problem, facts)
     assert {key: caught.value.facts[key] for key in facts} == facts
 
 
-@pytest.mark.parametrize("name", ["mds", "mds-zstd", "mds-gz", "plain", "nested", "mixed", "mixed-zstd-whole"])
-def test_a_file_that_breaks_off_is_one_error_and_a_changed_byte_gives_one_or_another_text(folders, tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["mds", "mds-zstd", "mds-gz", "plain", "nested", "mixed", "mixed-zstd-whole"]
+)
+def test_a_file_that_breaks_off_is_one_error_and_a_changed_byte_gives_one_or_another_text(
+    folders, tmp_path, name
+):
     file = list_shards(folders[name])[0]
     data, copy = file.read_bytes(), copy_of(file, tmp_path)
     for length in [*range(40), *range(40, len(data), max(1, len(data) // 97)), len(data) - 1]:
@@ -149,7 +179,9 @@ def test_a_file_that_breaks_off_is_one_error_and_a_changed_byte_gives_one_or_ano
 def test_a_litdata_chunk_needs_its_index(folders, tmp_path):
     copy = copy_of(list_shards(folders["plain"])[0], tmp_path)
     shutil.copy(folders["plain"] / copy.name, copy)
-    (tmp_path / "index.json").write_text(json.dumps({"chunks": [], "config": {"data_format": ["str"]}}))
+    (tmp_path / "index.json").write_text(
+        json.dumps({"chunks": [], "config": {"data_format": ["str"]}})
+    )
     with pytest.raises(UserError, match="does not have the expected content"):
         list(read_texts(copy, source_of(copy)))
     (tmp_path / "index.json").unlink()

@@ -28,7 +28,9 @@ def test_json_holds_every_check_and_the_verdict_and_two_real_processes_meet_here
     findings = {f["name"]: f for f in said["findings"]}
     assert list(findings) == [name for name, _ in doctor.CHECKS]
     assert not [name for name, f in findings.items() if "the check itself failed" in f["fact"]]
-    assert {f["verdict"] for f in said["findings"]} <= {"ok", "note", "no"} and all(f["fact"] for f in said["findings"])
+    assert {f["verdict"] for f in said["findings"]} <= {"ok", "note", "no"} and all(
+        f["fact"] for f in said["findings"]
+    )
     assert done.returncode == (0 if said["demo"] else 2)
     assert not results.exists()  # a check makes nothing
     assert findings["gloo"]["verdict"] == "ok" and findings["gloo"]["values"]["ranks"] == 2
@@ -44,16 +46,26 @@ def test_it_runs_without_any_package_and_says_which_are_missing():
     assert "missing: torch, numpy" in done.stdout and "missing: snakemake, " in done.stdout
     # what does not need packages is examined all the same
     assert next(line for line in lines if line.startswith("cores")).split()[1] in ("ok", "note")
-    assert lines[-1].startswith("make run cannot run here yet. First: ") and "pip install -e '.[test]'" in lines[-1]
+    assert (
+        lines[-1].startswith("make run cannot run here yet. First: ")
+        and "pip install -e '.[test]'" in lines[-1]
+    )
 
 
 def test_without_a_loopback_interface_this_machine_does_not_reach_itself():
     """What a hanging all-reduce then means: tests/unit/test_doctor.py."""
-    offline = ["unshare", "--map-root-user", "--net"]  # no interface is up there, not even the loopback one
-    if not shutil.which("unshare") or subprocess.run([*offline, "true"], capture_output=True).returncode:
+    # no interface is up there, not even the loopback one
+    offline = ["unshare", "--map-root-user", "--net"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*offline, "true"], capture_output=True).returncode
+    ):
         pytest.skip("no network namespaces here")
     code = "from tokenscale.cli.doctor import reaches_itself; print(reaches_itself())"
-    said = [subprocess.check_output([*prefix, sys.executable, "-c", code], text=True) for prefix in ([], offline)]
+    said = [
+        subprocess.check_output([*prefix, sys.executable, "-c", code], text=True)
+        for prefix in ([], offline)
+    ]
     assert said == ["True\n", "False\n"]
 
 
@@ -61,10 +73,17 @@ def test_a_check_that_breaks_is_a_line_like_any_other(monkeypatch, tmp_path):
     def breaks(context):
         raise RuntimeError("the disk sings")
 
-    monkeypatch.setattr(doctor, "probe", lambda modules: {"broken": {}, "torch": TORCH, "ended": ""})
+    monkeypatch.setattr(
+        doctor, "probe", lambda modules: {"broken": {}, "torch": TORCH, "ended": ""}
+    )
     fine = [(name, lambda context: doctor.Finding("ok", "fine")) for name, _ in doctor.CHECKS]
-    monkeypatch.setattr(doctor, "CHECKS", [(name, breaks if name == "memory" else check) for name, check in fine])
+    monkeypatch.setattr(
+        doctor, "CHECKS", [(name, breaks if name == "memory" else check) for name, check in fine]
+    )
     found = doctor.examine(tmp_path)
     assert found["memory"].verdict == "no"
     assert "the check itself failed: RuntimeError: the disk sings" in found["memory"].fact
-    assert "Traceback" not in doctor.render(found) and doctor.find_first_lack(found) == "report this as a bug"
+    assert (
+        "Traceback" not in doctor.render(found)
+        and doctor.find_first_lack(found) == "report this as a bug"
+    )

@@ -23,7 +23,9 @@ from tokenscale.train.models.build import initialise
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
-TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
+TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(
+    HOSTILE
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,12 @@ def huggingface(tmp_path_factory, bpe):
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=4)
     tokenizer.save(str(source / "tokenizer.json"))
-    build(TokenizerSettings(name="hf", kind="huggingface", source=str(source), bos="[CLS]", eos="[SEP]"), folder)
+    build(
+        TokenizerSettings(
+            name="hf", kind="huggingface", source=str(source), bos="[CLS]", eos="[SEP]"
+        ),
+        folder,
+    )
     return folder
 
 
@@ -51,14 +58,22 @@ def checkpoint_of(folder, shape, *, tokenizer=None, objective="causal", dtype=to
     else:
         model = build_model(shape, LENGTH, objective=objective, kernel="sdpa").eval().to(dtype)
         initialise(model, 0)
-    pieces = {f"model.{name}": Piece.of(weight.detach()) for name, weight in model.named_parameters()}
+    pieces = {
+        f"model.{name}": Piece.of(weight.detach()) for name, weight in model.named_parameters()
+    }
     names = list(pieces)
     for rank, mine in enumerate((names[::2], names[1::2])):
         write_rank(folder, rank, State({name: pieces[name] for name in mine}))
     if tokenizer is not None:
         shutil.copytree(tokenizer, folder.with_name(folder.name + ".partial") / "tokenizer")
     run = RunSettings(model=shape, sequence_length=LENGTH, objective=objective)
-    facts = {"kind": "model", "run_id": run.identity, "step": 0, "run": to_dict(run), "objective": objective}
+    facts = {
+        "kind": "model",
+        "run_id": run.identity,
+        "step": 0,
+        "run": to_dict(run),
+        "objective": objective,
+    }
     commit(folder, 2, facts | {"model": to_dict(model.settings)})
     return model
 
@@ -78,9 +93,17 @@ def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
     with torch.no_grad():
         torch.testing.assert_close(library(input_ids=tokens).logits, model(tokens), **TOLERANCE)
     assert library.dtype == torch.float32
-    names = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    names = (
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    )
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(names)
-    assert library.generation_config.bos_token_id == 0 and library.generation_config.eos_token_id == 1
+    assert (
+        library.generation_config.bos_token_id == 0 and library.generation_config.eos_token_id == 1
+    )
     with torch.no_grad():
         prompt = torch.tensor([[0, 5, 9]])
         written = library.generate(prompt, max_new_tokens=4, do_sample=False, eos_token_id=None)
@@ -90,35 +113,71 @@ def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_folder_for_dcp_is_opened_as_the_checkpoint_is(tmp_path, bpe, name):
-    model = checkpoint_of(tmp_path / "final", replace(SHAPES[name], vocabulary_size=320), tokenizer=bpe)
+    model = checkpoint_of(
+        tmp_path / "final", replace(SHAPES[name], vocabulary_size=320), tokenizer=bpe
+    )
     flags = ["--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "out")]
     assert main(["export", *flags, "--format", "dcp"]) == 0
-    assert not list((tmp_path / "out").glob("*.safetensors")) and (tmp_path / "out/tokenizer.json").is_file()
+    assert (
+        not list((tmp_path / "out").glob("*.safetensors"))
+        and (tmp_path / "out/tokenizer.json").is_file()
+    )
     tokens = tokens_below(320)
     with torch.no_grad():
-        assert torch.equal(open_checkpoint(tmp_path / "out", tokenizer=bpe, device="cpu").model(tokens), model(tokens))
-    assert main(["generate", *flags[:1], str(tmp_path / "out"), "--tokenizer", str(bpe), "--prompt", "the"]) == 0
+        assert torch.equal(
+            open_checkpoint(tmp_path / "out", tokenizer=bpe, device="cpu").model(tokens),
+            model(tokens),
+        )
+    assert (
+        main(
+            [
+                "generate",
+                *flags[:1],
+                str(tmp_path / "out"),
+                "--tokenizer",
+                str(bpe),
+                "--prompt",
+                "the",
+            ]
+        )
+        == 0
+    )
     checkpoint_of(tmp_path / "other", library_shape("opt"), tokenizer=bpe)
     with pytest.raises(UserError, match="its own format"):
         export(tmp_path / "other", tmp_path / "more", format="dcp")
 
 
 def library_shape(kind):
-    sizes = {"dimension": 64, "layers": 2, "heads": 4, "key_value_heads": 4, "hidden": 96, "vocabulary_size": 321}
+    sizes = {
+        "dimension": 64,
+        "layers": 2,
+        "heads": 4,
+        "key_value_heads": 4,
+        "hidden": 96,
+        "vocabulary_size": 321,
+    }
     return ModelSettings(name=kind, transformers=kind, **sizes)
 
 
-@pytest.mark.parametrize("kind, objective", [("distilbert", "masked"), ("bert", "masked"), ("opt", "causal")])
+@pytest.mark.parametrize(
+    "kind, objective", [("distilbert", "masked"), ("bert", "masked"), ("opt", "causal")]
+)
 def test_a_model_of_the_library_comes_back_to_it(tmp_path, bpe, kind, objective):
-    """And a masked one with its mask: the id behind all others, where the tokenizer has none of its own."""
+    """And a masked one with its mask: the id behind all others, where the tokenizer has none of its
+    own.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
-    model = checkpoint_of(tmp_path / "final", library_shape(kind), tokenizer=bpe, objective=objective)
+    model = checkpoint_of(
+        tmp_path / "final", library_shape(kind), tokenizer=bpe, objective=objective
+    )
     export(tmp_path / "final", tmp_path / "out", log=lambda line: None)
     auto = AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
     found, tokens = auto.from_pretrained(tmp_path / "out").eval(), tokens_below(321)
     with torch.no_grad():
-        torch.testing.assert_close(found(input_ids=tokens).logits, model(tokens), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            found(input_ids=tokens).logits, model(tokens), atol=1e-6, rtol=1e-6
+        )
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     words = load_tokenizer(bpe).encode_batch(["the quick", " fox"])
     if objective == "masked":
@@ -141,21 +200,46 @@ def test_the_exported_tokenizer_has_our_ids(tmp_path, kind, request):
     assert len(found) == tokenizer.vocabulary_size and found.model_max_length == LENGTH
     special = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
     assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == special
-    texts = TEXTS[-40:] + ["<s>", "a </s> b <pad>", "[CLS] [SEP]", " two  spaces\n\nand lines ", "ab"]
+    texts = TEXTS[-40:] + [
+        "<s>",
+        "a </s> b <pad>",
+        "[CLS] [SEP]",
+        " two  spaces\n\nand lines ",
+        "ab",
+    ]
     for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
         assert found(text)["input_ids"] == [tokenizer.bos_id, *ids], text
         assert found(text, add_special_tokens=False)["input_ids"] == ids.tolist(), text
     for text, ids in zip(texts[-2:], tokenizer.encode_batch(texts[-2:]), strict=True):
         assert found.decode(ids.tolist()) == tokenizer.decode(ids), text
-    assert found.decode([tokenizer.bos_id, *ids.tolist()], skip_special_tokens=True) == tokenizer.decode(ids)
-    saved = found.save_pretrained(tmp_path / "again") and AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert found.decode(
+        [tokenizer.bos_id, *ids.tolist()], skip_special_tokens=True
+    ) == tokenizer.decode(ids)
+    saved = found.save_pretrained(tmp_path / "again") and AutoTokenizer.from_pretrained(
+        tmp_path / "again"
+    )
     assert saved("a <s> b")["input_ids"] == found("a <s> b")["input_ids"]
 
 
 def test_the_verb_exports_and_says_what_and_weights_in_bf16_stay_so(tmp_path, capsys):
-    build(TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=96), tmp_path / "numbers")
-    model = checkpoint_of(tmp_path / "final", SHAPES["gpt2"], dtype=torch.bfloat16, tokenizer=tmp_path / "numbers")
-    assert main(["export", "--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "deep/out")]) == 0
+    build(
+        TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=96), tmp_path / "numbers"
+    )
+    model = checkpoint_of(
+        tmp_path / "final", SHAPES["gpt2"], dtype=torch.bfloat16, tokenizer=tmp_path / "numbers"
+    )
+    assert (
+        main(
+            [
+                "export",
+                "--checkpoint",
+                str(tmp_path / "final"),
+                "--output",
+                str(tmp_path / "deep/out"),
+            ]
+        )
+        == 0
+    )
     words = capsys.readouterr().out
     assert "GPT2LMHeadModel, " in words and "numbers, not text" in words
     assert not (tmp_path / "deep/out/tokenizer.json").exists()
@@ -181,11 +265,13 @@ GELU = replace(SHAPES["llama"], activation="gelu", vocabulary_size=320)
 
 
 def test_what_the_library_lacks_and_folders_that_hold_anything_are_refused(tmp_path, bpe, capsys):
-    for number, (shape, objective, words) in enumerate((
-        (SHAPES["llama"], "masked", "decoder of the masked objective cannot be exported"),
-        (GELU, "causal", "activation gelu for swiglu"),
-        (library_shape("roberta"), "masked", "count positions from its padding id"),
-    )):  # fmt: skip
+    for number, (shape, objective, words) in enumerate(
+        (
+            (SHAPES["llama"], "masked", "decoder of the masked objective cannot be exported"),
+            (GELU, "causal", "activation gelu for swiglu"),
+            (library_shape("roberta"), "masked", "count positions from its padding id"),
+        )
+    ):
         checkpoint_of(tmp_path / f"{number}", shape, objective=objective, tokenizer=bpe)
         with pytest.raises(UserError, match=words):
             export(tmp_path / f"{number}", tmp_path / "out")
@@ -194,11 +280,25 @@ def test_what_the_library_lacks_and_folders_that_hold_anything_are_refused(tmp_p
     (tmp_path / "out").mkdir()
     export(tmp_path / "final", tmp_path / "out", log=lambda line: None)  # an empty one is taken
     for source, output, words in (("final", "out", "not empty"), (".", "other", "checkpoint.json")):
-        assert main(["export", "--checkpoint", str(tmp_path / source), "--output", str(tmp_path / output)]) == 2
+        assert (
+            main(
+                [
+                    "export",
+                    "--checkpoint",
+                    str(tmp_path / source),
+                    "--output",
+                    str(tmp_path / output),
+                ]
+            )
+            == 2
+        )
         assert words in capsys.readouterr().err
 
 
 def test_the_library_is_not_needed_to_write_its_files(tmp_path, bpe, monkeypatch):
     checkpoint_of(tmp_path / "final", replace(SHAPES["llama"], vocabulary_size=320), tokenizer=bpe)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert main(["export", "--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "out")]) == 0
+    assert (
+        main(["export", "--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "out")])
+        == 0
+    )

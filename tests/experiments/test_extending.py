@@ -1,4 +1,5 @@
-"""A source, a tokenizer, an approach and a figure of one's own: each one file or function, and a line.
+"""A source, a tokenizer, an approach and a figure of one's own: each one file or function, and a
+line.
 
 Formats, copies and objectives are added by docs/extend.md, which `make docs-test` runs.
 """
@@ -101,7 +102,10 @@ class StepsTaken(Figure):
 #: table of the registry → (the line, the file, the text at its end)
 ADDED = {
     "SOURCES": (
-        '"fortune": SourceSpec("short sentences", ("documents",), module="tokenscale.data.corpus.fortune"),',
+        (
+            '"fortune": SourceSpec("short sentences", ("documents",), '
+            'module="tokenscale.data.corpus.fortune"),'
+        ),
         "data/corpus/fortune.py",
         FORTUNE,
     ),
@@ -147,7 +151,10 @@ def test_a_source_a_tokenizer_an_approach_and_a_figure_are_a_file_or_function_an
         for folder in ("corpus/fortunes", "tokenizers/bytes")
     )
     assert source["source"] == {"kind": "fortune", "documents": 60}
-    assert sum(split["rows"] for split in source["splits"].values()) == 60 and tokenizer["vocabulary_size"] == 259
+    assert (
+        sum(split["rows"] for split in source["splits"].values()) == 60
+        and tokenizer["vocabulary_size"] == 259
+    )
     (log,) = fresh.root.glob("results/runs/*/attempt=00/rank=00000/steps.jsonl")
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     assert "ends" in str(log) and len(steps) == RUNS["budget"]["steps"]
@@ -155,7 +162,10 @@ def test_a_source_a_tokenizer_an_approach_and_a_figure_are_a_file_or_function_an
     assert all(step["total_tokens"] == step["useful_tokens"] == 4 * 32 for step in steps)
     assert pq.read_table(fresh.root / f"{FIGURE}.parquet").num_rows == 1
     assert (fresh.root / f"{FIGURE}.svg").stat().st_size > 1000
-    wrong = {"corpora": {"c": {"source": {"kind": "fortun"}}}, "tokenizers": {"t": {"kind": "byte"}}}
+    wrong = {
+        "corpora": {"c": {"source": {"kind": "fortun"}}},
+        "tokenizers": {"t": {"kind": "byte"}},
+    }
     (fresh.root / "mine.yaml").write_text(json.dumps(wrong))
     message = fresh.snakemake("-n", "--configfile", "mine.yaml", check=False).stdout
     assert "'fortune'" in message and "'bytes'" in message

@@ -1,4 +1,6 @@
-"""Memory of making tokens does not grow with the text: allocations of Arrow, Python and NumPy are counted."""
+"""Memory of making tokens does not grow with the text: allocations of Arrow, Python and NumPy are
+counted.
+"""
 
 import random
 import tracemalloc
@@ -19,7 +21,10 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(11)]
 DOCUMENTS, LARGE = 2000, 6000
 #: of one document; letters at random, so that nothing gets smaller in a file
 CHARACTERS = 2000
-STORES = [StoreSettings("token-list", row_group_rows=20), StoreSettings("packed", sequence_length=2048)]
+STORES = [
+    StoreSettings("token-list", row_group_rows=20),
+    StoreSettings("packed", sequence_length=2048),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,9 @@ def corpora(tmp_path_factory):
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.format)
-def test_memory_of_writing_a_store_does_not_grow_with_the_text(corpora, tmp_path, monkeypatch, store):
+def test_memory_of_writing_a_store_does_not_grow_with_the_text(
+    corpora, tmp_path, monkeypatch, store
+):
     monkeypatch.setattr(text, "BATCH_BYTES", 1 << 16)
     peaks = {}
     for size in ("first", "small", "large"):  # the first one pays for what is imported late

@@ -7,7 +7,18 @@ import torch
 
 from tests import logs
 from tests.corpora import small_run, words_lab
-from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, each, held, on_ranks, run_of, trainer_of, whole
+from tests.distributed.parity import (
+    HYBRID,
+    LAYOUTS,
+    ONE,
+    batch_of,
+    each,
+    held,
+    on_ranks,
+    run_of,
+    trainer_of,
+    whole,
+)
 from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.base.files import read_json
 from tokenscale.runs.records.provenance import read_sealed
@@ -27,7 +38,11 @@ def write_seed(world, run, parent):
         trainer.step(*batch_of(step, world, run.layout), 1e-3, HostTimer())
     write_rank(folder, world.rank, State(trainer.pieces(resume=True)))
     if world.rank == 0:
-        commit(folder, world.size, {"kind": "model", "run_id": "tiny", "run": {}, "model": {}, "step": 2})
+        commit(
+            folder,
+            world.size,
+            {"kind": "model", "run_id": "tiny", "run": {}, "model": {}, "step": 2},
+        )
     world.barrier()
     return held(trainer, resume=True)
 
@@ -39,14 +54,19 @@ def read_seeds(world, run, folders):
         trainer = trainer_of(replace(run, seed=5), world)
         trainer.load(Checkpoint(folder))
         weights = trainer.model.named_parameters() if run.layout.sharding == "zero1" else ()
-        found[folder.name] = held(trainer, resume=True), {name: weight.detach().numpy() for name, weight in weights}
+        found[folder.name] = (
+            held(trainer, resume=True),
+            {name: weight.detach().numpy() for name, weight in weights},
+        )
     return found
 
 
 def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_path):
     layouts = {"single": ONE, **LAYOUTS}
     writers = ("single", "zero1@3", "zero3@2", HYBRID, "tp@4", "1f1b@2", "tp-zero1@2x2")
-    written = on_ranks(each, {name: run_of(layouts[name]) for name in writers}, write_seed, tmp_path)
+    written = on_ranks(
+        each, {name: run_of(layouts[name]) for name in writers}, write_seed, tmp_path
+    )
     written = {layouts[name].method: whole(ranks) for name, ranks in written.items()}
     folders = [tmp_path / method for method in written]
     names = ("single", "ddp@2", "zero1@2", "zero2@4", "zero3@3", HYBRID, "tp@2")
@@ -55,12 +75,18 @@ def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_pat
     for reader, ranks in on_ranks(each, readers, read_seeds, folders).items():
         for writer, expected in written.items():
             together = whole([found[writer][0] for found in ranks])
-            assert together.keys() == expected.keys() and any("exp_avg_sq" in name for name in expected)
+            assert together.keys() == expected.keys() and any(
+                "exp_avg_sq" in name for name in expected
+            )
             for name, values in expected.items():
-                np.testing.assert_array_equal(together[name], values, err_msg=f"{writer} → {reader}: {name}")
+                np.testing.assert_array_equal(
+                    together[name], values, err_msg=f"{writer} → {reader}: {name}"
+                )
             for found in ranks:
                 for name, values in found[writer][1].items():
-                    np.testing.assert_array_equal(values, expected["model." + name], err_msg=f"{writer}: {name}")
+                    np.testing.assert_array_equal(
+                        values, expected["model." + name], err_msg=f"{writer}: {name}"
+                    )
 
 
 STEPS = 8
@@ -89,11 +115,17 @@ def trained(lab, directory, run):
     """(step → (loss, digest), step → (validation loss, correct labels)) of a whole training."""
     run_ranks(train_rank, run.layout.world_size, run, lab.inputs(run), directory)
     assert read_sealed(directory / "run.json")["outcome"]["status"] == "complete"
-    events = map(json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
+    events = map(
+        json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines()
+    )
     counts = {e["step"]: e for e in events if e["event"] == "validation"}
-    held_out = {k: (e["loss_sum"] / e["useful_tokens"], e["correct_tokens"]) for k, e in counts.items()}
+    held_out = {
+        k: (e["loss_sum"] / e["useful_tokens"], e["correct_tokens"]) for k, e in counts.items()
+    }
     steps = logs.read_steps(directory).items()
-    return {k: (step["loss_sum"] / step["useful_tokens"], step["order_digest"]) for k, step in steps}, held_out
+    return {
+        k: (step["loss_sum"] / step["useful_tokens"], step["order_digest"]) for k, step in steps
+    }, held_out
 
 
 def test_a_run_goes_on_in_other_layouts_with_the_same_samples_and_losses(lab, tmp_path):
@@ -106,13 +138,21 @@ def test_a_run_goes_on_in_other_layouts_with_the_same_samples_and_losses(lab, tm
         found, validation = trained(lab, directory, training_of(layout, before and str(before)))
         assert list(found) == list(range(begins, STEPS))
         for step, (loss, digest) in found.items():
-            assert digest == expected[step][1], f"{layout.method} reads other samples in step {step}"
+            assert digest == expected[step][1], (
+                f"{layout.method} reads other samples in step {step}"
+            )
             assert loss == pytest.approx(expected[step][0], abs=1e-5), (layout.method, step)
         (loss, correct), (expected_loss, expected_correct) = validation[STEPS], held_out[STEPS]
         assert loss == pytest.approx(expected_loss, abs=1e-5)
-        assert abs(correct - expected_correct) <= 1 < expected_correct, layout.method  # one label may be a near tie
+        # one label may be a near tie
+        assert abs(correct - expected_correct) <= 1 < expected_correct, layout.method
         before = directory / f"checkpoints/step={begins + 2:08d}"
     assert read_json(tmp_path / "tp-fsdp-4/checkpoints/final/checkpoint.json")["world_size"] == 4
-    weights = {n: Checkpoint(tmp_path / d / "checkpoints/final") for n, d in (("one", "whole"), ("four", "tp-fsdp-4"))}
+    weights = {
+        n: Checkpoint(tmp_path / d / "checkpoints/final")
+        for n, d in (("one", "whole"), ("four", "tp-fsdp-4"))
+    }
     for name in weights["one"].names():
-        torch.testing.assert_close(weights["four"].tensor(name), weights["one"].tensor(name), atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            weights["four"].tensor(name), weights["one"].tensor(name), atol=2e-4, rtol=1e-3
+        )

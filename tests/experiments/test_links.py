@@ -11,7 +11,9 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow
 
 
 def linked(project, *names):
-    """The project with these folders elsewhere, and links in their places; {link: where it leads}."""
+    """The project with these folders elsewhere, and links in their places; {link: where it
+    leads}.
+    """
     found = {}
     for name in names:
         here, there = project.root / name, project.root.parent / "elsewhere" / name
@@ -24,12 +26,20 @@ def linked(project, *names):
 
 
 def kept(links):
-    return all(here.is_symlink() and here.resolve() == there and os.listdir(there) for here, there in links.items())
+    return all(
+        here.is_symlink() and here.resolve() == there and os.listdir(there)
+        for here, there in links.items()
+    )
 
 
 def status(project, *options):
-    command, where = [served.python(), "-m", "tokenscale", "status", *options], {"cwd": project.root}
-    return subprocess.check_output(command, env=project.environment, text=True, timeout=120, **where)
+    command, where = (
+        [served.python(), "-m", "tokenscale", "status", *options],
+        {"cwd": project.root},
+    )
+    return subprocess.check_output(
+        command, env=project.environment, text=True, timeout=120, **where
+    )
 
 
 def test_where_results_became_a_link_a_missing_run_is_trained_and_nothing_else(copy):
@@ -44,17 +54,25 @@ def test_where_results_became_a_link_a_missing_run_is_trained_and_nothing_else(c
 
 
 def test_stores_that_scratch_has_purged_are_made_again_by_the_stated_command(copy):
-    """As profiles/alps/README.md has it: nothing reruns for their sake, and nothing after they are back."""
+    """As profiles/alps/README.md has it: nothing reruns for their sake, and nothing after they are
+    back.
+    """
     links = linked(copy, "results/corpus", "results/tokens")
-    before = {name: record for name, record in copy.records().items() if name.endswith("manifest.json")}
+    before = {
+        name: record for name, record in copy.records().items() if name.endswith("manifest.json")
+    }
     for there in links.values():
         for file in there.rglob("*"):
             if file.is_file():
                 file.unlink()
     assert copy.planned() == {}
-    copy.snakemake("--cores", "2", "-f", *[name for name in before if name.startswith("results/tokens/")])
+    copy.snakemake(
+        "--cores", "2", "-f", *[name for name in before if name.startswith("results/tokens/")]
+    )
     assert kept(links) and copy.planned() == {}
-    assert {name: record for name, record in copy.records().items() if name.endswith("manifest.json")} == before
+    assert {
+        name: record for name, record in copy.records().items() if name.endswith("manifest.json")
+    } == before
 
 
 def test_git_ignores_results_that_are_a_link(tmp_path):
@@ -62,4 +80,6 @@ def test_git_ignores_results_that_are_a_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "elsewhere")
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    assert subprocess.run(["git", "check-ignore", "--quiet", "results"], cwd=tmp_path).returncode == 0
+    assert (
+        subprocess.run(["git", "check-ignore", "--quiet", "results"], cwd=tmp_path).returncode == 0
+    )

@@ -24,8 +24,15 @@ MIXTURES = {
     },
 }
 RUNS = {
-    **{"tokenizer": "bpe", "model": "llama-micro", "sequence_length": 32, "global_batch": 6, "micro_batch": 3},
-    **{"eos": True, "budget": {"steps": 8}, "schedule": {"warmup_steps": 2}, "validation": {"rows": 4, "every": 4}},
+    "tokenizer": "bpe",
+    "model": "llama-micro",
+    "sequence_length": 32,
+    "global_batch": 6,
+    "micro_batch": 3,
+    "eos": True,
+    "budget": {"steps": 8},
+    "schedule": {"warmup_steps": 2},
+    "validation": {"rows": 4, "every": 4},
     "device": "cpu",
 }
 #: which mixture is trained on how, on how many ranks; unit/test_mixtures.py compares all approaches
@@ -41,17 +48,30 @@ OPTIONS = ["--configfile", "own.yaml"]
 
 def write_config(project, **mixtures):
     tokenizers = {"bpe": {"kind": "bpe", "corpus": "text", "vocabulary_size": 300}}
-    config = {"corpora": CORPORA, "tokenizers": tokenizers, "mixtures": MIXTURES | mixtures, "experiments": ["mixing"]}
+    config = {
+        "corpora": CORPORA,
+        "tokenizers": tokenizers,
+        "mixtures": MIXTURES | mixtures,
+        "experiments": ["mixing"],
+    }
     (project.root / "own.yaml").write_text(json.dumps(config))
 
 
 def test_mixtures_are_planned_trained_and_reported(fresh):
     write_config(fresh)
     (fresh.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT))
-    data = {"build_corpus": 2, "build_tokenizer": 1, "pretokenize": 6, "mix_corpora": 1, "corpus_records": 2}
+    data = {
+        "build_corpus": 2,
+        "build_tokenizer": 1,
+        "pretokenize": 6,
+        "mix_corpora": 1,
+        "corpus_records": 2,
+    }
     assert fresh.planned("runs", *OPTIONS) == data | {"mix_stores": 4, "train": 3}
     fresh.snakemake("--cores", "2", "results/figures/mixing/mixture_losses.svg", *OPTIONS)
-    assert "Nothing to be done" in fresh.dry_run("results/figures/mixing/mixture_losses.svg", *OPTIONS)
+    assert "Nothing to be done" in fresh.dry_run(
+        "results/figures/mixing/mixture_losses.svg", *OPTIONS
+    )
 
     tables = fresh.root / "results/tables/mixing"
     runs = query("inventory", tables)
@@ -61,17 +81,22 @@ def test_mixtures_are_planned_trained_and_reported(fresh):
     assert set(last["source"]) == {"text", "pairs"} and len(losses) == 3 * 2 * 3 and len(last) == 6
     shares = last.groupby(["corpus", "source"])["share"].first()
     assert shares["mixed", "text"] == 0.75
-    assert shares["staged", "text"] == pytest.approx((20 + 14) / 48, abs=1e-6)  # 20 sequences, then half of 28
+    # 20 sequences, then half of 28
+    assert shares["staged", "text"] == pytest.approx((20 + 14) / 48, abs=1e-6)
     # streams that tokenize while training, on two ranks, and stored ones on one rank
     for _, group in last[last["corpus"] == "mixed"].groupby("source"):
         assert group["approach"].nunique() == 2 and group["loss"].max() - group["loss"].min() < 1e-5
-    steps = pd.read_parquet(tables / "steps.parquet").merge(runs[["run_id", "approach", "corpus"]], on="run_id")
+    steps = pd.read_parquet(tables / "steps.parquet").merge(
+        runs[["run_id", "approach", "corpus"]], on="run_id"
+    )
     digests = steps.groupby(["corpus", "approach", "step"])["order_digest"].sum() % MODULUS
     assert digests["mixed", "padding-free"].tolist() == digests["mixed", "token-list"].tolist()
     assert digests["staged", "packed"].nunique() == 8
     logged = query("validation", tables).set_index(["run_id", "step"])
     for (run_id, step), of_run in losses.groupby(["run_id", "step"]):
-        total = (of_run["loss"] * of_run["validation_tokens"]).sum() / of_run["validation_tokens"].sum()
+        total = (of_run["loss"] * of_run["validation_tokens"]).sum() / of_run[
+            "validation_tokens"
+        ].sum()
         assert logged.loc[(run_id, step), "loss"] == pytest.approx(total, rel=1e-12)
 
     found, counts = verify_results(fresh.root / "results")

@@ -47,11 +47,19 @@ def seal_logs(run):
 #: claims that are judged here
 LEDGER = {
     "documents": {"study": {"title": "A study"}},
-    "claims": {"waits": {
-        "document": "study", "claim": "runs wait for data", "sentence": "Waiting takes {number}.",
-        "sql": "SELECT run_id, data_stall_share AS value FROM stalls", "experiments": ["demo"], "direction": "above",
-        "bound": 0.9, "unit": "percent"}},
-}  # fmt: skip
+    "claims": {
+        "waits": {
+            "document": "study",
+            "claim": "runs wait for data",
+            "sentence": "Waiting takes {number}.",
+            "sql": "SELECT run_id, data_stall_share AS value FROM stalls",
+            "experiments": ["demo"],
+            "direction": "above",
+            "bound": 0.9,
+            "unit": "percent",
+        }
+    },
+}
 
 
 def report(results):
@@ -66,7 +74,12 @@ def made(tmp_path_factory):
     """`results` with the tables and the report of one small experiment. Nobody may change it."""
 
     def make(folder):
-        options = {"world_sizes": (1,), "repeats": 2, "approaches": ("padded", "packed"), "figures": [FIGURE]}
+        options = {
+            "world_sizes": (1,),
+            "repeats": 2,
+            "approaches": ("padded", "packed"),
+            "figures": [FIGURE],
+        }
         table = logs.write_demo(folder, **options)
         for path in folder.glob("runs/*/run.json"):
             seal_logs(path.parent)
@@ -83,18 +96,31 @@ def results(made, tmp_path):
 
 
 def hashes(folder):
-    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_folder_holds_what_the_report_is_made_of(made):
     found = hashes(made / "report")
     for name in (
-        "index.html", "report.pdf", "README.md", "CITATION.cff", "provenance.json", "logs.json.xz",
-        "claims.json", "claims.yaml",
+        "index.html",
+        "report.pdf",
+        "README.md",
+        "CITATION.cff",
+        "provenance.json",
+        "logs.json.xz",
+        "claims.json",
+        "claims.yaml",
         *(f"figures/demo/{FIGURE}.{kind}" for kind in save.DRAWN),
         *(f"data/demo/{name}.{kind}" for name in (FIGURE, "cells") for kind in ("csv", "parquet")),
-        "sql/throughput.sql", "tables/demo/throughput.md", "tables/demo/throughput.tex", "workflow/Snakefile",
-    ):  # fmt: skip
+        "sql/throughput.sql",
+        "tables/demo/throughput.md",
+        "tables/demo/throughput.tex",
+        "workflow/Snakefile",
+    ):
         assert name in found
     del found[bundle.SUMS]
     assert read_sums(made / "report") == found
@@ -116,23 +142,33 @@ def test_what_no_longer_belongs_to_the_report_is_removed_and_a_missing_figure_na
         bundle.write(*where)
 
 
-def test_provenance_leads_from_a_figure_to_the_sealed_records_and_cells_say_what_runs_measured(made):
+def test_provenance_leads_from_a_figure_to_the_sealed_records_and_cells_say_what_runs_measured(
+    made,
+):
     record = read_json(made / "report" / "provenance.json")
     facts = record["experiments"]["demo"]["runs"]
     records = [read_json(path) for path in (made / "runs").glob("*/run.json")]
-    assert {run: of["seal"] for run, of in facts.items()} == {r["run_id"]: r["seal"] for r in records}
+    assert {run: of["seal"] for run, of in facts.items()} == {
+        r["run_id"]: r["seal"] for r in records
+    }
     assert {of["commit"] for of in facts.values()} == {"0123456789abcdef0123456789abcdef01234567"}
     assert record["packages"].keys() >= {"matplotlib", "duckdb", "python"}
-    assert record["experiments"]["demo"]["tables"] == sha256_file(made / "tables/demo/manifest.json")
+    assert record["experiments"]["demo"]["tables"] == sha256_file(
+        made / "tables/demo/manifest.json"
+    )
     rows = pq.read_table(made / "report/data/demo/cells.parquet").to_pandas().set_index("run_id")
     assert len(rows) == 4 and rows["seal"].notna().all()
     for run in (made / "runs").iterdir():
-        steps = [json.loads(line) for line in (run / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()][3:]
+        steps = [
+            json.loads(line)
+            for line in (run / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()
+        ][3:]
         rate = sum(s["useful_tokens"] for s in steps) / sum(s["step_s"] for s in steps)
         assert rows.loc[run.name, "useful_tokens_per_s"] == pytest.approx(rate)
 
 
-# --- verification ---------------------------------------------------------------------------------------------------
+# --- verification
+# ---------------------------------------------------------------------------------------------------
 
 
 def checked(report, expected, code=None, **options):
@@ -165,8 +201,14 @@ def quick(monkeypatch, made):
 
 def renew_sums(report):
     """Renew the checksums of all files that the report lists, as whoever edits one may do."""
-    names = [line[66:] for line in (report / bundle.SUMS).read_text().splitlines() if (report / line[66:]).is_file()]
-    (report / bundle.SUMS).write_text("".join(f"{sha256_file(report / name)}  {name}\n" for name in names))
+    names = [
+        line[66:]
+        for line in (report / bundle.SUMS).read_text().splitlines()
+        if (report / line[66:]).is_file()
+    ]
+    (report / bundle.SUMS).write_text(
+        "".join(f"{sha256_file(report / name)}  {name}\n" for name in names)
+    )
 
 
 def test_a_mailed_folder_proves_itself_without_its_project(made, tmp_path, monkeypatch, capsys):
@@ -174,7 +216,10 @@ def test_a_mailed_folder_proves_itself_without_its_project(made, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert main(["verify", "mail/report"]) == 0
     assert capsys.readouterr().out.count(": agrees\n") == 4
-    text, commit = (mailed / "README.md").read_text(), read_json(mailed / "provenance.json")["git"]["commit"]
+    text, commit = (
+        (mailed / "README.md").read_text(),
+        read_json(mailed / "provenance.json")["git"]["commit"],
+    )
     assert f"git checkout {commit} && pip install" in text and f"tokenscale {__version__}" in text
     assert "    tokenscale verify FOLDER" in text and "logs of 4 runs" in text
     for path, said in ((tmp_path / "none.svg", "no such file"), (tmp_path, "no report")):
@@ -185,10 +230,17 @@ def test_a_mailed_folder_proves_itself_without_its_project(made, tmp_path, monke
 #: a file of each kind → the link of the chain that it belongs to
 DERIVED = {
     **{f"figures/demo/{FIGURE}.{kind}": "figures" for kind in save.DRAWN},
-    **{f"data/demo/{name}": "figures" for name in (f"{FIGURE}.csv", f"{FIGURE}.parquet", "cells.csv")},
+    **{
+        f"data/demo/{name}": "figures"
+        for name in (f"{FIGURE}.csv", f"{FIGURE}.parquet", "cells.csv")
+    },
     **{f"tables/demo/throughput.{kind}": "figures" for kind in ("md", "tex")},
-    **{"sql/loss.sql": "figures", "claims.json": "figures", "claims.tex": "figures"},
-    **{"index.html": "page", "report.pdf": "page", "README.md": "page"},
+    "sql/loss.sql": "figures",
+    "claims.json": "figures",
+    "claims.tex": "figures",
+    "index.html": "page",
+    "report.pdf": "page",
+    "README.md": "page",
 }
 COPIED = {"claims.yaml": "figures", "CITATION.cff": "page", "workflow/Snakefile": "page"}
 
@@ -205,7 +257,9 @@ def flip(path, place=0.5):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("renewed", [False, True], ids=["checksums as they were", "checksums renewed"])
+@pytest.mark.parametrize(
+    "renewed", [False, True], ids=["checksums as they were", "checksums renewed"]
+)
 def test_one_edited_byte_of_a_file_of_each_kind_is_named(results, renewed, request):
     report = results / "report"
     edited = DERIVED if renewed else DERIVED | COPIED
@@ -214,7 +268,10 @@ def test_one_edited_byte_of_a_file_of_each_kind_is_named(results, renewed, reque
     expected = [(link, f"{name}: ") for name, link in edited.items()]
     if renewed:
         run = next(iter(read_json(report / "provenance.json")["experiments"]["demo"]["runs"]))
-        edit_provenance(report, lambda record: record["experiments"]["demo"]["runs"][run].update(machine="another"))
+        edit_provenance(
+            report,
+            lambda record: record["experiments"]["demo"]["runs"][run].update(machine="another"),
+        )
         renew_sums(report)
         expected.append(("page", "provenance.json: "))
     else:
@@ -240,9 +297,16 @@ def test_files_that_are_missing_added_or_only_listed_are_named(results, quick):
     renew_sums(report)
     with open(report / bundle.SUMS, "a") as sums:
         sums.write(f"{'0' * 64}  sql/loss.sql\n")
-    checked(report, [("figures", "sql/loss.sql: missing"), ("figures", "sql/throughput.sql: missing"),
-                     ("figures", "figures/demo/more.svg: not in any"), ("page", "more.html: not in any"),
-                     ("figures", "figures/demo/forged.svg: the logs give no such")])  # fmt: skip
+    checked(
+        report,
+        [
+            ("figures", "sql/loss.sql: missing"),
+            ("figures", "sql/throughput.sql: missing"),
+            ("figures", "figures/demo/more.svg: not in any"),
+            ("page", "more.html: not in any"),
+            ("figures", "figures/demo/forged.svg: the logs give no such"),
+        ],
+    )
 
 
 def test_an_edited_list_of_checksums_is_named(results, quick):
@@ -261,7 +325,9 @@ def test_other_releases_leave_drawings_unchecked_and_data_compared(results, quic
     def edit(record):
         if name == "code":
             record["code"]["tokenscale/report/page.py"] = "0.1"
-        for packages in (record,) if name == "tokenscale" else (record["packages"], record["installed"]):
+        for packages in (
+            (record,) if name == "tokenscale" else (record["packages"], record["installed"])
+        ):
             packages |= {name: "0.1"} if name != "code" else {}
 
     report = results / "report"
@@ -274,7 +340,9 @@ def test_other_releases_leave_drawings_unchecked_and_data_compared(results, quic
         checked(report, [*found.items()])
         return
     said = checked(report, [], code=3)
-    assert all(file in said for file in found.values()) and (name in said or name == "code" and "page.py" in said)
+    assert all(file in said for file in found.values()) and (
+        name in said or name == "code" and "page.py" in said
+    )
     flip(report / "data/demo/cells.csv")
     renew_sums(report)
     checked(report, [("figures", "data/demo/cells.csv: line")])
@@ -332,23 +400,51 @@ def edit_description(results, **values):
 #: what is edited in results → how, and what the tables then differ in
 SOURCES = {
     "a log": (edit_log, "runs.parquet"),
-    "a log, and the record sealed again": (lambda results: seal_logs(edit_log(results)), "has step_s"),
+    "a log, and the record sealed again": (
+        lambda results: seal_logs(edit_log(results)),
+        "has step_s",
+    ),
     "a record": (lambda results: edit_json(record_of(results), parameters=7), "runs.parquet"),
-    "a run's folder that is gone": (lambda results: shutil.rmtree(log_of(results).parents[2]), "runs.parquet"),
+    "a run's folder that is gone": (
+        lambda results: shutil.rmtree(log_of(results).parents[2]),
+        "runs.parquet",
+    ),
     "a table": (lambda results: edit_table(results, renew=False), "steps.parquet: changed"),
     "a table and its manifest": (edit_table, "has step_s"),
-    "a benchmark's table": (lambda results: edit_table(results, "benchmarks", "seconds"), "row 1 has seconds"),
+    "a benchmark's table": (
+        lambda results: edit_table(results, "benchmarks", "seconds"),
+        "row 1 has seconds",
+    ),
     "a benchmark's file": (lambda results: write_benchmark_again(results), "benchmarks.parquet"),
     "the experiment's description and the manifest": (
-        lambda results: edit_description(results, question="another?"), "experiment.json"),
+        lambda results: edit_description(results, question="another?"),
+        "experiment.json",
+    ),
     "the inputs that it names": (
-        lambda results: edit_description(results, inputs={"table": "runs.json"}), "benchmarks.parquet"),
-    "the run table": (lambda results: edit_json(results / "runs.json", repeats=7), "the run table has changed"),
-    "the run table's seal": (lambda results: edit_json(results / "runs.json", seal="0" * 64), "run table has changed"),
-    "the settings of a run in the run table, sealed again": (lambda results: seal_table(results), "runs.parquet"),
-    "a run table that is cut short": (lambda results: os.truncate(results / "runs.json", 200), "runs.json: "),
-    "a benchmark's file that is cut short": (lambda results: os.truncate(results / "bench.json", 9), "bench.json: "),
-}  # fmt: skip
+        lambda results: edit_description(results, inputs={"table": "runs.json"}),
+        "benchmarks.parquet",
+    ),
+    "the run table": (
+        lambda results: edit_json(results / "runs.json", repeats=7),
+        "the run table has changed",
+    ),
+    "the run table's seal": (
+        lambda results: edit_json(results / "runs.json", seal="0" * 64),
+        "run table has changed",
+    ),
+    "the settings of a run in the run table, sealed again": (
+        lambda results: seal_table(results),
+        "runs.parquet",
+    ),
+    "a run table that is cut short": (
+        lambda results: os.truncate(results / "runs.json", 200),
+        "runs.json: ",
+    ),
+    "a benchmark's file that is cut short": (
+        lambda results: os.truncate(results / "bench.json", 9),
+        "bench.json: ",
+    ),
+}
 
 
 def seal_table(results):
@@ -371,21 +467,30 @@ def test_tables_are_compared_with_the_logs_of_results(results, edit, differs):
     assert differs in ", ".join(link.differs) and "tokenscale ingest" in link.next
 
 
-#: what is edited in the packed logs → how, and the links that then differ, each with words of the difference
+#: what is edited in the packed logs → how, and the links that then differ, each with words of the
+#: difference
 PACKED = {
     "a log": (edit_log, {"logs": "steps.jsonl: changed", "tables": "demo"}),
     "a log, and the record sealed again": (
         SOURCES["a log, and the record sealed again"][0],
-        {"logs": "another sealed record", "tables": "demo", "figures": "cells.csv", "page": "index.html"}),
+        {
+            "logs": "another sealed record",
+            "tables": "demo",
+            "figures": "cells.csv",
+            "page": "index.html",
+        },
+    ),
     "a record": (SOURCES["a record"][0], {"logs": "edited after it was sealed", "tables": "demo"}),
     "a benchmark": (write_benchmark_again, {"tables": "demo"}),
     "the run table": (SOURCES["the run table"][0], {"logs": "run table has changed"}),
     "a run that is gone": (SOURCES["a run's folder that is gone"][0], {"logs": "lacks runs/"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("edit", "differs"), PACKED.values(), ids=PACKED)
-def test_edited_logs_are_named_though_archive_and_checksums_fit(results, tmp_path, edit, differs, request):
+def test_edited_logs_are_named_though_archive_and_checksums_fit(
+    results, tmp_path, edit, differs, request
+):
     if "page" not in differs:
         request.getfixturevalue("quick")
     archive, folder = results / "report" / LOGS, tmp_path / "unpacked"
@@ -394,7 +499,9 @@ def test_edited_logs_are_named_though_archive_and_checksums_fit(results, tmp_pat
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     edit(folder)
-    content["files"] = {name: (folder / name).read_text() for name in content["files"] if (folder / name).is_file()}
+    content["files"] = {
+        name: (folder / name).read_text() for name in content["files"] if (folder / name).is_file()
+    }
     archive.write_bytes(lzma.compress(json.dumps(content).encode()))
     renew_sums(results / "report")
     chain = verify(results / "report")
@@ -406,7 +513,9 @@ def test_edited_logs_are_named_though_archive_and_checksums_fit(results, tmp_pat
 def test_results_name_forged_tables_and_drawings_and_reports_that_are_older(results, quick, capsys):
     edit_json(results / "figures/demo" / f"{FIGURE}.json", title="Another")
     assert main(["verify", str(results)]) == 1
-    assert f"figures differs at {results}/figures/demo/{FIGURE}.json: line " in capsys.readouterr().out
+    assert (
+        f"figures differs at {results}/figures/demo/{FIGURE}.json: line " in capsys.readouterr().out
+    )
     edit_table(results)
     assert main(["verify", str(results)]) == 1
     said = capsys.readouterr().out
@@ -419,18 +528,27 @@ def test_results_name_forged_tables_and_drawings_and_reports_that_are_older(resu
 WITHOUT = {
     "by the setting": (lambda results: None, "by a setting"),
     "they name a folder of this machine": (
-        lambda results: edit_json(results / "bench.json", host=f"{Path.home()}/data/"), "folder of this machine"),
+        lambda results: edit_json(results / "bench.json", host=f"{Path.home()}/data/"),
+        "folder of this machine",
+    ),
     "they are not at hand": (lambda results: (results / "bench.json").unlink(), "is missing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("change", "reason"), WITHOUT.values(), ids=WITHOUT)
-def test_a_report_without_its_logs_is_built_and_says_why(results, change, reason, capsys, monkeypatch):
+def test_a_report_without_its_logs_is_built_and_says_why(
+    results, change, reason, capsys, monkeypatch
+):
     monkeypatch.chdir(results.parent)
     change(results)
     more = ["--no-logs"] if "setting" in reason else []
     report = Path("results/report")
-    more += ["--ledger", "results/ledger.yaml", "--also", *(f"{report}/claims.{kind}" for kind in ("json", "tex"))]
+    more += [
+        "--ledger",
+        "results/ledger.yaml",
+        "--also",
+        *(f"{report}/claims.{kind}" for kind in ("json", "tex")),
+    ]
     assert main(["report", "bundle", "--experiments", "demo", "--output", str(report), *more]) == 0
     said = capsys.readouterr().out
     assert "logs.json.xz: left out: " in said and reason in said
@@ -453,7 +571,9 @@ def write_rows(path, rows, **options):
 
 
 def forget_inputs(results):
-    """Values that were compared with a store stay what they were when the store has been deleted."""
+    """Values that were compared with a store stay what they were when the store has been
+    deleted.
+    """
     path = results / "tables/demo/runs.parquet"
     write_rows(path, replace_column(path, "unchecked", lambda values: [[""] * len(values)]))
 
@@ -466,9 +586,17 @@ def write_in_other_bytes(results):
 #: what is no fault of tables → how it comes about, and words of it
 NO_FAULTS = {
     "a run that goes on": (open_record, "unchecked", "packed-"),
-    "rows that another release wrote": (write_in_other_bytes, "notes", "equal values in other bytes"),
+    "rows that another release wrote": (
+        write_in_other_bytes,
+        "notes",
+        "equal values in other bytes",
+    ),
     "inputs that were at hand then": (forget_inputs, "notes", "inputs of runs"),
-    "logs that are not at hand": (lambda results: shutil.rmtree(results / "runs"), "unchecked", "not at hand"),
+    "logs that are not at hand": (
+        lambda results: shutil.rmtree(results / "runs"),
+        "unchecked",
+        "not at hand",
+    ),
 }
 
 
@@ -489,26 +617,44 @@ def environment(results, capsys, *arguments) -> str:
 
 
 def test_the_environment_of_a_report_is_requirements_that_pip_takes(made, tmp_path, capsys):
-    """Each package that is installed, by the version that registries have, and nothing of this project."""
+    """Each package that is installed, by the version that registries have, and nothing of this
+    project.
+    """
     text = environment(made / "report", capsys)
-    stated = [Requirement(line.partition("  #")[0]) for line in text.splitlines() if not line.startswith("#")]
+    stated = [
+        Requirement(line.partition("  #")[0])
+        for line in text.splitlines()
+        if not line.startswith("#")
+    ]
     installed = {canonicalize_name(d.name): d.version for d in importlib.metadata.distributions()}
     del installed["tokenscale"]
     expected = {name: f"=={version.partition('+')[0]}" for name, version in installed.items()}
     assert {r.name: str(r.specifier) for r in stated} == expected
     assert environment(made / "report", capsys, "--output", tmp_path / "lock.txt") == ""
     assert (tmp_path / "lock.txt").read_text() == text
-    assert text.startswith(f"# The environment of {made / 'report'}: Python {platform.python_version()}, tokenscale ")
+    assert text.startswith(
+        f"# The environment of {made / 'report'}: Python {platform.python_version()}, tokenscale "
+    )
     run = min((made / "runs").glob("*/run.json"))
     text = environment(run.parent, capsys)
-    assert f"torch=={read_json(run)['versions']['torch']}" in text and "has only the main packages" in text
-    assert main(["environment", str(tmp_path)]) == 2 and "there is no record of an env" in capsys.readouterr().err
+    assert (
+        f"torch=={read_json(run)['versions']['torch']}" in text
+        and "has only the main packages" in text
+    )
+    assert (
+        main(["environment", str(tmp_path)]) == 2
+        and "there is no record of an env" in capsys.readouterr().err
+    )
     (tmp_path / "provenance.json").write_text("{}")
-    assert main(["environment", str(tmp_path)]) == 2 and "expected content" in capsys.readouterr().err
+    assert (
+        main(["environment", str(tmp_path)]) == 2 and "expected content" in capsys.readouterr().err
+    )
 
 
 def test_runs_that_other_packages_trained_are_named_with_them(results, quick, capsys):
-    """In the requirements as comments, and by `verify` as a note: such a report is still what its data draw."""
+    """In the requirements as comments, and by `verify` as a note: such a report is still what its
+    data draw.
+    """
     path = results / "report/provenance.json"
     record = read_json(path)
     here = record["installed"]["numpy"]
@@ -518,7 +664,9 @@ def test_runs_that_other_packages_trained_are_named_with_them(results, quick, ca
     path.write_text(canonical_json(record) + "\n")
     renew_sums(results / "report")
     text = environment(results / "report", capsys)
-    assert "duckdb==0.1\n" in text and re.search(rf"^# trained with numpy 1\.0\b.*: {one}$", text, re.MULTILINE)
+    assert "duckdb==0.1\n" in text and re.search(
+        rf"^# trained with numpy 1\.0\b.*: {one}$", text, re.MULTILINE
+    )
     said = checked(results / "report", [])
     assert "the report was built with other packages: duckdb 0.1 then, " in said
     assert f"numpy 1.0 then, {here} now" in said and "runs were trained with other" in said
@@ -527,11 +675,16 @@ def test_runs_that_other_packages_trained_are_named_with_them(results, quick, ca
 
 
 def test_everything_is_rebuilt_with_equal_bytes(made, tmp_path):
-    """In a process of its own, in another folder, with other threads and cores and another order of sets."""
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    """In a process of its own, in another folder, with other threads and cores and another order of
+    sets.
+    """
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
     shutil.copytree(made, tmp_path / "results", ignore=shutil.ignore_patterns("figures", "report"))
     script = (
-        "import os; from pathlib import Path; from tests.experiments.test_report_folder import report;"
+        "import os; from pathlib import Path; from tests.experiments.test_report_folder import "
+        "report;"
         "os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1]); report(Path('results'))"
     )
     more = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_NUM_THREADS"), "2")
@@ -543,13 +696,25 @@ def test_everything_is_rebuilt_with_equal_bytes(made, tmp_path):
     assert {name for name in found if found[name] != before[name]} <= of_commit
 
 
-def test_a_signature_is_checked_against_the_signers_that_are_trusted(results, quick, tmp_path, capsys):
+def test_a_signature_is_checked_against_the_signers_that_are_trusted(
+    results, quick, tmp_path, capsys
+):
     report, signers, key = results / "report", tmp_path / "signers", tmp_path / "key"
 
     def sign(key):
         (report / "SHA256SUMS.sig").unlink(missing_ok=True)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-        command = ["ssh-keygen", "-q", "-Y", "sign", "-n", "tokenscale", "-f", key, report / "SHA256SUMS"]
+        command = [
+            "ssh-keygen",
+            "-q",
+            "-Y",
+            "sign",
+            "-n",
+            "tokenscale",
+            "-f",
+            key,
+            report / "SHA256SUMS",
+        ]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
     sign(key)
@@ -567,10 +732,19 @@ def test_a_signature_is_checked_against_the_signers_that_are_trusted(results, qu
 
 
 def test_tables_as_markdown_and_latex_escape_what_they_hold():
-    table = Table([("a|b", False), ("x_1 & 50 %", True)], [["<b>", "[1]"], ["\\", "1\u202f000 × 2"]], "50 % of $x$")
+    table = Table(
+        [("a|b", False), ("x_1 & 50 %", True)],
+        [["<b>", "[1]"], ["\\", "1\u202f000 × 2"]],
+        "50 % of $x$",
+    )
     assert markdown(table).splitlines() == [
-        r"| a\|b | x_1 \& 50 % |", "| :-- | --: |", r"| \<b> | \[1\] |", "| \\\\ | 1\u202f000 × 2 |", "", "50 % of $x$",
-    ]  # fmt: skip
+        r"| a\|b | x_1 \& 50 % |",
+        "| :-- | --: |",
+        r"| \<b> | \[1\] |",
+        "| \\\\ | 1\u202f000 × 2 |",
+        "",
+        "50 % of $x$",
+    ]
     lines = latex(table, "tab:a b").splitlines()
     assert r"a\textbar{}b & x\_1 \& 50 \% \\ \midrule" in lines
     assert r"\textless{}b\textgreater{} & {[}1] \\" in lines
@@ -578,7 +752,8 @@ def test_tables_as_markdown_and_latex_escape_what_they_hold():
     assert r"\caption{50 \% of \$x\$}" in lines and r"\label{tab:a-b}" in lines
 
 
-#: verify a folder, and import what compares two, where only the named packages and their requirements can be imported
+#: verify a folder, and import what compares two, where only the named packages and their
+#: requirements can be imported
 WITH_FEW = """
 import importlib.metadata as metadata, sys
 from packaging.requirements import Requirement
@@ -600,20 +775,32 @@ sys.exit(main.main(["verify", sys.argv[1]]))
 
 
 def test_the_packages_that_the_readme_installs_are_enough_to_verify(made):
-    lines = re.findall(r"^    pip install (\w.*)", (made / "report/README.md").read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^    pip install (\w.*)", (made / "report/README.md").read_text(), re.MULTILINE
+    )
     (wanted,) = ([Requirement(text) for text in line.split()] for line in lines)
     assert all(str(r.specifier) == f"=={importlib.metadata.version(r.name)}" for r in wanted)
     assert not {"torch", "transformers", "snakemake"} & {r.name for r in wanted}
-    command = [sys.executable, "-c", WITH_FEW, made / "report/data/demo/cells.csv", *(r.name for r in wanted)]
+    command = [
+        sys.executable,
+        "-c",
+        WITH_FEW,
+        made / "report/data/demo/cells.csv",
+        *(r.name for r in wanted),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0 and ended.stdout.count(": agrees\n") == 4, ended.stdout + ended.stderr
+    assert ended.returncode == 0 and ended.stdout.count(": agrees\n") == 4, (
+        ended.stdout + ended.stderr
+    )
 
 
 def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(results):
     report = results / "report"
     claims = report / "claims.json"
     assert '"verdict": "inconclusive"' in claims.read_text()
-    claims.write_text(claims.read_text().replace('"verdict": "inconclusive"', '"verdict": "supported"'))
+    claims.write_text(
+        claims.read_text().replace('"verdict": "inconclusive"', '"verdict": "supported"')
+    )
     where = (["demo"], results / "tables", results / "figures")
     page.write(*where, report / "index.html", claims=claims)
     pdf.write(*where[:2], report / "report.pdf", claims=claims)
@@ -633,46 +820,98 @@ def build_by_single_commands(tables, output, ledger):
     copied = [word for name, path in FILES.items() for word in (f"--{name}", str(path))]
     places = ["--tables", str(tables), "--figures", str(output / "figures")]
     judged = [report / "claims.json", report / "claims.tex"]
-    claims, also = ["--claims", str(judged[0])], [*(report / f"{name}.html" for name in NAMES), *judged]
-    assert main(["claims", "--ledger", ledger, "--tables", str(tables), "--output", str(report), *of]) == 0
+    claims, also = (
+        ["--claims", str(judged[0])],
+        [*(report / f"{name}.html" for name in NAMES), *judged],
+    )
+    assert (
+        main(["claims", "--ledger", ledger, "--tables", str(tables), "--output", str(report), *of])
+        == 0
+    )
     for name, path in zip(NAMES, also, strict=False):
         target = str(output / "figures" / name / FIGURE)
-        assert main(["report", "figure", FIGURE, "--tables", str(tables / name), "--output", target]) == 0
-        assert main(["report", "page", "--of-several", "--experiments", name, *places, "--output", str(path)]) == 0
+        assert (
+            main(["report", "figure", FIGURE, "--tables", str(tables / name), "--output", target])
+            == 0
+        )
+        assert (
+            main(
+                [
+                    "report",
+                    "page",
+                    "--of-several",
+                    "--experiments",
+                    name,
+                    *places,
+                    "--output",
+                    str(path),
+                ]
+            )
+            == 0
+        )
     for part, file in (("page", "index.html"), ("pdf", "report.pdf")):
         assert main(["report", part, *places, *claims, "--output", str(report / file), *of]) == 0
-    assert main(["report", "page", "--of-several", *places, "--output", str(output / "x"), *of]) == 2
+    assert (
+        main(["report", "page", "--of-several", *places, "--output", str(output / "x"), *of]) == 2
+    )
     places += ["--output", str(report), "--ledger", ledger, *copied, "--also", *map(str, also)]
     assert main(["report", "bundle", *places, *of]) == 0
 
 
-def test_the_report_is_what_the_single_commands_make_and_no_figure_is_drawn_twice(made, tmp_path, monkeypatch):
+def test_the_report_is_what_the_single_commands_make_and_no_figure_is_drawn_twice(
+    made, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     tables, one = tmp_path / "tables", tmp_path / "one"
     shutil.copytree(made / "tables/demo", tables / "demo")
-    options = {"world_sizes": (1,), "repeats": 2, "approaches": ("packed", "token-list"), "figures": [FIGURE]}
+    options = {
+        "world_sizes": (1,),
+        "repeats": 2,
+        "approaches": ("packed", "token-list"),
+        "figures": [FIGURE],
+    }
     logs.demo(tmp_path / "logs", to=tables / "second", **options)
-    for names, said in ((["demo", "demo"], "named twice"), (["demo", "nobody"], "no tables in this folder")):
+    for names, said in (
+        (["demo", "demo"], "named twice"),
+        (["demo", "nobody"], "no tables in this folder"),
+    ):
         with pytest.raises(UserError, match=said):
             build.write(names, tables, one / "figures", one / "report")
         assert not one.exists()
     drawn, draw = [], save.draw
-    monkeypatch.setattr(save, "draw", lambda made, *rest, **more: drawn.append(made.name) or draw(made, *rest, **more))
+    monkeypatch.setattr(
+        save,
+        "draw",
+        lambda made, *rest, **more: drawn.append(made.name) or draw(made, *rest, **more),
+    )
     ledger = shutil.copy(ROOT / "config/claims.yaml", tmp_path / "claims.yaml")
     written = build.write(NAMES, tables, one / "figures", one / "report", ledger=ledger, **FILES)
     assert drawn == 4 * [FIGURE], "of each experiment once wide and once for a phone"
-    assert {one / "report" / name for name in ("index.html", "report.pdf", "SHA256SUMS")} <= {*written}
+    assert {one / "report" / name for name in ("index.html", "report.pdf", "SHA256SUMS")} <= {
+        *written
+    }
     build_by_single_commands(tables, tmp_path / "single", str(ledger))
     found = hashes(one)
     assert found == hashes(tmp_path / "single")
-    assert {"figures/second/data_stall_share.pdf", "report/claims.tex", "report/second.html"} <= set(found)
+    assert {
+        "figures/second/data_stall_share.pdf",
+        "report/claims.tex",
+        "report/second.html",
+    } <= set(found)
 
 
 def test_one_experiment_is_shown_on_the_first_page(made, tmp_path, capsys):
     for name in ("tables", "figures", "report"):
         (tmp_path / name).symlink_to(made / name)
-    places = [word for name in ("tables", "figures") for word in (f"--{name}", str(tmp_path / name))]
-    places += ["--claims", str(tmp_path / "report/claims.json"), "--output", str(tmp_path / "single/index.html")]
+    places = [
+        word for name in ("tables", "figures") for word in (f"--{name}", str(tmp_path / name))
+    ]
+    places += [
+        "--claims",
+        str(tmp_path / "report/claims.json"),
+        "--output",
+        str(tmp_path / "single/index.html"),
+    ]
     assert main(["report", "page", *places, "--experiments", "demo"]) == 0
     path, answers, *cautions = capsys.readouterr().out.splitlines()
     assert path == places[-1] and answers.startswith("answers ") and 0 < len(cautions) <= 7

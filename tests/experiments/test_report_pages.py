@@ -31,14 +31,25 @@ def test_several_experiments_have_a_page_each_and_one_for_all(pages):
     references = set(Reader(text).references)
     assert {"demo.html", "other.html", "#originals"} <= references and "Another?" in text
     assert "Run inventory" not in text and 'id="definitions"' in text and 'id="claims"' in text
-    assert "Run inventory" in own and "index.html" in Reader(own).references and 'id="claims"' not in own
+    assert (
+        "Run inventory" in own
+        and "index.html" in Reader(own).references
+        and 'id="claims"' not in own
+    )
     assert "The run table lists no run" in empty
     # what the source study did
     heading = "What the source study did, and what is corrected here"
-    assert f'<h3 id="other-original">{heading}</h3>' in empty and "004: Distributed LLM Trainer" in empty
+    assert (
+        f'<h3 id="other-original">{heading}</h3>' in empty
+        and "004: Distributed LLM Trainer" in empty
+    )
     assert text.count("All of it.") == 1 and heading not in own
     for page_of in (empty, text):
-        assert "All of it." in page_of and "Something." in page_of and html.escape("<script>alert(") in page_of
+        assert (
+            "All of it." in page_of
+            and "Something." in page_of
+            and html.escape("<script>alert(") in page_of
+        )
 
 
 def test_every_reference_inside_the_pages_leads_somewhere(pages):
@@ -51,7 +62,10 @@ def test_every_reference_inside_the_pages_leads_somewhere(pages):
                 assert not place or place in found[file or name].ids, (name, reference)
                 assert not file or file in found, (name, reference)
             else:
-                assert re.match(r"(figures|data|sql|\.\./\.\.)/|claims.json$", file), (name, reference)
+                assert re.match(r"(figures|data|sql|\.\./\.\.)/|claims.json$", file), (
+                    name,
+                    reference,
+                )
 
 
 def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(demo_report, pages, tmp_path):
@@ -61,17 +75,24 @@ def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(demo_report, 
     assert 0 < len(tested) < len(judged)
     for claim in judged:
         assert (f'id="claim-{claim["id"]}"' in text) is (claim in tested)
-        assert (html.escape(claim["claim"], quote=False) in html.unescape(text)) is (claim in tested)
+        assert (html.escape(claim["claim"], quote=False) in html.unescape(text)) is (
+            claim in tested
+        )
     assert f"{len(judged) - len(tested)} claims about other corpora or scales" in text
     (stall,) = [c for c in judged if c["id"] == "slower-by-reading"]
     assert stall["verdict"] == "inconclusive" and 'href="#demo-figure-data_stall_share"' in text
-    assert '<span class="badge contradicted">contradicted</span>' in text and "it holds above 50.0 %" in text
+    assert (
+        '<span class="badge contradicted">contradicted</span>' in text
+        and "it holds above 50.0 %" in text
+    )
     part = summary.experiment("demo", demo_report / "tables")
     assert len(part["steadiness"].rows) == len(part["throughput"].rows)
     assert part["energy"] == "" and "Energy was not measured" in text
     assert 'id="claims"' not in pages["no_claims.html"]
     for claim in judged:  # what ledgers say is text
-        claim |= dict.fromkeys(("claim", "figure", "sentence", "remark", "document", "where", "reason"), EVIL)
+        claim |= dict.fromkeys(
+            ("claim", "figure", "sentence", "remark", "document", "where", "reason"), EVIL
+        )
     (tmp_path / "claims.json").write_text(json.dumps(whole))
     of = demo_report / "tables", demo_report / "figures"
     page.write(["demo"], *of, tmp_path / "index.html", claims=tmp_path / "claims.json")
@@ -83,7 +104,13 @@ def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(demo_report, 
 
 def test_energy_is_of_attempts_that_every_rank_reported(tmp_path):
     def stop(run_id, attempt, rank, joules):
-        return {"run_id": run_id, "attempt": attempt, "rank": rank, "event": "run_stop", "energy_j": joules}
+        return {
+            "run_id": run_id,
+            "attempt": attempt,
+            "rank": rank,
+            "event": "run_stop",
+            "energy_j": joules,
+        }
 
     runs = [tables.run(name, world_size=2) for name in ("whole", "lost", "silent", "resumed")]
     steps = [s for r in runs for s in tables.steps(r["run_id"], 5, 2)]
@@ -94,16 +121,27 @@ def test_energy_is_of_attempts_that_every_rank_reported(tmp_path):
     events += [stop("resumed", 1, 0, 60.0), stop("resumed", 1, 1, 120.0)]  # attempt 0 was killed
     tables.write(tmp_path, runs=runs, steps=steps, events=events)
     rows = query("energy", tmp_path).set_index("run_id")
-    assert rows.loc["whole", "energy_j"] == 300 and rows.loc["whole", "j_per_useful_token"] == 300 / (5 * 2 * 30)
+    assert rows.loc["whole", "energy_j"] == 300 and rows.loc[
+        "whole", "j_per_useful_token"
+    ] == 300 / (5 * 2 * 30)
     assert rows.loc[["lost", "silent"], "energy_j"].isna().all()
-    assert rows.loc["resumed", "energy_j"] == 180 and rows.loc["resumed", "j_per_useful_token"] == 180 / (3 * 2 * 30)
+    assert rows.loc["resumed", "energy_j"] == 180 and rows.loc[
+        "resumed", "j_per_useful_token"
+    ] == 180 / (3 * 2 * 30)
 
 
 def test_step_times_are_of_the_slowest_rank_after_warm_up(tmp_path):
-    runs = [tables.run("two", world_size=2), tables.run("one"), tables.run("bad", validity="invalid")]
-    steps = tables.steps("two", 7, 2, step_s=lambda step, rank: 100.0 if step < 3 else step + 0.5 * rank)
+    runs = [
+        tables.run("two", world_size=2),
+        tables.run("one"),
+        tables.run("bad", validity="invalid"),
+    ]
+    steps = tables.steps(
+        "two", 7, 2, step_s=lambda step, rank: 100.0 if step < 3 else step + 0.5 * rank
+    )
     steps += tables.steps("one", 7) + tables.steps("bad", 7)
-    steps = [s for s in steps if (s["run_id"], s["step"], s["rank"]) != ("two", 6, 1)]  # a step that lacks a rank
+    # a step that lacks a rank
+    steps = [s for s in steps if (s["run_id"], s["step"], s["rank"]) != ("two", 6, 1)]
     tables.write(tmp_path, runs=runs, steps=steps)
     rows = query("step_times", tmp_path).set_index("run_id")
     assert set(rows.index) == {"one", "two"}
@@ -114,11 +152,16 @@ def test_step_times_are_of_the_slowest_rank_after_warm_up(tmp_path):
 
 
 def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_path):
-    """Rank 2 of 4 computes half longer in steps 140 to 219; the step is as long as its slowest rank's."""
+    """Rank 2 of 4 computes half longer in steps 140 to 219; the step is as long as its slowest
+    rank's.
+    """
     slow = range(140, 220)
     of = {"slow": {"node_names": "a, b"}, "even": {}, "shared": {"oversubscribed": True}}
     of |= {"staged": {"pipeline": 2}}  # the second stage computes longer: no straggler
-    runs = [tables.run(name, world_size=4, repeat=n, **fields) for n, (name, fields) in enumerate(of.items())]
+    runs = [
+        tables.run(name, world_size=4, repeat=n, **fields)
+        for n, (name, fields) in enumerate(of.items())
+    ]
 
     def parts(late, longer=0.06):
         return {
@@ -130,23 +173,37 @@ def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_p
 
     late = parts(lambda step, rank: rank == 2 and step in slow)
     steps = tables.steps("slow", 400, 4, **late) + tables.steps("shared", 400, 4, **late)
-    steps += tables.steps("even", 400, 4, **parts(lambda step, rank: rank == step % 4))  # each in its turn
+    # each in its turn
+    steps += tables.steps("even", 400, 4, **parts(lambda step, rank: rank == step % 4))
     steps += tables.steps("staged", 400, 4, **parts(lambda step, rank: rank >= 2, 0.08))
     tables.write(tmp_path, runs=runs, steps=steps)
     (row,) = query("stragglers", tmp_path).to_dict("records")
-    assert (row["run_id"], row["rank"], row["node"], row["first_step"], row["last_step"]) == ("slow", 2, "b", 140, 219)
-    assert row["slowdown"] == pytest.approx(0.08 / 0.06, rel=0.02) and row["lost_s"] == pytest.approx(1.6, rel=0.02)
+    assert (row["run_id"], row["rank"], row["node"], row["first_step"], row["last_step"]) == (
+        "slow",
+        2,
+        "b",
+        140,
+        219,
+    )
+    assert row["slowdown"] == pytest.approx(0.08 / 0.06, rel=0.02) and row[
+        "lost_s"
+    ] == pytest.approx(1.6, rel=0.02)
     assert row["part"] == "the backward pass" and row["started_unix_s"] == pytest.approx(1.7e9 + 14)
     assert answers.find_cautions(*make_campaign(), query("stragglers", tmp_path)) == [
-        "Rank 2 of slow on b was 1.33 times slower than its peers in steps 140 to 219 (2023-11-14 22:13:34 to 22:13:42 "
+        "Rank 2 of slow on b was 1.33 times slower than its peers in steps 140 to 219 "
+        "(2023-11-14 22:13:34 to 22:13:42 "
         "UTC), mostly in the backward pass, 1.6 s in all."
     ]
 
 
 def test_changed_tables_are_not_described_from_the_cache(tmp_path):
     of = {"quarantined": 0, "sealed": True}
-    runs = [tables.run(f"{a}-0", approach=a, cell=f"approach={a}", **of) for a in ("padded", "packed")]
-    tables.write(tmp_path / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)])
+    runs = [
+        tables.run(f"{a}-0", approach=a, cell=f"approach={a}", **of) for a in ("padded", "packed")
+    ]
+    tables.write(
+        tmp_path / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)]
+    )
     summary.experiment("demo", tmp_path)
     path = tmp_path / "demo/steps.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -167,13 +224,18 @@ def ingested(folder, measured):
 
 def made(folder, measured):
     save.save(FIGURE, ingested(folder, measured), folder / "figures/inference" / FIGURE)
-    page.write_experiment("inference", folder / "tables", folder / "figures", folder / "inference.html")
+    page.write_experiment(
+        "inference", folder / "tables", folder / "figures", folder / "inference.html"
+    )
     pdf.write(["inference"], folder / "tables", folder / "report.pdf", figures=folder / "figures")
     return (folder / "inference.html").read_text()
 
 
 def test_prompts_and_texts_stand_on_the_page_and_in_the_pdf_as_text(tmp_path):
-    text = made(tmp_path, [logs.write_inference_benchmark(tmp_path / "bench.json", rounds=8, prompts=PROMPTS)])
+    text = made(
+        tmp_path,
+        [logs.write_inference_benchmark(tmp_path / "bench.json", rounds=8, prompts=PROMPTS)],
+    )
     assert "Once &lt;script&gt;alert(1)&lt;/script&gt;" in text and "<script" not in text
     assert "a↵b &amp; c" in text and "temperature 0.8, top_p 0.95, seed 3" in text
     assert "a\ufffdb\ufffd[31m é 漢 $x^2$ {{ 7 * 7 }}" in text and "\x00" not in text
@@ -194,15 +256,24 @@ def test_where_nothing_was_written_the_report_says_nothing_of_it(tmp_path):
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_claims_are_judged_by_what_was_written(tmp_path, differs):
-    """Faster at the longest text, where the texts are the same; and those that are not contradict the other claim."""
-    ingested(tmp_path, [logs.write_inference_benchmark(tmp_path / "bench.json", rounds=8, differs=differs)])
+    """Faster at the longest text, where the texts are the same; and those that are not contradict
+    the other claim.
+    """
+    ingested(
+        tmp_path,
+        [logs.write_inference_benchmark(tmp_path / "bench.json", rounds=8, differs=differs)],
+    )
     ledger = load_claims(ROOT / "config/claims.yaml")
     judged = {one.id: one for one in judge(ledger, tmp_path / "tables", ["inference"])}
     faster, same, size = (judged[f"kv-cache-{name}"] for name in ("faster", "same-text", "bytes"))
-    assert size.verdict == "supported" and same.verdict == ("contradicted" if differs else "supported")
+    assert size.verdict == "supported" and same.verdict == (
+        "contradicted" if differs else "supported"
+    )
     assert faster.verdict == ("not tested at this scale" if differs else "supported")
     assert differs or "12 new ones each" in faster.sentence
     (tmp_path / "none").mkdir()
     ingested(tmp_path / "none", [])
     judged = {one.id: one for one in judge(ledger, tmp_path / "none/tables", ["inference"])}
-    assert {judged[f"kv-cache-{n}"].verdict for n in ("faster", "same-text", "bytes")} == {"not tested at this scale"}
+    assert {judged[f"kv-cache-{n}"].verdict for n in ("faster", "same-text", "bytes")} == {
+        "not tested at this scale"
+    }

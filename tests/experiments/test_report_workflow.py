@@ -16,13 +16,17 @@ def runs_of(project, experiment):
 
 
 def test_report_now_is_of_the_sealed_runs_and_names_the_others(copy):
-    """One of three runs failed, one of another experiment is missing, code of all trainings has changed."""
+    """One of three runs failed, one of another experiment is missing, code of all trainings has
+    changed.
+    """
     failed = next(run for run in runs_of(copy, "ways") if run.startswith("padding-free"))
     folder = copy.root / "results/runs" / failed
     (folder / "done.json").unlink()
     record = json.loads((folder / "run.json").read_text())
     record["outcome"] = {"status": "failed", "exit_code": 1}
-    (folder / "run.json").write_text(canonical_json({k: v for k, v in record.items() if k != "seal"}))
+    (folder / "run.json").write_text(
+        canonical_json({k: v for k, v in record.items() if k != "seal"})
+    )
     missing = next(run for run in runs_of(copy, "ranks") if "-w2-" in run)
     shutil.rmtree(copy.root / "results/runs" / missing)
     with changed(copy.root / "src/tokenscale/train/loop.py"):
@@ -32,7 +36,9 @@ def test_report_now_is_of_the_sealed_runs_and_names_the_others(copy):
         copy.snakemake("--cores", "2", "report_now")
         assert copy.planned("report_now") == {}
     assert not (folder / "done.json").exists()
-    ways, ranks = ((copy.root / f"results/report/{name}.html").read_text() for name in ("ways", "ranks"))
+    ways, ranks = (
+        (copy.root / f"results/report/{name}.html").read_text() for name in ("ways", "ranks")
+    )
     assert failed in ways and "2 of 3 runs" in ways and "invalid" in ways
     assert missing in ranks and '<span class="badge missing">missing</span>' in ranks
     back = copy.planned("report")
@@ -44,11 +50,15 @@ def test_a_report_of_nothing_says_so(fresh):
     fresh.snakemake("--cores", "2", "report_now")
     text = (fresh.root / "results/report/index.html").read_text()
     assert "none tested" in text and 'href="claims.json"' in text
-    assert not (fresh.root / "results/runs").exists() and not (fresh.root / "results/tokens").exists()
+    assert (
+        not (fresh.root / "results/runs").exists() and not (fresh.root / "results/tokens").exists()
+    )
 
 
 def test_a_run_dropped_in_rebuilds_what_reads_it_and_trains_nothing(copy):
-    """Another program's log, put into the folder of runs: first one that an experiment names, then its new content."""
+    """Another program's log, put into the folder of runs: first one that an experiment names, then
+    its new content.
+    """
     source = copy.root / "results/runs" / runs_of(copy, "ranks")[0]
     dropped = copy.root / "results/runs/external-loop-0"
     shutil.copytree(source, dropped)

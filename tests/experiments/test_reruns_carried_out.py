@@ -6,7 +6,16 @@ import shutil
 import pytest
 
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, copy_of
-from tests.workflow.jobs import ACCEPTED, APPROACHES, RANKS, RUNS, STORES, WAYS, changed, source_files
+from tests.workflow.jobs import (
+    ACCEPTED,
+    APPROACHES,
+    RANKS,
+    RUNS,
+    STORES,
+    WAYS,
+    changed,
+    source_files,
+)
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(110), pytest.mark.workflow]
 
@@ -57,16 +66,24 @@ def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
 def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
     runs = sorted(p.name for p in (copy.root / "results/runs").iterdir())
     path = copy.root / "config/experiments/ways.yaml"
-    with changed(path, lambda text: json.dumps(EXPERIMENTS["ways"] | {"factors": {"approach": APPROACHES[:2]}})):
+    with changed(
+        path,
+        lambda text: json.dumps(EXPERIMENTS["ways"] | {"factors": {"approach": APPROACHES[:2]}}),
+    ):
         copy.snakemake("--cores", "1", "results/tables/ways/runs.parquet")
         assert copy.planned("tables") == {}
     assert sorted(p.name for p in (copy.root / "results/runs").iterdir()) == runs
     assert copy.planned() == {"run_table": 1} | WAYS
 
 
-def test_purged_shards_and_stores_are_restored_by_the_documented_command_and_only_a_new_run_trains(copy):
+def test_purged_shards_and_stores_are_restored_by_the_documented_command_and_only_a_new_run_trains(
+    copy,
+):
     manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
-    before, restore = manifest.read_bytes(), ("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
+    before, restore = (
+        manifest.read_bytes(),
+        ("--cores", "1", "-f", str(manifest.relative_to(copy.root))),
+    )
     manifest.with_name("tokens.bin").unlink()
     assert copy.planned() == {}, "shards are not declared"
     copy.snakemake(*restore)
@@ -76,12 +93,16 @@ def test_purged_shards_and_stores_are_restored_by_the_documented_command_and_onl
     path.write_text(json.dumps(EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 4]}}))
     assert copy.planned()["train"] == 3, "two of them because their store is gone"
     copy.snakemake(*restore)
-    assert manifest.read_bytes() == before and copy.planned() == {"run_table": 1, "train": 1} | RANKS
+    assert (
+        manifest.read_bytes() == before and copy.planned() == {"run_table": 1, "train": 1} | RANKS
+    )
 
 
 @pytest.mark.skipif(not OFFLINE, reason="this machine allows no network namespace")
 def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
-    """In processes of their own, as users start them; all tokens, and one training of each number of ranks."""
+    """In processes of their own, as users start them; all tokens, and one training of each number
+    of ranks.
+    """
     assert (copy.root / "results/report/index.html").is_file()
     before = copy.records()
     for path in copy.root.glob("results/*"):
@@ -89,7 +110,13 @@ def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
             shutil.rmtree(path)
     shutil.rmtree(copy.root / ".snakemake")
     text = copy.command(
-        "--workflow-profile", "none", "--cores", "2", "tokens", "results/report/ranks.html", offline=True
+        "--workflow-profile",
+        "none",
+        "--cores",
+        "2",
+        "tokens",
+        "results/report/ranks.html",
+        offline=True,
     )
     assert "build_corpus" not in text.split("Job stats:")[1].split("\n\n")[0]
     again = copy.records()

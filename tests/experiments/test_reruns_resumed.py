@@ -42,7 +42,10 @@ def left(built, tmp_path_factory) -> Project:
 
 @pytest.fixture(scope="module")
 def runs(left):
-    return sorted(configuration.load_config(root=left.root).runs("left"), key=lambda run: run.settings.layout.data)
+    return sorted(
+        configuration.load_config(root=left.root).runs("left"),
+        key=lambda run: run.settings.layout.data,
+    )
 
 
 def planned(project, target="tables"):
@@ -50,25 +53,49 @@ def planned(project, target="tables"):
 
 
 def test_the_rest_has_the_samples_and_the_losses_of_the_run_that_was_not_interrupted(left, runs):
-    (pair,) = query("order", left.root / "results/tables/left").query("kind != 'world sizes'").itertuples()
-    assert (pair.kind, pair.reference, pair.compared) == ("resumed and uninterrupted", runs[0].run_id, runs[1].run_id)
+    (pair,) = (
+        query("order", left.root / "results/tables/left")
+        .query("kind != 'world sizes'")
+        .itertuples()
+    )
+    assert (pair.kind, pair.reference, pair.compared) == (
+        "resumed and uninterrupted",
+        runs[0].run_id,
+        runs[1].run_id,
+    )
     assert (pair.steps_compared, pair.steps_equal, pair.same_useful_tokens) == (3, 3, True)
     assert pair.largest_loss_difference < 1e-5
     rows = query("inventory", left.root / "results/tables/left").set_index("run_id")
     row = rows.loc[runs[1].run_id]
     assert (row["resumed_from"], row["resumed_at"], row["validity"]) == (runs[0].run_id, 2, "valid")
-    seen = query("loss", left.root / "results/tables/left").groupby("run_id")["useful_tokens_seen"].max()
+    seen = (
+        query("loss", left.root / "results/tables/left")
+        .groupby("run_id")["useful_tokens_seen"]
+        .max()
+    )
     assert seen[runs[0].run_id] == seen[runs[1].run_id], "its tokens are counted from the beginning"
     source, rest = runs
-    assert to_dict(rest.settings)["resume_from"] == f"results/runs/{source.run_id}/checkpoints/step=00000002"
+    assert (
+        to_dict(rest.settings)["resume_from"]
+        == f"results/runs/{source.run_id}/checkpoints/step=00000002"
+    )
     done = [left.root / f"results/runs/{run.run_id}/done.json" for run in runs]
-    assert json.loads(done[0].read_text())["status"] == json.loads(done[1].read_text())["status"] == "complete"
+    assert (
+        json.loads(done[0].read_text())["status"]
+        == json.loads(done[1].read_text())["status"]
+        == "complete"
+    )
     log = (done[1].parent / "attempt=00/rank=00000/events.jsonl").read_text()
-    assert '"resume"' in log and done[0].stat().st_mtime < (done[1].parent / "attempt=00/attempt.json").stat().st_mtime
+    assert (
+        '"resume"' in log
+        and done[0].stat().st_mtime < (done[1].parent / "attempt=00/attempt.json").stat().st_mtime
+    )
     assert planned(left) == {}
 
 
-def test_a_source_that_is_gone_is_trained_again_and_so_is_what_went_on_from_it(left, runs, tmp_path):
+def test_a_source_that_is_gone_is_trained_again_and_so_is_what_went_on_from_it(
+    left, runs, tmp_path
+):
     project = copy_of(left, tmp_path)
     source, rest = (project.root / f"results/runs/{run.run_id}" for run in runs)
     rest.rename(tmp_path / "aside")
@@ -78,8 +105,12 @@ def test_a_source_that_is_gone_is_trained_again_and_so_is_what_went_on_from_it(l
     assert planned(project, "runs") == {"train": 2}
 
 
-@pytest.mark.parametrize("file, trained", [("train/parallel/ddp.py", 2), ("settings/experiments.py", 0)])
-def test_an_edit_of_a_trainings_code_reruns_the_source_and_what_resumes_from_it(left, file, trained):
+@pytest.mark.parametrize(
+    "file, trained", [("train/parallel/ddp.py", 2), ("settings/experiments.py", 0)]
+)
+def test_an_edit_of_a_trainings_code_reruns_the_source_and_what_resumes_from_it(
+    left, file, trained
+):
     with changed(left.root / "src/tokenscale" / file):
         assert planned(left).get("train", 0) == trained
 
@@ -93,6 +124,12 @@ def test_an_edit_of_a_trainings_code_reruns_the_source_and_what_resumes_from_it(
         ({"question": "And now?"}, 0),
     ],
 )
-def test_a_setting_of_the_source_trains_both_anew_and_another_step_the_rest_alone(left, change, trained):
-    with changed(left.root / "config/experiments/left.yaml", lambda text: json.dumps(LEFT | change)):
-        assert planned(left) == {"run_table": 1, "ingest": 1} | ({"train": trained} if trained else {})
+def test_a_setting_of_the_source_trains_both_anew_and_another_step_the_rest_alone(
+    left, change, trained
+):
+    with changed(
+        left.root / "config/experiments/left.yaml", lambda text: json.dumps(LEFT | change)
+    ):
+        assert planned(left) == {"run_table": 1, "ingest": 1} | (
+            {"train": trained} if trained else {}
+        )

@@ -11,7 +11,9 @@ from tests.workflow.conftest import CONFIG
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
 #: large enough that Snakemake judges it by its time
-DOCUMENTS = [f"document {i}: " + " ".join(str(i * k % 9973) for k in range(60)) for i in range(6000)]
+DOCUMENTS = [
+    f"document {i}: " + " ".join(str(i * k % 9973) for k in range(60)) for i in range(6000)
+]
 
 
 def configure(project, parts=1, **source):
@@ -49,11 +51,19 @@ def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
     with Server() as web:
         web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()
         configure(fresh, files=f"{web.address}/tales.txt", separator="<|endoftext|>")
-        data = {"download": 1, "build_corpus": 1, "corpus_records": 1, "build_tokenizer": 1, "pretokenize": 6}
+        data = {
+            "download": 1,
+            "build_corpus": 1,
+            "corpus_records": 1,
+            "build_tokenizer": 1,
+            "pretokenize": 6,
+        }
         assert fresh.planned("tokens") == data
         fresh.snakemake("--cores", "1", "corpus")
         configure(fresh, files=f"{web.address}/tales.txt", separator="\n")
-        assert fresh.planned("corpus") == {"build_corpus": 1}, "another way to read downloads nothing"
+        assert fresh.planned("corpus") == {"build_corpus": 1}, (
+            "another way to read downloads nothing"
+        )
         configure(fresh, files=f"{web.address}/tales.txt", separator="<|endoftext|>")
     shutil.rmtree(fresh.root / "results/downloads")
     assert fresh.planned("corpus") == {}, "a purged download is not needed any more"
@@ -63,13 +73,17 @@ def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
 
 
 def test_downloads_of_several_kinds_are_planned_at_once_in_a_fresh_clone(fresh):
-    """Their code differs: Snakemake finds a list of source files that was written after it had looked for another."""
+    """Their code differs: Snakemake finds a list of source files that was written after it had
+    looked for another.
+    """
     hub = {"kind": "hub", "repository": "some/where", "revision": "0" * 40, "files": ["*.parquet"]}
     sources = {"web": {"files": "https://somewhere.invalid/tales.txt"}, "hub": hub}
     sources |= {"bucket": {"files": "s3://nowhere/raw/*.parquet"}}
     corpora = CONFIG["corpora"] | {name: {"source": source} for name, source in sources.items()}
     (fresh.root / "config/config.yaml").write_text(json.dumps(CONFIG | {"corpora": corpora}))
-    assert fresh.planned(*(f"results/downloads/{name}/manifest.json" for name in sources)) == {"download": 3}
+    assert fresh.planned(*(f"results/downloads/{name}/manifest.json" for name in sources)) == {
+        "download": 3
+    }
 
 
 def test_parts_are_planned_and_only_what_changed_is_built_again(fresh):
@@ -81,12 +95,15 @@ def test_parts_are_planned_and_only_what_changed_is_built_again(fresh):
         write_source(number)
     configure(fresh, files=["raw/*.parquet"], text_column="body", parts=3)
     targets = [
-        f"results/tokens/small/bpe/{store}/manifest.json" for store in ("token-list", "packed-sequence_length=32")
+        f"results/tokens/small/bpe/{store}/manifest.json"
+        for store in ("token-list", "packed-sequence_length=32")
     ]
     made = {"corpus_part": 3, "merge_corpus": 1, "pretokenize_part": 6, "merge_store": 2}
     assert fresh.planned(*targets) == made | {"build_tokenizer": 1}
     fresh.snakemake("--cores", "2", *targets)
-    manifests = {path: path.read_bytes() for path in fresh.root.glob("results/*/small/**/manifest.json")}
+    manifests = {
+        path: path.read_bytes() for path in fresh.root.glob("results/*/small/**/manifest.json")
+    }
     assert "Nothing to be done" in fresh.dry_run(*targets)
     os.utime(fresh.root / "raw/f1.parquet")
     assert "Nothing to be done" in fresh.dry_run(*targets)

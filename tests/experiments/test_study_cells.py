@@ -1,4 +1,6 @@
-"""Every cell of the scale `study` trains at toy size: a tiny model of its family, two ranks for many, 10 steps."""
+"""Every cell of the scale `study` trains at toy size: a tiny model of its family, two ranks for
+many, 10 steps.
+"""
 
 import json
 import random
@@ -23,12 +25,26 @@ TOKENIZER = TokenizerSettings(name="bpe", kind="bpe", corpus="tiny", vocabulary_
 
 
 def shrink(run):
-    """The run at toy size. Objective, optimizer, schedule, precision, data path and layout stay; degrees are 1 or 2."""
+    """The run at toy size. Objective, optimizer, schedule, precision, data path and layout stay;
+    degrees are 1 or 2.
+    """
     degrees = {degree: min(2, getattr(run.layout, degree)) for degree in DEGREES}
     layout = replace(run.layout, **degrees)
     rows = run.micro_batch if run.micro_batch <= 2 else run.micro_batch // 4
-    batch = run.global_batch * rows * layout.data_parallel_size // (run.micro_batch * run.layout.data_parallel_size)
-    shape = {"dimension": 32, "layers": 2, "heads": 2, "hidden": 64, "maximum_positions": None, "vocabulary_size": None}
+    batch = (
+        run.global_batch
+        * rows
+        * layout.data_parallel_size
+        // (run.micro_batch * run.layout.data_parallel_size)
+    )
+    shape = {
+        "dimension": 32,
+        "layers": 2,
+        "heads": 2,
+        "hidden": 64,
+        "maximum_positions": None,
+        "vocabulary_size": None,
+    }
     grouped = run.model.key_value_heads < run.model.heads
     return replace(
         run,
@@ -69,7 +85,10 @@ def test_a_cell_of_the_studies_trains_at_toy_size(labs, tmp_path, run):
     run_ranks(train_rank, run.layout.world_size, run, labs[run.labels].inputs(run), tmp_path)
     record = read_sealed(tmp_path / "run.json")
     assert record["outcome"]["status"] == "complete" and record["outcome"]["steps"] == STEPS
-    steps = [json.loads(line) for line in (tmp_path / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)
+        for line in (tmp_path / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()
+    ]
     rates = [step["learning_rate"] for step in steps]
     assert max(rates) == pytest.approx(run.optimizer.learning_rate)
     if run.schedule.shape == "constant":

@@ -1,4 +1,6 @@
-"""A file of text → files of tokens, in the studies' words: row for row what tokenizing while training gives."""
+"""A file of text → files of tokens, in the studies' words: row for row what tokenizing while
+training gives.
+"""
 
 import gzip
 import json
@@ -35,7 +37,9 @@ TEXTS = [*HOSTILE, *texts_around(T), *HOSTILE]  # duplicates stay
 def place(tmp_path_factory):
     """Files of the same texts, the corpus that they would be, and a small tokenizer."""
     root = tmp_path_factory.mktemp("place")
-    pq.write_table(pa.table({"text": TEXTS, "n": list(range(len(TEXTS)))}), root / "train_data.parquet")
+    pq.write_table(
+        pa.table({"text": TEXTS, "n": list(range(len(TEXTS)))}), root / "train_data.parquet"
+    )
     (root / "lines.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in TEXTS))
     make_corpus(root / "corpus", TEXTS)
     make_tokenizer(root / "results/tokenizers/bpe", root / "corpus", 262)
@@ -51,7 +55,16 @@ def here(place, tmp_path, monkeypatch):
 
 
 def command(*arguments, path="train_data.parquet", output="out"):
-    common = ["--input-path", path, "--output-dir", output, "--tokenizer-name", "bpe", "--max-length", str(T)]
+    common = [
+        "--input-path",
+        path,
+        "--output-dir",
+        output,
+        "--tokenizer-name",
+        "bpe",
+        "--max-length",
+        str(T),
+    ]
     return ["pretokenize", *common, *arguments]
 
 
@@ -60,15 +73,24 @@ def pretokenize(*arguments, **places):
 
 
 def test_the_studies_command_makes_one_file_a_format(here, monkeypatch, tekken_folder):
-    """As in their README, name of the tokenizer and all. Tekken is built beside the tokens: here, copied."""
+    """As in their README, name of the tokenizer and all. Tekken is built beside the tokens: here,
+    copied.
+    """
     built = []
     build = "tokenscale.cli.pretokenize_file.build_tokenizer"
-    monkeypatch.setattr(build, lambda settings, to: (built.append(settings), shutil.copytree(tekken_folder, to)))
-    words = "--tokenizer-name unsloth/Mistral-Nemo-Base-2407-bnb-4bit --max-length 32 --batch-size 100 --format padded"
+    monkeypatch.setattr(
+        build, lambda settings, to: (built.append(settings), shutil.copytree(tekken_folder, to))
+    )
+    words = (
+        "--tokenizer-name unsloth/Mistral-Nemo-Base-2407-bnb-4bit --max-length 32 --batch-size "
+        "100 --format padded"
+    )
     assert pretokenize(*words.split(), "token-list") == 0
     assert built == [TokenizerSettings(name="tekken", kind="tekken")]
     stems = [f"train_data_tokenized_{form}_snappy" for form in ("padded", "token-list")]
-    names = {f"{s}.{e}" for s in stems for e in ("parquet", "records", "manifest.json", "build.json")}
+    names = {
+        f"{s}.{e}" for s in stems for e in ("parquet", "records", "manifest.json", "build.json")
+    }
     assert {p.name for p in (here / "out").iterdir()} == {*names, "tokenizers"}
     manifest = json.loads((here / f"out/{stems[0]}.manifest.json").read_text())
     assert manifest["tokenizer"]["kind"] == "tekken" and manifest["vocabulary_size"] == 131_072
@@ -77,11 +99,16 @@ def test_the_studies_command_makes_one_file_a_format(here, monkeypatch, tekken_f
     assert column.compression == "SNAPPY" and column.physical_type == "INT32"
 
 
-@pytest.mark.parametrize("path, extra", [("train_data.parquet", []), ("lines.jsonl", ["--text-column", "body"])])
+@pytest.mark.parametrize(
+    "path, extra", [("train_data.parquet", []), ("lines.jsonl", ["--text-column", "body"])]
+)
 def test_rows_are_bit_for_bit_those_tokenized_while_training(here, path, extra):
     assert pretokenize(*extra, path=path, output="out") == 0
     storage, stem = StorageSettings(codec="snappy"), Path(path).stem
-    for online, offline, form in (("padded", "pretokenized-padded", "padded"), ("padding-free", *["token-list"] * 2)):
+    for online, offline, form in (
+        ("padded", "pretokenized-padded", "padded"),
+        ("padding-free", *["token-list"] * 2),
+    ):
         run = replace(make_run(online, T), global_batch=5)
         manifest = here / f"out/{stem}_tokenized_{form}_snappy.manifest.json"
         a = open_batches(run, Inputs(here / "corpus", here / "results/tokenizers/bpe"))
@@ -97,27 +124,45 @@ def test_a_rebuild_gives_the_same_bytes_and_the_manifest_names_no_place(here):
     assert pretokenize(path="corpus/train_data.parquet") == 0, "over its own files"
     for after in (files(here / "out"), files(here / "again")):
         assert after.keys() == before.keys()
-        assert all(after[name] == before[name] for name in before if not name.endswith("build.json"))
-    texts = [text.decode() for name, text in before.items() if name.endswith("snappy.manifest.json")]
+        assert all(
+            after[name] == before[name] for name in before if not name.endswith("build.json")
+        )
+    texts = [
+        text.decode() for name, text in before.items() if name.endswith("snappy.manifest.json")
+    ]
     assert len(texts) == 2
-    assert not [word for word in ("here", platform.node(), "unix", "corpus/") if word in "".join(texts)]
+    assert not [
+        word for word in ("here", platform.node(), "unix", "corpus/") if word in "".join(texts)
+    ]
 
 
 def test_documents_a_call_and_rows_a_group_change_no_id(here, monkeypatch):
     assert pretokenize() == 0
     sizes, encode = [], TextDocuments._encode
-    monkeypatch.setattr(TextDocuments, "_encode", lambda d, texts: sizes.append(len(texts)) or encode(d, texts))
+    monkeypatch.setattr(
+        TextDocuments, "_encode", lambda d, texts: sizes.append(len(texts)) or encode(d, texts)
+    )
     assert pretokenize("--batch-size", "7", "--row-group-rows", "3", output="other") == 0
-    assert max(sizes) == 7 and sum(sizes) == 2 * len(TEXTS), "the tokenizer gets as many as asked for"
+    assert max(sizes) == 7 and sum(sizes) == 2 * len(TEXTS), (
+        "the tokenizer gets as many as asked for"
+    )
     for form in ("padded", "token-list"):
-        files = [here / folder / f"train_data_tokenized_{form}_snappy.parquet" for folder in ("out", "other")]
+        files = [
+            here / folder / f"train_data_tokenized_{form}_snappy.parquet"
+            for folder in ("out", "other")
+        ]
         assert pq.read_table(files[0]).equals(pq.read_table(files[1]))
         assert pq.ParquetFile(files[1]).num_row_groups == -(-len(TEXTS) // 3)
 
 
 def test_a_named_file_is_not_cut_into_shards(here, monkeypatch):
     monkeypatch.setattr("tokenscale.data.stores.write_parquet.SHARD_ROWS", 4)
-    assert pretokenize("--compression", "zstd", "--compression-level", "9", "--dtype", "int64", "--eos") == 0
+    assert (
+        pretokenize(
+            "--compression", "zstd", "--compression-level", "9", "--dtype", "int64", "--eos"
+        )
+        == 0
+    )
     file = pq.ParquetFile(here / "out/train_data_tokenized_token-list_zstd.parquet")
     assert file.metadata.num_rows == len(TEXTS)
     column = file.metadata.row_group(0).column(0)
@@ -128,7 +173,10 @@ def test_a_named_file_is_not_cut_into_shards(here, monkeypatch):
 def test_text_is_cut_at_a_separator_and_null_is_no_document(here, capsys):
     with gzip.open("stories.txt.gz", "wt") as file:
         file.write("one<|endoftext|>two<|endoftext|>three")
-    assert pretokenize("--separator", "<|endoftext|>", "--format", "padded", path="stories.txt.gz") == 0
+    assert (
+        pretokenize("--separator", "<|endoftext|>", "--format", "padded", path="stories.txt.gz")
+        == 0
+    )
     assert pq.read_metadata(here / "out/stories_tokenized_padded_snappy.parquet").num_rows == 3
     pq.write_table(pa.table({"text": ["a", None, "b"]}), "nulls.parquet")
     capsys.readouterr()
@@ -138,26 +186,46 @@ def test_text_is_cut_at_a_separator_and_null_is_no_document(here, capsys):
 
 def test_the_folder_of_a_fast_tokenizer_will_do(here):
     """Its file is copied beside the tokens, under a name that holds its hash."""
-    shutil.copytree("results/tokenizers/bpe", "plain", ignore=lambda *_: ["manifest.json", "build.json"])
+    shutil.copytree(
+        "results/tokenizers/bpe", "plain", ignore=lambda *_: ["manifest.json", "build.json"]
+    )
     assert pretokenize("--format", "padded", "--tokenizer-name", "plain") == 0
     (folder,) = (here / "out/tokenizers").iterdir()
     assert folder.name.startswith("plain-") and (folder / "tokenizer.json").is_file()
-    manifest = json.loads((here / "out/train_data_tokenized_padded_snappy.manifest.json").read_text())
-    assert manifest["tokenizer"]["kind"] == "huggingface" and manifest["tokenizer"]["name"] == folder.name
+    manifest = json.loads(
+        (here / "out/train_data_tokenized_padded_snappy.manifest.json").read_text()
+    )
+    assert (
+        manifest["tokenizer"]["kind"] == "huggingface"
+        and manifest["tokenizer"]["name"] == folder.name
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------------------------------
+# what is refused
 
 
 @pytest.mark.parametrize(
     "arguments, path, sentences",
     [
-        (["--text-column", "txt"], "train_data.parquet", ["no column 'txt'", "--text-column", "mean 'text'"]),
+        (
+            ["--text-column", "txt"],
+            "train_data.parquet",
+            ["no column 'txt'", "--text-column", "mean 'text'"],
+        ),
         ([], "none.parquet", ["holds no documents"]),
-        (["--format", "padded", "packed"], "train_data.parquet", ["cannot be a Parquet file", "snakemake"]),
+        (
+            ["--format", "padded", "packed"],
+            "train_data.parquet",
+            ["cannot be a Parquet file", "snakemake"],
+        ),
         (["--compression-level", "3"], "train_data.parquet", ["snappy has no level"]),
         (["--tokenizer-name", "a/b"], "train_data.parquet", ["a/b@COMMIT"]),
-        (["--tokenizer-name", "corpus"], "train_data.parquet", ["neither tokenizer.json nor a manifest"]),
+        (
+            ["--tokenizer-name", "corpus"],
+            "train_data.parquet",
+            ["neither tokenizer.json nor a manifest"],
+        ),
         (["--store", "padded"], "train_data.parquet", ["two modes", "--store"]),
         (["--max-length", "9"], None, ["--input-path is missing"]),
         (["--store", "padded"], None, ["--corpus is missing"]),
@@ -165,7 +233,9 @@ def test_the_folder_of_a_fast_tokenizer_will_do(here):
 )
 def test_mistakes_are_told_and_nothing_is_written(here, capsys, arguments, path, sentences):
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), "none.parquet")
-    message = refused(capsys, command(*arguments, path=path) if path else ["pretokenize", *arguments], here)
+    message = refused(
+        capsys, command(*arguments, path=path) if path else ["pretokenize", *arguments], here
+    )
     assert all(sentence in message for sentence in sentences), message
 
 
@@ -201,10 +271,15 @@ def test_a_changed_file_is_found_and_its_command_named(here):
     data = bytearray(path.read_bytes())
     data[len(data) // 10] ^= 1
     path.write_bytes(data)
-    manifest, store = path.with_name(f"{path.stem}.manifest.json"), StoreSettings("padded", "train", T, codec="snappy")
+    manifest, store = (
+        path.with_name(f"{path.stem}.manifest.json"),
+        StoreSettings("padded", "train", T, codec="snappy"),
+    )
     with pytest.raises(UserError, match="has changed") as error:
         PaddedStore(manifest, open_store(manifest, store)).rows(np.arange(len(TEXTS)))
     command = error.value.facts["next"]
-    assert command.startswith("tokenscale pretokenize --input-path train_data.parquet --output-dir out")
+    assert command.startswith(
+        "tokenscale pretokenize --input-path train_data.parquet --output-dir out"
+    )
     assert main(command.split()[1:]) == 0
     PaddedStore(manifest, open_store(manifest, store)).rows(np.arange(len(TEXTS)))

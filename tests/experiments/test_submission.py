@@ -18,7 +18,9 @@ SILENT = "#!/bin/sh\nexit 0\n"
 
 
 def write(project, name, **changes):
-    (project.root / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENTS["ways"] | changes))
+    (project.root / f"config/experiments/{name}.yaml").write_text(
+        json.dumps(EXPERIMENTS["ways"] | changes)
+    )
 
 
 @pytest.fixture
@@ -28,7 +30,9 @@ def cluster(fresh):
 
 @pytest.fixture
 def made(copy):
-    """The same, of which all but the trainings is there, so that they are the first to be submitted."""
+    """The same, of which all but the trainings is there, so that they are the first to be
+    submitted.
+    """
     for name in ("runs", "tables"):
         shutil.rmtree(copy.root / "results" / name)
     return equip(copy)
@@ -41,9 +45,19 @@ def equip(project):
     for name in ("sbatch", "sacctmgr", "sshare", "sacct", "squeue", "scancel", "sinfo"):
         (commands / name).write_text(SBATCH if name == "sbatch" else SILENT)
         (commands / name).chmod(0o755)
-    dear = RUNS | {"model": {"preset": "llama-8b-nemo"}, "budget": {"steps": 2_000_000}, "sequence_length": 2048}
+    dear = RUNS | {
+        "model": {"preset": "llama-8b-nemo"},
+        "budget": {"steps": 2_000_000},
+        "sequence_length": 2048,
+    }
     write(project, "ways", runs=dear, data_benchmark=None)
-    write(project, "ranks", runs=RUNS | {"approach": "packed"}, factors={"layout.data": [1, 2]}, data_benchmark=None)
+    write(
+        project,
+        "ranks",
+        runs=RUNS | {"approach": "packed"},
+        factors={"layout.data": [1, 2]},
+        data_benchmark=None,
+    )
     return project
 
 
@@ -55,7 +69,9 @@ def submit(project, *arguments, account="g1"):
     environment.pop("ALPS_ACCOUNT", None)
     if account:
         environment["ALPS_ACCOUNT"] = account
-    code, text = forked.snakemake(["--profile", "alps", *IMPATIENT, *arguments], project.root, environment)
+    code, text = forked.snakemake(
+        ["--profile", "alps", *IMPATIENT, *arguments], project.root, environment
+    )
     return code, text, calls.read_text().splitlines() if calls.exists() else []
 
 
@@ -90,9 +106,12 @@ def test_only_what_would_run_counts_and_a_larger_budget_lets_it_through(cluster)
 def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
     file = cluster.root / "profiles/alps/machine.toml"
     file.write_text(file.read_text().replace('"safetensors", ', ""))
-    assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", refuse(cluster, "ranks"))
+    assert re.search(
+        r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n",
+        refuse(cluster, "ranks"),
+    )
     code, text, _ = submit(cluster, "-n", "ranks")
-    assert code == 0 and re.search(r"^not ready: .*(\n.*)*safetensors", text, re.M), text
+    assert code == 0 and re.search(r"^not ready: .*(\n.*)*safetensors", text, re.MULTILINE), text
 
 
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
@@ -100,7 +119,9 @@ def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
 
 
 def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
-    """SLURM would charge the account that it takes by itself, and give the partition's own time limit."""
+    """SLURM would charge the account that it takes by itself, and give the partition's own time
+    limit.
+    """
     text = refuse(cluster, "--default-resources", "slurm_partition=debug", "--", "ranks")
     assert re.search(r"lost +default-resources: slurm_account, runtime, nodes, constraint\n", text)
     _, text, calls = submit(cluster, "--set-resources", "train:runtime=5", "--", "ranks")
@@ -109,7 +130,12 @@ def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
 
 def limits(calls):
     """Time limits, in minutes, of the trainings among sbatch's calls."""
-    return [int(minutes) for call in calls if "rule_train" in call for minutes in re.findall(r" -t (\d+) ", call)]
+    return [
+        int(minutes)
+        for call in calls
+        if "rule_train" in call
+        for minutes in re.findall(r" -t (\d+) ", call)
+    ]
 
 
 def test_a_job_asks_for_as_long_as_its_estimate_says_unless_the_profile_says_more(made):
@@ -123,33 +149,56 @@ def test_a_job_asks_for_as_long_as_its_estimate_says_unless_the_profile_says_mor
 
 
 def test_a_job_asks_for_the_nodes_cores_and_gpus_of_its_ranks(made):
-    """Two tasks where there is one rank, as the plugin wants it. Six GPUs are three on each of two nodes."""
+    """Two tasks where there is one rank, as the plugin wants it. Six GPUs are three on each of two
+    nodes.
+    """
     runs = RUNS | {"approach": "packed", "global_batch": 48}
     write(made, "ranks", runs=runs, factors={"layout.data": [1, 2, 6, 16]}, data_benchmark=None)
     _, text, calls = submit(made, "--keep-going", "--", "ranks")
-    options = r"--nodes=(\d+) .*--ntasks-per-node=(\d+) --cpus-per-task=(\d+) --signal=USR1@300 .*--gres=gpu:(\d+)"
-    asked = [tuple(map(int, re.search(options, call).groups())) for call in calls if "rule_train" in call]
-    assert sorted(asked) == [(1, 2, 36, 1), (1, 2, 72, 2), (2, 3, 72, 3), (4, 4, 72, 4)], (text, calls)
+    options = (
+        r"--nodes=(\d+) .*--ntasks-per-node=(\d+) --cpus-per-task=(\d+) --signal=USR1@300 "
+        r".*--gres=gpu:(\d+)"
+    )
+    asked = [
+        tuple(map(int, re.search(options, call).groups())) for call in calls if "rule_train" in call
+    ]
+    assert sorted(asked) == [(1, 2, 36, 1), (1, 2, 72, 2), (2, 3, 72, 3), (4, 4, 72, 4)], (
+        text,
+        calls,
+    )
 
 
 def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, calls = submit(cluster, "-n", account=None)
     assert (code, calls) == (0, []), text
     *_, end = text.partition("\nnot ready: ")
-    assert all(word in end for word in ("ways, ranks at scale alps", "ALPS_ACCOUNT", "node-hours", "container_digest"))
-    assert re.search(r"^cost of 5 trainings, estimated: [0-9,.]+ node-hours, over the budget of 50 ", text, re.M)
+    assert all(
+        word in end
+        for word in ("ways, ranks at scale alps", "ALPS_ACCOUNT", "node-hours", "container_digest")
+    )
+    assert re.search(
+        r"^cost of 5 trainings, estimated: [0-9,.]+ node-hours, over the budget of 50 ",
+        text,
+        re.MULTILINE,
+    )
     code, text, _ = submit(cluster, "-n", "ranks")
     assert code == 0 and not refusals(text) and "budget allows" not in text
-    assert re.search(r"cost of 2 trainings, estimated: 0.\d+ node-hours, within the budget of 50 \(budget", text), text
-    assert re.search(r"^  ranks +0\.\d+  2 runs$", text, re.M) and "≤" not in text
+    assert re.search(
+        r"cost of 2 trainings, estimated: 0.\d+ node-hours, within the budget of 50 \(budget", text
+    ), text
+    assert re.search(r"^  ranks +0\.\d+  2 runs$", text, re.MULTILINE) and "≤" not in text
 
 
 def test_jobs_that_run_here_need_no_account(cluster):
     """The corpus is built on the machine that Snakemake runs on, and is all that is asked for."""
     # a resource that only a cluster reads has no value
-    cluster.snakemake("--cores", "1", "--default-resources", "slurm_account=$NOBODY_SET_THIS", "--", "corpus")
+    cluster.snakemake(
+        "--cores", "1", "--default-resources", "slurm_account=$NOBODY_SET_THIS", "--", "corpus"
+    )
     assert (cluster.root / "results/corpus/small/manifest.json").exists()
-    assert not refusals(cluster.command("-n", "--cores", "1", "--quiet", "host", "--config", "scale=alps"))
+    assert not refusals(
+        cluster.command("-n", "--cores", "1", "--quiet", "host", "--config", "scale=alps")
+    )
     text = (cluster.root / "workflow/rules/corpus.smk").read_text()
     (cluster.root / "workflow/rules/corpus.smk").write_text(
         text.replace("rule build_corpus:", "localrules: build_corpus\n\n\nrule build_corpus:")
@@ -164,7 +213,9 @@ def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_
     (cluster.root / "small.yaml").write_text("experiments: [ranks]\n")
     for target in ("ways", "results/figures/ways/loss_over_time.svg"):
         code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", target)
-        assert code == 2 and refusals(text) == ["tokenscale: the experiment ways has no settings for scale alps."], text
+        assert code == 2 and refusals(text) == [
+            "tokenscale: the experiment ways has no settings for scale alps."
+        ], text
     # also where the configuration's report is of an experiment that the scale does not have
     for config in (["--configfile", "small.yaml"], []):
         code, text, _ = submit(cluster, "-n", *config, "--", "all_experiments")
@@ -173,4 +224,6 @@ def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_
     assert submit(cluster, "-n", "ranks")[0] == 0
     for target in ("all", "tokens", "tables"):
         code, text, _ = submit(cluster, "-n", target)
-        assert code == 2 and "ways has no settings for scale alps" in text, "named in the configuration"
+        assert code == 2 and "ways has no settings for scale alps" in text, (
+            "named in the configuration"
+        )

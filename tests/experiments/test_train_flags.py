@@ -1,7 +1,9 @@
-"""`train` with every flag: each pair of flags, approaches, objectives and layouts is trained, or refused.
+"""`train` with every flag: each pair of flags, approaches, objectives and layouts is trained, or
+refused.
 
-A covering array: every two levels of two factors occur together in at least one training, unless a rule of REFUSALS
-forbids them. Forbidden pairs are run, too, and must be refused by one of these rules.
+A covering array: every two levels of two factors occur together in at least one training, unless a
+rule of REFUSALS forbids them. Forbidden pairs are run, too, and must be refused by one of these
+rules.
 """
 
 import argparse
@@ -31,7 +33,10 @@ FACTORS = {
     "approach": (
         "--dataset-type packed --pretokenized",
         *("--dataset-type padded", "--dataset-type padding-free"),
-        *(f"--dataset-type {name} --pretokenized" for name in ("padded", "token-list", "length-bucketed")),
+        *(
+            f"--dataset-type {name} --pretokenized"
+            for name in ("padded", "token-list", "length-bucketed")
+        ),
     ),
     "layout": (
         "",
@@ -58,23 +63,47 @@ FACTORS = {
     ),
     "model": ("--model llama-tiny", "--model gpt2-tiny", "--model bert-tiny"),
     "precision": ("", "--precision bf16", "--precision fp16", "--precision bf16-true", "--float8"),
-    "attention": ("", "--attention sdpa", "--document-mask", "--document-mask --attention varlen", "--attention flash"),
-    "memory": ("", "--loss-chunk 16 --activation-checkpointing block",
-               "--loss-chunk 8 --activation-checkpointing selective"),
+    "attention": (
+        "",
+        "--attention sdpa",
+        "--document-mask",
+        "--document-mask --attention varlen",
+        "--attention flash",
+    ),
+    "memory": (
+        "",
+        "--loss-chunk 16 --activation-checkpointing block",
+        "--loss-chunk 8 --activation-checkpointing selective",
+    ),
     "optimizer": (
         "",
         "--optimizer.fused false --optimizer.clip-norm none --optimizer.weight-decay 0",
         "--learning-rate 1e-3 --optimizer.beta1 0.8 --optimizer.beta2 0.9 --optimizer.epsilon 1e-6",
     ),
-    "schedule": ("", "--schedule.shape constant --schedule.warmup-steps 0",
-                 "--schedule.shape linear --schedule.floor 0 --lr-warmup-steps 1"),
-    "batch": ("--global-batch 4 --micro-batch 2", "--batch-size 3", "--batch-size 2 --gradient-accumulation-steps 2"),
-    "budget": ("--budget.steps 2", "--epochs 0.01", "--budget.useful-tokens 200",
-               "--budget.flops 1e8 --lr-warmup-steps 1", "--budget.wall-s 0.01"),
+    "schedule": (
+        "",
+        "--schedule.shape constant --schedule.warmup-steps 0",
+        "--schedule.shape linear --schedule.floor 0 --lr-warmup-steps 1",
+    ),
+    "batch": (
+        "--global-batch 4 --micro-batch 2",
+        "--batch-size 3",
+        "--batch-size 2 --gradient-accumulation-steps 2",
+    ),
+    "budget": (
+        "--budget.steps 2",
+        "--epochs 0.01",
+        "--budget.useful-tokens 200",
+        "--budget.flops 1e8 --lr-warmup-steps 1",
+        "--budget.wall-s 0.01",
+    ),
     "validation": (
         "--validation.rows 2 --validation.every 1 --validation.accuracy",
         "--validation.rows 0",
-        "--validation.rows 2 --validation.each-epoch --validation.at-start false --validation.at-end false",
+        (
+            "--validation.rows 2 --validation.each-epoch --validation.at-start false "
+            "--validation.at-end false"
+        ),
         "--validation.rows 2 --validation.bleu 2 --validation.bleu-each-epoch",
     ),
     "checkpoints": (
@@ -84,8 +113,12 @@ FACTORS = {
         "--checkpoints.each-epoch --checkpoints.at-start --checkpoints.asynchronous false",
         "--checkpoints.best",
     ),
-    "other": ("", "--prefetch --log-every 1 --garbage-every 1 --seed 3", "--profile.first 0 --profile.steps 1"),
-}  # fmt: skip
+    "other": (
+        "",
+        "--prefetch --log-every 1 --garbage-every 1 --seed 3",
+        "--profile.first 0 --profile.steps 1",
+    ),
+}
 #: flags that no level has, and why
 LEFT_OUT = {
     "optimizer.moments": "for precision bf16-true alone",
@@ -106,21 +139,30 @@ def words(combination: Combination) -> list[str]:
     return f"{COMMON} {' '.join(combination.values())}".split()
 
 
-#: what `train` says as it refuses → the command lines that it must refuse so. `--device cpu` is in all of them
+#: what `train` says as it refuses → the command lines that it must refuse so. `--device cpu` is in
+#: all of them
 REFUSALS = {
     "does not read a Parquet store": lambda line: (
         "--storage." in line
-        and not re.search(r"--dataset-type (padded|token-list|length-bucketed) --pretokenized", line)
+        and not re.search(
+            r"--dataset-type (padded|token-list|length-bucketed) --pretokenized", line
+        )
     ),
-    "does not pack documents": lambda line: "--packing" in line and "--dataset-type packed" not in line,
+    "does not pack documents": lambda line: (
+        "--packing" in line and "--dataset-type packed" not in line
+    ),
     "does not record document boundaries": lambda line: (
         "--document-mask" in line and "--dataset-type packed" not in line
     ),
     "do not support document_mask": lambda line: "--document-mask" in line and "bert" in line,
     "run their own": lambda line: re.search("--attention (varlen|flash)", line) and "bert" in line,
-    "needs a GPU, and device is cpu: use sdpa": lambda line: re.search("--attention (varlen|flash)", line),
+    "needs a GPU, and device is cpu: use sdpa": lambda line: re.search(
+        "--attention (varlen|flash)", line
+    ),
     "needs a GPU, and device is cpu: remove float8": lambda line: "--float8" in line,
-    "float8 layers cannot be sharded": lambda line: "--float8" in line and "--layout.tensor" in line,
+    "float8 layers cannot be sharded": lambda line: (
+        "--float8" in line and "--layout.tensor" in line
+    ),
     "which float8 would replace": lambda line: "--float8" in line and "zero-bubble" in line,
     "float8 products need 16 rows": lambda line: "--float8" in line and "--validation.bleu" in line,
     "models of transformers": lambda line: (
@@ -132,17 +174,23 @@ REFUSALS = {
     "chooses its own targets": lambda line: "--labels target" in line and "masked" in line,
     "are not pairs": lambda line: "--validation.bleu" in line and "stories.jsonl" in line,
     "cannot generate text": lambda line: "--validation.bleu" in line and "masked" in line,
-    "needs a validation loss": lambda line: "--checkpoints.best" in line and "--validation.rows 0" in line,
+    "needs a validation loss": lambda line: (
+        "--checkpoints.best" in line and "--validation.rows 0" in line
+    ),
 }
 
 
 def refusals(combination: Combination) -> list[str]:
-    """Parts of the messages, one of which a combination must be refused with; none: it must train."""
+    """Parts of the messages, one of which a combination must be refused with; none: it must
+    train.
+    """
     line = " ".join(combination.values())
     return [text for text, forbids in REFUSALS.items() if forbids(line)]
 
 
-def pair_of(one: tuple[str, str], other: tuple[str, str]) -> tuple[tuple[str, str], tuple[str, str]]:
+def pair_of(
+    one: tuple[str, str], other: tuple[str, str]
+) -> tuple[tuple[str, str], tuple[str, str]]:
     return (one, other) if ORDER[one[0]] < ORDER[other[0]] else (other, one)
 
 
@@ -152,16 +200,25 @@ def pairs_of(combination: Combination) -> set[tuple[tuple[str, str], tuple[str, 
 
 
 def covering() -> tuple[list[Combination], list[Combination]]:
-    """(combinations to train, in which every allowed pair occurs; one combination for each pair that is forbidden)."""
+    """(combinations to train, in which every allowed pair occurs; one combination for each pair
+    that is forbidden).
+    """
     pick = random.Random(0)
     base = {name: levels[0] for name, levels in FACTORS.items()}
     assert not refusals(base)
     single = [base | {name: level} for name, levels in FACTORS.items() for level in levels]
     forbidden = [combination for combination in single if refusals(combination)]
-    gone = {(name, level) for name, levels in FACTORS.items() for level in levels if refusals(base | {name: level})}
+    gone = {
+        (name, level)
+        for name, levels in FACTORS.items()
+        for level in levels
+        if refusals(base | {name: level})
+    }
     missing = set()
     for one, other in itertools.combinations(FACTORS, 2):
-        for pair in itertools.product(*([(name, level) for level in FACTORS[name]] for name in (one, other))):
+        for pair in itertools.product(
+            *([(name, level) for level in FACTORS[name]] for name in (one, other))
+        ):
             if refusals(base | dict(pair)):
                 forbidden += [base | dict(pair)] * (not gone & set(pair))
             else:
@@ -175,7 +232,9 @@ def covering() -> tuple[list[Combination], list[Combination]]:
             fixed = FACTORS.keys() - set(free[place:])
             allowed = [level for level in FACTORS[name] if not refusals(found | {name: level})]
             gain = {
-                level: sum(pair_of((name, level), (other, found[other])) in missing for other in fixed)
+                level: sum(
+                    pair_of((name, level), (other, found[other])) in missing for other in fixed
+                )
                 for level in pick.sample(allowed, len(allowed))
             }
             found[name] = max(gain, key=gain.get)
@@ -189,29 +248,50 @@ TRAINED, FORBIDDEN = covering()
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A working folder: stories, pairs in a file and in a configuration, and a small tokenizer of both."""
+    """A working folder: stories, pairs in a file and in a configuration, and a small tokenizer of
+    both.
+    """
     root = tmp_path_factory.mktemp("place")
     texts = [f"document number {i} has some words, {'and more ' * (i % 17)}" for i in range(120)]
-    pairs = [(f"Der Hund {i} sieht {'den ' * (i % 5)}Mann", f"Dog {i} sees {'the ' * (i % 5)}man") for i in range(80)]
-    (root / "stories.jsonl").write_text("".join(json.dumps({"story": text}) + "\n" for text in texts))
-    (root / "pairs.tsv").write_text("".join("\t".join(pair) + "\n" for pair in [("de", "en"), *pairs]))
+    pairs = [
+        (f"Der Hund {i} sieht {'den ' * (i % 5)}Mann", f"Dog {i} sees {'the ' * (i % 5)}man")
+        for i in range(80)
+    ]
+    (root / "stories.jsonl").write_text(
+        "".join(json.dumps({"story": text}) + "\n" for text in texts)
+    )
+    (root / "pairs.tsv").write_text(
+        "".join("\t".join(pair) + "\n" for pair in [("de", "en"), *pairs])
+    )
     source = {"files": "pairs.tsv", "text_column": "de", "target_column": "en"}
     config = {"experiments": [], "corpora": {"pairs": {"source": source, "validation_share": 0.2}}}
     (root / "config").mkdir()
     (root / "config/config.yaml").write_text(json.dumps(config))
-    make_tokenizer(root / "results/tokenizers/bpe", make_corpus(root / "corpus", [*texts, *map(" ".join, pairs)]), 300)
+    make_tokenizer(
+        root / "results/tokenizers/bpe",
+        make_corpus(root / "corpus", [*texts, *map(" ".join, pairs)]),
+        300,
+    )
     return root
 
 
 @pytest.fixture
 def train(place, monkeypatch, capsys):
-    """Call `train` up to the start of its ranks: (exit code, output, what the ranks would get, or None)."""
+    """Call `train` up to the start of its ranks: (exit code, output, what the ranks would get, or
+    None).
+    """
     started = []
 
     def start(run, output, manifests) -> int:
-        inputs = {role: (path if "store" in role else path.parent).resolve() for role, path in manifests.items()}
-        if run.float8 or run.attention in ("varlen", "flash"):  # the ranks refuse these: they know the device
-            train_rank(World(0, 1, 0, torch.device("cpu")), run.to_json(), inputs, output.parent.resolve())
+        inputs = {
+            role: (path if "store" in role else path.parent).resolve()
+            for role, path in manifests.items()
+        }
+        # the ranks refuse these: they know the device
+        if run.float8 or run.attention in ("varlen", "flash"):
+            train_rank(
+                World(0, 1, 0, torch.device("cpu")), run.to_json(), inputs, output.parent.resolve()
+            )
         started.append((run.to_json(), inputs, output.parent.resolve()))
         return 0
 
@@ -241,9 +321,14 @@ def train_all(world, jobs: list[tuple]) -> None:
 def losses_of(directory: Path) -> list[float]:
     """The loss of each step of a run whose record is complete; empty where it is not."""
     record = directory / "run.json"
-    if not record.is_file() or json.loads(record.read_text()).get("outcome", {}).get("status") != "complete":
+    if (
+        not record.is_file()
+        or json.loads(record.read_text()).get("outcome", {}).get("status") != "complete"
+    ):
         return []
-    return [step["loss_sum"] / step["useful_tokens"] for step in logs.read_steps(directory).values()]
+    return [
+        step["loss_sum"] / step["useful_tokens"] for step in logs.read_steps(directory).values()
+    ]
 
 
 def test_every_flag_of_a_run_is_in_the_array_or_left_out_with_a_reason():
@@ -251,7 +336,11 @@ def test_every_flag_of_a_run_is_in_the_array_or_left_out_with_a_reason():
     verb.add_arguments(parser)
     given = set()
     for level in (COMMON, *itertools.chain(*FACTORS.values())):
-        given |= {key for key, value in vars(parser.parse_args(level.split())).items() if value is not None}
+        given |= {
+            key
+            for key, value in vars(parser.parse_args(level.split())).items()
+            if value is not None
+        }
     assert {flag.key for flag in source_studies.RUN_FLAGS} - given == LEFT_OUT.keys()
 
 
@@ -272,7 +361,9 @@ def test_allowed_combinations_train(train, world_size):
         run_ranks(train_all, world_size, [job for _, job in jobs], timeout_s=900)
     finally:
         losses = {line: losses_of(job[2]) for line, job in jobs}
-        print("the first that did not end:", next((line for line in losses if not losses[line]), None))
+        print(
+            "the first that did not end:", next((line for line in losses if not losses[line]), None)
+        )
     assert all(found and all(map(math.isfinite, found)) for found in losses.values())
 
 

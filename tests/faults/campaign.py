@@ -1,9 +1,10 @@
 """Kills one after another, appended to a log; the next call goes on behind its last line.
 
-    python -m tests.faults.campaign [--kills 300] [--minutes 20] [--log evidence/faults/kills.jsonl] [--folder LAB]
+    python -m tests.faults.campaign [--kills 300] [--minutes 20] [--log evidence/faults/kills.jsonl]
+    [--folder LAB]
 
-A line of the log is a kill: what was killed, by which signal, when, and what was lost. The table of all kills is then
-written into docs/operations.md.
+A line of the log is a kill: what was killed, by which signal, when, and what was lost. The table of
+all kills is then written into docs/operations.md.
 """
 
 import argparse
@@ -28,11 +29,16 @@ def read(log: Path) -> list[dict[str, Any]]:
 
 
 def with_table(page: str, rows: list[dict[str, Any]]) -> str:
-    """The page with its table: a row a victim, how often it was killed by which signal, and how often that lost."""
+    """The page with its table: a row a victim, how often it was killed by which signal, and how
+    often that lost.
+    """
     hit = [row for row in rows if row["injected"]]
     counts = Counter((row["victim"], row["signal"]) for row in hit)
     lost = Counter(row["victim"] for row in hit if row["lost"])
-    lines = [f"| killed | {' | '.join(SIGNALS)} | survived | lost |", "|---|" + "---:|" * (len(SIGNALS) + 2)]
+    lines = [
+        f"| killed | {' | '.join(SIGNALS)} | survived | lost |",
+        "|---|" + "---:|" * (len(SIGNALS) + 2),
+    ]
     victims = dict.fromkeys(row["victim"] for row in hit)
     for name, among in [*((victim, [victim]) for victim in victims), ("together", list(victims))]:
         killed = [sum(counts[victim, number] for victim in among) for number in SIGNALS]
@@ -42,7 +48,9 @@ def with_table(page: str, rows: list[dict[str, Any]]) -> str:
     return "\n".join([before + MARK, *lines, MARK + after])
 
 
-def campaign(log: Path, kills: int, minutes: float, seed: int, folder: Path) -> list[dict[str, Any]]:
+def campaign(
+    log: Path, kills: int, minutes: float, seed: int, folder: Path
+) -> list[dict[str, Any]]:
     """Kill so many times more, or until the time is up. Returns the rows of this call."""
     end, rows, lab = time.monotonic() + 60 * minutes, [], Lab(folder / "lab")
     lab.made()
@@ -57,22 +65,36 @@ def campaign(log: Path, kills: int, minutes: float, seed: int, folder: Path) -> 
         with log.open("a") as file:
             file.write(json.dumps(row) + "\n")
         rows.append(row)
-        said = f"{row['victim']} {row['signal']} {row['seconds']} s" + "".join(f"\n  {text}" for text in row["lost"])
-        print(f"{sum(r['injected'] for r in rows)}, {sum(bool(r['lost']) for r in rows)} lost: {said}", flush=True)
+        said = f"{row['victim']} {row['signal']} {row['seconds']} s" + "".join(
+            f"\n  {text}" for text in row["lost"]
+        )
+        print(
+            (
+                f"{sum(r['injected'] for r in rows)}, {sum(bool(r['lost']) for r in rows)} lost: "
+                f"{said}"
+            ),
+            flush=True,
+        )
         number += 1
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, default=LOG)
-    parser.add_argument("--folder", type=Path, help="kept, so that the next call need not build the project again")
+    parser.add_argument(
+        "--folder", type=Path, help="kept, so that the next call need not build the project again"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
-        rows = campaign(asked.log, asked.kills, asked.minutes, asked.seed, asked.folder or Path(temporary))
+        rows = campaign(
+            asked.log, asked.kills, asked.minutes, asked.seed, asked.folder or Path(temporary)
+        )
     PAGE.write_text(with_table(PAGE.read_text(), read(LOG)))
     raise SystemExit(any(row["lost"] for row in rows))
 

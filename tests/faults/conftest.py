@@ -1,4 +1,6 @@
-"""What all that inject faults share: texts and stores for trainings, and the small workflow at each of its stages."""
+"""What all that inject faults share: texts and stores for trainings, and the small workflow at each
+of its stages.
+"""
 
 import pytest
 

@@ -1,7 +1,9 @@
-"""Kills at random moments of every rule and of Snakemake itself, and what the next call of the workflow makes of them.
+"""Kills at random moments of every rule and of Snakemake itself, and what the next call of the
+workflow makes of them.
 
-One trial: a project at some stage of a small workflow (three approaches, one of them on two ranks, a report) goes on,
-something of it is killed, it is called again, and what then lies there is compared with a build that nobody disturbed.
+One trial: a project at some stage of a small workflow (three approaches, one of them on two ranks,
+a report) goes on, something of it is killed, it is called again, and what then lies there is
+compared with a build that nobody disturbed.
 """
 
 import contextlib
@@ -26,13 +28,20 @@ from tests.workflow.conftest import RUNS, Project, copy_of, make_project
 
 CONFIG = {
     "scale": "demo",
-    "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 80}}},
+    "corpora": {
+        "small": {
+            "source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 80}
+        }
+    },
     "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
 }
 EXPERIMENT = {
     "question": "Does a killed workflow lose anything?",
-    "runs": RUNS | {"checkpoints": {"every": 1, "final": True}, "validation": {"rows": 4, "every": 2}},
-    "factors": {"approach, layout.data": [["pretokenized-padded", 1], ["token-list", 1], ["packed", 2]]},
+    "runs": RUNS
+    | {"checkpoints": {"every": 1, "final": True}, "validation": {"rows": 4, "every": 2}},
+    "factors": {
+        "approach, layout.data": [["pretokenized-padded", 1], ["token-list", 1], ["packed", 2]]
+    },
     "figures": ["loss_over_time"],
 }
 #: stage → what is built before it begins; the last call of all builds the report
@@ -80,23 +89,37 @@ class Kill:
 
 
 def drawn(number: int, seed: int) -> Kill:
-    """The kill of this number: victims and signals in turn, each pair equally often; the moment at random."""
+    """The kill of this number: victims and signals in turn, each pair equally often; the moment at
+    random.
+    """
     victims = [*VICTIMS, *WHOLE]
     pick = random.Random(f"{seed}-{number}")
     victim = victims[number % len(victims)]
     stage = VICTIMS[victim][0] if victim in VICTIMS else pick.choice(list(STAGES))
-    return Kill(number, victim, SIGNALS[number // len(victims) % len(SIGNALS)], stage, round(pick.random(), 4))
+    return Kill(
+        number,
+        victim,
+        SIGNALS[number // len(victims) % len(SIGNALS)],
+        stage,
+        round(pick.random(), 4),
+    )
 
 
 def lies_in(root: Path) -> dict[str, Any]:
-    """What must be the same after any kills: name → digest or values. `build.json` says how long a build took."""
-    from tests.logs import series  # not above: forks of who imports this module run the tokenscale of a copied project
+    """What must be the same after any kills: name → digest or values. `build.json` says how long a
+    build took.
+    """
+    # not above: forks of who imports this module run the tokenscale of a copied project
+    from tests.logs import series
 
     found: dict[str, Any] = {}
     results = root / "results"
     for path in sorted(p for p in results.rglob("*") if p.is_file() and p.name != ".lock"):
         name = str(path.relative_to(results))
-        if re.match(r"(corpus|tokenizers|tokens)/(?!.*build\.json$)|runs/[^/]+/checkpoints/.*\.safetensors$", name):
+        if re.match(
+            r"(corpus|tokenizers|tokens)/(?!.*build\.json$)|runs/[^/]+/checkpoints/.*\.safetensors$",
+            name,
+        ):
             found[name] = sha256(path.read_bytes()).hexdigest()
         elif not re.search(r"/attempt=|^logs/", name):
             found[name] = "there"
@@ -134,7 +157,9 @@ def small_project(folder: Path, name: str, experiment: dict[str, Any]) -> Projec
 
 
 class Lab:
-    """The project at each of its stages, and what an undisturbed build of it holds; made when first asked for."""
+    """The project at each of its stages, and what an undisturbed build of it holds; made when first
+    asked for.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -152,7 +177,9 @@ class Lab:
             began = time.monotonic()
             if targets:
                 with jobs_of(self.folder / "jobs" / stage) as jobs:
-                    code, text = forked.snakemake(call(*targets), project.root, environment(project, jobs))
+                    code, text = forked.snakemake(
+                        call(*targets), project.root, environment(project, jobs)
+                    )
                     assert code == 0, text[-6000:] + project.logs()
                     durations |= taken(jobs)
             durations[f"before {stage}"] = time.monotonic() - began
@@ -169,7 +196,9 @@ class Lab:
         return lies_in(self.folder / "end/project")
 
     def usual_s(self, kill: Kill, stages: int | None = None) -> float:
-        """How long what is killed takes: a job, or this many stages behind its own, by default all."""
+        """How long what is killed takes: a job, or this many stages behind its own, by default
+        all.
+        """
         if kill.victim in VICTIMS:
             return self.durations[kill.victim]
         names = [*STAGES, "end"]
@@ -193,7 +222,9 @@ def empty(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def jobs_of(folder: Path):
-    """A folder in which jobs tell of themselves (served.py); those that are left at the end are ended."""
+    """A folder in which jobs tell of themselves (served.py); those that are left at the end are
+    ended.
+    """
     yield empty(folder)
     send(signal.SIGKILL, left(folder))
 
@@ -208,7 +239,9 @@ def left(jobs: Path) -> list[int]:
 
 def victim_of(arguments: list[str]) -> str | None:
     for name, (_, words) in VICTIMS.items():
-        if arguments[0] == words[0] and (len(words) == 1 or any(a.startswith(words[1]) for a in arguments[1:])):
+        if arguments[0] == words[0] and (
+            len(words) == 1 or any(a.startswith(words[1]) for a in arguments[1:])
+        ):
             return name
     return None
 
@@ -219,12 +252,16 @@ def taken(jobs: Path) -> dict[str, float]:
     for job, arguments in arguments_of(jobs).items():
         name, ended = victim_of(arguments), jobs / f"{job}.ended"
         if name and ended.exists():
-            found[name] = max(found.get(name, 0.0), ended.stat().st_mtime - (jobs / str(job)).stat().st_mtime)
+            found[name] = max(
+                found.get(name, 0.0), ended.stat().st_mtime - (jobs / str(job)).stat().st_mtime
+            )
     return found
 
 
 def until(ready: Callable[[], Any], alive: Callable[[], bool], limit_s: float = END_S) -> Any:
-    """What `ready` finds, asked again and again while the workflow lives; None where it found nothing."""
+    """What `ready` finds, asked again and again while the workflow lives; None where it found
+    nothing.
+    """
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         if found := ready():
@@ -235,13 +272,17 @@ def until(ready: Callable[[], Any], alive: Callable[[], bool], limit_s: float = 
     return None
 
 
-def strike(kill: Kill, usual_s: float, running: forked.Started, jobs: Path, pick: random.Random) -> bool:
+def strike(
+    kill: Kill, usual_s: float, running: forked.Started, jobs: Path, pick: random.Random
+) -> bool:
     """Send the signal at its moment. False where what it was meant for had ended."""
 
     def meant() -> list[int]:
         if kill.victim in WHOLE:
             return [running.pid] if running.alive else []
-        return sorted(job for job in left(jobs) if victim_of(arguments_of(jobs)[job]) == kill.victim)
+        return sorted(
+            job for job in left(jobs) if victim_of(arguments_of(jobs)[job]) == kill.victim
+        )
 
     number = getattr(signal, kill.signal)
     if not until(meant, lambda: running.alive):
@@ -269,7 +310,9 @@ def send(number: int, jobs: list[int]) -> bool:
 
 
 def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
-    """Kill, call again, compare. The row of the campaign's log: what was injected, and all that was lost (nothing)."""
+    """Kill, call again, compare. The row of the campaign's log: what was injected, and all that was
+    lost (nothing).
+    """
     began = time.monotonic()
     project = copy_of(Project(lab.folder / kill.stage / "project"), empty(folder))
     with jobs_of(folder / "jobs") as jobs:
@@ -279,18 +322,26 @@ def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
         lost, said = ended(project, jobs)
     lost = lost or differences(lies_in(project.root), lab)
     row = asdict(kill) | {"injected": struck, "exit_code": first, "jobs_alive": alive}
-    row |= {"seconds": round(time.monotonic() - began, 1), "struck_s": round(struck_s, 1), "lost": lost}
+    row |= {
+        "seconds": round(time.monotonic() - began, 1),
+        "struck_s": round(struck_s, 1),
+        "lost": lost,
+    }
     return row | ({"said": said[-1500:]} if lost else {})
 
 
 def chain(lab: Lab, kills: list[Kill], folder: Path, seed: int) -> list[str]:
-    """One project, from before the first kill's stage to its end: each call is killed but the last."""
+    """One project, from before the first kill's stage to its end: each call is killed but the
+    last.
+    """
     lost: list[str] = []
     project: Project | None = None
     with jobs_of(folder.with_name("jobs")) as jobs:
         for kill in kills:
             for _ in range(TRIES):
-                project = project or copy_of(Project(lab.folder / kill.stage / "project"), empty(folder))
+                project = project or copy_of(
+                    Project(lab.folder / kill.stage / "project"), empty(folder)
+                )
                 if killed(kill, lab.usual_s(kill, 1), project, jobs, seed)[0]:
                     break
                 lost += ended(project, jobs)[0] or differences(lies_in(project.root), lab)
@@ -326,5 +377,9 @@ def differences(found: dict[str, Any], lab: Lab) -> list[str]:
     return [
         *(f"missing: {name}" for name in sorted(expected.keys() - found.keys())),
         *(f"left over: {name}" for name in sorted(found.keys() - expected.keys())),
-        *(f"differs: {name}" for name in sorted(expected) if name in found and found[name] != expected[name]),
+        *(
+            f"differs: {name}"
+            for name in sorted(expected)
+            if name in found and found[name] != expected[name]
+        ),
     ]

@@ -1,7 +1,7 @@
 """Small changes of the most important functions: a test must fail for each.  python -m tests.faults.mutants [NAME …]
 
-Changes one operator, constant, condition or statement at a time in a copy of the project, runs the tests of the
-function and prints the mutants that survive.
+Changes one operator, constant, condition or statement at a time in a copy of the project, runs the
+tests of the function and prints the mutants that survive.
 """
 
 import argparse
@@ -26,7 +26,11 @@ FUNCTIONS = {
     "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading tests/faults/test_power_cut.py",
     "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py",
     "costs/schedule.py: steps_of epoch_ends learning_rate": "training src/tokenscale/costs/schedule.py",
-    "data/order/permutation.py: permute _feistel get_samples row_digests rank_slots micro_steps shard_rows": "order",
+    (
+        "data/order/permutation.py: permute _feistel get_samples row_digests rank_slots "
+        "micro_steps "
+        "shard_rows"
+    ): "order",
     "data/order/packing.py: split_documents best_fit_decreasing pack concatenate": "order",
     "data/batches/objectives.py: mask_tokens ignore_sources": "batches_objectives",
     "data/batches/batch.py: merge_states document_ids": "batches",
@@ -38,12 +42,14 @@ FUNCTIONS = {
     "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",
     "base/files.py: atomic is_sealed read_record": "launch_lock records tests/faults/test_power_cut.py",
 }
-#: parts of lines, before or after the change, whose mutants change speed or memory alone, or nothing
+#: parts of lines, before or after the change, whose mutants change speed or memory alone, or
+#: nothing
 EQUIVALENT = (
     "if last - first > 8:",
     "window: int = 1 << 18",
     "set_to_none=(False)",
-    "self.optimizer.zero_grad(set_to_none=True) → pass",  # of shards, whose gradients are set anew in each step
+    # of shards, whose gradients are set anew in each step
+    "self.optimizer.zero_grad(set_to_none=True) → pass",
     "(n + 1) // 2 + (2))",  # the loop ends before
     "(len(bucket) >= 1)",  # a copy of one tensor
     "bucket[(-1)].contiguous()",  # the only one
@@ -61,10 +67,33 @@ EQUIVALENT = (
     "into.row_bytes, strict=(False)",  # as many places as buffers
     "ScheduleSettings, share: float = (",  # read only where callers pass it
 )
-PAIRS = (
-    "Lt LtE Gt GtE Eq NotEq Is IsNot In NotIn Add Sub Mult Div LShift RShift BitAnd BitOr Mod FloorDiv And Or".split()
-)
-SWAP = {getattr(ast, PAIRS[i]): getattr(ast, PAIRS[i ^ 1]) for i in range(len(PAIRS))} | {ast.BitXor: ast.BitOr}
+PAIRS = [
+    "Lt",
+    "LtE",
+    "Gt",
+    "GtE",
+    "Eq",
+    "NotEq",
+    "Is",
+    "IsNot",
+    "In",
+    "NotIn",
+    "Add",
+    "Sub",
+    "Mult",
+    "Div",
+    "LShift",
+    "RShift",
+    "BitAnd",
+    "BitOr",
+    "Mod",
+    "FloorDiv",
+    "And",
+    "Or",
+]
+SWAP = {getattr(ast, PAIRS[i]): getattr(ast, PAIRS[i ^ 1]) for i in range(len(PAIRS))} | {
+    ast.BitXor: ast.BitOr
+}
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
@@ -113,19 +142,33 @@ def mutants(text: str, name: str) -> Iterator[tuple[str, str]]:
     starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
     for node in children(find_function(ast.parse(text), name)):
         tests = [node.test] if isinstance(node, (ast.If, ast.While, ast.IfExp)) else []
-        for old, new in [(node, n) for n in changes(node)] + [(t, ast.UnaryOp(ast.Not(), t)) for t in tests]:
+        for old, new in [(node, n) for n in changes(node)] + [
+            (t, ast.UnaryOp(ast.Not(), t)) for t in tests
+        ]:
             begin = starts[old.lineno - 1] + old.col_offset
             end = starts[old.end_lineno - 1] + old.end_col_offset
             written = ast.unparse(ast.fix_missing_locations(new)).encode()
-            changed = whole[:begin] + (written if isinstance(old, ast.stmt) else b"(%b)" % written) + whole[end:]
-            before, after = (t.splitlines()[old.lineno - 1].decode().strip() for t in (whole, changed))
+            changed = (
+                whole[:begin]
+                + (written if isinstance(old, ast.stmt) else b"(%b)" % written)
+                + whole[end:]
+            )
+            before, after = (
+                t.splitlines()[old.lineno - 1].decode().strip() for t in (whole, changed)
+            )
             yield f"{name}: {before} → {after}", changed.decode()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="parts of names of functions or files; all without")
-    parser.add_argument("--most", type=int, default=10**6, help="mutants a file, drawn at random with a fixed seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", help="parts of names of functions or files; all without"
+    )
+    parser.add_argument(
+        "--most", type=int, default=10**6, help="mutants a file, drawn at random with a fixed seed"
+    )
     arguments = parser.parse_args()
     killed = total = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -134,8 +177,17 @@ def main() -> None:
             file, names = where.split(": ")
             path = Path(folder, "src/tokenscale", file)
             text = path.read_text()
-            chosen = [n for n in names.split() if not arguments.names or any(a in file + n for a in arguments.names)]
-            made = [m for name in chosen for m in mutants(text, name) if not any(line in m[0] for line in EQUIVALENT)]
+            chosen = [
+                n
+                for n in names.split()
+                if not arguments.names or any(a in file + n for a in arguments.names)
+            ]
+            made = [
+                m
+                for name in chosen
+                for m in mutants(text, name)
+                if not any(line in m[0] for line in EQUIVALENT)
+            ]
             made = random.Random(0).sample(made, min(arguments.most, len(made)))
             paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
             if made and (code := run_tests(paths, Path(folder))[0]) != 0:
@@ -148,7 +200,9 @@ def main() -> None:
                     print(f"survived  {file}: {what}", flush=True)
             write(path, text)
             if made:
-                print(f"{file:<32} {killed} of {total} mutants so far are seen by a test", flush=True)
+                print(
+                    f"{file:<32} {killed} of {total} mutants so far are seen by a test", flush=True
+                )
     raise SystemExit(killed < total)
 
 

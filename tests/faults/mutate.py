@@ -1,12 +1,13 @@
 """Files that the product reads, damaged one at a time: each is named or does no harm.
 
-    python -m tests.faults.mutate --seed 1 --count 1000 [--results results] [--kinds runs,figures] [--flips 600]
+    python -m tests.faults.mutate --seed 1 --count 1000 [--results results] [--kinds runs,figures]
+    [--flips 600]
 
-A line a mutation that is silent, ends in a stack trace or hangs; the last line counts them by kind. `named`: refused or
-reported by name; `refused`: by the name of another file, which the damaged one lists. `equal`: read as it was.
-`other`: read as another text, in a file whose content nothing proves.
-`--flips`: instead, so many single bits of every record of a file of each kind. Without `--results` a small project is
-built first.
+A line a mutation that is silent, ends in a stack trace or hangs; the last line counts them by kind.
+`named`: refused or reported by name; `refused`: by the name of another file, which the damaged one
+lists. `equal`: read as it was. `other`: read as another text, in a file whose content nothing
+proves. `--flips`: instead, so many single bits of every record of a file of each kind. Without
+`--results` a small project is built first.
 """
 
 import argparse
@@ -36,7 +37,17 @@ from tokenscale.cli import verify
 from tokenscale.report.save import read_figure
 
 #: no result is read from these: texts for people, locks, and records of how something was built
-BESIDE = ".lock arguments.json build.json dirty.diff failed.txt README.md sources.json stacks.txt status.json".split()
+BESIDE = [
+    ".lock",
+    "arguments.json",
+    "build.json",
+    "dirty.diff",
+    "failed.txt",
+    "README.md",
+    "sources.json",
+    "stacks.txt",
+    "status.json",
+]
 HARMLESS = ("named", "equal", "other", "refused")
 #: seconds without an answer; a busy machine needs many for an import
 HUNG_S = 200
@@ -56,13 +67,18 @@ class Kind(NamedTuple):
 
 
 def _check_figures(folder: Path) -> Iterable[str]:
-    for name in sorted({path.stem for path in folder.glob("*.*")}):  # as the page does, for an experiment's figures
+    # as the page does, for an experiment's figures
+    for name in sorted({path.stem for path in folder.glob("*.*")}):
         read_figure(folder / f"{name}.json")
     return ()
 
 
 def _check_report(folder: Path) -> Iterable[object]:
-    yield from walk(folder, [{"name": n, "sha256": s} for n, s in read_sums(folder).items()], beside=("SHA256SUMS",))
+    yield from walk(
+        folder,
+        [{"name": n, "sha256": s} for n, s in read_sums(folder).items()],
+        beside=("SHA256SUMS",),
+    )
     read_logs(folder)
 
 
@@ -73,26 +89,37 @@ def _check_tables(folder: Path) -> Iterable[object]:
 
 def _ingest(folder: Path) -> list[object]:
     with tempfile.TemporaryDirectory() as output:
-        return [ingest(path, folder / "runs", Path(output)) for path in sorted(folder.glob("*.json"))]
+        return [
+            ingest(path, folder / "runs", Path(output)) for path in sorted(folder.glob("*.json"))
+        ]
 
 
-#: those of `verify results`, whose folders are the parents of their records, what the report reads, and samples
-CHECKED = {name: Kind(f"{name}/{pattern}", check) for name, (pattern, check) in verify.KINDS.items()} | {
+#: those of `verify results`, whose folders are the parents of their records, what the report reads,
+#: and samples
+CHECKED = {
+    name: Kind(f"{name}/{pattern}", check) for name, (pattern, check) in verify.KINDS.items()
+} | {
     "tables": Kind("tables/*/manifest.json", _check_tables),
     "figures": Kind("figures/*/*.svg", _check_figures),
     "report": Kind("report*/SHA256SUMS", _check_report),
     "run tables": Kind("experiments/*/*.json", read=_ingest),
-    "benchmarks": Kind("benchmarks/*/*.json", read=lambda folder: benchmark_rows(sorted(folder.glob("*.json")))),
+    "benchmarks": Kind(
+        "benchmarks/*/*.json", read=lambda folder: benchmark_rows(sorted(folder.glob("*.json")))
+    ),
     **{name: Kind("", read=s.read, proven=s.proven) for name, s in SAMPLES.items()},
 }
 
 
 def available(results: Path) -> list[str]:
     """The kinds of which there are files."""
-    return [name for name, kind in CHECKED.items() if name in SAMPLES or any(results.glob(kind.pattern))]
+    return [
+        name for name, kind in CHECKED.items() if name in SAMPLES or any(results.glob(kind.pattern))
+    ]
 
 
-def copied(results: Path, work: Path, name: str, draw: random.Random) -> tuple[Path, Path, list[Path]]:
+def copied(
+    results: Path, work: Path, name: str, draw: random.Random
+) -> tuple[Path, Path, list[Path]]:
     """(a folder of this kind, its copy of links, the files in the copy that are read)."""
     shutil.rmtree(work, ignore_errors=True)
     if name in SAMPLES and not (source := work.with_name("samples") / name).exists():
@@ -103,9 +130,17 @@ def copied(results: Path, work: Path, name: str, draw: random.Random) -> tuple[P
         source = draw.choice(sorted({path.parent for path in results.glob(CHECKED[name].pattern)}))
     folder = work / source.relative_to(source.parents[1] if name in SAMPLES else results)
     shutil.copytree(source, folder, copy_function=os.link)
-    entries = ((path, path.relative_to(folder).parts) for path in sorted(folder.rglob("*")) if path.is_file())
+    entries = (
+        (path, path.relative_to(folder).parts)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    )
     beside = () if name in SAMPLES else BESIDE
-    return source, folder, [path for path, parts in entries if path.name not in beside and "superseded" not in parts]
+    return (
+        source,
+        folder,
+        [path for path, parts in entries if path.name not in beside and "superseded" not in parts],
+    )
 
 
 def mutate(results: Path, work: Path, seed: str, kinds: list[str]) -> tuple[str, str, str]:
@@ -116,13 +151,18 @@ def mutate(results: Path, work: Path, seed: str, kinds: list[str]) -> tuple[str,
     place = draw.choice(sorted({path.parent for path in files}))
     path = draw.choice([file for file in files if file.parent == place])
     what = draw.choice(KINDS + OF_TEXT + OF_FILES + SPECIAL)
-    if what == "remove" and kind.pattern.endswith("*.json"):  # whoever lists such records misses one
+    # whoever lists such records misses one
+    if what == "remove" and kind.pattern.endswith("*.json"):
         what = "flip"
     other = draw.choice(files)
     before = [_content(p.read_bytes()) for p in (path, other)]
     harm(path, what, other, draw)
     done = f"{what} {path.relative_to(work)}"
-    if path.is_file() and not path.is_symlink() and [_content(p.read_bytes()) for p in (path, other)] == before:
+    if (
+        path.is_file()
+        and not path.is_symlink()
+        and [_content(p.read_bytes()) for p in (path, other)] == before
+    ):
         return name, done, "equal"
     # a mark that is gone is written again, which is a note
     return name, done, _outcome(lambda: said(kind, source, folder, what == "remove", (path, other)))
@@ -132,8 +172,16 @@ def said(kind: Kind, source: Path, folder: Path, notes: bool, damaged: Iterable[
     """What comes of reading a damaged folder: named, silent, equal, other, or refused."""
     try:
         if kind.check is None:
-            return "equal" if kind.read(folder) == kind.read(source) else "silent" if kind.proven else "other"
-        found = " ".join(str(f) for f in kind.check(folder) if notes or not getattr(f, "note", False))
+            return (
+                "equal"
+                if kind.read(folder) == kind.read(source)
+                else "silent"
+                if kind.proven
+                else "other"
+            )
+        found = " ".join(
+            str(f) for f in kind.check(folder) if notes or not getattr(f, "note", False)
+        )
     except UserError as error:
         found = str(error)
     names = {name for path in damaged for name in (path.name, path.stem, path.parent.name)}
@@ -168,8 +216,12 @@ def _outcome(tried: Callable[[], str]) -> str:
     return found or "killed"
 
 
-def campaign(results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None) -> Counts:
-    """So many mutations, or those until an interruption; prints what is not named and not without effect."""
+def campaign(
+    results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None
+) -> Counts:
+    """So many mutations, or those until an interruption; prints what is not named and not without
+    effect.
+    """
     counts: Counts = defaultdict(Counter)
     kinds = [name for name in available(results) if not chosen or name in chosen]
     with suppress(KeyboardInterrupt):
@@ -181,7 +233,9 @@ def campaign(results: Path, work: Path, seed: int, count: int, chosen: list[str]
     return counts
 
 
-def flips(results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None) -> Counts:
+def flips(
+    results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None
+) -> Counts:
     """So many single bits of each record of one folder of each kind whose content is proven."""
     counts: Counts = defaultdict(Counter)
     for name in available(results):
@@ -189,7 +243,11 @@ def flips(results: Path, work: Path, seed: int, count: int, chosen: list[str] | 
             continue
         kind, draw = CHECKED[name], random.Random(f"{seed}-{name}")
         source, folder, files = copied(results, work, name, draw)
-        for path in (p for p in files if p.suffix in (".json", ".xz") or p.name in ("SHA256SUMS", "steps.jsonl")):
+        for path in (
+            p
+            for p in files
+            if p.suffix in (".json", ".xz") or p.name in ("SHA256SUMS", "steps.jsonl")
+        ):
             content = path.read_bytes()
             for _ in range(count):
                 harm(path, "flip", path, draw)
@@ -217,8 +275,12 @@ def main() -> int:
 
             build(Path(folder))
             results = Path(folder, "project/results")
-        tried, number = (campaign, arguments.count) if arguments.flips is None else (flips, arguments.flips)
-        counts = tried(results, results.with_name("mutated"), arguments.seed, number, arguments.kinds)
+        tried, number = (
+            (campaign, arguments.count) if arguments.flips is None else (flips, arguments.flips)
+        )
+        counts = tried(
+            results, results.with_name("mutated"), arguments.seed, number, arguments.kinds
+        )
     print(json.dumps(counts | {"all": sum(counts.values(), Counter())}))
     return 0 if sum(counts.values(), Counter()).keys() <= {*HARMLESS} else 1
 

@@ -1,15 +1,18 @@
-"""What a disk may hold after the power fails, replayed from a recorded order of changes, syncs and renames.
+"""What a disk may hold after the power fails, replayed from a recorded order of changes, syncs and
+renames.
 
-A recording follows a folder while code of this project changes it. Around each call of `os` that renames, deletes or
-syncs, the whole folder is read, so that files written by C++ and Rust are seen, too. Nothing is on the disk but what
-`fsync` put there: of a file its content at that time, of a folder its list of names. After any event the disk may hold
+A recording follows a folder while code of this project changes it. Around each call of `os` that
+renames, deletes or syncs, the whole folder is read, so that files written by C++ and Rust are seen,
+too. Nothing is on the disk but what `fsync` put there: of a file its content at that time, of a
+folder its list of names. After any event the disk may hold
 
 - exactly that,
-- that and any single later change of names, since a file system may write them in any order (with the folders that it
-  is in),
+- that and any single later change of names, since a file system may write them in any order (with
+  the folders that it is in),
 - that and all later changes of names, with the content of files that were not synced lost.
 
-A folder that was synced exists, with the folders above it: journals write the creation of a folder before its names.
+A folder that was synced exists, with the folders above it: journals write the creation of a folder
+before its names.
 """
 
 import os
@@ -41,7 +44,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Event:
-    """A change of names (`changes`: folder, name, node or None), or a sync of a node that has `content` or `names`."""
+    """A change of names (`changes`: folder, name, node or None), or a sync of a node that has
+    `content` or `names`.
+    """
 
     changes: tuple[tuple[Node, str, Node | None], ...] = ()
     synced: Node | None = None
@@ -61,7 +66,9 @@ class Recording:
         self.top = Node(self._inode(self.root), {})
         self._scan()
         for node, path in list(self._walk()):
-            self.events.append(Event(synced=node, content=path.read_bytes() if node.names is None else b""))
+            self.events.append(
+                Event(synced=node, content=path.read_bytes() if node.names is None else b"")
+            )
         self.first = len(self.events)
 
     @contextmanager
@@ -111,7 +118,9 @@ class Recording:
             stack += [(child, path / name) for name, child in (node.names or {}).items()]
 
     def _scan(self, *, one: bool = False) -> None:
-        """Note the changes of names since the last scan: as one event, or else each file's or folder's as one."""
+        """Note the changes of names since the last scan: as one event, or else each file's or
+        folder's as one.
+        """
         known = {node.inode: node for node, _ in self._walk()}
         by_node: dict[int, list[tuple[Node, str, Node | None]]] = {}
         stack = [(self.top, self.root)]
@@ -126,10 +135,18 @@ class Recording:
                 if old is None or old.inode != (stat.st_dev, stat.st_ino):
                     node = known.get((stat.st_dev, stat.st_ino))
                     if node is None:
-                        node = Node((stat.st_dev, stat.st_ino), {} if entry.is_dir(follow_symlinks=False) else None)
+                        node = Node(
+                            (stat.st_dev, stat.st_ino),
+                            {} if entry.is_dir(follow_symlinks=False) else None,
+                        )
                     by_node.setdefault(id(node), []).append((folder, name, node))
                 if entry.is_dir(follow_symlinks=False):
-                    stack.append((known.get((stat.st_dev, stat.st_ino)) or by_node[id(node)][-1][2], path / name))
+                    stack.append(
+                        (
+                            known.get((stat.st_dev, stat.st_ino)) or by_node[id(node)][-1][2],
+                            path / name,
+                        )
+                    )
         groups = list(by_node.values())
         for group in [[change for part in groups for change in part]] if one and groups else groups:
             self.events.append(Event(tuple(group)))
@@ -146,7 +163,9 @@ class Recording:
         return {event.site for event in self.events[self.first :] if event.synced is not None}
 
     def disks(self, without: str | None = None) -> Iterator[tuple[dict[str, bytes], bool]]:
-        """What the disk may hold after each event, each state once, and whether it is the one after the last event."""
+        """What the disk may hold after each event, each state once, and whether it is the one after
+        the last event.
+        """
         content: dict[Node, bytes] = {}
         names: dict[Node, dict[str, Node]] = {self.top: {}}
         pending: list[Event] = []
@@ -164,12 +183,21 @@ class Recording:
                     _apply(names, chosen)
             if number < self.first - 1:
                 continue
-            single = [[*_creations({above for above, _, _ in c.changes}, pending), c] for c in pending]
+            single = [
+                [*_creations({above for above, _, _ in c.changes}, pending), c] for c in pending
+            ]
             for later in [[], pending, *single]:
                 tree = {node: dict(listed) for node, listed in names.items()}
                 _apply(tree, later)
-                disk = {name: data for name, data in _files(self.top, tree, content) if not UNFINISHED.search(name)}
-                key = tuple(sorted((name, id(data)) for name, data in disk.items())), last and not later
+                disk = {
+                    name: data
+                    for name, data in _files(self.top, tree, content)
+                    if not UNFINISHED.search(name)
+                }
+                key = (
+                    tuple(sorted((name, id(data)) for name, data in disk.items())),
+                    last and not later,
+                )
                 if key not in seen:
                     seen.add(key)
                     yield disk, last and not later
@@ -179,7 +207,9 @@ def _creations(folders: set[Node], pending: list[Event]) -> list[Event]:
     """The changes that created these folders and the folders above them."""
     below, found = set(folders), []
     for event in reversed(pending):
-        if all(node is not None for _, _, node in event.changes) and any(node in below for _, _, node in event.changes):
+        if all(node is not None for _, _, node in event.changes) and any(
+            node in below for _, _, node in event.changes
+        ):
             below |= {above for above, _, _ in event.changes}
             found.insert(0, event)
     return found
@@ -188,7 +218,11 @@ def _creations(folders: set[Node], pending: list[Event]) -> list[Event]:
 def _put_down(folder: Node, pending: list[Event]) -> list[Event]:
     """The changes that a sync of a folder writes: those of its names, and those that created it."""
     created = _creations({folder}, pending)
-    return [event for event in pending if event in created or any(above is folder for above, _, _ in event.changes)]
+    return [
+        event
+        for event in pending
+        if event in created or any(above is folder for above, _, _ in event.changes)
+    ]
 
 
 def _apply(names: dict[Node, dict[str, Node]], events: list[Event]) -> None:
@@ -201,7 +235,9 @@ def _apply(names: dict[Node, dict[str, Node]], events: list[Event]) -> None:
                 listed[name] = node
 
 
-def _files(node: Node, names: dict[Node, dict[str, Node]], content: dict[Node, bytes], path: str = ""):
+def _files(
+    node: Node, names: dict[Node, dict[str, Node]], content: dict[Node, bytes], path: str = ""
+):
     for name, child in names.get(node, {}).items():
         if child.names is None:
             yield f"{path}{name}", content.get(child, b"")
@@ -210,7 +246,9 @@ def _files(node: Node, names: dict[Node, dict[str, Node]], content: dict[Node, b
 
 
 def _site() -> str:
-    """The line that asked for this sync: within `base/files.py` also the line of its caller, but for `atomic`."""
+    """The line that asked for this sync: within `base/files.py` also the line of its caller, but
+    for `atomic`.
+    """
     frame, found = sys._getframe(2), []
     while frame is not None:
         path = Path(frame.f_code.co_filename)

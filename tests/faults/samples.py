@@ -1,7 +1,9 @@
-"""What no result of a small project holds: settings, texts, stores and models of others, records of few commands.
+"""What no result of a small project holds: settings, texts, stores and models of others, records of
+few commands.
 
-`SAMPLES` maps a kind to who makes its folder, who reads it, and whether its content is proven. What a reader returns
-names no folder. Nothing proves what others wrote: other bytes are then another text, which is no fault.
+`SAMPLES` maps a kind to who makes its folder, who reads it, and whether its content is proven. What
+a reader returns names no folder. Nothing proves what others wrote: other bytes are then another
+text, which is no fault.
 """
 
 import gzip
@@ -30,7 +32,13 @@ from tokenscale.arms import environments
 from tokenscale.arms.prepared import read_record
 from tokenscale.base.bucket import access_error
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_arguments, sha256_file, write_arguments, write_json, write_sealed
+from tokenscale.base.files import (
+    read_arguments,
+    sha256_file,
+    write_arguments,
+    write_json,
+    write_sealed,
+)
 from tokenscale.cli import cloud, snakemake_progress, snakemake_reasons, status_runs
 from tokenscale.cli.convert import FOREIGN, ConvertSettings, convert
 from tokenscale.cli.mixture import write_mixture
@@ -49,7 +57,12 @@ from tokenscale.report.packed_logs import restore
 from tokenscale.settings import profile
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import load_config
-from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    CorpusSettings,
+    SourceSettings,
+    StoreSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.machine import load_machine
 from tokenscale.settings.source_studies import load_preset_file
 from tokenscale.settings.yaml_files import read_yaml
@@ -73,7 +86,9 @@ class Sample(NamedTuple):
 
 def _write_settings(folder: Path) -> None:
     for name in ("config", "profiles", "workflow/arms"):
-        for path in (path for ending in ("yaml", "toml") for path in (ROOT / name).rglob(f"*.{ending}")):
+        for path in (
+            path for ending in ("yaml", "toml") for path in (ROOT / name).rglob(f"*.{ending}")
+        ):
             (target := folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
 
@@ -85,17 +100,35 @@ def _read_settings(folder: Path) -> object:
     runs = [[run.run_id for run in config.runs(name)] for name in ("demo", "frameworks")]
     files = [read_yaml(path) for path in config.available.values()]
     profiles = [
-        profile.load_profile_config(path.name, folder) for path in sorted(folder.glob("profiles/*")) if path.is_dir()
+        profile.load_profile_config(path.name, folder)
+        for path in sorted(folder.glob("profiles/*"))
+        if path.is_dir()
     ]
     presets = [load_preset_file(str(path)) for path in sorted(folder.glob("config/presets/*"))]
-    others = load_claims(folder / "config/claims.yaml"), read_gpu_prices(folder / "config/prices.yaml")
-    return repr([runs, files, profiles, presets, arms, others, load_machine("profiles/alps/machine.toml", folder)])
+    others = (
+        load_claims(folder / "config/claims.yaml"),
+        read_gpu_prices(folder / "config/prices.yaml"),
+    )
+    return repr(
+        [
+            runs,
+            files,
+            profiles,
+            presets,
+            arms,
+            others,
+            load_machine("profiles/alps/machine.toml", folder),
+        ]
+    )
 
 
 def _write_texts(folder: Path) -> None:
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
     found = {"lines.jsonl": lines, "lines.jsonl.zst": zstandard.compress(lines)}
-    found |= {"lines.jsonl.gz": gzip.compress(lines, mtime=0), "array.json": json.dumps([{"text": "a"}]).encode()}
+    found |= {
+        "lines.jsonl.gz": gzip.compress(lines, mtime=0),
+        "array.json": json.dumps([{"text": "a"}]).encode(),
+    }
     found |= {"rows.tsv": b"text\tn\none\t1\ntwo\t2\n", "plain.txt": "\n".join(TEXTS).encode()}
     for name, content in found.items():
         (folder / name).write_bytes(content)
@@ -104,7 +137,10 @@ def _write_texts(folder: Path) -> None:
 
 
 def _read_texts(folder: Path) -> object:
-    names = "lines.jsonl lines.jsonl.zst lines.jsonl.gz array.json rows.tsv plain.txt rows.parquet mds/shard.00000.mds"
+    names = (
+        "lines.jsonl lines.jsonl.zst lines.jsonl.gz array.json rows.tsv plain.txt rows.parquet "
+        "mds/shard.00000.mds"
+    )
     paths = expand_patterns(tuple(f"{folder / name}" for name in names.split()))
     return [list(read_texts(path, SourceSettings("files", files=(path.name,)))) for path in paths]
 
@@ -118,8 +154,12 @@ def _build_corpus(folder: Path) -> object:
 def _write_losses(folder: Path) -> None:
     rows = [(step, f"{4 - step / 9:.4f}") for step in range(1, 20)]
     for ending, head, row in (("txt", "step loss\n", "{} {}\n"), ("csv", "step,loss\n", "{},{}\n")):
-        (folder / f"losses.{ending}").write_text(head + "".join(row.format(*values) for values in rows))
-    (folder / "losses.jsonl").write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in rows))
+        (folder / f"losses.{ending}").write_text(
+            head + "".join(row.format(*values) for values in rows)
+        )
+    (folder / "losses.jsonl").write_text(
+        "".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in rows)
+    )
 
 
 def _read_losses(folder: Path) -> object:
@@ -151,11 +191,16 @@ def _read_store(kind: str, folder: Path, record: bool) -> object:
         settings = ConvertSettings(to="token-list", from_format=kind, **known)
         convert(settings, folder / "store.bin", Path(made, "store"), print)
         manifest = read_store_manifest(Path(made, "store"))
-    return [manifest[name] for name in ("ids_digest", "bos_id", "eos_id", "vocabulary_size", "tokenizer")]
+    return [
+        manifest[name]
+        for name in ("ids_digest", "bos_id", "eos_id", "vocabulary_size", "tokenizer")
+    ]
 
 
 def _store(kind: str, record: bool = False) -> Sample:
-    return Sample(lambda f: _write_store(kind, f, record), lambda f: _read_store(kind, f, record), record)
+    return Sample(
+        lambda f: _write_store(kind, f, record), lambda f: _read_store(kind, f, record), record
+    )
 
 
 def _write_model(folder: Path, dcp: bool) -> None:
@@ -174,13 +219,18 @@ def _read_model(folder: Path) -> object:
 
 
 def _digest(tensors: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(n, hashlib.sha256(tensors[n].float().numpy().tobytes()).hexdigest()) for n in sorted(tensors)]
+    return [
+        (n, hashlib.sha256(tensors[n].float().numpy().tobytes()).hexdigest())
+        for n in sorted(tensors)
+    ]
 
 
 def _write_tokenizer(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         shutil.copy(_lab(Path(made)).tokenizer / "tokenizer.json", folder)
-    write_json(folder / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
+    write_json(
+        folder / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
+    )
     write_json(folder / "special_tokens_map.json", {"pad_token": "<pad>"})
 
 
@@ -208,8 +258,14 @@ def _write_bucket(folder: Path) -> None:
 def _read_bucket(folder: Path) -> object:
     """`report` of a project whose runs lie in a bucket, and a worker's inputs."""
 
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir()]
-    bucket = SimpleNamespace(address="s3://bucket", list=lambda prefix="": [n for n in names if n.startswith(prefix)])
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob("*"))
+        if not path.is_dir()
+    ]
+    bucket = SimpleNamespace(
+        address="s3://bucket", list=lambda prefix="": [n for n in names if n.startswith(prefix)]
+    )
     bucket.read = lambda key: (folder / key).read_bytes() if (folder / key).is_file() else None
 
     def download(key: str, path: Path) -> None:
@@ -220,14 +276,18 @@ def _read_bucket(folder: Path) -> object:
             raise access_error(f"s3://bucket/{key}", error) from None
 
     bucket.download = download
-    config = SimpleNamespace(settings=SimpleNamespace(bucket="s3://bucket"), all_runs=lambda names: ["one"])
+    config = SimpleNamespace(
+        settings=SimpleNamespace(bucket="s3://bucket"), all_runs=lambda names: ["one"]
+    )
     cloud.open_bucket, cloud.check_project = lambda *_, **__: bucket, lambda *_, **__: None
     with tempfile.TemporaryDirectory() as made:
         os.chdir(made)
         cloud.work("s3://bucket", "own", 1, 1.0)
         shutil.rmtree("results", ignore_errors=True)
         said = cloud.pull(config, ["own"])
-        return said, sorted((p.as_posix(), p.read_bytes()) for p in Path().rglob("*") if p.is_file())
+        return said, sorted(
+            (p.as_posix(), p.read_bytes()) for p in Path().rglob("*") if p.is_file()
+        )
 
 
 # --- our own records
@@ -260,19 +320,31 @@ def _read_recording(folder: Path) -> object:
 
 
 def _write_certificates(folder: Path) -> None:
-    facts: dict[str, Any] = {"steps": 3, "first_difference": None, "cause": None, "schema_version": 1}
+    facts: dict[str, Any] = {
+        "steps": 3,
+        "first_difference": None,
+        "cause": None,
+        "schema_version": 1,
+    }
     steps = [{"loss": {"difference": 1e-7, "floor": 2e-7}}]
-    write_sealed(folder / "one/over/two.json", facts | {"verdict": "equal to rounding", "by_step": steps})
+    write_sealed(
+        folder / "one/over/two.json", facts | {"verdict": "equal to rounding", "by_step": steps}
+    )
 
 
 def _read_certificates(folder: Path) -> object:
     rows = certificate_rows([folder / "one/over/two.json"])
-    return [{name: value for name, value in row.items() if name != "certificate_sha256"} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name != "certificate_sha256"} for row in rows
+    ]
 
 
 def _write_environment(folder: Path) -> None:
     files, packages = {"adapter.py": "0" * 64}, {"torch": "2.9.0"}
-    write_sealed(folder / "environment.json", {"schema": 1, "error": None, "files": files, "packages": packages})
+    write_sealed(
+        folder / "environment.json",
+        {"schema": 1, "error": None, "files": files, "packages": packages},
+    )
 
 
 def _read_environment(folder: Path) -> object:
@@ -295,7 +367,9 @@ def _write_notes(folder: Path) -> None:
     """What is remembered to save time, and what only `status` shows."""
     write_json(folder / "hashes.json", {"a": {"stamp": [1, 2], "sha256": "0" * 64}})
     times = {"rule": "train", "starttime": 1.0, "endtime": 9.0}
-    write_json(folder / "jobs/a", times | {"log": ["a.log"], "input_checksums": {"a.json": "sha256:0"}})
+    write_json(
+        folder / "jobs/a", times | {"log": ["a.log"], "input_checksums": {"a.json": "sha256:0"}}
+    )
     write_json(folder / "run/status.json", {"t_unix_s": 5.0, "step": 4})
     write_json(folder / "run/run.json", {"outcome": {"ended_unix_s": 5.0}, "started_unix_s": 1.0})
 
@@ -303,7 +377,11 @@ def _write_notes(folder: Path) -> None:
 def _read_notes(folder: Path) -> object:
     snakemake_reasons.RECORDS = folder / "jobs"
     hashes = fingerprint._hash_files({"a": Path(__file__)}, folder / "hashes.json")
-    found = [snakemake_progress.read_recorded_jobs(folder / "jobs"), hashes, snakemake_reasons._read_recorded_hashes()]
+    found = [
+        snakemake_progress.read_recorded_jobs(folder / "jobs"),
+        hashes,
+        snakemake_reasons._read_recorded_hashes(),
+    ]
     found.append(status_runs._read_status(folder / "run", None))
     return repr([*found, snakemake_reasons._read_last_seconds(folder / "run/run.json")])
 
@@ -311,7 +389,9 @@ def _read_notes(folder: Path) -> object:
 def read_logs(folder: Path) -> object:
     with tempfile.TemporaryDirectory() as output:
         experiments = restore(folder / "logs.json.xz", Path(output))
-        return experiments, [sha256_file(path) for path in sorted(Path(output).rglob("*")) if path.is_file()]
+        return experiments, [
+            sha256_file(path) for path in sorted(Path(output).rglob("*")) if path.is_file()
+        ]
 
 
 SAMPLES = {
@@ -325,14 +405,18 @@ SAMPLES = {
     "models of DCP": Sample(lambda folder: _write_model(folder, True), _read_model),
     "tokenizers of others": Sample(_write_tokenizer, _read_tokenizer),
     "buckets": Sample(_write_bucket, _read_bucket),
-    "checkpoints": Sample(lambda folder: write_tiny_checkpoint(folder / "step=00000001"), _read_checkpoint, True),
+    "checkpoints": Sample(
+        lambda folder: write_tiny_checkpoint(folder / "step=00000001"), _read_checkpoint, True
+    ),
     "recordings": Sample(_write_recording, _read_recording, True),
     "certificates": Sample(_write_certificates, _read_certificates, True),
     "arm environments": Sample(_write_environment, _read_environment, True),
     "mixtures": Sample(_write_mixture, _read_mixture, True),
     "notes": Sample(_write_notes, _read_notes),
     "packed logs": Sample(
-        lambda folder: shutil.copy(ROOT / "evidence/cpu-2-cores-2026-11-24/logs.json.xz", folder), read_logs, True
+        lambda folder: shutil.copy(ROOT / "evidence/cpu-2-cores-2026-11-24/logs.json.xz", folder),
+        read_logs,
+        True,
     ),
     "arguments": Sample(
         lambda folder: write_arguments(folder / "words.json", ["a", "--b"]),

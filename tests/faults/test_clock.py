@@ -61,10 +61,19 @@ def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, mo
     assert min(times) > before - 1 and max(times) < clock.real() + 1
     assert of_steps == sorted(of_steps)
     # a loaded machine may slow some steps down
-    assert [reason for reason in row["reasons"].split("; ") if reason and "no steady state" not in reason] == []
+    assert [
+        reason
+        for reason in row["reasons"].split("; ")
+        if reason and "no steady state" not in reason
+    ] == []
     assert 0 < row["stopped_unix_s"] - row["started_unix_s"] < 100
     lines = [*made["steps"].to_pylist(), *made["events"].to_pylist(), *made["spans"].to_pylist()]
-    times = [value for line in lines for name, value in line.items() if name.endswith("_s") and value is not None]
+    times = [
+        value
+        for line in lines
+        for name, value in line.items()
+        if name.endswith("_s") and value is not None
+    ]
     assert len(times) > 100 and min(times) >= 0
 
 
@@ -79,4 +88,6 @@ def test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time(lab, tm
     assert (row["validity"], row["reasons"], row["attempts"]) == ("valid", "", 2)
     assert 0 < row["stopped_unix_s"] - row["started_unix_s"] < 100
     first, second = made["attempts"].to_pylist()
-    assert second["started_unix_s"] < first["started_unix_s"] - HOUR / 2, "each says what its clock said"
+    assert second["started_unix_s"] < first["started_unix_s"] - HOUR / 2, (
+        "each says what its clock said"
+    )

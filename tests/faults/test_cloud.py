@@ -1,7 +1,8 @@
-"""An experiment on rented machines: separate folders, a bucket on the loopback interface, workers that are killed.
+"""An experiment on rented machines: separate folders, a bucket on the loopback interface, workers
+that are killed.
 
-Workers run the project's own code in processes of their own. In a folder with a file `hold`, ranks wait at step 9, so
-that the kill meets them after a resume state whatever the machine's speed is.
+Workers run the project's own code in processes of their own. In a folder with a file `hold`, ranks
+wait at step 9, so that the kill meets them after a resume state whatever the machine's speed is.
 """
 
 import contextlib
@@ -31,7 +32,8 @@ moto = pytest.importorskip("moto.server")
 
 EXPERIMENT = {
     "question": "Does a killed worker lose anything?",
-    "runs": RUNS | {"approach": "packed", "budget": {"steps": 14}, "checkpoints": {"every": 4, "final": True}},
+    "runs": RUNS
+    | {"approach": "packed", "budget": {"steps": 14}, "checkpoints": {"every": 4, "final": True}},
     "factors": {"layout.data": [1, 2]},
     "figures": ["loss_over_time"],
 }
@@ -111,7 +113,9 @@ class Machine:
             self.kill()
 
     def stop(self) -> None:
-        """Tell the worker to end, as a provider does before it takes the machine away: its ranks hold until then."""
+        """Tell the worker to end, as a provider does before it takes the machine away: its ranks
+        hold until then.
+        """
         os.kill(self._process.pid, signal.SIGTERM)
         self.wait(75)
 
@@ -151,7 +155,9 @@ def objects(prefix: str) -> dict[str, bytes]:
 
 
 def check_ended(run: Path, folder: Path) -> None:
-    """A finished run in the bucket: complete, with weights, without resume states, and as its seal says."""
+    """A finished run in the bucket: complete, with weights, without resume states, and as its seal
+    says.
+    """
     found = objects("cut")
     keys = {key.partition(f"{run.name}/")[2] for key in found if key.startswith("runs/")}
     assert keys >= {f"attempt={number:02d}/rank=00000/steps.jsonl" for number in range(3)}
@@ -167,7 +173,9 @@ def check_ended(run: Path, folder: Path) -> None:
 def check_for_secrets(folder: Path) -> None:
     for path in folder.rglob("*"):
         for secret in (planted.VALUE, "AKIAIOSFODNN7PLANTED"):
-            assert path.is_dir() or path.suffix == ".pyc" or secret.encode() not in path.read_bytes(), path
+            assert (
+                path.is_dir() or path.suffix == ".pyc" or secret.encode() not in path.read_bytes()
+            ), path
 
 
 def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from_the_bucket(
@@ -182,7 +190,9 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
         (tmp_path / name / "hold").touch()
     first = Machine(tmp_path / "first", "cut", environment)
     try:
-        first.wait_for(lambda: any(key.endswith("/step=00000008/checkpoint.json") for key in objects("cut")))
+        first.wait_for(
+            lambda: any(key.endswith("/step=00000008/checkpoint.json") for key in objects("cut"))
+        )
     finally:
         first.kill()
     whole.wait()
@@ -192,7 +202,9 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
     assert first_step(second.run / "attempt=01") == 8, "it went on, and did not begin anew"
     third = Machine(tmp_path / "third", "cut", environment)
     third.wait()
-    assert first_step(third.run / "attempt=02") > 8, "the second one wrote a state when it was told to stop"
+    assert first_step(third.run / "attempt=02") > 8, (
+        "the second one wrote a state when it was told to stop"
+    )
     assert series(third.run) == series(whole.run) and len(series(whole.run)) == 14
     check_ended(third.run, tmp_path / "bucket")
     again = Machine(tmp_path / "third", "cut", environment)
@@ -204,7 +216,9 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
     shutil.copytree(project.root / "config", away.root / "config")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Project, "environment", environment | {"PYTHONPATH": str(away.root / "src")})
-        said = away.snakemake("--cores", "2", "report_now", "--config", "bucket=s3://rented/cut").stdout
+        said = away.snakemake(
+            "--cores", "2", "report_now", "--config", "bucket=s3://rented/cut"
+        ).stdout
     assert "s3://rented/cut: 1 finished runs, 1 of them fetched" in said
     report = away.root / "results/report"
     assert third.run.name in (report / "index.html").read_text()

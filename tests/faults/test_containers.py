@@ -1,4 +1,6 @@
-"""A container is killed, and the next one of the same folder goes on: other host name, other or same boot."""
+"""A container is killed, and the next one of the same folder goes on: other host name, other or
+same boot.
+"""
 
 import json
 import subprocess
@@ -22,14 +24,33 @@ with lock_folder(folder / "run", "run x"), atomic(folder / "run/done.json") as p
     sys.stdin.readline()
 """
 BOOT = "/proc/sys/kernel/random/boot_id"
-ENTER = f'hostname "$1" && if [ -n "$2" ]; then mount --bind "$2" {BOOT}; fi && shift 2 && exec "$@"'
+ENTER = (
+    f'hostname "$1" && if [ -n "$2" ]; then mount --bind "$2" {BOOT}; fi && shift 2 && exec "$@"'
+)
 
 
 def container(name: str, boot: str, folder: Path, text: str) -> subprocess.Popen:
-    """A process that writes below the folder and waits: in a host of this name, of another boot if that is named."""
-    argv = [*NAMESPACE, "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", ENTER, "sh", name, boot]
+    """A process that writes below the folder and waits: in a host of this name, of another boot if
+    that is named.
+    """
+    argv = [
+        *NAMESPACE,
+        "--uts",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        ENTER,
+        "sh",
+        name,
+        boot,
+    ]
     argv += [sys.executable, "-c", WRITE, str(folder), text]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert (line := process.stdout.readline()) == "in\n", line + process.stdout.read()
     return process
 
@@ -46,7 +67,9 @@ def test_locks_are_free_and_temporary_files_are_removed(tmp_path, other_boot):
     assert all("process 1 on old" in path.read_text() for path in owners)
     killed.kill()
     killed.communicate()
-    following = container("new", str(tmp_path / "boot") if other_boot else "", folder, json.dumps("whole"))
+    following = container(
+        "new", str(tmp_path / "boot") if other_boot else "", folder, json.dumps("whole")
+    )
     assert all("process 1 on new" in path.read_text() for path in owners)
     assert all(("boot 00000000" in path.read_text()) == other_boot for path in owners)
     following.communicate("\n", timeout=30)

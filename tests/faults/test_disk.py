@@ -1,4 +1,6 @@
-"""No room, no right, a read-only file system: every job says so in one message, and the same call then ends well."""
+"""No room, no right, a read-only file system: every job says so in one message, and the same call
+then ends well.
+"""
 
 import json
 import os
@@ -38,7 +40,11 @@ def in_namespace(*arguments) -> list[dict]:
 def test_a_whole_call_that_runs_out_of_room_says_so_and_the_next_completes(stages, tmp_path):
     *calls, last = in_namespace(stages.folder, tmp_path, "calls")
     for (short, whole), said in zip((calls[:2], calls[2:]), SHORT, strict=True):
-        assert short["code"] != 0 and f"tokenscale: {said}" in short["said"] and "Traceback" not in short["said"], short
+        assert (
+            short["code"] != 0
+            and f"tokenscale: {said}" in short["said"]
+            and "Traceback" not in short["said"]
+        ), short
         assert whole["code"] == 0, whole
     assert "df -i" in calls[2]["said"]
     assert last == {"lost": []}
@@ -47,20 +53,30 @@ def test_a_whole_call_that_runs_out_of_room_says_so_and_the_next_completes(stage
 def test_every_job_says_what_it_lacks_and_then_makes_what_it_would_have_made(stages, tmp_path):
     *jobs, last = in_namespace(stages.folder, tmp_path, "jobs")
     assert {job["fault"] for job in jobs} == {*SAID} and len(jobs) >= 3 * 14
-    assert {"corpus", "pretokenize", "launch", "ingest", "report"} <= {job["job"][0] for job in jobs}
+    assert {"corpus", "pretokenize", "launch", "ingest", "report"} <= {
+        job["job"][0] for job in jobs
+    }
     for job in jobs:
         assert job["code"] == 2 and SAID[job["fault"]] in job["said"], job
         assert "Traceback" not in job["said"] and "  next  " in job["said"]
         assert not job["gone"] and not job["left"], "nothing is lost, nothing half-written stays"
         assert job["again"] == 0, job["then"]
-    # each training but the first was copied, and lists of code are written by Snakemake, which is not here
+    # each training but the first was copied, and lists of code are written by Snakemake, which is
+    # not here
     other = ("runs/", "steps of", "table", "code/")
-    compared = {name: value for name, value in stages.expected.items() if not name.startswith(other)}
+    compared = {
+        name: value for name, value in stages.expected.items() if not name.startswith(other)
+    }
     assert len(compared) > 60 and {name: last["lies"].get(name) for name in compared} == compared
 
 
 @pytest.mark.parametrize(
-    "error", [OSError("10247 requested and 4080 written"), OSError(28, "x"), RuntimeError("No space left on device")]
+    "error",
+    [
+        OSError("10247 requested and 4080 written"),
+        OSError(28, "x"),
+        RuntimeError("No space left on device"),
+    ],
 )
 def test_a_disk_that_took_a_part_is_full_whoever_wrote(error):
     said = translate_error(error).render()

@@ -1,4 +1,6 @@
-"""A script in the drawing of a figure: `verify` names it, no report reads it, no page runs it though its hash fits."""
+"""A script in the drawing of a figure: `verify` names it, no report reads it, no page runs it
+though its hash fits.
+"""
 
 import re
 import shutil
@@ -17,14 +19,24 @@ MARK = "it-ran"
 SCRIPTS = [
     f"<script>document.title = '{MARK}'</script>",
     f'<image href="x:" onerror="document.title = \'{MARK}\'"/>',
-    f'<foreignObject><b tabindex="0" autofocus="" onfocus="document.title = \'{MARK}\'">x</b></foreignObject>',
+    (
+        '<foreignObject><b tabindex="0" autofocus="" onfocus="document.title = '
+        f"'{MARK}'\">x</b></foreignObject>"
+    ),
 ]
 POLICY = re.compile('<meta http-equiv="Content-Security-Policy".*?>')
 
 
 def shown(path: Path, folder: Path) -> str:
     """What a browser makes of a page; its scripts have run."""
-    argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
+    argv = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder}",
+        "--dump-dom",
+    ]
     done = subprocess.run([*argv, f"file://{path}"], capture_output=True, text=True, timeout=60)
     assert "</html>" in done.stdout, done.stderr
     return re.search("<title>(.*?)</title>", done.stdout, re.DOTALL)[1]
@@ -32,7 +44,9 @@ def shown(path: Path, folder: Path) -> str:
 
 @pytest.fixture
 def results(stages, tmp_path) -> Path:
-    return Path(shutil.copytree(stages.folder / "end/project/results", tmp_path / "results", symlinks=True))
+    return Path(
+        shutil.copytree(stages.folder / "end/project/results", tmp_path / "results", symlinks=True)
+    )
 
 
 def plant(figure: Path, script: str) -> None:

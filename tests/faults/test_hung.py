@@ -45,19 +45,31 @@ def has_line(log: Path) -> bool:
 
 
 def children(process: int) -> list[int]:
-    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [
+        int(number)
+        for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ]
 
 
 def second_rank(launcher: int) -> int:
     """The process of rank 1."""
     processes = children(launcher)
-    (found,) = [n for n in processes if "RANK=1" in Path(f"/proc/{n}/environ").read_text().split("\0")]
+    (found,) = [
+        n for n in processes if "RANK=1" in Path(f"/proc/{n}/environ").read_text().split("\0")
+    ]
     return found
 
 
 def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path):
-    """Nothing gives up meanwhile: losses and samples are those of an undisturbed run, in one attempt."""
-    run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=10), device="cpu")
+    """Nothing gives up meanwhile: losses and samples are those of an undisturbed run, in one
+    attempt.
+    """
+    run = run_of(
+        world_size=2,
+        budget=BudgetSettings(steps=60),
+        checkpoints=CheckpointSettings(every=10),
+        device="cpu",
+    )
     start(run, lab.inputs(run), tmp_path / "whole")
     process = launch(lab, run, tmp_path / "run")
     try:
@@ -66,7 +78,10 @@ def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path
         stopped = second_rank(process.pid)
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(PAUSE)
-        at = [len(path.read_text().splitlines()) for path in (tmp_path / "run/attempt=00").glob("rank=*/steps.jsonl")]
+        at = [
+            len(path.read_text().splitlines())
+            for path in (tmp_path / "run/attempt=00").glob("rank=*/steps.jsonl")
+        ]
         assert process.poll() is None and max(at) < 60, "the others wait for it"
         os.kill(stopped, signal.SIGCONT)
         _, said = process.communicate(timeout=100)
@@ -96,7 +111,9 @@ def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_aga
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == CODE
-    assert "  rank 1  wrote no stack: it is stopped, blocked on a disk, or its node is gone\n" in said
+    assert (
+        "  rank 1  wrote no stack: it is stopped, blocked on a disk, or its node is gone\n" in said
+    )
     assert "  waiting for it: rank 0\n" in said and "Traceback" not in said
     assert not Path(f"/proc/{stopped}").exists(), "it was ended, too"
     again = launch(lab, run, tmp_path / "run", python=served.python())

@@ -1,4 +1,6 @@
-"""A kill of every rule, and of Snakemake: the next call ends well, and holds what an undisturbed build holds."""
+"""A kill of every rule, and of Snakemake: the next call ends well, and holds what an undisturbed
+build holds.
+"""
 
 import json
 import shutil
@@ -14,29 +16,50 @@ from tests.workflow.conftest import Project, copy_of
 
 pytestmark = pytest.mark.slow(20)
 
-#: one project after another, in the order in which a workflow comes to them: those of one rule run side by side, and
-#: one that had ended before its neighbour was killed is not met again
+#: one project after another, in the order in which a workflow comes to them: those of one rule run
+#: side by side, and one that had ended before its neighbour was killed is not met again
 CHAINS = {
-    "a": ("corpus", "tokenizer", "format packed", "launcher", "one of the ranks", "ingest", "claims", "page"),
-    "b": ("everything", "format padded", "one of the ranks", "Snakemake", "figure", "PDF", "bundle"),
+    "a": (
+        "corpus",
+        "tokenizer",
+        "format packed",
+        "launcher",
+        "one of the ranks",
+        "ingest",
+        "claims",
+        "page",
+    ),
+    "b": (
+        "everything",
+        "format padded",
+        "one of the ranks",
+        "Snakemake",
+        "figure",
+        "PDF",
+        "bundle",
+    ),
 }
 #: in which stage Snakemake is killed, alone or with all its jobs
 STAGE_OF_WHOLE = {"everything": "tokens", "Snakemake": "tables"}
-#: share of a victim's usual time: one that ends before its signal costs the rest of a workflow. Campaigns kill later,
-#: and also the third format
+#: share of a victim's usual time: one that ends before its signal costs the rest of a workflow.
+#: Campaigns kill later, and also the third format
 LATEST = 0.6
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_last_call_makes_what_an_undisturbed_one_makes(stages, name, tmp_path):
-    """Each call is killed, at a moment drawn at random, by the next of the signals, until no steps are left to kill."""
+    """Each call is killed, at a moment drawn at random, by the next of the signals, until no steps
+    are left to kill.
+    """
     each, seed = [*VICTIMS, *WHOLE], [*CHAINS].index(name)
     planned = []
     for place, victim in enumerate(CHAINS[name]):
         turn = (place + seed) % len(SIGNALS)
         kill = drawn(each.index(victim) + len(each) * turn, seed)
         assert (kill.victim, kill.signal) == (victim, SIGNALS[turn])
-        planned.append(replace(kill, stage=STAGE_OF_WHOLE.get(victim, kill.stage), moment=LATEST * kill.moment))
+        planned.append(
+            replace(kill, stage=STAGE_OF_WHOLE.get(victim, kill.stage), moment=LATEST * kill.moment)
+        )
     lost = kills.chain(stages, planned, tmp_path / "chain", seed)
     assert not lost, json.dumps(lost, indent=1).replace("\\n", "\n")
 
@@ -51,7 +74,11 @@ def test_a_second_call_ends_at_once_and_a_dry_run_shows_its_plan(stages, tmp_pat
         began = time.monotonic()
         code, said = forked.snakemake(call(), project.root, variables)
         assert code == 2 and time.monotonic() - began < 10
-        assert "running in this folder" in said and f"process {first.pid} on" in said and said.count("\n") < 8, said
+        assert (
+            "running in this folder" in said
+            and f"process {first.pid} on" in said
+            and said.count("\n") < 8
+        ), said
         code, said = forked.snakemake(call("-n"), project.root, variables)
         assert code == 0 and "would run." in said and "Error" not in said, said
         assert first.alive and first.wait()[0] == 0

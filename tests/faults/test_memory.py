@@ -22,7 +22,9 @@ HUGE = 1 << 60
 
 def of_duckdb():
     with duckdb.connect(config={"memory_limit": "1MB", "temp_directory": ""}) as connection:
-        connection.sql("SELECT max(x) FROM (SELECT list(range) AS x FROM range(1000000) GROUP BY range % 7)").fetchall()
+        connection.sql(
+            "SELECT max(x) FROM (SELECT list(range) AS x FROM range(1000000) GROUP BY range % 7)"
+        ).fetchall()
 
 
 LIBRARIES = {
@@ -39,8 +41,13 @@ def test_what_each_library_says_is_one_message_and_other_errors_are_not():
         with pytest.raises(Exception) as caught:
             allocate()
         said = translate_error(caught.value).render()
-        assert said.startswith("tokenscale: main memory was full") and "  next    allow more memory" in said, said
-    said = translate_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")).render()
+        assert (
+            said.startswith("tokenscale: main memory was full")
+            and "  next    allow more memory" in said
+        ), said
+    said = translate_error(
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    ).render()
     assert said.startswith("tokenscale: a GPU's memory was full.") and "micro_batch" in said
     assert translate_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
     assert translate_error(ValueError("remember")) is None
@@ -53,7 +60,8 @@ def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, m
 
     def full(training):
         if training.done == 8:
-            while not (tmp_path / "cut/checkpoints/step=00000006").exists():  # it is written beside the steps
+            # it is written beside the steps
+            while not (tmp_path / "cut/checkpoints/step=00000006").exists():
                 time.sleep(0.001)
             torch.empty(HUGE, dtype=torch.uint8)
         return step(training)
@@ -70,14 +78,23 @@ def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, m
 
 
 def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, tmp_path):
-    """The out-of-memory killer sends SIGKILL to one process, the largest: launcher and other ranks live on."""
-    run = run_of(world_size=2, budget=BudgetSettings(steps=40), checkpoints=CheckpointSettings(every=4), device="cpu")
+    """The out-of-memory killer sends SIGKILL to one process, the largest: launcher and other ranks
+    live on.
+    """
+    run = run_of(
+        world_size=2,
+        budget=BudgetSettings(steps=40),
+        checkpoints=CheckpointSettings(every=4),
+        device="cpu",
+    )
     process = launch(lab, run, tmp_path / "cut")
     wait_for(process, lambda: list((tmp_path / "cut/checkpoints").glob("step=*[0-9]")))
     os.kill(second_rank(process.pid), signal.SIGKILL)
     _, said = process.communicate(timeout=100)
     assert process.returncode != 0 and "rank 1" in said and "SIGKILL" in said
-    assert "a process was killed without a message, most often because main memory was full" in said, said
+    assert (
+        "a process was killed without a message, most often because main memory was full" in said
+    ), said
     assert launched(lab, run, tmp_path / "cut")[0] == 0
     start(run, lab.inputs(run), tmp_path / "whole")
     assert series(tmp_path / "cut") == series(tmp_path / "whole")

@@ -1,4 +1,6 @@
-"""Ports: nobody outside a machine reaches the ranks of a run there; a port that is taken is not the last one."""
+"""Ports: nobody outside a machine reaches the ranks of a run there; a port that is taken is not the
+last one.
+"""
 
 import json
 import os
@@ -47,14 +49,19 @@ def listening(process: int) -> list[str]:
                 if fields[3] == LISTENS and f"socket:[{fields[9]}]" in inodes:
                     address, _, port = fields[1].partition(":")
                     found.append((f"process {pid} {address}", int(port, 16)))
-    return [f"{where}:{port}" for where, port in found if where.split()[-1] not in LOOPBACK] + [""] * bool(found)
+    return [f"{where}:{port}" for where, port in found if where.split()[-1] not in LOOPBACK] + [
+        ""
+    ] * bool(found)
 
 
 def watched(argv: list[str], folder: Path, **variables: str) -> tuple[set[str], str]:
     """What such processes listened on while they ran, and what they printed."""
     with open(folder / "output", "w+") as output:
         process = subprocess.Popen(
-            argv, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables
+            argv,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
         )
         seen: set[str] = set()
         while process.poll() is None:
@@ -68,7 +75,12 @@ def watched(argv: list[str], folder: Path, **variables: str) -> tuple[set[str], 
 
 @pytest.mark.parametrize("starter", ["here", "torchrun"])
 def test_the_ranks_of_a_run_listen_on_the_loopback_interface_alone(lab, tmp_path, starter):
-    run = run_of(world_size=2, device="cpu", validation=ValidationSettings(rows=0), checkpoints=CheckpointSettings())
+    run = run_of(
+        world_size=2,
+        device="cpu",
+        validation=ValidationSettings(rows=0),
+        checkpoints=CheckpointSettings(),
+    )
     manifest = lab.store(run.store) / "manifest.json"
     code = f"""
 from pathlib import Path
@@ -85,7 +97,9 @@ raise SystemExit(start_run(run, done, {{"store": Path({str(manifest)!r})}}, mach
 
 @pytest.mark.parametrize("options", [[], ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file"]])
 def test_ranks_that_a_user_starts_by_torchrun_open_no_port_of_their_own(tmp_path, options):
-    """torchrun itself listens on every interface, unless its rendezvous is a file (docs/operations.md)."""
+    """torchrun itself listens on every interface, unless its rendezvous is a file
+    (docs/operations.md).
+    """
     (tmp_path / "joiner.py").write_text(JOINER)
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if options else {}
     options = options or [f"--master-port={ranks.free_port()}"]
@@ -95,9 +109,16 @@ def test_ranks_that_a_user_starts_by_torchrun_open_no_port_of_their_own(tmp_path
     assert len({where.split()[1] for where in seen if where}) == (0 if variables else 1), seen
 
 
-def test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains(lab, tmp_path, monkeypatch, capfd):
+def test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains(
+    lab, tmp_path, monkeypatch, capfd
+):
     """Between the choice of a port and the start of the ranks seconds pass."""
-    run = run_of(world_size=2, device="cpu", validation=ValidationSettings(rows=0), checkpoints=CheckpointSettings())
+    run = run_of(
+        world_size=2,
+        device="cpu",
+        validation=ValidationSettings(rows=0),
+        checkpoints=CheckpointSettings(),
+    )
     manifests, folder = {"store": lab.store(run.store) / "manifest.json"}, tmp_path / run.identity
     free, said = ranks.free_port, "another process has the port on which the ranks"
     with socket.socket() as other:

@@ -1,6 +1,8 @@
-"""The power fails at any moment: what a manifest, a record or a checkpoint names is complete, whatever was not synced.
+"""The power fails at any moment: what a manifest, a record or a checkpoint names is complete,
+whatever was not synced.
 
-`test_every_sync_is_needed` takes away the syncs of each line in turn, and finds a disk that breaks the promise.
+`test_every_sync_is_needed` takes away the syncs of each line in turn, and finds a disk that breaks
+the promise.
 """
 
 import json
@@ -35,7 +37,9 @@ def files_of(value) -> list[dict]:
     if not isinstance(value, dict):
         return []
     own = [value] if {"name", "bytes"} <= value.keys() else []
-    return own + [file for key, inner in value.items() if key != "source" for file in files_of(inner)]
+    return own + [
+        file for key, inner in value.items() if key != "source" for file in files_of(inner)
+    ]
 
 
 def broken_manifest(path: Path) -> list[str]:
@@ -49,9 +53,10 @@ def broken_manifest(path: Path) -> list[str]:
         elif "sha256" in file and sha256_file(beside) != file["sha256"]:
             found.append(f"{beside} has other content than {path} says")
     build = path.with_name("build.json")
-    if build.is_file() and "manifest_sha256" in (record := read_json(build)):
-        if record["manifest_sha256"] != sha256_text(canonical_json(manifest)):
-            found.append(f"{build} is of another manifest")
+    record = read_json(build) if build.is_file() else {}
+    named = record.get("manifest_sha256")
+    if named not in (None, sha256_text(canonical_json(manifest))):
+        found.append(f"{build} is of another manifest")
     return found
 
 
@@ -67,7 +72,11 @@ def broken(folder: Path) -> list[str]:
             found += broken_manifest(path)
     for path in folder.rglob("index.json"):
         shards = [path.parent / name for name in read_json(path)]
-        found += [f"{path} without {shard}" for shard in shards if not (shard.is_file() and shard.stat().st_size)]
+        found += [
+            f"{path} without {shard}"
+            for shard in shards
+            if not (shard.is_file() and shard.stat().st_size)
+        ]
     for path in folder.rglob("run.json"):
         if "seal" in read_json(path):
             record = read_sealed(path)
@@ -83,7 +92,8 @@ def broken(folder: Path) -> list[str]:
         states = sorted(path.parent for path in directory.glob("step=*/checkpoint.json"))
         sealed = read_sealed(directory.with_name("run.json")) is not None
         weights = [directory / name for name in ("best", "final") if (directory / name).exists()]
-        for path in weights + ([] if sealed else states[-1:]):  # of states, the newest; none once the run has ended
+        # of states, the newest; none once the run has ended
+        for path in weights + ([] if sealed else states[-1:]):
             try:
                 Checkpoint(path)
             except UserError as error:
@@ -100,7 +110,9 @@ def build_corpora(folder: Path, lab: Lab) -> None:
     sources = lab.directory / "sources"
     sources.mkdir(exist_ok=True)
     for number, texts in enumerate((TEXTS, TEXTS[30:] + OTHER_TEXTS)):
-        (sources / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (sources / f"{number}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
     source = SourceSettings(kind="files", files=(str(sources / "*.jsonl"),))
     settings = CorpusSettings(name="parts", source=source, parts=2)
     for number in range(2):
@@ -109,14 +121,18 @@ def build_corpora(folder: Path, lab: Lab) -> None:
 
 
 def build_stores(folder: Path, lab: Lab) -> None:
-    """A store of each format, each a second time from another corpus, a store in two parts, a folder with an index."""
+    """A store of each format, each a second time from another corpus, a store in two parts, a
+    folder with an index.
+    """
     other = Lab(lab.directory / "other", OTHER_TEXTS)
     for name in ("padded-sequence_length=32", "token-list", "packed-sequence_length=32"):
         for corpus in (lab.corpus, other.corpus):
             write_store(StoreSettings.parse(name), corpus, lab.tokenizer, folder / name)
     store = StoreSettings.parse("token-list")
     for number in range(2):
-        write_store(store, lab.corpus, lab.tokenizer, folder / f"two/parts/{number:05d}", part=(number, 2))
+        write_store(
+            store, lab.corpus, lab.tokenizer, folder / f"two/parts/{number:05d}", part=(number, 2)
+        )
     merge_store(store, lab.corpus, folder / "two", 2)
     for _ in range(2):
         with replace_folder(folder / "shards") as building:
@@ -125,7 +141,10 @@ def build_stores(folder: Path, lab: Lab) -> None:
 
 
 def train_run(folder: Path, lab: Lab) -> None:
-    asked = {"validation": ValidationSettings(rows=2, every=1), "schedule": ScheduleSettings(warmup_steps=1)}
+    asked = {
+        "validation": ValidationSettings(rows=2, every=1),
+        "schedule": ScheduleSettings(warmup_steps=1),
+    }
     keep = CheckpointSettings(every=2, keep_last=1, best=True, final=True)
     run = small_run(steps=4, global_batch=2, checkpoints=keep, **asked)
     directory, identity = folder / run.identity, Identity({"code": "a"}, {"store": "b"})
@@ -174,5 +193,7 @@ def test_what_is_named_is_complete_whenever_the_power_fails(recordings, tmp_path
 
 def test_every_sync_is_needed(recordings, tmp_path):
     sites = {(name, site) for name, recording in recordings.items() for site in recording.sites()}
-    needed = {site for name, site in sites if first_broken(recordings[name], tmp_path / "disk", site)}
+    needed = {
+        site for name, site in sites if first_broken(recordings[name], tmp_path / "disk", site)
+    }
     assert {site for _, site in sites} - needed == set()

@@ -1,4 +1,6 @@
-"""A kill while a parity recording or a certificate is made: made again, both equal those that nobody disturbed."""
+"""A kill while a parity recording or a certificate is made: made again, both equal those that
+nobody disturbed.
+"""
 
 import json
 import subprocess
@@ -18,9 +20,18 @@ def start(words: list[str]) -> subprocess.Popen:
 def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys):
     """The recorded process outlives the command that is killed: the next one waits for its end."""
     none = {"validation": ValidationSettings(rows=0), "checkpoints": CheckpointSettings()}
-    run = run_of(labels="stream", packing="concatenate", device="cpu", budget=BudgetSettings(steps=6), **none)
+    run = run_of(
+        labels="stream", packing="concatenate", device="cpu", budget=BudgetSettings(steps=6), **none
+    )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = ["arm_record", "--run", run.to_json(), "--store", str(lab.store(run.store) / "manifest.json"), "--output"]
+    words = [
+        "arm_record",
+        "--run",
+        run.to_json(),
+        "--store",
+        str(lab.store(run.store) / "manifest.json"),
+        "--output",
+    ]
     assert main([*words, str(whole / "outcome.json")]) == 0
     assert json.loads((whole / "outcome.json").read_text()) == {"reason": None}
     killed = start([*words, str(cut / "outcome.json")])

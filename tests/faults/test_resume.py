@@ -1,4 +1,6 @@
-"""A run that is killed goes on where it was: the same losses to the last bit, the same samples at any world size."""
+"""A run that is killed goes on where it was: the same losses to the last bit, the same samples at
+any world size.
+"""
 
 import contextlib
 import json
@@ -47,7 +49,10 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def run_of(approach="packed", world_size=1, **changes) -> RunSettings:
-    own = {"validation": ValidationSettings(rows=4, every=6), "checkpoints": CheckpointSettings(every=3, keep_last=2)}
+    own = {
+        "validation": ValidationSettings(rows=4, every=6),
+        "checkpoints": CheckpointSettings(every=3, keep_last=2),
+    }
     return small_run(approach, world_size, STEPS, **own | changes)
 
 
@@ -81,14 +86,20 @@ def interrupted(run, inputs, directory, at: int, attempt: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def stopped(lab, tmp_path_factory) -> Path:
-    """A run that was cut off after step 8: its states are of steps 3 and 6. Nobody may change it."""
+    """A run that was cut off after step 8: its states are of steps 3 and 6. Nobody may change
+    it.
+    """
     run, folder = run_of(), tmp_path_factory.mktemp("stopped")
     interrupted(run, lab.inputs(run), folder, at=8)
     return folder
 
 
-@pytest.mark.parametrize("approach", ["packed", "token-list", "padding-free", "length-bucketed", "masked"])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, monkeypatch, approach):
+@pytest.mark.parametrize(
+    "approach", ["packed", "token-list", "padding-free", "length-bucketed", "masked"]
+)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
+    lab, tmp_path, monkeypatch, approach
+):
     kind = {"objective": "masked"} if approach == "masked" else {"approach": approach}
     run = run_of(model=replace(PRESETS["llama-micro"], dropout=0.1), **kind)
     inputs = lab.inputs(run)
@@ -112,7 +123,9 @@ def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path):
         (2, 8, "3/checkpoints/step=00000008"),
     ):
         folder = tmp_path / str(world_size)
-        run = run_of(world_size=world_size, checkpoints=keep, resume_from=state and str(tmp_path / state))
+        run = run_of(
+            world_size=world_size, checkpoints=keep, resume_from=state and str(tmp_path / state)
+        )
         start(run, lab.inputs(run), folder)
         whole, rest = series(tmp_path / "1"), series(folder)
         assert list(rest) == list(range(begin, STEPS))
@@ -125,7 +138,9 @@ def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path):
 
 
 def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, tmp_path):
-    asked = CheckpointSettings(every=2, keep_last=2, keep_resume_state=True, final=True, best=True, at_start=True)
+    asked = CheckpointSettings(
+        every=2, keep_last=2, keep_resume_state=True, final=True, best=True, at_start=True
+    )
     run = run_of(checkpoints=asked)
     start(run, lab.inputs(run), tmp_path)
     folders = sorted(f.name for f in (tmp_path / "checkpoints").iterdir())
@@ -142,20 +157,26 @@ def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, t
 def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(stopped, tmp_path):
     state, mine = tmp_path / "step=00000006", {"inputs": {"store": "a"}, "code_sha256": "a"}
     shutil.copytree(stopped / "checkpoints/step=00000006", state)
-    record, checkpoints = read_json(state / "checkpoint.json"), Checkpoints(run_of(), tmp_path, ALONE, mine, None)
+    record, checkpoints = (
+        read_json(state / "checkpoint.json"),
+        Checkpoints(run_of(), tmp_path, ALONE, mine, None),
+    )
     for theirs, differs in (({"inputs": {"store": "b"}}, "store"), ({"code_sha256": "b"}, "code")):
         write_sealed(state / "checkpoint.json", record | mine | theirs)
         with pytest.raises(UserError, match=f"other code or data.*\n.*\n +differs +{differs}"):
             checkpoints.named(str(state))
     with pytest.raises(UserError, match="another run.*\n.*checkpoint.*\n.*setting +seed"):
         Checkpoints(run_of(seed=3), tmp_path, ALONE, mine, None).named(str(state))
-    others = {"inputs": {"store": "a", "validation_store": "b"}}  # what is only validated on may be another
+    # what is only validated on may be another
+    others = {"inputs": {"store": "a", "validation_store": "b"}}
     write_sealed(state / "checkpoint.json", record | mine | others)
     assert checkpoints.named(str(state)).record["step"] == 6
 
 
 def test_a_folder_of_older_states_is_noticed(lab, tmp_path, capsys):
-    """The newest state is in no log yet where it was written beside the training, which then was killed."""
+    """The newest state is in no log yet where it was written beside the training, which then was
+    killed.
+    """
     run = run_of(checkpoints=CheckpointSettings(every=3, keep_last=3))
     interrupted(run, lab.inputs(run), tmp_path, at=11)
     states = Checkpoints(run, tmp_path, ALONE, {}, None)
@@ -167,17 +188,27 @@ def test_a_folder_of_older_states_is_noticed(lab, tmp_path, capsys):
         found = states.newest()
         assert (found and found.record["step"]) == left
         told = capsys.readouterr().out
-        assert "the newest resume state of this run is missing" in told and "step=00000006  (events.jsonl)" in told
+        assert (
+            "the newest resume state of this run is missing" in told
+            and "step=00000006  (events.jsonl)" in told
+        )
         assert ("goes on from step=00000003" if left else "starts from scratch") in told
 
 
 def test_source_files_that_are_edited_during_a_run_are_sealed_into_its_record(lab, tmp_path):
     run = run_of()
     source = Path(tokenscale.__file__).parent / "train/loop.py"
-    code = {"train/loop.py": sha256_file(source), "train/gone.py": "0" * 64, "train/record.py": "1" * 64}
+    code = {
+        "train/loop.py": sha256_file(source),
+        "train/gone.py": "0" * 64,
+        "train/record.py": "1" * 64,
+    }
     write_sealed(tmp_path / "attempt=00/attempt.json", {"digest": "a", "code": code})
     start(run, lab.inputs(run), tmp_path)
-    assert read_sealed(tmp_path / "run.json")["outcome"]["code_changed"] == ["train/gone.py", "train/record.py"]
+    assert read_sealed(tmp_path / "run.json")["outcome"]["code_changed"] == [
+        "train/gone.py",
+        "train/record.py",
+    ]
 
 
 def test_states_of_other_code_are_not_resumed(lab, tmp_path):
@@ -191,18 +222,29 @@ def test_states_of_other_code_are_not_resumed(lab, tmp_path):
     assert first_step(tmp_path / "attempt=01") == 0
 
 
-def launch(lab, run: RunSettings, directory: Path, site: Path | str = "", python=sys.executable) -> subprocess.Popen:
+def launch(
+    lab, run: RunSettings, directory: Path, site: Path | str = "", python=sys.executable
+) -> subprocess.Popen:
     argv = [python, "-m", "tokenscale", "launch", "--run", run.to_json(), "--site", str(site)]
-    argv += ["--store", str(lab.store(run.store) / "manifest.json"), "--output", str(directory / "done.json")]
+    argv += [
+        "--store",
+        str(lab.store(run.store) / "manifest.json"),
+        "--output",
+        str(directory / "done.json"),
+    ]
     if run.reads_tokenizer:
         argv += ["--tokenizer", str(lab.tokenizer / "manifest.json")]
     if run.validation.rows:
         argv += ["--validation-store", str(lab.store(run.validation_store) / "manifest.json")]
-    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def launched(lab, run: RunSettings, directory: Path) -> tuple[int, str]:
-    """(exit code, standard error) of a launcher and its ranks, forks of a process that has imported their packages."""
+    """(exit code, standard error) of a launcher and its ranks, forks of a process that has imported
+    their packages.
+    """
     process = launch(lab, run, directory, python=served.python())
     _, said = process.communicate(timeout=300)
     return process.returncode, said
@@ -221,17 +263,24 @@ def first_step(attempt: Path) -> int:
 
 
 def test_a_launched_run_goes_on_from_anothers_state_whatever_it_keeps_itself(lab, tmp_path):
-    """Its inputs are fewer: no tokenizer is kept, nothing validated. Its data and the code are the same."""
+    """Its inputs are fewer: no tokenizer is kept, nothing validated. Its data and the code are the
+    same.
+    """
     keep = CheckpointSettings(every=4, keep_resume_state=True, keep_last=9)
     first = run_of(checkpoints=keep, device="cpu")
     assert launched(lab, first, tmp_path / "first") == (0, "")
     state = str(tmp_path / "first/checkpoints/step=00000004")
-    changes = {"checkpoints": CheckpointSettings(), "validation": ValidationSettings(rows=0), "device": "cpu"}
+    changes = {
+        "checkpoints": CheckpointSettings(),
+        "validation": ValidationSettings(rows=0),
+        "device": "cpu",
+    }
     second = run_of(resume_from=state, model=replace(PRESETS["llama-micro"], name="own"), **changes)
     assert launched(lab, second, tmp_path / "second") == (0, "")
     whole = series(tmp_path / "first")
     assert series(tmp_path / "second") == {step: whole[step] for step in range(4, STEPS)}
-    (tmp_path / "second/checkpoints/step=00000008").mkdir(parents=True)  # as if killed before it deleted it
+    # as if killed before it deleted it
+    (tmp_path / "second/checkpoints/step=00000008").mkdir(parents=True)
     assert launched(lab, second, tmp_path / "second") == (0, "")
     assert not list((tmp_path / "second/checkpoints").iterdir())
     code, said = launched(lab, replace(second, budget=BudgetSettings(steps=4)), tmp_path / "short")
@@ -239,14 +288,20 @@ def test_a_launched_run_goes_on_from_anothers_state_whatever_it_keeps_itself(lab
 
 
 @pytest.mark.parametrize(
-    ("budget", "other"), [({"useful_tokens": 1500}, {"steps": 10}), ({"steps": STEPS}, {"useful_tokens": 1500})]
+    ("budget", "other"),
+    [({"useful_tokens": 1500}, {"steps": 10}), ({"steps": STEPS}, {"useful_tokens": 1500})],
 )
 def test_a_state_serves_a_run_with_another_kind_of_budget(lab, tmp_path, budget, other):
     """Tokens are counted whatever the budget: neither run begins to count anew."""
     state = str(tmp_path / "first/checkpoints/step=00000003")
     for name, kind, resume_from in (("first", budget, None), ("second", other, state)):
         keep = CheckpointSettings(every=3, keep_resume_state=True, keep_last=9)
-        run = run_of(budget=BudgetSettings(**kind), checkpoints=keep, schedule=NO_WARMUP, resume_from=resume_from)
+        run = run_of(
+            budget=BudgetSettings(**kind),
+            checkpoints=keep,
+            schedule=NO_WARMUP,
+            resume_from=resume_from,
+        )
         start(run, lab.inputs(run), tmp_path / name)
     tokens = tokens_of(tmp_path / "first")[:3] + tokens_of(tmp_path / "second")
     assert len(tokens) == 10 if "steps" in other else sum(tokens) >= 1500 > sum(tokens[:-1])
@@ -282,10 +337,16 @@ def left(lab, tmp_path_factory):
         ("cosine", {"steps": 20}, {"shape": "constant"}, {"schedule.shape": "cosine", **OF_COSINE}),
     ],
 )
-def test_learning_rates_of_other_settings_are_named(lab, tmp_path, left, shape, budget, changed, named):
-    """The steps before the state followed the other run's schedule and budget; so they did after a kill."""
+def test_learning_rates_of_other_settings_are_named(
+    lab, tmp_path, left, shape, budget, changed, named
+):
+    """The steps before the state followed the other run's schedule and budget; so they did after a
+    kill.
+    """
     schedule = ScheduleSettings(shape=shape, warmup_steps=2)
-    second = run_of(budget=BudgetSettings(**budget), schedule=replace(schedule, **changed), checkpoints=EACH)
+    second = run_of(
+        budget=BudgetSettings(**budget), schedule=replace(schedule, **changed), checkpoints=EACH
+    )
     second = replace(second, resume_from=str(left(schedule) / "step=00000006"))
     interrupted(second, lab.inputs(second), tmp_path / "second", at=7)
     start(second, lab.inputs(second), tmp_path / "second", attempt=1)
@@ -299,17 +360,21 @@ def test_dropout_never_repeats_its_masks(lab, tmp_path, monkeypatch):
     """Not after a resumption at another world size, where one rank has rows that two had."""
     keep = CheckpointSettings(every=4, keep_resume_state=True, keep_last=9)
     two, one = (
-        run_of(world_size=n, checkpoints=keep, model=replace(PRESETS["llama-micro"], dropout=0.3)) for n in (2, 1)
+        run_of(world_size=n, checkpoints=keep, model=replace(PRESETS["llama-micro"], dropout=0.3))
+        for n in (2, 1)
     )
     start(two, lab.inputs(two), tmp_path / "two")
     seeds: list[list[int]] = []
     manual_seed = torch.manual_seed
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds[-1].append(seed), manual_seed(seed))[1])
+    monkeypatch.setattr(
+        torch, "manual_seed", lambda seed: (seeds[-1].append(seed), manual_seed(seed))[1]
+    )
     for resumed in (one, replace(one, resume_from=str(tmp_path / "two/checkpoints/step=00000004"))):
         seeds.append([])
         train(resumed, lab.inputs(resumed), tmp_path / str(len(seeds)), ALONE)
     whole, rest = (seen[-steps:] for seen, steps in zip(seeds, (STEPS, STEPS - 4), strict=True))
-    assert len({seed % 2**32 for seed in whole}) == STEPS  # of which the CPU's generator takes the lower half
+    # of which the CPU's generator takes the lower half
+    assert len({seed % 2**32 for seed in whole}) == STEPS
     assert rest == whole[4:]
 
 
@@ -350,18 +415,24 @@ def test_a_damaged_state_is_passed_over_for_an_older_one(lab, stopped, tmp_path,
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         step = content.replace(b'"step": 6', b'"step": 7')  # one bit
-        file.write_bytes({"cut": content[:-1], "flipped": flipped, "json": content[:-5], "step": step}[damage])
+        file.write_bytes(
+            {"cut": content[:-1], "flipped": flipped, "json": content[:-5], "step": step}[damage]
+        )
         assert file.read_bytes() != content
     run = run_of()
     interrupted(run, lab.inputs(run), tmp_path, at=5, attempt=1)
-    assert (tmp_path / "checkpoints/step=00000006.damaged").is_dir(), "its name is newer: new states would be pruned"
+    assert (tmp_path / "checkpoints/step=00000006.damaged").is_dir(), (
+        "its name is newer: new states would be pruned"
+    )
     assert first_step(tmp_path / "attempt=01") == 3
     start(run, lab.inputs(run), tmp_path, attempt=2)
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_no_file_of_a_checkpoint_runs_code(lab, tmp_path):
-    """A pickle that would write a file, in the place of each file in turn, its hash put right where one is kept."""
+    """A pickle that would write a file, in the place of each file in turn, its hash put right where
+    one is kept.
+    """
     run = run_of(checkpoints=CheckpointSettings(keep_resume_state=True))
     start(run, lab.inputs(run), tmp_path / "run")
     trace = tmp_path / "it-ran"
@@ -396,7 +467,9 @@ def _restate(folder: Path) -> None:
 
     try:
         rank = read_json(folder / "rank=00000.json")
-        write_json(folder / "rank=00000.json", rank | _fingerprint(folder / "rank=00000.safetensors"))
+        write_json(
+            folder / "rank=00000.json", rank | _fingerprint(folder / "rank=00000.safetensors")
+        )
     except UserError:
         pass
     try:
@@ -426,5 +499,6 @@ def test_kill_9_at_a_random_moment(lab, tmp_path):
     assert launched(lab, run, tmp_path / "cut")[0] == 0
     whole, cut = series(tmp_path / "whole"), series(tmp_path / "cut")
     assert cut == whole and len(whole) == 30
-    if len(list((tmp_path / "cut").glob("attempt=*"))) == 2:  # it may have finished before the signal came
+    # it may have finished before the signal came
+    if len(list((tmp_path / "cut").glob("attempt=*"))) == 2:
         assert (step := first_step(tmp_path / "cut/attempt=01")) % 4 == 0 and step > 0

@@ -1,6 +1,8 @@
-"""Thirty secrets in the environment, on the command line, in the working tree and in addresses: in no file of results/.
+"""Thirty secrets in the environment, on the command line, in the working tree and in addresses: in
+no file of results/.
 
-They are looked for as they were planted, literally. What records need (hashes, names, sizes) stays as it is.
+They are looked for as they were planted, literally. What records need (hashes, names, sizes) stays
+as it is.
 """
 
 import base64
@@ -24,7 +26,11 @@ def drawn(length: int, letters: str = string.ascii_letters + string.digits) -> s
     return "".join(pick.choices(letters, k=length))
 
 
-HEX, UPPER, SECRET64 = "0123456789abcdef", string.ascii_uppercase + string.digits, string.ascii_letters + string.digits
+HEX, UPPER, SECRET64 = (
+    "0123456789abcdef",
+    string.ascii_uppercase + string.digits,
+    string.ascii_letters + string.digits,
+)
 KEY_LINES = [drawn(64, SECRET64 + "+/") for _ in range(3)]
 
 
@@ -46,10 +52,16 @@ PLANTED = {
     "GitHub, fine-grained": (f"github_pat_{drawn(22)}_{drawn(59)}", "{}"),
     "GitLab": (f"glpat-{drawn(20)}", "git clone https://oauth2:{}@gitlab.example/x.git"),
     "Slack": (f"xoxb-{drawn(12, string.digits)}-{drawn(24)}", "{}"),
-    "Slack hook": (f"T{drawn(8, UPPER)}/B{drawn(8, UPPER)}/{drawn(24)}", "https://hooks.slack.com/services/{}"),
+    "Slack hook": (
+        f"T{drawn(8, UPPER)}/B{drawn(8, UPPER)}/{drawn(24)}",
+        "https://hooks.slack.com/services/{}",
+    ),
     "JSON web token": (signed_token(), "{}"),
     "bearer": (drawn(32, string.ascii_lowercase + string.digits), "Authorization: Bearer {}"),
-    "basic": (base64.b64encode(f"me:{drawn(12)}".encode()).decode(), 'headers = {{"Authorization": "Basic {}"}}'),
+    "basic": (
+        base64.b64encode(f"me:{drawn(12)}".encode()).decode(),
+        'headers = {{"Authorization": "Basic {}"}}',
+    ),
     "OpenAI": (f"sk-proj-{drawn(48)}", "{}"),
     "Anthropic": (f"sk-ant-api03-{drawn(40)}-{drawn(20)}", "{}"),
     "Google key": (f"AIza{drawn(35)}", "{}"),
@@ -57,21 +69,38 @@ PLANTED = {
     "Stripe": (f"sk_live_{drawn(24)}", "{}"),
     "npm": (f"npm_{drawn(36)}", "//registry.example/:_authToken={}"),
     "PyPI": (f"pypi-{drawn(80)}", "password = {}"),
-    "Azure": (drawn(84) + "==", "DefaultEndpointsProtocol=https;AccountName=me;AccountKey={};EndpointSuffix=x"),
+    "Azure": (
+        drawn(84) + "==",
+        "DefaultEndpointsProtocol=https;AccountName=me;AccountKey={};EndpointSuffix=x",
+    ),
     "password in an address": (f"pw{drawn(6)}", "https://me:{}@host.example/data.parquet"),
     "password of a database": (f"pw-{drawn(6)}", "postgresql://me:{}@db.example/runs"),
     "signature of an address": (drawn(40) + "%3D", "https://host.example/a.txt?X-Amz-Signature={}"),
     "netrc": (f"net{drawn(8)}7", "machine host.example login me password={}"),
     "setting": (f"correct-horse-{drawn(4)}", 'database_password: "{}"'),
     "variable": (f"x9-{drawn(6)}", "DB_PASSWORD={}"),
-    "private key": ("\n".join(KEY_LINES), "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----"),
+    "private key": (
+        "\n".join(KEY_LINES),
+        "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----",
+    ),
     "private key in JSON": (
         drawn(64) + "\\n" + drawn(64),
         '{{"private_key": "-----BEGIN RSA PRIVATE KEY-----\\n{}\\n-----END RSA PRIVATE KEY-----"}}',
     ),
 }
 #: what has no form of its own: a name says that it is secret
-UNNAMED = ("W&B", "bearer", "basic", "password", "signature", "netrc", "setting", "variable", "Slack hook", "private")
+UNNAMED = (
+    "W&B",
+    "bearer",
+    "basic",
+    "password",
+    "signature",
+    "netrc",
+    "setting",
+    "variable",
+    "Slack hook",
+    "private",
+)
 
 
 def lines() -> list[str]:
@@ -93,9 +122,12 @@ def test_each_form_is_redacted_and_the_rest_of_its_line_stays():
     for line in lines():
         assert not found_in(redact(line)), line
         assert not found_in(redact("+" + line.replace("\n", "\n+"))), line
-    assert redact("AccountName=me;AccountKey=abc123+/abc123==;EndpointSuffix=x").endswith(";EndpointSuffix=x")
+    assert redact("AccountName=me;AccountKey=abc123+/abc123==;EndpointSuffix=x").endswith(
+        ";EndpointSuffix=x"
+    )
     key = redact("+" + lines()[-2].replace("\n", "\n+"))
-    assert key.splitlines()[1:-1] == ["+…"] * 3 and len(key.splitlines()) == 5  # a diff has as many lines as before
+    # a diff has as many lines as before
+    assert key.splitlines()[1:-1] == ["+…"] * 3 and len(key.splitlines()) == 5
 
 
 @pytest.mark.parametrize(
@@ -103,11 +135,20 @@ def test_each_form_is_redacted_and_the_rest_of_its_line_stays():
     [
         "1df2e0b61b1b5e9c9a8f7d6e5c4b3a2918070605",
         "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-        '{"code": {"train/loop.py": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"}}',
+        (
+            '{"code": {"train/loop.py": '
+            '"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"}}'
+        ),
         "results/runs/packed-llama-micro-single-w1-de2e0c82be/attempt=00/rank=00000/steps.jsonl",
         "results/tokens/TinyStoriesV2-GPT4/tekken/padded-sequence_length=2048/manifest.json",
-        '{"tokenizer": {"name": "bpe", "vocabulary_size": 300}, "flops_per_token": 9.26e9, "bos_token": null}',
-        "+    token = next(iter(tokens_by_rank))\n-    password: str | None = None\n+    key = sorted(keys)[0]",
+        (
+            '{"tokenizer": {"name": "bpe", "vocabulary_size": 300}, "flops_per_token": 9.26e9, '
+            '"bos_token": null}'
+        ),
+        (
+            "+    token = next(iter(tokens_by_rank))\n-    password: str | None = None\n+    key = "
+            "sorted(keys)[0]"
+        ),
         "NCCL INFO Using network AWS Libfabric, NVIDIA H100 80GB HBM3, 2026-11-25T03:05:17Z",
         "index 1dbf8a9..3066271 100644",
         "https://host.example:80/TinyStoriesV2-GPT4-train.txt?part=1",
@@ -124,7 +165,11 @@ def test_no_secret_is_in_any_file_of_a_workflow_s_results(tmp_path, monkeypatch)
         monkeypatch.setenv(f"FI_PLANTED_{number}{'_PASSWORD' * named}", secret.splitlines()[0])
         monkeypatch.setenv(f"NCCL_PLANTED_{number}", PLANTED[what][1].format(secret))
     monkeypatch.setenv("TOKENSCALE_KEEP_DIFF", "1")
-    experiment = {"question": "Who sees secrets?", "runs": RUNS | {"approach": "packed"}, "factors": {"seed": [0, 1]}}
+    experiment = {
+        "question": "Who sees secrets?",
+        "runs": RUNS | {"approach": "packed"},
+        "factors": {"seed": [0, 1]},
+    }
     project = small_project(tmp_path, "seen", experiment | {"figures": ["loss_over_time"]})
     root = project.root
     (root / ".gitignore").write_text("results\n.snakemake\n__pycache__\n")
@@ -132,26 +177,40 @@ def test_no_secret_is_in_any_file_of_a_workflow_s_results(tmp_path, monkeypatch)
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], cwd=root, check=True, env=project.environment)
     module = root / "src/tokenscale/train/loop.py"
-    module.write_text(module.read_text() + "".join(f"# {line}\n" for line in lines() if "\n" not in line))
+    module.write_text(
+        module.read_text() + "".join(f"# {line}\n" for line in lines() if "\n" not in line)
+    )
     (root / "src/tokenscale/new_module.py").write_text('"""\n' + "\n".join(lines()) + '\n"""\n')
     project.snakemake("--cores", "2")
     diffs = list(root.glob("results/runs/*/dirty.diff"))
     assert len(diffs) == 2 and all("new_module.py" in path.read_text() for path in diffs)
-    arguments = [word for what, (secret, form) in PLANTED.items() for word in ("--note", form.format(secret))]
+    arguments = [
+        word for what, (secret, form) in PLANTED.items() for word in ("--note", form.format(secret))
+    ]
     arguments += ["--password", PLANTED["variable"][0], f"--wandb-api-key={PLANTED['W&B key'][0]}"]
     monkeypatch.setattr(sys, "argv", ["loop.py", *arguments, "--learning-rate", "0.001"])
     facts = {"steps": 1, "global_batch": 1, "sequence_length": 8, "world_size": 1, "device": "cpu"}
     with ExternalRun(root / "results/runs/external-run", approach="external", **facts) as run:
         run.step(loss_sum=1.0, useful_tokens=8, total_tokens=8, rows=1)
     record = json.loads((root / "results/runs/external-run/run.json").read_text())
-    assert record["argv"][-2:] == ["--learning-rate", "0.001"] and "FI_PLANTED_0" in record["environment"]
+    assert (
+        record["argv"][-2:] == ["--learning-rate", "0.001"]
+        and "FI_PLANTED_0" in record["environment"]
+    )
     for source in ("password in an address", "signature of an address"):
-        settings = {"name": "x", "source": {"kind": "url", "files": [PLANTED[source][1].format(PLANTED[source][0])]}}
+        settings = {
+            "name": "x",
+            "source": {"kind": "url", "files": [PLANTED[source][1].format(PLANTED[source][0])]},
+        }
         told = refused(project, json.dumps(settings))
         (root / "results/logs/refused.log").write_text(told)
     files = [path for path in root.glob("results/**/*") if path.is_file()]
     assert len(files) > 60
-    assert {str(path): what for path in files if (what := found_in(path.read_bytes().decode("utf-8", "replace")))} == {}
+    assert {
+        str(path): what
+        for path in files
+        if (what := found_in(path.read_bytes().decode("utf-8", "replace")))
+    } == {}
 
 
 def refused(project: Project, settings: str) -> str:

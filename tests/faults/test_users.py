@@ -1,4 +1,6 @@
-"""Users and folders of others: a user without an entry in passwd makes figures; who cannot write is told once."""
+"""Users and folders of others: a user without an entry in passwd makes figures; who cannot write is
+told once.
+"""
 
 import os
 import shutil
@@ -30,7 +32,9 @@ def project(stages, tmp_path) -> Project:
 
 def snakemake(project: Project, command: list[str], *words: str) -> tuple[int, str]:
     names = ("USER", "LOGNAME", "LNAME", "USERNAME")
-    variables = {name: value for name, value in project.environment.items() if name not in names} | {"HOME": "/"}
+    variables = {
+        name: value for name, value in project.environment.items() if name not in names
+    } | {"HOME": "/"}
     argv = [*command, sys.executable, "-m", "snakemake", *call(*words)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 900}
     done = subprocess.run(argv, cwd=project.root, env=variables, **options)
@@ -46,7 +50,9 @@ def test_a_user_without_a_name_and_a_home_makes_tables_and_figures(project):
     give(project.root, NOBODY)
     code, said = snakemake(project, USER, "figures")
     assert code == 0 and "Traceback" not in said, said + project.logs()
-    assert [path.stat().st_uid for path in project.root.glob("results/figures/ways/*.svg")] == [NOBODY]
+    assert [path.stat().st_uid for path in project.root.glob("results/figures/ways/*.svg")] == [
+        NOBODY
+    ]
 
 
 @pytest.mark.parametrize("words", [["-n"], []])
@@ -54,7 +60,9 @@ def test_a_user_without_a_name_and_a_home_makes_tables_and_figures(project):
 def test_who_cannot_write_is_told_once(project, whose, words):
     if whose == "read-only" and not may_mount():
         pytest.skip("this user may not mount")
-    code, said = snakemake(project, USER if whose == "another user's" else [*NAMESPACE, *READONLY], *words)
+    code, said = snakemake(
+        project, USER if whose == "another user's" else [*NAMESPACE, *READONLY], *words
+    )
     assert code == 2 and said.startswith("tokenscale: Snakemake cannot write in this folder."), said
     assert said.count("tokenscale: ") == 1 and "Traceback" not in said and "  next  " in said
 

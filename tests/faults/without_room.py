@@ -1,12 +1,14 @@
-"""The small workflow where nothing can be written, and then where it can: `python -m` this module with
+"""The small workflow where nothing can be written, and then where it can: `python -m` this module
+with
 
     LAB FOLDER jobs    every job where no byte is left (full), where the mount is read-only (readonly) and where nobody
                        has the right to write (denied), and then where it can write
     LAB FOLDER calls   a call of all that is not made with a share of the bytes that it needs, a call of the tables with
-                       enough room, a call of all with a share of the files that it needs, and the same call with enough
+                       enough room, a call of all with a share of the files that it needs, and the
+                       same call with enough
 
-Runs in a mount namespace of its own, where `results/` (the project, for calls) is a tmpfs. Prints a line of JSON a job
-or call, and at the end what then lies there, or what was lost.
+Runs in a mount namespace of its own, where `results/` (the project, for calls) is a tmpfs. Prints a
+line of JSON a job or call, and at the end what then lies there, or what was lost.
 """
 
 import ctypes
@@ -31,11 +33,14 @@ FAULTS = ("full", "readonly", "denied")
 
 
 def without_rights() -> None:
-    """Whoever is root obeys the rights of files from here on, as everybody does (capset(2), version 3)."""
+    """Whoever is root obeys the rights of files from here on, as everybody does (capset(2), version
+    3).
+    """
     header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, data) == 0
-    for which in (0, 1, 2):  # effective, permitted, inheritable: not 1 DAC_OVERRIDE, 2 DAC_READ_SEARCH, 3 FOWNER
+    # effective, permitted, inheritable: not 1 DAC_OVERRIDE, 2 DAC_READ_SEARCH, 3 FOWNER
+    for which in (0, 1, 2):
         data[which] &= ~0b1110
     assert libc.capset(header, data) == 0
 
@@ -87,7 +92,9 @@ def rights(results: Path, folders: int, others: int) -> None:
 
 
 def files(results: Path) -> dict[str, int]:
-    return {str(p.relative_to(results)): p.stat().st_size for p in results.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(results)): p.stat().st_size for p in results.rglob("*") if p.is_file()
+    }
 
 
 def tried(arguments: list[str], fault: str, project: Path) -> dict:
@@ -108,8 +115,18 @@ def tried(arguments: list[str], fault: str, project: Path) -> dict:
     if fault == "readonly":
         mount(results, "-o", f"remount,rw,size={MEGABYTES}m")
     after = files(results)
-    gone, left = before.keys() - after.keys(), {name for name in after.keys() - before.keys() if after[name]}
-    return {"job": arguments, "fault": fault, "code": code, "said": said, "gone": sorted(gone), "left": sorted(left)}
+    gone, left = (
+        before.keys() - after.keys(),
+        {name for name in after.keys() - before.keys() if after[name]},
+    )
+    return {
+        "job": arguments,
+        "fault": fault,
+        "code": code,
+        "said": said,
+        "gone": sorted(gone),
+        "left": sorted(left),
+    }
 
 
 def room(project: Path) -> dict[str, int]:
@@ -127,7 +144,10 @@ def calls(lab: Path, folder: Path) -> None:
     for fault, option, share in (("bytes", "size", 0.3), ("inodes", "nr_inodes", 0.5)):
         used, needed = room(root)[fault], room(lab / "end/project")[fault]
         limit = f"{option}={int(used + share * (needed - used))}"
-        for options, targets in ((limit, ["all"]), (ENOUGH, ["tables" if fault == "bytes" else "all"])):
+        for options, targets in (
+            (limit, ["all"]),
+            (ENOUGH, ["tables" if fault == "bytes" else "all"]),
+        ):
             mount(root, "-o", f"remount,{options}")
             code, said = forked.snakemake(call(*targets), root, Project(root).environment)
             print(json.dumps({"code": code, "said": said}), flush=True)
@@ -137,12 +157,23 @@ def calls(lab: Path, folder: Path) -> None:
 def jobs(lab: Path, folder: Path) -> None:
     for start, behind in itertools.pairwise([*STAGES, "end"]):
         project = folder / start
-        shutil.copytree(lab / start / "project", project, symlinks=True, ignore=shutil.ignore_patterns("results"))
+        shutil.copytree(
+            lab / start / "project",
+            project,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("results"),
+        )
         (project / "results").mkdir()
         mount(project / "results", "-t", "tmpfs", "-o", f"size={MEGABYTES}m")
         if (lab / start / "project/results").exists():
-            shutil.copytree(lab / start / "project/results", project / "results", symlinks=True, dirs_exist_ok=True)
-        arguments = "project/results/arguments"  # files of them, which Snakemake writes and which is not here
+            shutil.copytree(
+                lab / start / "project/results",
+                project / "results",
+                symlinks=True,
+                dirs_exist_ok=True,
+            )
+        # files of them, which Snakemake writes and which is not here
+        arguments = "project/results/arguments"
         shutil.copytree(lab / behind / arguments, project / "results/arguments", dirs_exist_ok=True)
         launched = False
         noted = [path for path in (lab / "jobs" / behind).iterdir() if path.name.isdigit()]

@@ -1,8 +1,9 @@
-"""Golden results: values that must not change by accident, recorded in the JSON files of this folder.
+"""Golden results: values that must not change by accident, recorded in the JSON files of this
+folder.
 
-`python -m tests.golden --write [NAME…]` records them, `make golden-test` compares. A commit that changes one on purpose
-records it again and says why. Names: `run_ids`, `demo`, `layouts`, `figures`,
-and `evidence` for those rebuilt from packed logs.
+`python -m tests.golden --write [NAME…]` records them, `make golden-test` compares. A commit that
+changes one on purpose records it again and says why. Names: `run_ids`, `demo`, `layouts`,
+`figures`, and `evidence` for those rebuilt from packed logs.
 """
 
 import hashlib
@@ -26,16 +27,29 @@ ROOT = FOLDER.parents[1]
 #: environment variable that makes `compare` record
 WRITE = "TOKENSCALE_WRITE_GOLDEN"
 #: packages whose release decides bytes of stores, tables or drawings
-PACKAGES = ("torch", "numpy", "pyarrow", "tokenizers", "gigatoken", "mistral-common", "duckdb", "pandas", "matplotlib")
-#: largest relative difference of losses on one processor: two units in the last place of fp32. On a busy machine the
-#: sum of a step's losses came out one unit off in 3 of 384 steps of the demo, with equal weights before and after
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pyarrow",
+    "tokenizers",
+    "gigatoken",
+    "mistral-common",
+    "duckdb",
+    "pandas",
+    "matplotlib",
+)
+#: largest relative difference of losses on one processor: two units in the last place of fp32. On a
+#: busy machine the sum of a step's losses came out one unit off in 3 of 384 steps of the demo, with
+#: equal weights before and after
 ROUNDING = 2**-22
 #: the same between processors
 OTHER_PROCESSOR = 1e-5
 
 
 def describe_demo(results: Path) -> dict[str, Any]:
-    """Return hashes of manifests and losses and order digests of all runs in a folder of results."""
+    """Return hashes of manifests and losses and order digests of all runs in a folder of
+    results.
+    """
     if not (results / "report/index.html").is_file():
         raise SystemExit(f"{results} has no report: first  make run")
     manifests = [*results.glob("corpus/*/manifest.json"), *results.glob("to*/**/manifest.json")]
@@ -49,7 +63,9 @@ def describe_demo(results: Path) -> dict[str, Any]:
         }
     tables = results / "tables"
     return {
-        "manifests": {str(path.relative_to(results)): sha256_file(path) for path in sorted(manifests)},
+        "manifests": {
+            str(path.relative_to(results)): sha256_file(path) for path in sorted(manifests)
+        },
         "runs": runs,
         "tables": sorted(str(path.relative_to(tables)) for path in tables.rglob("*.parquet")),
     }
@@ -61,20 +77,30 @@ def describe_rebuilt(folder: Path) -> dict[str, str]:
     Digests of code and tables inside a drawing are left out.
     """
     files = [path for kind in ("parquet", "csv", "svg") for path in folder.rglob(f"*.{kind}")]
-    return {str(path.relative_to(folder)): hash_drawing(path.read_bytes()) for path in sorted(files)}
+    return {
+        str(path.relative_to(folder)): hash_drawing(path.read_bytes()) for path in sorted(files)
+    }
 
 
 def hash_drawing(content: bytes) -> str:
-    return hashlib.sha256(re.sub(rb"<metadata>.*?</metadata>", b"", content, flags=re.DOTALL)).hexdigest()
+    return hashlib.sha256(
+        re.sub(rb"<metadata>.*?</metadata>", b"", content, flags=re.DOTALL)
+    ).hexdigest()
 
 
 def describe_machine() -> dict[str, Any]:
     """Return what decides whether bytes can be compared: packages, and the processor for losses."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    model = next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
     return {
-        "packages": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "packages": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
         "processor": f"{model}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores",
     }
 
@@ -82,9 +108,9 @@ def describe_machine() -> dict[str, Any]:
 def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
     """Assert that values equal the recorded ones, or record them where the environment has WRITE.
 
-    `part`: only some of the recorded keys were computed. Ids and words are compared everywhere. Bytes of other releases
-    of PACKAGES are not comparable, which skips the test. Losses may differ by ROUNDING, on another processor by
-    OTHER_PROCESSOR.
+    `part`: only some of the recorded keys were computed. Ids and words are compared everywhere.
+    Bytes of other releases of PACKAGES are not comparable, which skips the test. Losses may differ
+    by ROUNDING, on another processor by OTHER_PROCESSOR.
     """
     path, here = FOLDER / f"{name.replace('/', '-')}.json", describe_machine()
     if WRITE in os.environ:
@@ -105,18 +131,25 @@ def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
 def list_differences(old: Any, new: Any, tolerance: float, at: str = "") -> list[str]:
     """Return one line for each value that is missing, new or different.
 
-    Losses may differ by a relative tolerance; else the line says what `tokenscale golden` says of them.
+    Losses may differ by a relative tolerance; else the line says what `tokenscale golden` says of
+    them.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         lines = [f"{at}/{key}: gone" for key in old if key not in new]
         lines += [f"{at}/{key}: new" for key in new if key not in old]
         both = [key for key in old if key in new]
-        return lines + [line for k in both for line in list_differences(old[k], new[k], tolerance, f"{at}/{k}")]
+        return lines + [
+            line for k in both for line in list_differences(old[k], new[k], tolerance, f"{at}/{k}")
+        ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         if old and all(isinstance(value, float) for value in old + new):
             verdict = judge(Curve.of(old), Curve.of(new))
             small = verdict.kind != DIVERGED and verdict.largest <= tolerance
             return [] if small else [f"{at}: {verdict.title}: {verdict.reason}"]
         numbered = enumerate(zip(old, new, strict=True))
-        return [line for i, (a, b) in numbered for line in list_differences(a, b, tolerance, f"{at}[{i}]")]
+        return [
+            line
+            for i, (a, b) in numbered
+            for line in list_differences(a, b, tolerance, f"{at}[{i}]")
+        ]
     return [] if old == new else [f"{at}: {old} → {new}"]

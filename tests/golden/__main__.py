@@ -1,4 +1,6 @@
-"""Record golden results again: python -m tests.golden --write [NAME…]. The demo's come from `make run`."""
+"""Record golden results again: python -m tests.golden --write [NAME…]. The demo's come from `make
+run`.
+"""
 
 import argparse
 import os
@@ -19,7 +21,9 @@ TESTS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
-    parser.add_argument("--write", nargs="*", choices=TESTS, required=True, metavar="NAME", help=", ".join(TESTS))
+    parser.add_argument(
+        "--write", nargs="*", choices=TESTS, required=True, metavar="NAME", help=", ".join(TESTS)
+    )
     names = parser.parse_args().write or list(TESTS)
     codes = []
     for name in names:

@@ -1,7 +1,7 @@
 """Golden results that need no training: `make golden-test`, after `make run`.
 
-Layouts, figures and evidence are compared where they are computed anyway: distributed/test_parity.py,
-experiments/test_figures.py and unit/test_report_evidence.py.
+Layouts, figures and evidence are compared where they are computed anyway:
+distributed/test_parity.py, experiments/test_figures.py and unit/test_report_evidence.py.
 """
 
 import pytest
@@ -16,7 +16,9 @@ def test_ids_of_all_runs():
     found = {}
     for scale in SCALES:
         config = load_config("config/config.yaml", root=golden.ROOT, overrides={"scale": scale})
-        found[scale] = {name: [run.run_id for run in config.runs(name)] for name in sorted(config.at_scale)}
+        found[scale] = {
+            name: [run.run_id for run in config.runs(name)] for name in sorted(config.at_scale)
+        }
     golden.compare("run_ids", found)
 
 

@@ -1,4 +1,6 @@
-"""The launch scripts of cloud/ against the clients that they are written for, which rent nothing here."""
+"""The launch scripts of cloud/ against the clients that they are written for, which rent nothing
+here.
+"""
 
 import fcntl
 import hashlib
@@ -37,7 +39,9 @@ modal_app.train.local("s3://rented/modal", *sys.argv[3:] or ["rented"], 1)
 
 @pytest.fixture(scope="module")
 def clients():
-    """The Python of an environment with both clients, made once; TOKENSCALE_CLOUD_CLIENTS names another."""
+    """The Python of an environment with both clients, made once; TOKENSCALE_CLOUD_CLIENTS names
+    another.
+    """
     if python := os.environ.get("TOKENSCALE_CLOUD_CLIENTS"):
         return Path(python)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenscale-tests"
@@ -48,10 +52,22 @@ def clients():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "installed").exists():
             venv.create(folder, with_pip=True, clear=True)
-            command = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--retries", "1", *PACKAGES]
+            command = [
+                folder / "bin/python",
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--retries",
+                "1",
+                *PACKAGES,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
             if done.returncode:
-                pytest.skip(f"pip cannot install the clients: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+                pytest.skip(
+                    "pip cannot install the clients: "
+                    f"{(done.stderr.strip() or 'no message').splitlines()[-1]}"
+                )
             (folder / "installed").touch()
     return folder / "bin/python"
 
@@ -59,11 +75,22 @@ def clients():
 def test_skypilot_reads_its_task(clients, tmp_path):
     command = [clients, "-c", SKY, str(ROOT / "cloud/sky.yaml")]
     home = os.environ | {"HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     task = json.loads(done.stdout.splitlines()[-1])
-    assert task["spot"] and task["nodes"] == 1 and task["accelerators"] == {"H100": 8} and task["workdir"] == "."
-    assert task["recovery"]["max_restarts_on_errors"] == 3 and task["envs"] == ["BUCKET", "EXPERIMENT", "RANKS"]
+    assert (
+        task["spot"]
+        and task["nodes"] == 1
+        and task["accelerators"] == {"H100": 8}
+        and task["workdir"] == "."
+    )
+    assert task["recovery"]["max_restarts_on_errors"] == 3 and task["envs"] == [
+        "BUCKET",
+        "EXPERIMENT",
+        "RANKS",
+    ]
     # the shell that SkyPilot would run, with a worker that prints its arguments
     (tmp_path / ".venv/bin").mkdir(parents=True)
     worker = tmp_path / ".venv/bin/python"
@@ -71,21 +98,36 @@ def test_skypilot_reads_its_task(clients, tmp_path):
     worker.chmod(0o755)
     given = {"BUCKET": "s3://rented/project", "EXPERIMENT": "demo", "RANKS": "8"}
     done = subprocess.run(
-        ["bash", "-ec", task["run"]], cwd=tmp_path, env=os.environ | given, capture_output=True, text=True
+        ["bash", "-ec", task["run"]],
+        cwd=tmp_path,
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
     )
     words = "-m tokenscale cloud --bucket s3://rented/project demo --ranks 8 --worker"
     assert done.stdout.split() == words.split(), done.stderr
 
 
-def test_the_body_of_modals_function_trains_the_staged_runs(clients, project, environment, tmp_path):  # noqa: F811
+def test_the_body_of_modals_function_trains_the_staged_runs(
+    clients,
+    project,  # noqa: F811
+    environment,  # noqa: F811
+    tmp_path,
+):
     stage(project, "modal")
     (packages,) = clients.parents[1].glob("lib/python*/site-packages")
     (tmp_path / "driver.py").write_text(MODAL)
     command = [sys.executable, str(tmp_path / "driver.py"), str(packages), str(ROOT / "cloud")]
     found = environment | {"PYTHONPATH": str(project.root / "src"), "HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     (sealed,) = tmp_path.glob("results/runs/*/done.json")
     assert f"runs/{sealed.parent.name}/done.json" in objects("modal")
-    done = subprocess.run([*command, "unstaged"], cwd=tmp_path, env=found, capture_output=True, text=True, timeout=300)
-    assert "CalledProcessError" in done.stderr and "is not staged" in done.stderr, "Modal then tries again"
+    done = subprocess.run(
+        [*command, "unstaged"], cwd=tmp_path, env=found, capture_output=True, text=True, timeout=300
+    )
+    assert "CalledProcessError" in done.stderr and "is not staged" in done.stderr, (
+        "Modal then tries again"
+    )

@@ -1,4 +1,5 @@
-"""Long runs: 20,000 steps in the memory, files and log bytes of the first thousands, and 50 resumes that equal one run.
+"""Long runs: 20,000 steps in the memory, files and log bytes of the first thousands, and 50 resumes
+that equal one run.
 
 Writes `evidence/long-tests/runs.txt`.
 """
@@ -46,8 +47,14 @@ class Sample:
 
 
 def sample(process: int, step: int) -> Sample:
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    kib = int(status["RssAnon"].split()[0]) if "RssAnon" in status else int(status["VmRSS"].split()[0])
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines()
+    )
+    kib = (
+        int(status["RssAnon"].split()[0])
+        if "RssAnon" in status
+        else int(status["VmRSS"].split()[0])
+    )
     return Sample(step, kib, len(os.listdir(f"/proc/{process}/fd")))
 
 
@@ -58,7 +65,10 @@ def watch(process, directory: Path) -> dict[str, list[Sample]]:
         try:
             step = json.loads((directory / "status.json").read_text())["step"]
             ranks = children(process.pid)
-            for name, number in (("launcher", process.pid), *((f"rank {rank}", n) for rank, n in enumerate(ranks))):
+            for name, number in (
+                ("launcher", process.pid),
+                *((f"rank {rank}", n) for rank, n in enumerate(ranks)),
+            ):
                 found[name].append(sample(number, step))
         except (OSError, ValueError, KeyError):
             pass  # not yet there, or gone
@@ -88,7 +98,9 @@ def test_memory_and_files_of_twenty_thousand_steps_stay_flat(lab, tmp_path):  # 
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, process.stderr.read()
     assert found.keys() == {"launcher", "rank 0"}
-    written = sum(path.stat().st_size for path in (tmp_path / "run").glob("attempt=*/**/*") if path.is_file())
+    written = sum(
+        path.stat().st_size for path in (tmp_path / "run").glob("attempt=*/**/*") if path.is_file()
+    )
     LINES.append(f"{STEPS:,} steps of one rank: {written / STEPS:.0f} log bytes a step")
     grown = {}
     for name, samples in found.items():
@@ -97,18 +109,23 @@ def test_memory_and_files_of_twenty_thousand_steps_stay_flat(lab, tmp_path):  # 
         files = [int(middle(samples, "files", *part)) for part in (early, late)]
         grown[name] = after - before
         LINES.append(
-            f"  {name:<9} {before / 1024:.1f} MiB in steps {early[0]:,} to {early[1]:,}, {after / 1024:.1f} MiB in "
+            f"  {name:<9} {before / 1024:.1f} MiB in steps {early[0]:,} to {early[1]:,}, "
+            f"{after / 1024:.1f} MiB in "
             f"the last {SETTLED:,}; open files {files[0]} and {files[1]}"
         )
         assert files[0] == files[1], name
-    assert all(kib < 2048 for kib in grown.values()), f"KiB more after {STEPS - 2 * SETTLED:,} steps: {grown}"
+    assert all(kib < 2048 for kib in grown.values()), (
+        f"KiB more after {STEPS - 2 * SETTLED:,} steps: {grown}"
+    )
     assert written / STEPS < 1024
 
 
 def test_fifty_resumes_in_a_row_equal_one_run(lab, tmp_path):  # noqa: F811
     steps = 2 * RESUMES + 4
     keep = CheckpointSettings(every=2, keep_last=2)
-    run = run_of(budget=BudgetSettings(steps=steps), checkpoints=keep, validation=ValidationSettings(rows=0))
+    run = run_of(
+        budget=BudgetSettings(steps=steps), checkpoints=keep, validation=ValidationSettings(rows=0)
+    )
     run = replace(run, device="cpu")
     inputs = lab.inputs(run)
     start(run, inputs, tmp_path / "whole")
@@ -119,8 +136,16 @@ def test_fifty_resumes_in_a_row_equal_one_run(lab, tmp_path):  # noqa: F811
         json.loads(path.read_text().partition("\n")[0])["step"]
         for path in sorted((tmp_path / "cut").glob("attempt=*/rank=00000/steps.jsonl"))
     ]
-    assert firsts == [2 * attempt for attempt in range(RESUMES + 1)], "each goes on from the newest state"
-    assert series(tmp_path / "cut") == series(tmp_path / "whole") and len(series(tmp_path / "whole")) == steps
+    assert firsts == [2 * attempt for attempt in range(RESUMES + 1)], (
+        "each goes on from the newest state"
+    )
+    assert (
+        series(tmp_path / "cut") == series(tmp_path / "whole")
+        and len(series(tmp_path / "whole")) == steps
+    )
     outcome = read_sealed(tmp_path / "cut/run.json")["outcome"]
     assert outcome["status"] == "complete" and outcome["steps"] == steps
-    LINES.append(f"{RESUMES} resumes in a row: losses, gradient norms and samples of {steps} steps as in one run")
+    LINES.append(
+        f"{RESUMES} resumes in a row: losses, gradient norms and samples of {steps} steps as in "
+        "one run"
+    )

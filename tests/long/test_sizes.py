@@ -1,4 +1,5 @@
-"""Preparation in parts beyond what fits in memory: 10⁷ and 10⁸ documents merged, and 10 GB killed twice.
+"""Preparation in parts beyond what fits in memory: 10⁷ and 10⁸ documents merged, and 10 GB killed
+twice.
 
 Writes `evidence/long-tests/parts.txt`.
 """
@@ -62,7 +63,9 @@ def report(line: str) -> None:
 
 
 def write_synthetic_part(directory: Path, settings: CorpusSettings, number: int) -> None:
-    """Tables of documents that do not exist, with random hashes; its shard has one byte, as nobody reads it."""
+    """Tables of documents that do not exist, with random hashes; its shard has one byte, as nobody
+    reads it.
+    """
     parts = settings.parts
     folder = part_folder(directory, number)
     folder.mkdir(parents=True)
@@ -101,12 +104,18 @@ def test_memory_of_merging_is_bounded(tmp_path):
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["rows"] == parts * PART_DOCUMENTS
-        report(f"merge of {found['rows']:,} documents: {found['seconds']:.1f} s, peak {found['peak_mib']:.0f} MiB")
-        assert found["peak_mib"] < 1700  # parts.MEMORY, Python with its libraries, and the table of a part
+        report(
+            f"merge of {found['rows']:,} documents: {found['seconds']:.1f} s, peak "
+            f"{found['peak_mib']:.0f} MiB"
+        )
+        # parts.MEMORY, Python with its libraries, and the table of a part
+        assert found["peak_mib"] < 1700
 
 
 def write_sources(folder: Path) -> None:
-    """40 files of 250 MB of text: the same documents again and again, each with its own beginning."""
+    """40 files of 250 MB of text: the same documents again and again, each with its own
+    beginning.
+    """
     rng = random.Random(3)
     words = ["".join(rng.choices("etaoinshrdlucm", k=rng.randrange(2, 10))) for _ in range(20_000)]
     texts = [" ".join(rng.choices(words, k=rng.randrange(40, 700))) for _ in range(20_000)]
@@ -118,7 +127,9 @@ def write_sources(folder: Path) -> None:
             batch.append(f"document {number}: {texts[number % len(texts)]}")
             size += len(batch[-1])
             number += 1
-        pq.write_table(pa.table({"text": batch}), folder / f"f{file:02d}.parquet", compression="zstd")
+        pq.write_table(
+            pa.table({"text": batch}), folder / f"f{file:02d}.parquet", compression="zstd"
+        )
 
 
 def list_memory(root: Path) -> list[tuple[str, float]]:
@@ -138,12 +149,30 @@ def list_memory(root: Path) -> list[tuple[str, float]]:
     return found
 
 
-def run_until(project: Project, targets: list[str], finished: int | None, peaks: dict[str, float]) -> bool:
-    """Run Snakemake; kill it with all its jobs once so many parts are finished. Returns whether it ended by itself."""
-    argv = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "many.yaml", "--rerun-incomplete"]
+def run_until(
+    project: Project, targets: list[str], finished: int | None, peaks: dict[str, float]
+) -> bool:
+    """Run Snakemake; kill it with all its jobs once so many parts are finished. Returns whether it
+    ended by itself.
+    """
+    argv = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--cores",
+        "2",
+        "--configfile",
+        "many.yaml",
+        "--rerun-incomplete",
+    ]
     with open(project.root / "snakemake.log", "w") as log:
         process = subprocess.Popen(
-            [*argv, *targets], cwd=project.root, env=project.environment, stdout=log, stderr=log, start_new_session=True
+            [*argv, *targets],
+            cwd=project.root,
+            env=project.environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     while process.poll() is None:
         time.sleep(0.2)
@@ -176,16 +205,25 @@ def test_ten_gigabytes_killed_twice_go_on(tmp_path):
     peaks: dict[str, float] = {}
     start = time.monotonic()
     assert not run_until(project, targets, 13, peaks)
-    first = {path: path.stat().st_mtime_ns for path in project.root.glob("results/corpus/large/parts/*/manifest.json")}
+    first = {
+        path: path.stat().st_mtime_ns
+        for path in project.root.glob("results/corpus/large/parts/*/manifest.json")
+    }
     project.command("--unlock", "--configfile", "many.yaml")
     assert not run_until(project, targets, FILES + 25, peaks)
     project.command("--unlock", "--configfile", "many.yaml")
     assert run_until(project, targets, None, peaks)
     seconds = time.monotonic() - start
     again = [path for path, built in first.items() if path.stat().st_mtime_ns != built]
-    assert len(first) >= 12 and len(again) <= 2  # only what ran when Snakemake was killed was built again
-    report(f"{FILES} files, {FILES * FILE_BYTES / 1e9:.0f} GB of text, {size / 1e9:.2f} GB of Parquet; killed twice:")
-    report(f"  corpus, {' and '.join(stores)} in {seconds:.0f} s; peaks of single processes in MiB: ")
+    # only what ran when Snakemake was killed was built again
+    assert len(first) >= 12 and len(again) <= 2
+    report(
+        f"{FILES} files, {FILES * FILE_BYTES / 1e9:.0f} GB of text, {size / 1e9:.2f} GB of "
+        "Parquet; killed twice:"
+    )
+    report(
+        f"  corpus, {' and '.join(stores)} in {seconds:.0f} s; peaks of single processes in MiB: "
+    )
     report("  " + ", ".join(f"{name} {mib:.0f}" for name, mib in sorted(peaks.items())))
     assert max(peaks.values()) < 1500
 
@@ -205,9 +243,13 @@ def read_manifests(project: Project, stores: list[str]) -> dict[str, object]:
     """What may not depend on parts and kills."""
     corpus = json.loads((project.root / "results/corpus/large/manifest.json").read_text())
     found: dict[str, object] = {
-        "corpus": {name: (split["rows"], split["text_sha256"]) for name, split in corpus["splits"].items()}
+        "corpus": {
+            name: (split["rows"], split["text_sha256"]) for name, split in corpus["splits"].items()
+        }
     }
     for store in stores:
-        manifest = json.loads((project.root / f"results/tokens/large/bpe/{store}/manifest.json").read_text())
+        manifest = json.loads(
+            (project.root / f"results/tokens/large/bpe/{store}/manifest.json").read_text()
+        )
         found[store] = manifest["ids_digest"]["value"]
     return found

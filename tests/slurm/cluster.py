@@ -1,9 +1,11 @@
-"""A SLURM cluster on this machine: four nodes of four GPUs each, which live in one folder and end with it.
+"""A SLURM cluster on this machine: four nodes of four GPUs each, which live in one folder and end
+with it.
 
-Real daemons of SLURM, on the loopback interface, under the user who starts them. What the nodes have is made up: CPUs
-and memory are only counted, GPUs are links to /dev/null, so that a job is told which of them are its own. Nobody is
-authenticated: any process of this machine can give these daemons orders. There is no accounting, so `sacct` knows
-nothing; finished jobs stay in `squeue --states=all`.
+Real daemons of SLURM, on the loopback interface, under the user who starts them. What the nodes
+have is made up: CPUs and memory are only counted, GPUs are links to /dev/null, so that a job is
+told which of them are its own. Nobody is authenticated: any process of this machine can give these
+daemons orders. There is no accounting, so `sacct` knows nothing; finished jobs stay in `squeue
+--states=all`.
 """
 
 import contextlib
@@ -27,11 +29,43 @@ MEMORY_MB = 256_000
 #: in the environment of every process of a cluster: its folder
 MARK = "TOKENSCALE_SLURM_CLUSTER"
 #: put into the cluster's `bin` where this machine has them
-CLIENTS = "sacct sacctmgr salloc sbatch scancel scontrol sinfo sprio squeue srun sshare sstat".split()
+CLIENTS = [
+    "sacct",
+    "sacctmgr",
+    "salloc",
+    "sbatch",
+    "scancel",
+    "scontrol",
+    "sinfo",
+    "sprio",
+    "squeue",
+    "srun",
+    "sshare",
+    "sstat",
+]
 #: variables that change what a client does, or make it believe that it is in a job
-OUTSIDE = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SPRIO_", "SACCT_")
+OUTSIDE = (
+    "SLURM_",
+    "SLURMD_",
+    "SBATCH_",
+    "SALLOC_",
+    "SQUEUE_",
+    "SINFO_",
+    "SCANCEL_",
+    "SPRIO_",
+    "SACCT_",
+)
 #: states that a job does not leave
-ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+ENDED = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "TIMEOUT",
+}
 
 CONFIGURATION = """
 ClusterName=tokenscale
@@ -89,16 +123,21 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=24:00:00 DefaultTime=00:10:00
 
 
 class Cluster:
-    """`with Cluster(folder) as cluster:` — the nodes are idle at its first line, and everything is gone after its last.
+    """`with Cluster(folder) as cluster:` — the nodes are idle at its first line, and everything is
+    gone after its last.
 
-    `folder` must be short, as sockets lie in it, and without spaces. It is made, and its logs stay there.
+    `folder` must be short, as sockets lie in it, and without spaces. It is made, and its logs stay
+    there.
     """
 
     def __init__(self, folder: Path):
         self.root = Path(folder).resolve()
         if len(str(self.root)) > 64 or " " in str(self.root):
-            raise ValueError(f"the folder of a cluster is too long, or has spaces in its name: {self.root}")
-        #: the controller's and each node's, below one that this object holds, so that no second cluster takes them
+            raise ValueError(
+                f"the folder of a cluster is too long, or has spaces in its name: {self.root}"
+            )
+        #: the controller's and each node's, below one that this object holds, so that no second
+        #: cluster takes them
         self.ports: list[int] = []
         self.daemons: dict[str, subprocess.Popen] = {}
         self._ending = contextlib.ExitStack()
@@ -127,9 +166,16 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """This process's environment with the cluster's clients first in PATH, and without traces of other clusters."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OUTSIDE)}
-        return inherited | {"PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}", MARK: str(self.root)}
+        """This process's environment with the cluster's clients first in PATH, and without traces
+        of other clusters.
+        """
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(OUTSIDE)
+        }
+        return inherited | {
+            "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            MARK: str(self.root),
+        }
 
     def run(
         self,
@@ -139,9 +185,11 @@ class Cluster:
         cwd: Path | None = None,
         variables: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess:
-        """What a command says that sees this cluster; stdout and stderr apart. It is killed after `timeout` seconds.
+        """What a command says that sees this cluster; stdout and stderr apart. It is killed after
+        `timeout` seconds.
 
-        The clients of SLURM wait for ever where something is not there; so nothing is called without a timeout.
+        The clients of SLURM wait for ever where something is not there; so nothing is called
+        without a timeout.
         """
         with subprocess.Popen(
             [str(word) for word in argv],
@@ -161,17 +209,35 @@ class Cluster:
                 raise
         done = subprocess.CompletedProcess(argv, process.returncode, out, err)
         if check and done.returncode:
-            raise RuntimeError(f"{shlex.join(map(str, argv))} ended with {done.returncode}.\n{out}{err}")
+            raise RuntimeError(
+                f"{shlex.join(map(str, argv))} ended with {done.returncode}.\n{out}{err}"
+            )
         return done
 
     def jobs(self) -> list[dict[str, str]]:
-        """Every job since the start, by id, in SLURM's words; `nodes` as in `nid[000001-000002]`."""
-        fields = {"id": "%i", "state": "%T", "reason": "%r", "comment": "%k", "nodes": "%N", "workdir": "%Z"}
+        """Every job since the start, by id, in SLURM's words; `nodes` as in
+        `nid[000001-000002]`.
+        """
+        fields = {
+            "id": "%i",
+            "state": "%T",
+            "reason": "%r",
+            "comment": "%k",
+            "nodes": "%N",
+            "workdir": "%Z",
+        }
         separator = "\x1f"  # a name or a comment may hold any character that one can type
         said = self.run(
-            "squeue", "--states=all", "--noheader", "--sort=i", "--format=" + separator.join(fields.values())
+            "squeue",
+            "--states=all",
+            "--noheader",
+            "--sort=i",
+            "--format=" + separator.join(fields.values()),
         )
-        return [dict(zip(fields, line.split(separator), strict=True)) for line in said.stdout.splitlines()]
+        return [
+            dict(zip(fields, line.split(separator), strict=True))
+            for line in said.stdout.splitlines()
+        ]
 
     def wait_for(self, job: str, state: str, timeout: float = 400) -> None:
         """Until the job is in this state. One that ended in another state is not waited for."""
@@ -183,11 +249,15 @@ class Cluster:
 
     def nodes(self) -> dict[str, str]:
         """Node → its state, in SLURM's words."""
-        said = self.run("sinfo", "--noheader", "--Node", "--partition=normal", "--format=%N %T", timeout=60).stdout
+        said = self.run(
+            "sinfo", "--noheader", "--Node", "--partition=normal", "--format=%N %T", timeout=60
+        ).stdout
         return dict(line.split() for line in said.splitlines())
 
     def set_node(self, name: str, state: str, reason: str = "test") -> None:
-        """As an administrator does it. A node set `down` loses its jobs, and is back at once, as its daemon lives."""
+        """As an administrator does it. A node set `down` loses its jobs, and is back at once, as
+        its daemon lives.
+        """
         self.run("scontrol", "update", f"NodeName={name}", f"State={state}", f"Reason={reason}")
 
     def wait_until_idle(self, timeout: float = 300) -> None:
@@ -209,11 +279,16 @@ class Cluster:
     def logs(self) -> str:
         """The last lines of every daemon."""
         paths = sorted((self.root / "log").glob("*.log"))
-        return "\n".join(f"--- {path.stem}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)
+        return "\n".join(
+            f"--- {path.stem}\n{path.read_text(errors='replace')[-2000:]}" for path in paths
+        )
 
     def processes(self) -> dict[int, str]:
         """What lives of this cluster: process → its command line."""
-        return {process: _read(process, "cmdline").replace("\0", " ").strip() for process in marked(self.root)}
+        return {
+            process: _read(process, "cmdline").replace("\0", " ").strip()
+            for process in marked(self.root)
+        }
 
     # -- start
 
@@ -233,16 +308,20 @@ class Cluster:
         )
         (self.root / "slurm.conf").write_text(text)
         for number in range(GPUS):
-            (self.root / f"gpu/gpu{number}").symlink_to("/dev/null")  # a regular file would be counted, and not shown
+            # a regular file would be counted, and not shown
+            (self.root / f"gpu/gpu{number}").symlink_to("/dev/null")
         (self.root / "gres.conf").write_text(f"Name=gpu File={self.root}/gpu/gpu[0-{GPUS - 1}]\n")
-        # newer daemons want one of these even where nothing uses it: this one asks nothing of the machine
+        # newer daemons want one of these even where nothing uses it: this one asks nothing of the
+        # machine
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         for command in CLIENTS:
             if path := found(command):
                 self._wrap(command, path)
 
     def _wrap(self, command: str, path: str) -> None:
-        """A script before the client, as Snakemake's executor takes SLURM_CONF from the environment of its jobs."""
+        """A script before the client, as Snakemake's executor takes SLURM_CONF from the environment
+        of its jobs.
+        """
         variables = shlex.join([f"SLURM_CONF={self.root}/slurm.conf", f"{MARK}={self.root}"])
         script = self.root / "bin" / command
         script.write_text(f'#!/bin/sh\nexec env {variables} {shlex.quote(path)} "$@"\n')
@@ -263,7 +342,9 @@ class Cluster:
             )
 
     def _watch(self, stack: contextlib.ExitStack) -> None:
-        """A process that ends the cluster if this one is killed: then nobody holds the other end of its stdin."""
+        """A process that ends the cluster if this one is killed: then nobody holds the other end of
+        its stdin.
+        """
         watch = subprocess.Popen(
             [sys.executable, "-m", "tests.slurm.cluster", str(self.root)],
             cwd=Path(__file__).parents[2],
@@ -277,7 +358,9 @@ class Cluster:
     # -- end
 
     def _end(self) -> None:
-        """Jobs first; then daemons, and what is left of those. SLURM itself would give jobs time to end."""
+        """Jobs first; then daemons, and what is left of those. SLURM itself would give jobs time to
+        end.
+        """
         daemons = self.daemons.values()
         for daemon in daemons:
             daemon.send_signal(signal.SIGCONT)  # a test may have stopped one
@@ -297,9 +380,11 @@ class Cluster:
 
 
 def marked(root: Path) -> list[int]:
-    """Processes of the cluster in this folder, without this one: known by the mark, or by an open file of `log`.
+    """Processes of the cluster in this folder, without this one: known by the mark, or by an open
+    file of `log`.
 
-    SLURM's helpers write their title over their environment. A zombie has neither that nor open files, and is gone.
+    SLURM's helpers write their title over their environment. A zombie has neither that nor open
+    files, and is gone.
     """
     line = f"{MARK}={root}"
     logs = f"{root}/log/"
@@ -308,12 +393,17 @@ def marked(root: Path) -> list[int]:
         number
         for number in numbers
         if number != os.getpid()
-        and (line in _read(number, "environ").split("\0") or any(name.startswith(logs) for name in open_files(number)))
+        and (
+            line in _read(number, "environ").split("\0")
+            or any(name.startswith(logs) for name in open_files(number))
+        )
     )
 
 
 def kill_marked(root: Path, spared: Collection[int] = ()) -> None:
-    """Kills them, and what they start meanwhile, until none is left outside of the groups of processes to be spared."""
+    """Kills them, and what they start meanwhile, until none is left outside of the groups of
+    processes to be spared.
+    """
     end = time.monotonic() + 60
     while processes := [process for process in marked(root) if _group(process) not in spared]:
         if time.monotonic() > end:
@@ -364,9 +454,11 @@ def free(port: int) -> bool:
 
 
 def _free_ports(count: int) -> tuple[int, socket.socket]:
-    """The first of so many free ports in a row, and the socket that holds them: it listens on the one below.
+    """The first of so many free ports in a row, and the socket that holds them: it listens on the
+    one below.
 
-    They lie below those that the system gives to outgoing connections, one of which might be there first.
+    They lie below those that the system gives to outgoing connections, one of which might be there
+    first.
     """
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for holding in range(10_000, low if low > 11_000 else 32_000, count + 1):

@@ -24,7 +24,9 @@ def slurm():
 
 @pytest.fixture(scope="session")
 def cluster(slurm, tmp_path_factory):
-    """Four idle nodes of four GPUs each. Tests end their own jobs, and leave the nodes as they were."""
+    """Four idle nodes of four GPUs each. Tests end their own jobs, and leave the nodes as they
+    were.
+    """
     with Cluster(tmp_path_factory.mktemp("slurm") / "c") as cluster:
         yield cluster
 
@@ -46,7 +48,11 @@ def project(made, cluster, tmp_path):
     """A copy of it that submits to the cluster; what it leaves in the queue is cancelled."""
     found = projects.OnCluster(copy_of(made, tmp_path), cluster)
     yield found
-    left = [j["id"] for j in cluster.jobs() if j["workdir"] == str(found.root) and j["state"] in ("RUNNING", "PENDING")]
+    left = [
+        j["id"]
+        for j in cluster.jobs()
+        if j["workdir"] == str(found.root) and j["state"] in ("RUNNING", "PENDING")
+    ]
     if left:
         cluster.run("scancel", *left)
 

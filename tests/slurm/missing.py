@@ -1,4 +1,6 @@
-"""Which commands of SLURM this machine lacks. `python -m tests.slurm.missing` says it and ends with 1 if any is."""
+"""Which commands of SLURM this machine lacks. `python -m tests.slurm.missing` says it and ends with
+1 if any is.
+"""
 
 import os
 import shutil
@@ -9,7 +11,9 @@ APT = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client"
 
 def found(command: str) -> str | None:
     """Where a command lies. Daemons lie in a folder that an ordinary user's PATH may leave out."""
-    return shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+    return shutil.which(
+        command, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    )
 
 
 def message() -> str | None:

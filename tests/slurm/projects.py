@@ -19,13 +19,20 @@ PROFILE = "profiles/slurm-test"
 STEPS = "attempt={:02d}/rank=00000/steps.jsonl"
 PACKED = RUNS | {"approach": "packed", "global_batch": 16, "micro_batch": 1}
 #: some seconds of steps, more where a machine is busy, and a state now and then
-LONG = PACKED | {"budget": {"steps": 600}, "global_batch": 4, "layout": {"data": 2}, "checkpoints": {"every": 50}}
+LONG = PACKED | {
+    "budget": {"steps": 600},
+    "global_batch": 4,
+    "layout": {"data": 2},
+    "checkpoints": {"every": 50},
+}
 EXPERIMENTS = {
     "sizes": {
         "question": "Do any number of GPUs compute what one computes?",
-        "runs": PACKED | {"model": {"preset": "llama-micro", "layers": 2, "heads": 4, "key_value_heads": 4}},
+        "runs": PACKED
+        | {"model": {"preset": "llama-micro", "layers": 2, "heads": 4, "key_value_heads": 4}},
         "factors": {
-            "layout": [{"data": 1}, {"data": 2}, {"data": 16}, {"pipeline": 2, "tensor": 4}]  # one stage a node
+            # one stage a node
+            "layout": [{"data": 1}, {"data": 2}, {"data": 16}, {"pipeline": 2, "tensor": 4}]
         },
     },
     "pair": {
@@ -63,10 +70,15 @@ class OnCluster:
 
     def start(self, *arguments: str) -> subprocess.Popen:
         """Snakemake with the profile of the test cluster, in a session of its own."""
-        log = open(self.root / "snakemake.log", "w")
+        log = open(self.root / "snakemake.log", "w")  # noqa: SIM115  # the process's
         argv = [served.python(), "-m", "tests.slurm.polled", "--profile", PROFILE, *arguments]
         return subprocess.Popen(
-            argv, cwd=self.root, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            argv,
+            cwd=self.root,
+            env=self.environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
     def snakemake(self, *arguments: str, code: int = 0, timeout: float = 400) -> str:
@@ -85,26 +97,44 @@ class OnCluster:
 
     def said(self) -> str:
         """For a failed test: Snakemake's last words, the queue, every training's log."""
-        logs = [*self.root.glob("results/logs/train/*.log"), *self.root.glob("results/runs/*/attempt=*/output/*.log")]
-        texts = [f"--- {path.relative_to(self.root)}\n{path.read_text()[-1500:]}" for path in sorted(logs)]
+        logs = [
+            *self.root.glob("results/logs/train/*.log"),
+            *self.root.glob("results/runs/*/attempt=*/output/*.log"),
+        ]
+        texts = [
+            f"--- {path.relative_to(self.root)}\n{path.read_text()[-1500:]}"
+            for path in sorted(logs)
+        ]
         last = (self.root / "snakemake.log").read_text()[-4000:]
         return "\n".join([last, *map(str, self.cluster.jobs()), *texts])
 
     def tokenscale(self, *arguments: str) -> str:
         """What a verb prints."""
         argv = (served.python(), "-m", "tokenscale", *arguments)
-        done = subprocess.run(argv, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            argv, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def submit_launches(self, run_ids: list[str], *options: str) -> str:
-        """Submit a script of one's own that launches runs side by side on one node; return its job."""
+        """Submit a script of one's own that launches runs side by side on one node; return its
+        job.
+        """
         options_of_each = f"--profile slurm-test --share {len(run_ids)}"
-        commands = "".join(f"{sys.executable} -m tokenscale launch {name} {options_of_each} &\n" for name in run_ids)
+        commands = "".join(
+            f"{sys.executable} -m tokenscale launch {name} {options_of_each} &\n"
+            for name in run_ids
+        )
         (self.root / "job.sh").write_text(f"#!/usr/bin/env bash\n{commands}wait\n")
-        asked = f"-A test -p normal -t 10 --mem=20000 --nodes=1 --cpus-per-task=1 --signal=USR1@60 {' '.join(options)}"
+        asked = (
+            "-A test -p normal -t 10 --mem=20000 --nodes=1 --cpus-per-task=1 --signal=USR1@60 "
+            f"{' '.join(options)}"
+        )
         submitted = self.cluster.run(
-            *("sbatch", "--parsable", *asked.split(), "job.sh"), cwd=self.root, variables=self.environment
+            *("sbatch", "--parsable", *asked.split(), "job.sh"),
+            cwd=self.root,
+            variables=self.environment,
         )
         return submitted.stdout.strip()
 
@@ -114,7 +144,11 @@ class OnCluster:
 
     def jobs_of(self, run_id: str) -> list[dict[str, str]]:
         """The cluster's jobs of a run in this folder, the oldest first."""
-        return [j for j in self.cluster.jobs() if j["workdir"] == str(self.root) and run_id in j["comment"]]
+        return [
+            j
+            for j in self.cluster.jobs()
+            if j["workdir"] == str(self.root) and run_id in j["comment"]
+        ]
 
     def until(self, what, timeout: float = 400):
         """The first value of `what()` that is true."""
@@ -125,14 +159,24 @@ class OnCluster:
         return found
 
     def trains(self, attempt: int = 0) -> tuple[str, Path]:
-        """The id and folder of the one run of the experiment `long`, once this attempt has logged steps."""
-        self.until(lambda: any(f.stat().st_size for f in self.root.glob(f"results/runs/*/{STEPS.format(attempt)}")))
+        """The id and folder of the one run of the experiment `long`, once this attempt has logged
+        steps.
+        """
+        self.until(
+            lambda: any(
+                f.stat().st_size for f in self.root.glob(f"results/runs/*/{STEPS.format(attempt)}")
+            )
+        )
         return run_of(self)
 
     def stop_rank(self, path: Path) -> int:
         """Rank 0 of a run's first attempt, which does nothing until it is sent SIGCONT."""
         steps = str(path / STEPS.format(0))
-        (rank,) = (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if steps in open_files(folder.name))
+        (rank,) = (
+            int(folder.name)
+            for folder in Path("/proc").glob("[0-9]*")
+            if steps in open_files(folder.name)
+        )
         os.kill(rank, signal.SIGSTOP)
         return rank
 
@@ -149,7 +193,9 @@ def run_of(project) -> tuple[str, Path]:
 
 
 def whole(project, attempts: int) -> None:
-    """The run is complete in so many attempts; each of its steps is there once, as if it had never been stopped."""
+    """The run is complete in so many attempts; each of its steps is there once, as if it had never
+    been stopped.
+    """
     name, path = run_of(project)
     record = json.loads((path / "run.json").read_text())
     assert record["outcome"]["status"] == "complete" and record["attempt"] == attempts - 1

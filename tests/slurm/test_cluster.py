@@ -21,7 +21,11 @@ def until(condition, seconds: float = 300) -> bool:
 
 
 def nothing_is_left(cluster) -> bool:
-    return not cluster.processes() and len(cluster.ports) == 5 and all(free(port) for port in cluster.ports)
+    return (
+        not cluster.processes()
+        and len(cluster.ports) == 5
+        and all(free(port) for port in cluster.ports)
+    )
 
 
 def test_after_the_end_nothing_is_left(another):
@@ -38,7 +42,10 @@ def test_after_the_end_nothing_is_left(another):
 
 def test_nothing_is_left_when_its_owner_is_killed(another):
     code = "import sys, time; from pathlib import Path; from tests.slurm.cluster import Cluster\n"
-    code += "with Cluster(Path(sys.argv[1])) as cluster: print(*cluster.ports, flush=True); time.sleep(1000)"
+    code += (
+        "with Cluster(Path(sys.argv[1])) as cluster: print(*cluster.ports, flush=True); "
+        "time.sleep(1000)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(another.root)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as owner:

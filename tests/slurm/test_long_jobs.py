@@ -1,4 +1,6 @@
-"""Jobs that end before their run does: each attempt goes on where the one before was, and nothing is trained twice."""
+"""Jobs that end before their run does: each attempt goes on where the one before was, and nothing
+is trained twice.
+"""
 
 import os
 import re
@@ -24,7 +26,9 @@ def test_a_run_that_is_told_to_stop_goes_on_from_that_step(project):
         (stop,) = events(path, attempt, "run_stop")
         assert stop["status"] == "interrupted"
         assert options or "CANCELLED" in text
-        assert not attempt == 0 or f"was stopped after step {stop['step']}" in text, "the failed job's log is shown"
+        assert attempt != 0 or f"was stopped after step {stop['step']}" in text, (
+            "the failed job's log is shown"
+        )
         stops.append(stop["step"])
     project.snakemake(*ARGUMENTS)
     whole(project, 4)
@@ -32,7 +36,9 @@ def test_a_run_that_is_told_to_stop_goes_on_from_that_step(project):
 
 
 def test_a_node_set_down_costs_an_attempt(project):
-    """Its daemon lives, so that ranks are told first. What a node loses without a word is in tests/faults."""
+    """Its daemon lives, so that ranks are told first. What a node loses without a word is in
+    tests/faults.
+    """
     process = project.start(*ARGUMENTS)
     name, path = project.trains()
     project.cluster.set_node(project.jobs_of(name)[0]["nodes"], "down")  # it comes back by itself
@@ -42,7 +48,9 @@ def test_a_node_set_down_costs_an_attempt(project):
 
 
 def test_a_drained_node_ends_its_job_and_the_next_one_runs_elsewhere(project):
-    """Nobody may requeue a job of the workflow meanwhile: another attempt is submitted by Snakemake alone."""
+    """Nobody may requeue a job of the workflow meanwhile: another attempt is submitted by Snakemake
+    alone.
+    """
     process = project.start(*ARGUMENTS)
     name, _ = project.trains()
     (job,) = project.jobs_of(name)
@@ -54,7 +62,11 @@ def test_a_drained_node_ends_its_job_and_the_next_one_runs_elsewhere(project):
         whole(project, 1)
         project.change("long", budget={"steps": 5})
         project.snakemake(*ARGUMENTS)
-        (other,) = [j for j in project.cluster.jobs() if j["workdir"] == str(project.root) and j["id"] != job["id"]]
+        (other,) = [
+            j
+            for j in project.cluster.jobs()
+            if j["workdir"] == str(project.root) and j["id"] != job["id"]
+        ]
         assert other["nodes"] != job["nodes"] and other["state"] == "COMPLETED"
     finally:
         project.cluster.set_node(job["nodes"], "resume")
@@ -69,7 +81,9 @@ def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
     project.cluster.run("scontrol", "requeue", job)
 
     def begun_again() -> bool:
-        """SLURM lets a requeued job wait for two minutes, unless an administrator moves its start."""
+        """SLURM lets a requeued job wait for two minutes, unless an administrator moves its
+        start.
+        """
         project.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
         return len([*path.glob("attempt=*")]) == 2
 
@@ -81,7 +95,9 @@ def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
 
 
 def test_a_restarted_controller_trains_nothing_twice(project):
-    """Its job goes on when Snakemake is killed; the next one's job waits for it, and seals without training."""
+    """Its job goes on when Snakemake is killed; the next one's job waits for it, and seals without
+    training.
+    """
     process = project.start(*ARGUMENTS)
     name, path = project.trains()
     rank = project.stop_rank(path)  # it still trains when the second job begins
@@ -96,7 +112,9 @@ def test_a_restarted_controller_trains_nothing_twice(project):
     first, second = project.jobs_of(name)
     assert (first["state"], second["state"]) == ("COMPLETED", "COMPLETED")
     whole(project, 1)
-    assert re.search(rf"is being written by process \d+ on .*job {first['id']}; waiting for it", log.read_text())
+    assert re.search(
+        rf"is being written by process \d+ on .*job {first['id']}; waiting for it", log.read_text()
+    )
     assert "has ended already" in log.read_text()
 
 

@@ -1,4 +1,6 @@
-"""A corpus of many parts on the cluster: one node goes down, one part is damaged; equal to a local build."""
+"""A corpus of many parts on the cluster: one node goes down, one part is damaged; equal to a local
+build.
+"""
 
 import json
 import random
@@ -16,7 +18,9 @@ STORES = ["token-list", "packed-sequence_length=32"]
 
 
 def write_sources(root) -> None:
-    """Files of 60 documents, some of which other files have too; a configuration of as many parts, and of one."""
+    """Files of 60 documents, some of which other files have too; a configuration of as many parts,
+    and of one.
+    """
     rng = random.Random(11)
     words = ["sun", "moon", "star", "comet", "planet", "dust", "orbit"]
     (root / "raw").mkdir()
@@ -38,9 +42,14 @@ def manifests(root) -> dict[str, dict]:
 def what_parts_keep(found: dict[str, dict]) -> dict[str, object]:
     """What may not depend on parts, nodes and failures."""
     splits = found["corpus"]["splits"]
-    kept = {name: {key: split[key] for key in ("rows", "utf8_bytes", "text_sha256")} for name, split in splits.items()}
+    kept = {
+        name: {key: split[key] for key in ("rows", "utf8_bytes", "text_sha256")}
+        for name, split in splits.items()
+    }
     documents = found["corpus"]["cleaning"]["documents"]
-    return {"splits": kept, "documents": documents} | {store: found[store]["ids_digest"] for store in STORES}
+    return {"splits": kept, "documents": documents} | {
+        store: found[store]["ids_digest"] for store in STORES
+    }
 
 
 def test_parts_survive_a_node_and_a_damaged_part(project, local):
@@ -56,16 +65,23 @@ def test_parts_survive_a_node_and_a_damaged_part(project, local):
     project.ended(process)
     assert len([*folder.glob("*/manifest.json")]) == FILES
     jobs = {job["id"] for job in project.cluster.jobs() if job["workdir"] == str(project.root)}
-    assert len(jobs) < 2 * FILES  # 3 for a part, were they not grouped by 5; and what was lost with the node
+    # 3 for a part, were they not grouped by 5; and what was lost with the node
+    assert len(jobs) < 2 * FILES
 
     local.snakemake("--cores", "2", *targets, "--configfile", "one.yaml")
     assert what_parts_keep(manifests(project.root)) == what_parts_keep(manifests(local.root))
-    assert manifests(project.root)["token-list"]["parts"] != manifests(local.root)["token-list"].get("parts")
+    assert manifests(project.root)["token-list"]["parts"] != manifests(local.root)[
+        "token-list"
+    ].get("parts")
 
-    before = {path: path.read_bytes() for path in project.root.glob("results/*/sky/**/manifest.json")}
+    before = {
+        path: path.read_bytes() for path in project.root.glob("results/*/sky/**/manifest.json")
+    }
     damaged = folder / "00007/train-00000.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-7])
-    text = project.snakemake("-f", "results/corpus/sky/manifest.json", "--configfile", "many.yaml", code=1)
+    text = project.snakemake(
+        "-f", "results/corpus/sky/manifest.json", "--configfile", "many.yaml", code=1
+    )
     repair = "results/corpus/sky/parts/00007/manifest.json"
     assert "a file of the corpus has changed" in text and f"snakemake -f {repair}" in text
     project.snakemake("-f", repair, "--configfile", "many.yaml")

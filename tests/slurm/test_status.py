@@ -1,4 +1,6 @@
-"""`status` beside a real controller: one that answers, one that is gone, and one that is there and says nothing."""
+"""`status` beside a real controller: one that answers, one that is gone, and one that is there and
+says nothing.
+"""
 
 import signal
 import sys
@@ -13,8 +15,17 @@ WAITS = ("why the nodes it needs are in use", "why jobs of higher priority")
 STATUS = [sys.executable, "-m", "tokenscale", "status"]
 
 
-def submit(cluster, folder, *options, comment=f"rule_train_wildcards_{RUN}", name="tokenscale_test"):
-    options = ["--parsable", "--time=1", f"--chdir={folder}", f"--comment={comment}", "--output=/dev/null", *options]
+def submit(
+    cluster, folder, *options, comment=f"rule_train_wildcards_{RUN}", name="tokenscale_test"
+):
+    options = [
+        "--parsable",
+        "--time=1",
+        f"--chdir={folder}",
+        f"--comment={comment}",
+        "--output=/dev/null",
+        *options,
+    ]
     return cluster.run("sbatch", f"--job-name={name}", *options, "--wrap=sleep 60").stdout.strip()
 
 
@@ -47,9 +58,19 @@ def test_jobs_of_a_folder_and_why_they_wait(cluster, tmp_path):
     assert words[0] == "jobs 4 of this folder: 1 running, 3 waiting"
     assert any(line.startswith(f"{jobs['running']} running train {RUN} ") for line in words)
     assert any(line.endswith("of 1 min nid[000001-000004]") for line in words)
-    held = next(n for n, line in enumerate(words) if line.startswith(f"{jobs['held']} waiting build_corpus web "))
-    assert words[held + 1 : held + 3] == ["why held by you (JobHeldUser)", f"next scontrol release {jobs['held']}"]
-    assert any(line.startswith("why its begin time is in the future (BeginTime); expected start ") for line in words)
+    held = next(
+        n
+        for n, line in enumerate(words)
+        if line.startswith(f"{jobs['held']} waiting build_corpus web ")
+    )
+    assert words[held + 1 : held + 3] == [
+        "why held by you (JobHeldUser)",
+        f"next scontrol release {jobs['held']}",
+    ]
+    assert any(
+        line.startswith("why its begin time is in the future (BeginTime); expected start ")
+        for line in words
+    )
     assert any(line.startswith(WAITS) for line in words), text
 
 
@@ -59,6 +80,11 @@ def test_a_controller_that_does_not_answer_is_one_line(another, tmp_path):
         for end in (signal.SIGSTOP, signal.SIGKILL):
             controller.send_signal(end)
             done = cluster.run(*STATUS, cwd=tmp_path, timeout=300)
-            assert done.stdout.startswith("jobs   SLURM's queue cannot be read: ") and done.stderr == ""
-            assert end == signal.SIGKILL or f"no output within {LIMIT_S:g} s" in done.stdout, "squeue would wait longer"
+            assert (
+                done.stdout.startswith("jobs   SLURM's queue cannot be read: ")
+                and done.stderr == ""
+            )
+            assert end == signal.SIGKILL or f"no output within {LIMIT_S:g} s" in done.stdout, (
+                "squeue would wait longer"
+            )
             assert len(done.stdout.splitlines()) == 3

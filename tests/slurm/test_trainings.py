@@ -1,4 +1,6 @@
-"""Trainings on a real SLURM: any number of ranks on any number of nodes, and the report of a small experiment."""
+"""Trainings on a real SLURM: any number of ranks on any number of nodes, and the report of a small
+experiment.
+"""
 
 import json
 import os
@@ -14,7 +16,16 @@ from tests.slurm.projects import events, losses, whole
 pytestmark = pytest.mark.slow(20)
 
 #: columns that are times, and what measures or names the place: memory, threads, jobs, nodes
-PLACE = ("_s", "memory_peak_bytes", "threads_per_rank", "job_ids", "node_names", "machine", "slurm_logs", "seal")
+PLACE = (
+    "_s",
+    "memory_peak_bytes",
+    "threads_per_rank",
+    "job_ids",
+    "node_names",
+    "machine",
+    "slurm_logs",
+    "seal",
+)
 PLACE += ("load_average", "environment")
 #: what is said of a run: the nodes of the tests' cluster share one boot, so that jobs overlap
 PLACE += ("validity", "reasons", "cautions", "unchecked")
@@ -32,14 +43,18 @@ def test_any_number_of_gpus_computes_what_one_computes(project):
         record = json.loads((path / "run.json").read_text())
         assert record["hardware"]["nodes"] == record["launch"]["job"]["nodes"]
         assert record["launch"]["job"]["queue_s"] >= 0
-        places.setdefault(record["hardware"]["world_size"], set()).add(len(record["hardware"]["nodes"]))
+        places.setdefault(record["hardware"]["world_size"], set()).add(
+            len(record["hardware"]["nodes"])
+        )
     assert places == {1: {1}, 2: {1}, 8: {2}, 16: {4}}
 
 
 def test_a_report_has_the_tables_of_the_local_profile(project, local):
     project.snakemake("--config", "experiments=pair")
     assert (project.root / "results/report-experiments=pair/index.html").stat().st_size > 10_000
-    local.snakemake("--profile", "profiles/default", "--cores", "2", "tables", "--config", "experiments=pair")
+    local.snakemake(
+        "--profile", "profiles/default", "--cores", "2", "tables", "--config", "experiments=pair"
+    )
     for name in ("runs", "steps", "events", "quarantine"):
         ours = parquet.read_table(project.root / f"results/tables/pair/{name}.parquet")
         theirs = parquet.read_table(local.root / f"results/tables/pair/{name}.parquet")
@@ -66,7 +81,12 @@ def test_four_runs_of_one_gpu_share_a_node_by_hand(project):
     project.cluster.wait_for(job, "COMPLETED")
     records = [json.loads((folder / "run.json").read_text()) for folder in project.runs().values()]
     assert {record["launch"]["share"] for record in records} == {4}
-    assert sorted(record["environment"]["CUDA_VISIBLE_DEVICES"] for record in records) == ["0", "1", "2", "3"]
+    assert sorted(record["environment"]["CUDA_VISIBLE_DEVICES"] for record in records) == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
     assert len({tuple(record["hardware"]["nodes"]) for record in records}) == 1
     assert "Nothing to be done" in project.snakemake("runs", "--config", "experiments=long")
 
@@ -89,7 +109,9 @@ def test_a_job_with_fewer_nodes_than_its_run_needs_trains_nothing(project):
 
 def pending(process: int) -> int:
     """A bit for each signal that waits for a process."""
-    return int(re.search(r"(?m)^ShdPnd:\s*(\w+)", Path(f"/proc/{process}/status").read_text())[1], 16)
+    return int(
+        re.search(r"(?m)^ShdPnd:\s*(\w+)", Path(f"/proc/{process}/status").read_text())[1], 16
+    )
 
 
 def test_a_job_beyond_its_time_limit_goes_on_in_the_next(project):

@@ -1,4 +1,6 @@
-"""What tests of stores share: hostile texts, documents that end at every border of a row, and their stores."""
+"""What tests of stores share: hostile texts, documents that end at every border of a row, and their
+stores.
+"""
 
 import os
 
@@ -19,7 +21,9 @@ fsync = os.fsync
 
 @pytest.fixture(scope="session", autouse=True)
 def no_power_cut():
-    """Files of these tests need not survive one (those of tests/faults do): waiting for the disk takes long."""
+    """Files of these tests need not survive one (those of tests/faults do): waiting for the disk
+    takes long.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -27,7 +31,9 @@ def no_power_cut():
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    """A corpus of hostile texts, its tokenizer, and stores made when first asked for. Nobody may change it."""
+    """A corpus of hostile texts, its tokenizer, and stores made when first asked for. Nobody may
+    change it.
+    """
     return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
 
 
@@ -47,4 +53,8 @@ def small_parts(monkeypatch):
 
 def files_of(path):
     """Name → content of a store's files, what must be equal on a rebuild."""
-    return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file() and p.name not in ("build.json", ".lock")}
+    return {
+        p.name: p.read_bytes()
+        for p in path.iterdir()
+        if p.is_file() and p.name not in ("build.json", ".lock")
+    }

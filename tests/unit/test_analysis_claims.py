@@ -29,12 +29,20 @@ PAIRS = """
 
 
 def claim(**fields):
-    values = {"document": "paper", "claim": "it is fast", "experiments": ("demo",), "sql": PAIRS, "direction": "above"}
+    values = {
+        "document": "paper",
+        "claim": "it is fast",
+        "experiments": ("demo",),
+        "sql": PAIRS,
+        "direction": "above",
+    }
     return Claim(**values | {"sentence": "{number} times ({spread}, {n})"} | fields)
 
 
 def ledger(**of):
-    return ClaimsFile({"paper": Document("A paper")}, {name.replace("_", "-"): c for name, c in of.items()})
+    return ClaimsFile(
+        {"paper": Document("A paper")}, {name.replace("_", "-"): c for name, c in of.items()}
+    )
 
 
 def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
@@ -42,8 +50,13 @@ def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
     runs, steps = [], []
     for approach, seconds in (("packed", packed), ("padded", padded[: len(packed)])):
         for repeat, step_s in enumerate(seconds):
-            run_id, fields = f"{approach}-{repeat}", {"repeat": repeat, "seed": repeat, "cell": f"approach={approach}"}
-            runs.append(tables.run(run_id, approach=approach, **fields | (changes or {}).get(run_id, {})))
+            run_id, fields = (
+                f"{approach}-{repeat}",
+                {"repeat": repeat, "seed": repeat, "cell": f"approach={approach}"},
+            )
+            runs.append(
+                tables.run(run_id, approach=approach, **fields | (changes or {}).get(run_id, {}))
+            )
             steps += tables.steps(run_id, 8, step_s=step_s)
     tables.write(folder / name, {"scale": "demo"}, runs=runs, steps=steps)
     return folder
@@ -68,9 +81,11 @@ def judged(folder, one, experiments=("demo",)):
         ([0.5, 2.0], {"exact": True}, INCONCLUSIVE),
         ([0.5] * 6, {"bound": 1.9}, SUPPORTED),
         ([0.5] * 6, {"bound": 2.1}, CONTRADICTED),
-        ([0.995] * 6, {"margin": 0.01}, CONTRADICTED),  # there is an effect, and it is none that counts
+        # there is an effect, and it is none that counts
+        ([0.995] * 6, {"margin": 0.01}, CONTRADICTED),
         ([0.97] * 6, {"margin": 0.01}, SUPPORTED),
-        ([0.995, 0.9] * 3, {"margin": 0.01}, INCONCLUSIVE),  # in part beyond the margin, in part not
+        # in part beyond the margin, in part not
+        ([0.995, 0.9] * 3, {"margin": 0.01}, INCONCLUSIVE),
         ([1.0], {"exact": True}, CONTRADICTED),  # equal is not above
         ([1.0], {"exact": True, "direction": "below"}, CONTRADICTED),
         ([0.5], {"exact": True, "direction": "equal", "margin": 1.0}, SUPPORTED),  # at the margin
@@ -97,7 +112,10 @@ def test_suspect_runs_are_counted_and_a_run_in_two_points_of_a_cell_carries_no_v
     lab(tmp_path / "b", [0.5] * 6)
     twice = PAIRS.replace("p.repeat = t.repeat AND", "abs(p.repeat - t.repeat) < 2 AND")
     found = judged(tmp_path / "b", claim(sql=twice))
-    assert found.verdict == INCONCLUSIVE and found.reason == "its points share runs, so that they are not independent"
+    assert (
+        found.verdict == INCONCLUSIVE
+        and found.reason == "its points share runs, so that they are not independent"
+    )
     exact = judged(tmp_path / "b", claim(sql=twice, exact=True))
     assert (exact.verdict, exact.reason) == (SUPPORTED, ""), "counts are what they are"
 
@@ -119,7 +137,8 @@ def test_each_claim_is_tested_at_its_own_level_and_equality_at_its_margin(tmp_pa
     ("times", "which", "verdict", "p"),
     [
         ([0.5, 0.25], "all", SUPPORTED, 1 / 32),  # all must hold: each is tested alone
-        ([0.5, 2.0], "all", INCONCLUSIVE, 2 / 32),  # one is enough to contradict: corrected for the other
+        # one is enough to contradict: corrected for the other
+        ([0.5, 2.0], "all", INCONCLUSIVE, 2 / 32),
         ([0.5, 0.25], "largest", INCONCLUSIVE, 2 / 32),  # chosen after the fact
     ],
 )
@@ -139,10 +158,13 @@ def test_cells_are_corrected_where_one_of_several_decides(tmp_path, times, which
         ([0.5] * 6, (2.3,), False, ["direction supported", "figure not reproduced"]),
         ([0.5] * 6, (1.2, 1.8), False, ["direction supported", "figure not reproduced"]),
         ([0.5] * 6, (1.5, 1.95), True, ["supported"]),
-        ([0.5] * 5 + [0.4], (2.0,), None, ["direction supported", "figure not decided"]),  # near it in part
+        # near it in part
+        ([0.5] * 5 + [0.4], (2.0,), None, ["direction supported", "figure not decided"]),
     ],
 )
-def test_a_supported_direction_says_whether_the_figure_is_reproduced(tmp_path, seconds, published, reproduced, words):
+def test_a_supported_direction_says_whether_the_figure_is_reproduced(
+    tmp_path, seconds, published, reproduced, words
+):
     book = ledger(one=claim(published=published))
     (row,) = claims.as_rows(book, claims.judge(book, lab(tmp_path, seconds), ["demo"]))
     assert row["reproduced"] is reproduced and verdict_words(row) == words
@@ -167,16 +189,22 @@ def test_runs_of_other_programs_are_no_points_and_rows_without_a_cell_are_one(tm
         ({"bound": 3, "cells": "largest", "direction": "below"}, SUPPORTED, "2.00: a"),
     ],
 )
-def test_a_claim_about_several_cells_holds_where_all_of_them_do(tmp_path, fields, verdict, sentence):
+def test_a_claim_about_several_cells_holds_where_all_of_them_do(
+    tmp_path, fields, verdict, sentence
+):
     lab(tmp_path, [0.5] * 6 + [0.25] * 6)
-    found = judged(tmp_path, claim(sql=in_cells("ab"), exact=True, sentence="{number}: {cells}", **fields))
+    found = judged(
+        tmp_path, claim(sql=in_cells("ab"), exact=True, sentence="{number}: {cells}", **fields)
+    )
     assert (found.verdict, found.sentence) == (verdict, sentence)
 
 
 def test_runs_that_are_not_alike_are_left_out_and_named(tmp_path):
     longer = {f"packed-{i}": {"sequence_length": 20} for i in range(6)}
     found = judged(lab(tmp_path, [0.5] * 6, changes=longer), claim(compares="approach"))
-    assert found.verdict == NOT_TESTED and "sequence_length 20" in found.refused and not found.run_ids
+    assert (
+        found.verdict == NOT_TESTED and "sequence_length 20" in found.refused and not found.run_ids
+    )
     assert judged(tmp_path, claim()).verdict == SUPPORTED, "the claim did not say what may differ"
 
 
@@ -184,7 +212,11 @@ def test_what_was_never_reached_is_longer_than_everything(tmp_path):
     value = "CASE WHEN repeat = 0 THEN 'inf'::DOUBLE ELSE 2.0 END AS value"
     sql = f"SELECT {value}, run_id FROM runs WHERE approach = 'packed'"
     found = judged(lab(tmp_path, [0.5] * 6), claim(sql=sql))
-    assert found.verdict == SUPPORTED and found.cells[0].high == float("inf") and "2.00 to never" in found.sentence
+    assert (
+        found.verdict == SUPPORTED
+        and found.cells[0].high == float("inf")
+        and "2.00 to never" in found.sentence
+    )
     assert judged(tmp_path, claim(sql=sql, direction="below", bound=3)).verdict == INCONCLUSIVE
     (row,) = claims.as_rows(ledger(one=claim(sql=sql)), [found])
     json.dumps(row, allow_nan=False)
@@ -196,7 +228,9 @@ def test_the_first_experiment_with_rows_answers(tmp_path):
     one = claim(experiments=("absent", "empty", "later"))
     assert judged(tmp_path, one, ("empty", "later")).experiment == "later"
     nothing = judged(tmp_path, claim(experiments=("empty",), needs="a GPU"), ("empty",))
-    assert nothing.verdict == NOT_TESTED and nothing.sentence == "Needs a GPU." and nothing.cells == ()
+    assert (
+        nothing.verdict == NOT_TESTED and nothing.sentence == "Needs a GPU." and nothing.cells == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +265,11 @@ claims:
     ("old", "new", "said"),
     [
         ("direction: above", "direction: above\n    bound: .nan", "not a finite number"),
-        ("direction: above", "direction: equal\n    margin: 0.1\n    bound: 0", "needs a bound other than zero"),
+        (
+            "direction: above",
+            "direction: equal\n    margin: 0.1\n    bound: 0",
+            "needs a bound other than zero",
+        ),
         ("direction: above", "direction: equal", "needs a margin above zero"),
         ("document: paper", "document: papers", "did you mean 'paper'"),
         ("  fast:", "  Fast one:", "cannot have this name"),
@@ -252,8 +290,19 @@ def test_a_ledger_with_a_mistake_is_refused(tmp_path, old, new, said):
 
 def test_strict_fails_where_edited_data_no_longer_carry_a_sentence(tmp_path, capsys):
     path = tmp_path / "claims.yaml"
-    path.write_text(FILE.replace("SELECT 1.0 AS value", json.dumps(SPEED)) + "    bound: 50\n    holds_at: [demo]\n")
-    call = ["claims", "--ledger", str(path), "--tables", str(tmp_path), "--output", str(tmp_path / "out")]
+    path.write_text(
+        FILE.replace("SELECT 1.0 AS value", json.dumps(SPEED))
+        + "    bound: 50\n    holds_at: [demo]\n"
+    )
+    call = [
+        "claims",
+        "--ledger",
+        str(path),
+        "--tables",
+        str(tmp_path),
+        "--output",
+        str(tmp_path / "out"),
+    ]
 
     def judged_as():
         (row,) = json.loads((tmp_path / "out/claims.json").read_text())["claims"]
@@ -276,12 +325,16 @@ def test_macros_are_latex(tmp_path):
     assert r"\newcommand{\claimDdpNineFour}{200 \% of a\_b \& c}" in words.macros([row])
 
 
-@pytest.mark.parametrize("names", [("fast-1", "fast-one"), ("fast", "fast-low"), ("fast-n", "fast")])
+@pytest.mark.parametrize(
+    "names", [("fast-1", "fast-one"), ("fast", "fast-low"), ("fast-n", "fast")]
+)
 def test_two_claims_with_one_macro_are_refused_before_anything_is_written(tmp_path, names):
     lab(tmp_path, [0.5] * 6)
     known = ledger(**dict.fromkeys(names, claim()))
     with pytest.raises(UserError, match="two claims have one LaTeX macro") as caught:
-        words.write_claims(claims.as_rows(known, claims.judge(known, tmp_path, ["demo"])), tmp_path / "out")
+        words.write_claims(
+            claims.as_rows(known, claims.judge(known, tmp_path, ["demo"])), tmp_path / "out"
+        )
     assert all(name in caught.value.render() for name in names) and not (tmp_path / "out").exists()
 
 
@@ -291,59 +344,94 @@ def shipped():
     known = load_claims(ROOT / "config/claims.yaml")
     experiments = {path.stem for path in (ROOT / "config/experiments").glob("*.yaml")}
     assert {name for claim in known.claims.values() for name in claim.experiments} <= experiments
-    return ClaimsFile(known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()})
+    return ClaimsFile(
+        known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()}
+    )
 
 
 def test_the_sql_of_every_claim_runs_on_tables_with_and_without_rows(shipped, tmp_path):
-    empty, some = (claims.judge(shipped, lab(tmp_path / f"{n}", [0.5] * n), ["demo"]) for n in (0, 6))
-    assert {judgement.verdict for judgement in empty} == {NOT_TESTED} and len(some) == len(shipped.claims)
+    empty, some = (
+        claims.judge(shipped, lab(tmp_path / f"{n}", [0.5] * n), ["demo"]) for n in (0, 6)
+    )
+    assert {judgement.verdict for judgement in empty} == {NOT_TESTED} and len(some) == len(
+        shipped.claims
+    )
 
 
 def grid(folder):
-    """Every combination of approach, ranks, micro-batch, codec and number format on GPUs, six times, weak scaling; and
-    the same once more by another program."""
+    """Every combination of approach, ranks, micro-batch, codec and number format on GPUs, six
+    times, weak scaling; and the same once more by another program.
+    """
     runs, steps, events = [], [], []
-    levels = itertools.product(range(6), (1, 4), (2, 4), ("fp32", "bf16"), APPROACHES, (False, True))
+    levels = itertools.product(
+        range(6), (1, 4), (2, 4), ("fp32", "bf16"), APPROACHES, (False, True)
+    )
     for repeat, world, micro, precision, (approach, codecs), external in levels:
         for codec in codecs:
             factors = f"micro_batch={micro}, precision={precision}"
-            cell = f"approach={approach}, {factors}, layout.data={world}" + f", {codec}" * bool(codec)
+            cell = f"approach={approach}, {factors}, layout.data={world}" + f", {codec}" * bool(
+                codec
+            )
             run_id = f"{cell}-{repeat}-{external}"
             runs.append(
                 tables.run(
-                    run_id, repeat=repeat, seed=repeat, cell=cell, approach=approach, factors=factors, storage=codec,
-                    series=", ".join(filter(None, [approach, factors, codec])), world_size=world, micro_batch=micro,
-                    precision=precision, external=external, global_batch=8 * world, data=world, shard=1, tensor=1,
-                    pipeline=1, method="ddp" if world > 1 else "single", device="H", device_kind="cuda",
-                    flops_per_token=1e6, peak_flops=1e12, science=f"{precision}{repeat}{world}{external}",
+                    run_id,
+                    repeat=repeat,
+                    seed=repeat,
+                    cell=cell,
+                    approach=approach,
+                    factors=factors,
+                    storage=codec,
+                    series=", ".join(filter(None, [approach, factors, codec])),
+                    world_size=world,
+                    micro_batch=micro,
+                    precision=precision,
+                    external=external,
+                    global_batch=8 * world,
+                    data=world,
+                    shard=1,
+                    tensor=1,
+                    pipeline=1,
+                    method="ddp" if world > 1 else "single",
+                    device="H",
+                    device_kind="cuda",
+                    flops_per_token=1e6,
+                    peak_flops=1e12,
+                    science=f"{precision}{repeat}{world}{external}",
                     science_per_rank=f"{precision}{external}",
                 )
-            )  # fmt: skip
+            )
             steps += tables.steps(run_id, 5, world, data_wait_s=0.1, step_s=1.0)
             events.append(tables.validation(run_id, 5, 3.0))
     return tables.write(folder, {"scale": "demo"}, runs=runs, steps=steps, events=events)
 
 
 APPROACHES = [("padded", [""]), ("padding-free", [""])] + [
-    (stored, ["storage.codec=snappy", "storage.codec=zstd"]) for stored in ("pretokenized-padded", "token-list")
+    (stored, ["storage.codec=snappy", "storage.codec=zstd"])
+    for stored in ("pretokenized-padded", "token-list")
 ]
 #: in how many cells such a grid must test claims
 OF_GRID = {
     # 2 micro-batches, 2 formats, 2 codecs
     8: "stored-padded-slower stored-padded-below-both slower-by-reading training-hardly-changes "
-       "computing-is-the-bottleneck stored-keeps-mfu compounding",
+    "computing-is-the-bottleneck stored-keeps-mfu compounding",
     4: "benefit-grows-with-batch padding-free-faster",  # 2 formats, 2 codecs
-    24: "ddp-efficiency near-linear larger-worlds-converge-by-step larger-worlds-reach-the-target-sooner "
-        "mixed-precision-faster mixed-precision-quality",
+    24: "ddp-efficiency near-linear larger-worlds-converge-by-step "
+    "larger-worlds-reach-the-target-sooner "
+    "mixed-precision-faster mixed-precision-quality",
     1: "ddp-efficiency-best",
     0: "ddp-94",  # no run of one rank has as many rows in all
-}  # fmt: skip
+}
 
 
 def test_claims_hold_other_factors_fixed_and_count_each_run_once(shipped, tmp_path):
     grid(tmp_path / "demo")
     crossed = {one.id: one.cells for one in claims.judge(shipped, tmp_path, ["demo"])}
-    for count, name in ((count, name) for count, names in OF_GRID.items() for name in names.split()):
+    for count, name in (
+        (count, name) for count, names in OF_GRID.items() for name in names.split()
+    ):
         assert len(crossed[name]) == count, name
         assert {(cell.n, cell.repeated) for cell in crossed[name]} <= {(6, False)}, name
-        assert {cell.number for cell in crossed[name]} <= {0.0, 0.1, 1.0}, "all of these runs are alike"
+        assert {cell.number for cell in crossed[name]} <= {0.0, 0.1, 1.0}, (
+            "all of these runs are alike"
+        )

@@ -1,4 +1,6 @@
-"""Tokens per second have one definition: what `train`, `status`, the trackers and the report print is equal."""
+"""Tokens per second have one definition: what `train`, `status`, the trackers and the report print
+is equal.
+"""
 
 import json
 import re
@@ -11,7 +13,9 @@ from tokenscale.runs.records import provenance
 
 PACKAGE = Path(queries.__file__).parents[1]
 #: a division of tokens by seconds, in Python or SQL
-DIVISION = re.compile(r"tokens\w*[\"'\])]*\)?(?:\.\w+\(\))?\s*/\s*[^\n]{0,30}(?:step_s|seconds|duration|_time\b)")
+DIVISION = re.compile(
+    r"tokens\w*[\"'\])]*\)?(?:\.\w+\(\))?\s*/\s*[^\n]{0,30}(?:step_s|seconds|duration|_time\b)"
+)
 #: the definition; and rates that are not of a run's steps: writing a store, predictions
 OTHERS = {"analysis/sql/macros.sql", "analysis/projection.py"}
 #: (sum of losses, useful tokens, seconds) of steps
@@ -24,7 +28,13 @@ def write_logs(folder, steps=STEPS):
         path = folder / f"attempt=01/rank={rank:05d}"
         path.mkdir(parents=True)
         lines = [
-            {"step": k, "loss_sum": loss, "useful_tokens": n, "total_tokens": 4, "step_s": s + rank * (k == 3)}
+            {
+                "step": k,
+                "loss_sum": loss,
+                "useful_tokens": n,
+                "total_tokens": 4,
+                "step_s": s + rank * (k == 3),
+            }
             | {"nonfinite": loss is None}
             for k, (loss, n, s) in enumerate(steps)
         ]
@@ -34,7 +44,9 @@ def write_logs(folder, steps=STEPS):
 def test_a_summary_sums_ranks_and_leaves_out_warm_up_and_what_is_not_finite(tmp_path):
     record = provenance.start_record(tmp_path, {"attempt": 1})
     write_logs(tmp_path)
-    assert queries.run_summary(tmp_path) is None and "not sealed" in queries.summary_lines(tmp_path)[0]
+    assert (
+        queries.run_summary(tmp_path) is None and "not sealed" in queries.summary_lines(tmp_path)[0]
+    )
     provenance.seal_record(tmp_path, record, {"status": "nonfinite", "steps": 5})
     found = queries.run_summary(tmp_path)
     assert (found["loss"], found["status"], found["held_out_loss"]) == (5.0, "nonfinite", None)
@@ -56,6 +68,11 @@ def test_a_run_within_its_warm_up_has_no_speed(tmp_path):
 def test_no_other_file_divides_tokens_by_seconds():
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.sql")]
     outside = [path for path in files if path.relative_to(PACKAGE).parts[0] != "benchmark"]
-    found = {str(path.relative_to(PACKAGE)): DIVISION.findall(path.read_text(encoding="utf-8")) for path in outside}
-    assert DIVISION.search("sum(total_tokens) / sum(step_s)") and DIVISION.search('kept["useful_tokens"] / seconds')
+    found = {
+        str(path.relative_to(PACKAGE)): DIVISION.findall(path.read_text(encoding="utf-8"))
+        for path in outside
+    }
+    assert DIVISION.search("sum(total_tokens) / sum(step_s)") and DIVISION.search(
+        'kept["useful_tokens"] / seconds'
+    )
     assert {name for name, hits in found.items() if hits} <= OTHERS

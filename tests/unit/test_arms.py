@@ -1,4 +1,6 @@
-"""Arms: other trainers as processes on the run's batches, and what becomes of one that does something else."""
+"""Arms: other trainers as processes on the run's batches, and what becomes of one that does
+something else.
+"""
 
 import json
 import os
@@ -28,7 +30,13 @@ from tokenscale.parity.recording import read_recording
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import (
+    BudgetSettings,
+    OptimizerSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import CudaTimer
 from tokenscale.train.record import StepLog
@@ -62,7 +70,10 @@ RECORD = Path("results/arms/toy/environment.json")
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    texts = [f"document {number} has a few words of text, and the next one has others" for number in range(200)]
+    texts = [
+        f"document {number} has a few words of text, and the next one has others"
+        for number in range(200)
+    ]
     return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.1)
 
 
@@ -119,7 +130,9 @@ def steps_of(run: RunSettings) -> list[dict]:
 def test_an_arm_trains_on_the_batches_of_the_run_and_its_log_is_that_of_every_run(toy, lab):
     run = run_of()
     record = trained(lab, run)
-    assert record["outcome"]["status"] == "complete" and record["arm"]["result"]["facts"] == {"words": "counted"}
+    assert record["outcome"]["status"] == "complete" and record["arm"]["result"]["facts"] == {
+        "words": "counted"
+    }
     batches = open_batches(run, Inputs(store=lab.store(run.store) / "manifest.json"))
     steps = steps_of(run)
     assert len(steps) == STEPS
@@ -132,32 +145,74 @@ def test_an_arm_trains_on_the_batches_of_the_run_and_its_log_is_that_of_every_ru
     assert first == pytest.approx(np.log(size), rel=1e-6)  # nothing counted yet
     assert steps[-1]["loss_sum"] < steps[0]["loss_sum"]
     assert [step["learning_rate"] for step in steps[:2]] == [0.25, 0.5]
-    assert not (Path("results/runs") / run.identity / "attempt=00/rank=00000/arm/tokens.npy").exists()
+    assert not (
+        Path("results/runs") / run.identity / "attempt=00/rank=00000/arm/tokens.npy"
+    ).exists()
     row = validity(run)
     assert (row["validity"], row["reasons"], row["arm"]) == ("valid", "", "toy")
 
 
 @pytest.mark.parametrize("logged, reason", [(0, "step_s falls short of t_mono_s"), ("paused", "")])
-def test_time_between_two_steps_that_the_log_leaves_out_makes_a_run_invalid(toy, lab, logged, reason):
+def test_time_between_two_steps_that_the_log_leaves_out_makes_a_run_invalid(
+    toy, lab, logged, reason
+):
     slow = "    time.sleep(0.02); paused = time.monotonic() - now; before = time.monotonic()"
-    text = ADAPTER.replace("    before = now", slow).replace("for step in", "paused = 0\nfor step in")
-    (toy / "adapter.py").write_text(text.replace("ended_mono_s=now", f"ended_mono_s=now, paused_s={logged}"))
+    text = ADAPTER.replace("    before = now", slow).replace(
+        "for step in", "paused = 0\nfor step in"
+    )
+    (toy / "adapter.py").write_text(
+        text.replace("ended_mono_s=now", f"ended_mono_s=now, paused_s={logged}")
+    )
     trained(lab, run_of())
-    assert reason in validity(run_of())["reasons"] and bool(validity(run_of())["reasons"]) == bool(reason)
+    assert reason in validity(run_of())["reasons"] and bool(validity(run_of())["reasons"]) == bool(
+        reason
+    )
 
 
 #: name → (line of the adapter, what stands there, words of the reason)
 FAULTS = {
     "logs nothing": ("    contract.log_step(", "    dict(", "the arm logged no step"),
-    "ends early": ("range(contract.steps)", "range(contract.steps - 1)", "the arm ended after 3 of 4 steps"),
-    "other batches": ("contract.tokens[step]", "contract.tokens[0]", "other batches than the run's in step 1"),
-    "shifted tokens": ("tokens_bt=inputs", "tokens_bt=labels", "other batches than the run's in step 0"),
-    "drops a row": ("tokens_bt=inputs", "tokens_bt=inputs[1:]", "in step 0: 5 sequences in place of 6"),
+    "ends early": (
+        "range(contract.steps)",
+        "range(contract.steps - 1)",
+        "the arm ended after 3 of 4 steps",
+    ),
+    "other batches": (
+        "contract.tokens[step]",
+        "contract.tokens[0]",
+        "other batches than the run's in step 1",
+    ),
+    "shifted tokens": (
+        "tokens_bt=inputs",
+        "tokens_bt=labels",
+        "other batches than the run's in step 0",
+    ),
+    "drops a row": (
+        "tokens_bt=inputs",
+        "tokens_bt=inputs[1:]",
+        "in step 0: 5 sequences in place of 6",
+    ),
     "fails": ("    now = ", "    1 / 0\n    now = ", "exit code 1): "),
-    "too many steps": ("range(contract.steps)", "[0, 1, 2, 3, 3]", "the arm logged step 4 where step 4 of 4"),
-    "refuses": ('contract.facts["seed"] == 77', "False or True", "this trainer does not support: a head of its own"),
-    "is killed": ("    now = ", "    import os; os.kill(os.getpid(), 9)\n    now = ", "failed (signal 9)"),
-    "no numbers": ("    contract.log_step(", "    contract._log.write('hi\\n') or dict(", "line 1 of the arm's log is"),
+    "too many steps": (
+        "range(contract.steps)",
+        "[0, 1, 2, 3, 3]",
+        "the arm logged step 4 where step 4 of 4",
+    ),
+    "refuses": (
+        'contract.facts["seed"] == 77',
+        "False or True",
+        "this trainer does not support: a head of its own",
+    ),
+    "is killed": (
+        "    now = ",
+        "    import os; os.kill(os.getpid(), 9)\n    now = ",
+        "failed (signal 9)",
+    ),
+    "no numbers": (
+        "    contract.log_step(",
+        "    contract._log.write('hi\\n') or dict(",
+        "line 1 of the arm's log is",
+    ),
 }
 
 
@@ -182,20 +237,33 @@ def test_an_arm_that_hangs_is_ended_with_its_children(toy, lab, tmp_path, monkey
     record = trained(lab, run_of(), hang_s=1.0)
     assert "the arm hung: it wrote neither log nor output for 1 s" in record["outcome"]["reason"]
     state = Path("/proc") / (tmp_path / "child").read_text() / "stat"
-    assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"  # ended, whether or not collected
+    # ended, whether or not collected
+    assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"
 
 
 def test_a_run_of_two_ranks_that_compiles_is_recorded_on_one_that_does_not(toy, lab, tmp_path):
-    run = run_of(arm="tokenscale", layout=LayoutSettings(data=2), compile=True, budget=BudgetSettings(steps=2))
+    run = run_of(
+        arm="tokenscale",
+        layout=LayoutSettings(data=2),
+        compile=True,
+        budget=BudgetSettings(steps=2),
+    )
     assert record(run, lab.store(run.store) / "manifest.json", None, tmp_path / "recording") is None
     found = read_recording(tmp_path / "recording")
     assert len(found.steps) == 2 and len(found.floors) == 2
 
 
-def test_a_loss_that_is_not_a_number_and_what_an_arm_sets_in_its_environment_are_recorded(toy, lab, monkeypatch):
+def test_a_loss_that_is_not_a_number_and_what_an_arm_sets_in_its_environment_are_recorded(
+    toy, lab, monkeypatch
+):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    own = "import os; os.environ |= {'PYTORCH_ALLOC_CONF': 'expandable_segments:True', 'HF_TOKEN': 'hf_secret'}\n"
-    (toy / "adapter.py").write_text(own + ADAPTER.replace("log_step(loss=loss", "log_step(loss=float('nan')"))
+    own = (
+        "import os; os.environ |= {'PYTORCH_ALLOC_CONF': 'expandable_segments:True', 'HF_TOKEN': "
+        "'hf_secret'}\n"
+    )
+    (toy / "adapter.py").write_text(
+        own + ADAPTER.replace("log_step(loss=loss", "log_step(loss=float('nan')")
+    )
     run = run_of()
     record = trained(lab, run)
     assert record["outcome"]["status"] == "complete"
@@ -219,7 +287,9 @@ def test_what_cannot_start_is_the_reason(toy, lab):
 def test_first_tokens_of_documents_count_in_a_stream_and_padding_does_not(lab):
     run = run_of(arm="tokenscale")
     store = lab.store(run.store) / "manifest.json"
-    stream, documents = (open_batches(replace(run, labels=x), Inputs(store=store)) for x in ("stream", "all"))
+    stream, documents = (
+        open_batches(replace(run, labels=x), Inputs(store=store)) for x in ("stream", "all")
+    )
     padded = differing = 0
     for _ in range(-(-read_json(store)["rows"] // 6)):
         a, b = stream.next(), documents.next()
@@ -228,7 +298,10 @@ def test_first_tokens_of_documents_count_in_a_stream_and_padding_does_not(lab):
         assert (a.labels_bt[:, :-1][restored] == a.tokens_bt[:, 1:][restored]).all()
         assert (b.labels_bt[b.labels_bt != a.labels_bt] == IGNORED).all()
         assert a.useful_tokens == np.count_nonzero(a.labels_bt != IGNORED)
-        padded, differing = padded + (a.useful_tokens < a.total_tokens), differing + int(restored.sum())
+        padded, differing = (
+            padded + (a.useful_tokens < a.total_tokens),
+            differing + int(restored.sum()),
+        )
     assert differing > 20 and padded <= 2  # the store's last row
 
 
@@ -283,7 +356,9 @@ def test_an_environment_is_built_once_and_again_when_its_requirements_change(toy
 def repository(folder: Path) -> tuple[str, str]:
     def git(*words: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
+        ).stdout
 
     folder.mkdir()
     git("init", "--quiet", "-b", "main")
@@ -295,18 +370,27 @@ def repository(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("bundle", [False, True])
-def test_a_source_is_that_of_the_pinned_tree_from_either_place(toy, installed, tmp_path, monkeypatch, bundle):
+def test_a_source_is_that_of_the_pinned_tree_from_either_place(
+    toy, installed, tmp_path, monkeypatch, bundle
+):
     commit, tree = repository(tmp_path / "upstream")
     monkeypatch.delenv(environments.BUNDLES, raising=False)
     if bundle:
         monkeypatch.setenv(environments.BUNDLES, str(tmp_path))
     url = "https://localhost:1/none" if bundle else str(tmp_path / "upstream")
-    (toy / "arm.yaml").write_text(f"{DESCRIPTION}repository: {{url: '{url}', commit: {commit}, tree: {tree}}}\n")
+    (toy / "arm.yaml").write_text(
+        f"{DESCRIPTION}repository: {{url: '{url}', commit: {commit}, tree: {tree}}}\n"
+    )
     assert prepare("toy", RECORD, log=print)["source"]["tree"] == tree
     assert (RECORD.parent / "source/train.py").is_file()
     other = "a" * 40
-    (toy / "arm.yaml").write_text(f"{DESCRIPTION}repository: {{url: '{url}', commit: {commit}, tree: {other}}}\n")
-    assert f"the source has tree {tree}, expected {other}" in prepare("toy", RECORD, log=print)["error"]
+    (toy / "arm.yaml").write_text(
+        f"{DESCRIPTION}repository: {{url: '{url}', commit: {commit}, tree: {other}}}\n"
+    )
+    assert (
+        f"the source has tree {tree}, expected {other}"
+        in prepare("toy", RECORD, log=print)["error"]
+    )
 
 
 def test_what_cannot_be_built_is_an_error_in_the_record(toy, monkeypatch, tmp_path):
@@ -361,7 +445,9 @@ class FakeEvent:
 
 @pytest.fixture
 def waits(monkeypatch):
-    """A function that returns how often it was waited for the device since its last call; the CPU is in its place."""
+    """A function that returns how often it was waited for the device since its last call; the CPU
+    is in its place.
+    """
     counts = {"cuda": 0}
     FakeEvent.waits = 0
     for name in ("item", "tolist", "cpu", "__float__", "__int__", "__bool__"):
@@ -388,23 +474,31 @@ def test_an_arm_waits_for_its_device_as_often_as_we_do(tmp_path, lab, waits):
     run, steps = run_of(budget=BudgetSettings(steps=15), log_every=5), 15
     model = torch.nn.Embedding(300, 300)
     optimizer = torch.optim.SGD(model.parameters())
-    write_contract(run, open_batches(run, Inputs(store=lab.store(run.store))), tmp_path / "arm", device="cuda")
+    write_contract(
+        run, open_batches(run, Inputs(store=lab.store(run.store))), tmp_path / "arm", device="cuda"
+    )
     contract = Contract(str(tmp_path / "arm/contract.json"))
     contract.watch(model, optimizer)
     waits()
     for step in range(steps):
         tokens = torch.from_numpy(contract.tokens[step].astype(np.int64))
-        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        )
         contract.loss(loss)
         loss.backward()
         optimizer.step()
     contract.close()
     theirs = waits()
     lines = [json.loads(line) for line in (tmp_path / "arm/steps.jsonl").read_text().splitlines()]
-    assert [line["rows"] for line in lines] == [6] * steps and all(line["step_s"] > 0 for line in lines)
+    assert [line["rows"] for line in lines] == [6] * steps and all(
+        line["step_s"] > 0 for line in lines
+    )
     batch = Batch.from_arrays(*np.ones((2, 6, T), dtype=np.int64), 0)
     device, one = torch.device("cuda"), torch.ones(())
-    log = StepLog(Writer(tmp_path / "ours"), timer := CudaTimer(device), World(0, 1, 0, device), scaled=False)
+    log = StepLog(
+        Writer(tmp_path / "ours"), timer := CudaTimer(device), World(0, 1, 0, device), scaled=False
+    )
     waits()
     for step in range(steps):
         log.add(step, batch, 1e-3, 1, StepResult(one, one, one, one * 0, one))

@@ -1,4 +1,6 @@
-"""Attention inside documents: a packed row is its documents one by one, by every kernel that can run here."""
+"""Attention inside documents: a packed row is its documents one by one, by every kernel that can
+run here.
+"""
 
 import pytest
 import torch
@@ -32,12 +34,17 @@ def cut(lengths, total):
 
 
 def ids_of(rows):
-    return torch.tensor([[n for n, length in enumerate(row) for _ in range(length)] for row in rows], dtype=torch.int32)
+    return torch.tensor(
+        [[n for n, length in enumerate(row) for _ in range(length)] for row in rows],
+        dtype=torch.int32,
+    )
 
 
 def heads(rows, length, count, seed, dtype=torch.float64, device="cpu"):
     generator = torch.Generator().manual_seed(seed)
-    made = torch.randn((rows, count, length, 8 if dtype == torch.float64 else 64), generator=generator, dtype=dtype)
+    made = torch.randn(
+        (rows, count, length, 8 if dtype == torch.float64 else 64), generator=generator, dtype=dtype
+    )
     return made.to(device).requires_grad_()
 
 
@@ -45,8 +52,13 @@ def heads(rows, length, count, seed, dtype=torch.float64, device="cpu"):
 @settings(max_examples=60, deadline=None)
 def test_a_packed_row_is_its_documents_one_by_one(rows, causal, counts):
     length = sum(rows[0])
-    query, key, value = (heads(len(rows), length, n, seed) for seed, n in enumerate((counts[0], counts[1], counts[1])))
-    weight = torch.randn(query.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    query, key, value = (
+        heads(len(rows), length, n, seed)
+        for seed, n in enumerate((counts[0], counts[1], counts[1]))
+    )
+    weight = torch.randn(
+        query.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9)
+    )
     packed = attend(query, key, value, bounds=Bounds(ids_of(rows)), causal=causal)
     gradients = torch.autograd.grad((packed * weight).sum(), (query, key, value))
     alone = torch.empty_like(packed)
@@ -70,7 +82,9 @@ def test_lengths_and_positions_are_those_of_the_documents(rows):
     assert cut_at.dtype == torch.int32
     assert cut_at.diff().tolist() == [length for row in rows for length in row] and cut_at[0] == 0
     assert longest == max(max(row) for row in rows)
-    assert bounds.positions().tolist() == [[k for length in row for k in range(length)] for row in rows]
+    assert bounds.positions().tolist() == [
+        [k for length in row for k in range(length)] for row in rows
+    ]
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -94,14 +108,15 @@ def test_a_packed_row_through_a_decoder_is_its_documents_one_by_one(positions, c
     expected = torch.autograd.grad(alone, list(model.parameters()))
     torch.testing.assert_close(packed, alone, rtol=1e-6, atol=0)
     for found, right in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-6)  # norms, turns and the loss are in fp32
+        # norms, turns and the loss are in fp32
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("bounds", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cpu_has_sdpa_only(bounds, dtype):
     cpu = torch.device("cpu")
-    options = dict(device=cpu, bounds=bounds, dtype=dtype, dropout=0.0)
+    options = {"device": cpu, "bounds": bounds, "dtype": dtype, "dropout": 0.0}
     assert choose_kernel("auto", **options) == choose_kernel("sdpa", **options) == "sdpa"
     for kernel in ("flex", "varlen", "flash"):
         with pytest.raises(UserError, match=f"attention by {kernel} cannot run here") as caught:
@@ -111,14 +126,16 @@ def test_a_cpu_has_sdpa_only(bounds, dtype):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The rules for a GPU of Ampere, by themselves: flash-attn is not installed, unless a test says so."""
+    """The rules for a GPU of Ampere, by themselves: flash-attn is not installed, unless a test says
+    so.
+    """
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     here = {"torch.nn.attention.varlen"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in here else None)
     return here
 
 
-ASKED = dict(device=CUDA, bounds=True, dtype=torch.bfloat16, dropout=0.0)
+ASKED = {"device": CUDA, "bounds": True, "dtype": torch.bfloat16, "dropout": 0.0}
 
 
 def test_a_gpu_has_the_fastest_that_can(gpu):
@@ -137,9 +154,9 @@ def test_a_gpu_has_the_fastest_that_can(gpu):
 
 def test_what_a_gpu_cannot_is_said(gpu):
     for kernel, changes, reason in [
-        *((kernel, dict(bounds=False), "document_mask") for kernel in ("flex", "varlen")),
-        *((kernel, dict(dtype=torch.float32), "16 bits") for kernel in ("varlen", "flash")),
-        ("flex", dict(dropout=0.1), "dropout"),
+        *((kernel, {"bounds": False}, "document_mask") for kernel in ("flex", "varlen")),
+        *((kernel, {"dtype": torch.float32}, "16 bits") for kernel in ("varlen", "flash")),
+        ("flex", {"dropout": 0.1}, "dropout"),
         ("flash", {}, "not installed"),
     ]:
         with pytest.raises(UserError, match=reason):

@@ -1,6 +1,8 @@
-"""Files of text that are not what they should be: refused by name and row, and an earlier corpus stays as it was.
+"""Files of text that are not what they should be: refused by name and row, and an earlier corpus
+stays as it was.
 
-Beside them those of test_sources.py. What is legal, and only large or odd, is read in bounded memory.
+Beside them those of test_sources.py. What is legal, and only large or odd, is read in bounded
+memory.
 """
 
 import gzip
@@ -38,12 +40,16 @@ def content(data: bytes):
 def not_utf8(path) -> None:
     """Row 2 of a column of strings holds bytes that are none: Arrow writes them without a look."""
     offsets = np.array([0, 2, 4, 6], np.int32)
-    strings = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"okok\xff\xfe")])
+    strings = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"okok\xff\xfe")]
+    )
     pq.write_table(pa.table({"text": strings}), path)
 
 
 def twice(path) -> None:
-    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+    pq.write_table(
+        pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path
+    )
 
 
 def damaged(path) -> None:
@@ -102,20 +108,36 @@ BAD = [
     ("a.jsonl", content(b'{"text": 5}\n'), "int"),
     ("a.txt", content("é".encode("utf-16")), "byte"),
     ("a.txt", content(b"gut\n" * 9 + "schön".encode("latin-1")), "39"),
-    ("a.txt.gz", content(gzip.compress(random.Random(0).randbytes(90_000).hex().encode())[:-5000]), "(unpacked)"),
+    (
+        "a.txt.gz",
+        content(gzip.compress(random.Random(0).randbytes(90_000).hex().encode())[:-5000]),
+        "(unpacked)",
+    ),
     ("a.txt.gz", content(b"no gzip"), "gzip"),
     ("a.txt.zst", content(b"no zstd"), "zstd"),
     ("a.txt.gz", content(b""), "0 bytes"),
     ("a.jsonl.zst", content(b""), "0 bytes"),
-    ("a.jsonl.zst", content(zstandard.compress(b'{"text": "a"}\n') + zstandard.compress(b"{}")[:-2]), "not complete"),
-    ("a.jsonl.zst", content(zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(b'{"text": "a"}\n')), "-D DICTION"),
+    (
+        "a.jsonl.zst",
+        content(zstandard.compress(b'{"text": "a"}\n') + zstandard.compress(b"{}")[:-2]),
+        "not complete",
+    ),
+    (
+        "a.jsonl.zst",
+        content(zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(b'{"text": "a"}\n')),
+        "-D DICTION",
+    ),
     ("a.jsonl.zst", content(gzip.compress(b'{"text": "a"}\n')), "rename"),
     ("a.jsonl.gz", content(b'{"text": "a"}\n'), "rename"),
     ("a.jsonl", content(gzip.compress(b'{"text": "a"}\n')), "rename"),
     ("a.tsv", content(zstandard.compress(b"text\nEins\n")), "rename"),
     ("a.txt.zst", content(zstandard.compress(b"a " * (40 << 20))), "unpacks to more than"),
     ("a.jsonl", lambda path: (path.unlink(missing_ok=True), os.mkfifo(path)), "not a regular file"),
-    ("a.parquet", lambda path: (path.unlink(missing_ok=True), path.symlink_to("/dev/zero")), "not a regular file"),
+    (
+        "a.parquet",
+        lambda path: (path.unlink(missing_ok=True), path.symlink_to("/dev/zero")),
+        "not a regular file",
+    ),
 ]
 
 
@@ -128,7 +150,9 @@ def command(path, output, **source):
 def earlier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("earlier")
     (folder / "good.txt").write_text("one\ntwo\nthree\n")
-    assert cli.main([*map(str, command(folder / "good.txt", folder / "corpus", separator="\n"))]) == 0
+    assert (
+        cli.main([*map(str, command(folder / "good.txt", folder / "corpus", separator="\n"))]) == 0
+    )
     return folder / "corpus"
 
 
@@ -154,7 +178,11 @@ LEGAL = [
     *((f"a{log}.jsonl.zst", zstd(A + B, log), ["a", "b"]) for log in (27, 28, 31)),
     ("a.jsonl.zst", zstd(A, 28) + b"\x50\x2a\x4d\x18\x02\0\0\0xx" + zstd(B, 31), ["a", "b"]),
     ("a.json", b'[{"text": "a"}, {"text": "b"}]', ["a", "b"]),
-    ("a.json", BOM + b'\r\n [\r\n{\r\n"text": "a"\r\n},\n{"text": null, "more": [[1]]}]\n', ["a", None]),
+    (
+        "a.json",
+        BOM + b'\r\n [\r\n{\r\n"text": "a"\r\n},\n{"text": null, "more": [[1]]}]\n',
+        ["a", None],
+    ),
     ("a.json.gz", gzip.compress(b'[\n{"text": "a"}\n]'), ["a"]),
     ("a.json", b"[]", []),
     ("a.jsonl", BOM + A + BOM + B, ["a", "b"]),
@@ -162,14 +190,19 @@ LEGAL = [
 ]
 
 
-def test_bytes_of_a_file_name_that_are_not_utf8_are_recorded_as_hex_and_a_separator_may_be_nul(tmp_path):
+def test_bytes_of_a_file_name_that_are_not_utf8_are_recorded_as_hex_and_a_separator_may_be_nul(
+    tmp_path,
+):
     (tmp_path / os.fsdecode(b"\xff.jsonl")).write_bytes(A)
     source = SourceSettings("files", files=(str(tmp_path / "*.jsonl"),))
     build(CorpusSettings("c", source, validation_share=0), tmp_path)
     origins = [pq.read_table(shard)["origin"].to_pylist() for shard in tmp_path.rglob("*.parquet")]
     assert origins == [[r"\xff.jsonl::0"]]
     (tmp_path / "a.txt").write_bytes(b"one\0two\0")
-    assert list(read_texts(tmp_path / "a.txt", SourceSettings(kind="files", separator="\0"))) == ["one", "two"]
+    assert list(read_texts(tmp_path / "a.txt", SourceSettings(kind="files", separator="\0"))) == [
+        "one",
+        "two",
+    ]
 
 
 @pytest.mark.parametrize(("name", "data", "texts"), LEGAL, ids=range(len(LEGAL)))
@@ -183,10 +216,14 @@ def test_a_long_array_is_refused_with_the_command_that_converts_it(tmp_path, mon
     monkeypatch.setattr(read, "ARRAY_CHARACTERS", 100)
     path = tmp_path / "my texts.json"
     path.write_text(json.dumps([{"text": "a" * 50}] * 3))
-    assert has_documents(path, SourceSettings(kind="files"))  # of a plan, which reads no more than it must
+    # of a plan, which reads no more than it must
+    assert has_documents(path, SourceSettings(kind="files"))
     with pytest.raises(UserError, match="array") as error:
         list(read_texts(path, SourceSettings(kind="files")))
-    assert f"cat '{path}' | jq -c '.[]' > '{tmp_path / 'my texts-new.json'}'" in error.value.facts["next"]
+    assert (
+        f"cat '{path}' | jq -c '.[]' > '{tmp_path / 'my texts-new.json'}'"
+        in error.value.facts["next"]
+    )
 
 
 NOTHING = [
@@ -199,7 +236,9 @@ NOTHING = [
 
 
 @pytest.mark.parametrize(("name", "write", "says"), NOTHING, ids=[says for *_, says in NOTHING])
-def test_a_file_without_one_document_says_what_became_of_its_rows(tmp_path, capsys, name, write, says):
+def test_a_file_without_one_document_says_what_became_of_its_rows(
+    tmp_path, capsys, name, write, says
+):
     write(tmp_path / name)
     assert says in refused(capsys, command(tmp_path / name, tmp_path / "c"))
 
@@ -214,7 +253,9 @@ def test_long_documents_are_held_a_few_at_a_time(tmp_path, monkeypatch, name):
         (tmp_path / name).write_text("|".join(texts))
     else:
         parquet(texts)(tmp_path / name)
-    source = SourceSettings(kind="files", files=(str(tmp_path / name),), separator="|" if name == "a.txt" else None)
+    source = SourceSettings(
+        kind="files", files=(str(tmp_path / name),), separator="|" if name == "a.txt" else None
+    )
     del texts
     tracemalloc.start()
     try:
@@ -234,7 +275,10 @@ def test_a_document_beyond_the_limit_is_refused_before_it_fills_the_memory(tmp_p
     for path in tmp_path.iterdir():
         with pytest.raises(UserError, match="too long") as error:
             list(read_texts(path, SourceSettings(kind="files")))
-        assert error.value.facts["file"] == str(path) and "1,000 characters" in error.value.facts["expected"]
+        assert (
+            error.value.facts["file"] == str(path)
+            and "1,000 characters" in error.value.facts["expected"]
+        )
 
 
 #: last part of an address → name of its file
@@ -254,11 +298,19 @@ NAMES = {
 @pytest.mark.parametrize(("last", "local"), NAMES.items())
 def test_an_address_names_a_file_inside_of_its_folder(tmp_path, last, local):
     with Server() as web:
-        web.files |= dict.fromkeys([f"/{last}", "/", "/.."], b"text")  # clients leave dots out of a path
-        settings = CorpusSettings(name="web", source=SourceSettings(kind="url", files=(f"{web.address}/{last}",)))
+        # clients leave dots out of a path
+        web.files |= dict.fromkeys([f"/{last}", "/", "/.."], b"text")
+        settings = CorpusSettings(
+            name="web", source=SourceSettings(kind="url", files=(f"{web.address}/{last}",))
+        )
         manifest = fetch_corpus(settings, tmp_path / "d")
     assert [file["name"] for file in manifest["files"]] == [local]
-    assert {p.name for p in (tmp_path / "d").iterdir()} == {local, ".lock", "hashes.json", "manifest.json"}
+    assert {p.name for p in (tmp_path / "d").iterdir()} == {
+        local,
+        ".lock",
+        "hashes.json",
+        "manifest.json",
+    }
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
 
 
@@ -271,15 +323,21 @@ def test_a_list_of_the_hub_that_leaves_the_folder_is_refused(tmp_path, monkeypat
         fetch_corpus(CorpusSettings(name="web", source=source), tmp_path / "d")
 
 
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "javascript:alert(1)"])
+@pytest.mark.parametrize(
+    "target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "javascript:alert(1)"]
+)
 def test_a_server_that_leads_to_another_scheme_is_refused_at_once(tmp_path, monkeypatch, target):
     monkeypatch.setattr(download, "sleep", lambda seconds: pytest.fail("no later try mends this"))
     with Server() as web:
         web.redirects["/a.txt"] = target
-        settings = CorpusSettings(name="web", source=SourceSettings(kind="url", files=(f"{web.address}/a.txt",)))
+        settings = CorpusSettings(
+            name="web", source=SourceSettings(kind="url", files=(f"{web.address}/a.txt",))
+        )
         with pytest.raises(UserError) as error:
             fetch_corpus(settings, tmp_path / "d")
-    assert f"{web.address}/a.txt" in str(error.value) and not (tmp_path / "d/manifest.json").exists()
+    assert (
+        f"{web.address}/a.txt" in str(error.value) and not (tmp_path / "d/manifest.json").exists()
+    )
 
 
 def test_no_damaged_byte_of_a_footer_gives_fewer_documents(tmp_path):
@@ -292,7 +350,10 @@ def test_no_damaged_byte_of_a_footer_gives_fewer_documents(tmp_path):
         for value in {0, data[place] ^ 64} - {data[place]}:
             path.write_bytes(data[:place] + bytes([value]) + data[place + 1 :])
             try:
-                assert has_documents(path, source) and list(read_texts(path, source)) == texts, (place, value)
+                assert has_documents(path, source) and list(read_texts(path, source)) == texts, (
+                    place,
+                    value,
+                )
             except UserError:
                 refused += 1
     assert refused > footer // 2

@@ -1,4 +1,6 @@
-"""Damaged corpora, tokenizers, stores and checkpoints: refused, or read as if nothing were; never another content."""
+"""Damaged corpora, tokenizers, stores and checkpoints: refused, or read as if nothing were; never
+another content.
+"""
 
 import functools
 import random
@@ -14,7 +16,14 @@ from tests.corpora import texts_of
 from tests.harm import edited, harmed
 from tests.unit.test_formats import read_all
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json, write_sealed
+from tokenscale.base.files import (
+    canonical_json,
+    read_json,
+    sha256_file,
+    sha256_text,
+    write_json,
+    write_sealed,
+)
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.records import write_records
 from tokenscale.data.stores.manifest import SEAL, open_records, open_store, read_store_manifest
@@ -24,7 +33,16 @@ from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.train.checkpoint import RESUME, Checkpoint, Piece, State, _fingerprint, commit, read_model, write_rank
+from tokenscale.train.checkpoint import (
+    RESUME,
+    Checkpoint,
+    Piece,
+    State,
+    _fingerprint,
+    commit,
+    read_model,
+    write_rank,
+)
 from tokenscale.train.checkpoint_models import check_weights
 
 T = 16
@@ -42,9 +60,22 @@ def write_tiny_checkpoint(folder):
         pieces = {"model.a": Piece(torch.arange(12.0).reshape(3, 4), (3 * rank, 0), (6, 4))}
         pieces[f"model.b{rank}"] = Piece.of(torch.full((5,), float(rank)))
         write_rank(folder, rank, State(pieces, {"data": {"step": 1}, "random": {"cpu": "00ff"}}))
-    facts = {"kind": "resume", "run_id": "tiny", "run": to_dict(RunSettings()), "model": to_dict(ModelSettings())}
-    counts = {"step": 1, "begins_at": 0, "begins_at_useful_tokens": 0, "best_validation_loss": None, "loss_scale": {}}
-    commit(folder, 2, facts | counts | {"budget": {"useful_tokens": 9, "seconds": 0.5, "warm": 0.1}})
+    facts = {
+        "kind": "resume",
+        "run_id": "tiny",
+        "run": to_dict(RunSettings()),
+        "model": to_dict(ModelSettings()),
+    }
+    counts = {
+        "step": 1,
+        "begins_at": 0,
+        "begins_at_useful_tokens": 0,
+        "best_validation_loss": None,
+        "loss_scale": {},
+    }
+    commit(
+        folder, 2, facts | counts | {"budget": {"useful_tokens": 9, "seconds": 0.5, "warm": 0.1}}
+    )
     return folder
 
 
@@ -57,17 +88,33 @@ def all_of(folder):
     shape, weights = read_model(folder)
     found = Checkpoint(folder)
     part = found.part("model.a", (2, 1), (2, 2))
-    return shape, {name: tensor.tolist() for name, tensor in weights.items()}, found.ranks, part.tolist()
+    return (
+        shape,
+        {name: tensor.tolist() for name, tensor in weights.items()},
+        found.ranks,
+        part.tolist(),
+    )
 
 
 def ids_of(folder):
     tokenizer = load_tokenizer(folder, "tokenizers")
-    return [*(a.tolist() for a in tokenizer.encode(["some wörds", "<s>"])), tokenizer.bos_id, tokenizer.pad_id]
+    return [
+        *(a.tolist() for a in tokenizer.encode(["some wörds", "<s>"])),
+        tokenizer.bos_id,
+        tokenizer.pad_id,
+    ]
 
 
-#: folder → how it is read, number of damaged copies, how many are refused at least: damage to build.json does no harm
-DAMAGED = {store.directory: (functools.partial(read_all, store=store), 201, 100) for store in STORES}
-DAMAGED |= {"corpus": (texts_of, 150, 70), "tokenizer": (ids_of, 100, 50), "step=00000001": (all_of, 200, 150)}
+#: folder → how it is read, number of damaged copies, how many are refused at least: damage to
+#: build.json does no harm
+DAMAGED = {
+    store.directory: (functools.partial(read_all, store=store), 201, 100) for store in STORES
+}
+DAMAGED |= {
+    "corpus": (texts_of, 150, 70),
+    "tokenizer": (ids_of, 100, 50),
+    "step=00000001": (all_of, 200, 150),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -94,22 +141,40 @@ def write_rank_hash(folder):
 
 #: what is changed, how, what the message says
 CONTRADICTIONS = [
-    ("json", lambda index: index["model.a"].update(offsets=[1, 0]), "do not make up the tensor once"),
+    (
+        "json",
+        lambda index: index["model.a"].update(offsets=[1, 0]),
+        "do not make up the tensor once",
+    ),
     ("json", lambda index: index["model.a"].update(offsets=[9, 0]), "its index says"),
     ("json", lambda index: index["model.b0"].update(whole=[6]), "do not make up the tensor once"),
-    ("json", lambda index: index["model.b0"].update(whole=[5, 1], offsets=[0, 0]), "its index says"),
+    (
+        "json",
+        lambda index: index["model.b0"].update(whole=[5, 1], offsets=[0, 0]),
+        "its index says",
+    ),
     ("json", lambda index: index["model.b0"].update(dtype="int64"), "its index says int64"),
     ("json", lambda index: index.update({"model.c": index.pop("model.b0")}), "differ in model.b0"),
     ("safetensors", lambda tensors: tensors.pop("model.b0"), "differ in model.b0"),
-    ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(4)}), "do not make up the tensor once"),
-    ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5, 2)}), "its index says"),
+    (
+        "safetensors",
+        lambda tensors: tensors.update({"model.b0": torch.zeros(4)}),
+        "do not make up the tensor once",
+    ),
+    (
+        "safetensors",
+        lambda tensors: tensors.update({"model.b0": torch.zeros(5, 2)}),
+        "its index says",
+    ),
     ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5).half()}), "float16"),
     ("safetensors", lambda tensors: tensors["model.b0"].fill_(float("nan")), "not finite"),
 ]
 
 
 @pytest.mark.parametrize("name, change, told", CONTRADICTIONS)
-def test_an_index_and_tensors_that_contradict_each_other_are_one_message(checkpoint, tmp_path, name, change, told):
+def test_an_index_and_tensors_that_contradict_each_other_are_one_message(
+    checkpoint, tmp_path, name, change, told
+):
     """Of a copy with a changed index of a rank, or changed tensors, and hashes that fit."""
     folder = shutil.copytree(checkpoint, tmp_path / "step=00000001")
     path = folder / "rank=00000.json"
@@ -149,21 +214,33 @@ def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, f
         return
     with pytest.raises(UserError, match="does not have the expected content") as error:
         Checkpoint(folder)
-    assert field in error.value.facts["reason"] and error.value.facts["file"] == str(folder / "checkpoint.json")
+    assert field in error.value.facts["reason"] and error.value.facts["file"] == str(
+        folder / "checkpoint.json"
+    )
 
 
 @pytest.mark.parametrize("whose", ["corpus", "tokenizer", "checkpoint"])
-def test_a_record_that_is_edited_and_hashed_anew_is_refused_or_read(lab, checkpoint, tmp_path, whose):
+def test_a_record_that_is_edited_and_hashed_anew_is_refused_or_read(
+    lab, checkpoint, tmp_path, whose
+):
     read = {"corpus": texts_of, "tokenizer": ids_of, "checkpoint": all_of}[whose]
     source = checkpoint if whose == "checkpoint" else getattr(lab, whose)
     folder, draw, refused = tmp_path / source.name, random.Random(4), 0
     for _ in range(100):
         shutil.copytree(source, folder, dirs_exist_ok=True)
-        name = draw.choice(["checkpoint.json", "rank=00000.json"]) if whose == "checkpoint" else "manifest.json"
+        name = (
+            draw.choice(["checkpoint.json", "rank=00000.json"])
+            if whose == "checkpoint"
+            else "manifest.json"
+        )
         record = edited(read_json(folder / name), draw)
-        (write_sealed if whose == "checkpoint" and isinstance(record, dict) else write_json)(folder / name, record)
+        (write_sealed if whose == "checkpoint" and isinstance(record, dict) else write_json)(
+            folder / name, record
+        )
         if name == "manifest.json":
-            build = read_json(folder / "build.json") | {"manifest_sha256": sha256_text(canonical_json(record))}
+            build = read_json(folder / "build.json") | {
+                "manifest_sha256": sha256_text(canonical_json(record))
+            }
             write_json(folder / "build.json", build)
         elif name != "checkpoint.json":
             write_rank_hash(folder)
@@ -182,7 +259,9 @@ def test_a_record_that_is_edited_and_hashed_anew_is_refused_or_read(lab, checkpo
 
 @pytest.mark.parametrize("wrong", [262, 5000, -1])
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
-def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, tmp_path, store, wrong):
+def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(
+    lab, tmp_path, store, wrong
+):
     folder = shutil.copytree(lab.store(store), tmp_path / store.directory)
     manifest = read_store_manifest(folder)
     if store.format in ("padded", "token-list"):
@@ -190,7 +269,9 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         documents = [records.read(i) for i in range(len(records))]
         documents[-1][-1] = np.array(wrong).astype("<u2")
         values = np.concatenate(documents), records.lengths()
-        manifest["records"]["files"] = [write_records(folder / "shard-00000.bin", [values], np.dtype("<u2"))]
+        manifest["records"]["files"] = [
+            write_records(folder / "shard-00000.bin", [values], np.dtype("<u2"))
+        ]
     else:
         rows = np.fromfile(folder / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
         rows[3, 5] = np.array(wrong).astype("<u2")
@@ -199,7 +280,10 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         np.save(folder / "checksums.npy", checksums)
         (folder / "tokens.bin").write_bytes(rows.tobytes())
     for file in manifest["files"]:
-        file |= {"bytes": (folder / file["name"]).stat().st_size, "sha256": sha256_file(folder / file["name"])}
+        file |= {
+            "bytes": (folder / file["name"]).stat().st_size,
+            "sha256": sha256_file(folder / file["name"]),
+        }
     write_sealed(folder / "manifest.json", manifest, SEAL)
     with pytest.raises(UserError, match="outside of its vocabulary") as error:
         read_all(folder, store)
@@ -208,7 +292,10 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
 
 def records_of(lab, checkpoint):
     """(folder, file of its record, key of the version, who reads it, where it names a file)"""
-    of_manifest, open_packed = ("manifest.json", "schema_version"), functools.partial(open_store, expected=STORES[3])
+    of_manifest, open_packed = (
+        ("manifest.json", "schema_version"),
+        functools.partial(open_store, expected=STORES[3]),
+    )
     yield lab.corpus, *of_manifest, read_corpus_manifest, lambda m: m["splits"]["train"]["files"][0]
     yield lab.tokenizer, *of_manifest, read_tokenizer_manifest, lambda m: m["file"]
     yield lab.store(STORES[3]), *of_manifest, open_packed, lambda m: m["files"][0]
@@ -242,7 +329,13 @@ def test_whatever_has_another_version_is_refused(lab, checkpoint, tmp_path, vers
         assert str(folder) in str(error.value) and "next" in error.value.facts
 
 
-NO_TOKENIZERS = [b"", b'{"version": "1.0", "model": {', b"[1, 2]", b'{"version": "1.0"}', b'{"version": "\xff"}']
+NO_TOKENIZERS = [
+    b"",
+    b'{"version": "1.0", "model": {',
+    b"[1, 2]",
+    b'{"version": "1.0"}',
+    b'{"version": "\xff"}',
+]
 NO_TOKENIZERS += [b"[" * 100_000, b'{"version": "1.0", "model": {"type": "None"}}']
 
 
@@ -250,7 +343,9 @@ NO_TOKENIZERS += [b"[" * 100_000, b'{"version": "1.0", "model": {"type": "None"}
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/tokenizer.json").write_bytes(content)
-    settings = TokenizerSettings(name="x", kind="huggingface", source=str(tmp_path / "theirs"), bos="<s>")
+    settings = TokenizerSettings(
+        name="x", kind="huggingface", source=str(tmp_path / "theirs"), bos="<s>"
+    )
     with pytest.raises(UserError, match=str(tmp_path / "theirs")):
         build(settings, tmp_path / "mine")
     assert not (tmp_path / "mine/manifest.json").exists()

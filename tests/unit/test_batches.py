@@ -31,7 +31,7 @@ PAIRS = [(entry.twin, approach) for approach, entry in BATCHES.items() if entry.
 def test_online_and_offline_are_bit_identical(lab, tmp_path, online, offline):
     few = Lab(tmp_path, ["", "a"], vocabulary_size=262)
     for of_texts, eos, global_batch in itertools.product([lab, few], [False, True], [1, 3, 8]):
-        run = dict(sequence_length=T, eos=eos, global_batch=global_batch, seed=global_batch)
+        run = {"sequence_length": T, "eos": eos, "global_batch": global_batch, "seed": global_batch}
         pair = [of_texts.batches(make_run(approach, **run)) for approach in (online, offline)]
         a, b = (take(batches, 200 // global_batch) for batches in pair)
         assert all(same(x, y) for x, y in zip(a, b, strict=True))
@@ -44,19 +44,29 @@ def test_every_world_size_reads_the_same_global_batches_from_any_step_on(lab, ap
         check_order(lambda rank, size: lab.batches(run, rank, size), worlds, stop)
 
 
-@pytest.mark.parametrize("objective", [objective for objective in OBJECTIVES if objective != "causal"])
+@pytest.mark.parametrize(
+    "objective", [objective for objective in OBJECTIVES if objective != "causal"]
+)
 @pytest.mark.parametrize("approach", APPROACHES)
-def test_every_other_objective_trains_on_the_same_at_every_world_size_and_from_any_step(lab, approach, objective):
-    changes = {"objective": objective, "document_mask": (approach, objective) == ("packed", "masked")}
+def test_every_other_objective_trains_on_the_same_at_every_world_size_and_from_any_step(
+    lab, approach, objective
+):
+    changes = {
+        "objective": objective,
+        "document_mask": (approach, objective) == ("packed", "masked"),
+    }
     run = make_run(approach, sequence_length=T, global_batch=7, **changes)
     for stop, wrap in ((0, Prefetcher), (11, lambda x: x)):
         check_order(lambda rank, size: lab.batches(run, rank, size), (2, 3, 5), stop, wrap)
 
 
 def test_digests_differ_from_step_to_step_and_seed_to_seed(lab):
-    for approach in set(APPROACHES) - {"length-bucketed"}:  # few documents: a batch may hold one of them, only
+    # few documents: a batch may hold one of them, only
+    for approach in set(APPROACHES) - {"length-bucketed"}:
         runs = [make_run(approach, sequence_length=T, seed=seed) for seed in range(3)]
-        assert len({batch.order_digest for run in runs for batch in take(lab.batches(run), 10)}) == 30
+        assert (
+            len({batch.order_digest for run in runs for batch in take(lab.batches(run), 10)}) == 30
+        )
 
 
 @pytest.mark.parametrize("approach", ["padded", "pretokenized-padded", "packed"])
@@ -64,17 +74,27 @@ def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
     batches = lab.batches(make_run(approach, sequence_length=T, global_batch=4))
     rows = batches.rows_per_epoch()
     read = batches._store.rows if approach == "packed" else batches._read
-    expected = sorted((t.tobytes(), y.tobytes()) for t, y in zip(*read(np.arange(rows)), strict=True))
-    found = [pair for b in take(batches, -(-rows * 2 // 4)) for pair in zip(b.tokens_bt, b.labels_bt, strict=True)]
+    expected = sorted(
+        (t.tobytes(), y.tobytes()) for t, y in zip(*read(np.arange(rows)), strict=True)
+    )
+    found = [
+        pair
+        for b in take(batches, -(-rows * 2 // 4))
+        for pair in zip(b.tokens_bt, b.labels_bt, strict=True)
+    ]
     for epoch in range(2):
         held = [(t.tobytes(), y.tobytes()) for t, y in found[rows * epoch : rows * (epoch + 1)]]
         assert sorted(held) == expected
 
 
-@pytest.mark.parametrize("approach", [approach for approach, entry in BATCHES.items() if entry.streams])
+@pytest.mark.parametrize(
+    "approach", [approach for approach, entry in BATCHES.items() if entry.streams]
+)
 @pytest.mark.parametrize("global_batch", [1, 3])
 def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_batch):
-    """The streams, rebuilt here from their definition alone, hold exactly the tokens and labels of the batches."""
+    """The streams, rebuilt here from their definition alone, hold exactly the tokens and labels of
+    the batches.
+    """
     documents = documents_of(lab)
     run = make_run(approach, sequence_length=T, global_batch=global_batch, seed=2, repeat=1)
     n, steps = len(documents), 60
@@ -93,11 +113,19 @@ def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_
 
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_counts_are_of_the_arrays_and_an_epoch_has_as_many_rows_as_there_is_to_read(lab, approach):
-    """Rows of a store, or documents where each is one; of a stream its tokens, whether they are stored or not."""
+    """Rows of a store, or documents where each is one; of a stream its tokens, whether they are
+    stored or not.
+    """
     for batch in take(lab.batches(make_run(approach, sequence_length=T, global_batch=5)), 20):
         assert batch.useful_tokens == int((batch.labels_bt != IGNORED).sum())
-        assert batch.total_tokens == 5 * T and batch.tokens_bt.dtype == batch.labels_bt.dtype == np.int64
-    tokens, rows = sum(map(len, documents_of(lab))), lab.batches(make_run(approach, T)).rows_per_epoch()
+        assert (
+            batch.total_tokens == 5 * T
+            and batch.tokens_bt.dtype == batch.labels_bt.dtype == np.int64
+        )
+    tokens, rows = (
+        sum(map(len, documents_of(lab))),
+        lab.batches(make_run(approach, T)).rows_per_epoch(),
+    )
     if BATCHES[approach].streams:
         assert rows == tokens / T
     elif approach == "packed":
@@ -130,11 +158,15 @@ def test_states_of_different_steps_or_of_another_global_batch_are_a_bug(lab):
 @pytest.mark.parametrize("approach", APPROACHES)
 @pytest.mark.parametrize("all_documents", [True, False])
 def test_what_rows_cut_is_counted_as_a_store_counts_it(lab, approach, all_documents, monkeypatch):
-    """Of all documents it is the manifest's count, of some another share; nothing where documents stay whole."""
+    """Of all documents it is the manifest's count, of some another share; nothing where documents
+    stay whole.
+    """
     if not all_documents:
         monkeypatch.setattr("tokenscale.data.batches.online.CUT_BYTES", 200)
     run = make_run(approach, T, global_batch=4)
-    manifest = json.loads((lab.store(make_run("pretokenized-padded", T).store) / "manifest.json").read_text())
+    manifest = json.loads(
+        (lab.store(make_run("pretokenized-padded", T).store) / "manifest.json").read_text()
+    )
     share = manifest["tokens_cut"] / (manifest["tokens_in_documents"] - manifest["documents"])
     found = lab.batches(run).count_cut()
     if approach not in ("padded", "length-bucketed"):
@@ -145,18 +177,27 @@ def test_what_rows_cut_is_counted_as_a_store_counts_it(lab, approach, all_docume
         assert 0 <= found[run.corpus.name] < 1 and found[run.corpus.name] != pytest.approx(share)
 
 
-@pytest.mark.parametrize("approach", [approach for approach, entry in BATCHES.items() if entry.format])
+@pytest.mark.parametrize(
+    "approach", [approach for approach, entry in BATCHES.items() if entry.format]
+)
 def test_offline_approaches_import_no_tokenizer_package_and_no_format_but_their_own(lab, approach):
     run = make_run(approach, sequence_length=T)
     code = (
         "import sys\nfrom tokenscale.data.batches.open import Inputs, open_batches\n"
         "from tokenscale.settings.run import RunSettings\n"
-        f"b = open_batches(RunSettings.from_json({run.to_json()!r}), Inputs(store={str(lab.store(run.store))!r}))\n"
+        f"b = open_batches(RunSettings.from_json({run.to_json()!r}), "
+        f"Inputs(store={str(lab.store(run.store))!r}))\n"
         "b.next(); print(*sys.modules)"
     )
-    found = {*subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()}
+    found = {
+        *subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    }
     assert not found & {"tokenizers", "tiktoken", "mistral_common", "torch"}
-    others = {f"tokenscale.data.{name}" for name in ("batches.online", "stores.parquet", "stores.text")}
+    others = {
+        f"tokenscale.data.{name}" for name in ("batches.online", "stores.parquet", "stores.text")
+    }
     assert approach != "packed" or not found & others
 
 
@@ -169,7 +210,10 @@ def test_missing_inputs_and_a_model_with_too_few_embeddings_are_named(lab, appro
 
 
 def test_a_store_of_other_text_is_refused(lab, tmp_path):
-    run, other = make_run("packed", sequence_length=T), Lab(tmp_path, ["other text"], vocabulary_size=262)
+    run, other = (
+        make_run("packed", sequence_length=T),
+        Lab(tmp_path, ["other text"], vocabulary_size=262),
+    )
     with pytest.raises(UserError, match="corpus manifest, sha256"):
         open_batches(run, Inputs(other.corpus, store=lab.store(run.store)))
 
@@ -192,7 +236,7 @@ def test_online_and_offline_are_bit_identical_on_1_000_hostile_documents(tmp_pat
     tokens = sum(len(document) for document in documents_of(lab))
     for online, offline in PAIRS:
         steps = -(-1_000 // 64) if online == "padded" else -(-tokens // (64 * 256)) + 40
-        run = dict(sequence_length=256, global_batch=64)
+        run = {"sequence_length": 256, "global_batch": 64}
         a, b = (lab.batches(make_run(approach, **run)) for approach in (online, offline))
         assert all(same(a.next(), b.next()) for _ in range(steps))
 
@@ -205,12 +249,14 @@ def test_document_ids_agree_with_the_pieces_of_a_real_store(lab):
     rows = [pieces[a:b].tolist() for a, b in zip(pointers[:-1], pointers[1:], strict=True)]
     assert any(len(row) > 2 for row in rows) and any(sum(row) < T for row in rows)
     ids = document_ids(store.starts(np.arange(len(store))))
-    for found, lengths in zip(ids, rows, strict=True):  # by counting, one token after another; padding is one more
+    # by counting, one token after another; padding is one more
+    for found, lengths in zip(ids, rows, strict=True):
         piece_of = [piece for piece, length in enumerate(lengths) for _ in range(length)][:T]
         assert found.tolist() == piece_of + [len(lengths)] * (T - len(piece_of))
     _, labels = store.rows(np.arange(len(store)))
     crossing = ids[:, 1:] != ids[:, :-1]
-    assert (labels[:, :-1][crossing] == -100).all()  # no label that counts is predicted over a border
+    # no label that counts is predicted over a border
+    assert (labels[:, :-1][crossing] == -100).all()
 
 
 @pytest.mark.parametrize("starts", [np.zeros((2, 4), dtype=bool), np.ones((2, 4), dtype=np.int64)])

@@ -31,14 +31,20 @@ def no_thread_left_over():
 
 
 def readers():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("tokenscale-prefetch")]
+    return [
+        thread for thread in threading.enumerate() if thread.name.startswith("tokenscale-prefetch")
+    ]
 
 
 class Source:
     """Batches of an approach that count how often they were asked; can fail, and can be held up."""
 
     def __init__(self, batches):
-        self._batches, self.vocabulary_size, self.lost = batches, batches.vocabulary_size, batches.lost
+        self._batches, self.vocabulary_size, self.lost = (
+            batches,
+            batches.vocabulary_size,
+            batches.lost,
+        )
         self.state, self.seek = batches.state, batches.seek
         self.asked, self.fails_at, self.gate = 0, None, threading.Event()
         self.gate.set()
@@ -119,7 +125,9 @@ def test_an_error_comes_in_its_turn_and_the_state_stays(lab):
     ahead.close()
 
 
-def test_closing_waits_neither_for_a_place_nor_for_more_than_the_batch_in_hand_and_loses_nothing(lab):
+def test_closing_waits_neither_for_a_place_nor_for_more_than_the_batch_in_hand_and_loses_nothing(
+    lab,
+):
     run = make_run("padding-free", sequence_length=T)
     source, plain = Source(lab.batches(run)), lab.batches(run)
     ahead = Prefetcher(source)
@@ -153,6 +161,8 @@ def test_batches_that_are_open_when_a_script_ends_print_nothing(lab, ending, cod
     approaches = ("packed", "pretokenized-padded", "token-list", "length-bucketed")
     open_again = [functools.partial(lab.batches, make_run(approach, T)) for approach in approaches]
     command = [sys.executable, "-c", SCRIPT + ending]
-    ended = subprocess.run(command, input=pickle.dumps(open_again), capture_output=True, check=False)
+    ended = subprocess.run(
+        command, input=pickle.dumps(open_again), capture_output=True, check=False
+    )
     said = ended.stderr.decode()
     assert ended.returncode == code and "Exception ignored" not in said and (code or not said), said

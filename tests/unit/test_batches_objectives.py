@@ -21,12 +21,21 @@ from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import build, load_tokenizer
-from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    CleaningSettings,
+    CorpusSettings,
+    SourceSettings,
+    StoreSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.run import APPROACHES, MaskingSettings, ValidationSettings
 
 T = 64
 PAIRS = [(f"ein Haus und {i} B\u00e4ume", f"a house and {i} trees") for i in range(40)]
-PAIRS += [(a, b) for a, b in zip(HOSTILE, reversed(HOSTILE), strict=True)] + [("lang " * 40, "long " * 60), ("", "x")]
+PAIRS += [(a, b) for a, b in zip(HOSTILE, reversed(HOSTILE), strict=True)] + [
+    ("lang " * 40, "long " * 60),
+    ("", "x"),
+]
 ROWS = ["padded", "pretokenized-padded", "length-bucketed", "packed"]
 RUN = {"eos": True, "global_batch": 6, "micro_batch": 6}
 
@@ -37,9 +46,14 @@ class Pairs(GrammarLab):
     def __init__(self, directory, pairs=PAIRS, validation_share=0.1):
         directory.mkdir(parents=True, exist_ok=True)
         pq.write_table(
-            pa.table({"en": [b for _, b in pairs], "de": [a for a, _ in pairs]}), directory / "pairs.parquet"
+            pa.table({"en": [b for _, b in pairs], "de": [a for a, _ in pairs]}),
+            directory / "pairs.parquet",
         )
-        files = {"files": (str(directory / "pairs.parquet"),), "text_column": "de", "target_column": "en"}
+        files = {
+            "files": (str(directory / "pairs.parquet"),),
+            "text_column": "de",
+            "target_column": "en",
+        }
         settings = CorpusSettings(
             name="tiny",
             source=SourceSettings(kind="files", **files),
@@ -77,14 +91,20 @@ def test_rows_are_source_eos_target_eos_cut_or_padded(translations, documents, a
         for tokens, labels in zip(batch.tokens_bt, batch.labels_bt, strict=True):
             length = int(np.count_nonzero(labels != IGNORED))
             found.append([*tokens[:1].tolist(), *labels[:length].tolist()])
-            assert (labels[length:] == IGNORED).all() and tokens[1:length].tolist() == labels[: length - 1].tolist()
+            assert (labels[length:] == IGNORED).all() and tokens[1:length].tolist() == labels[
+                : length - 1
+            ].tolist()
     assert sorted(found[: len(expected)]) == sorted(expected)
 
 
-@pytest.mark.parametrize("pair", [("padded", "pretokenized-padded"), ("padding-free", "token-list")])
+@pytest.mark.parametrize(
+    "pair", [("padded", "pretokenized-padded"), ("padding-free", "token-list")]
+)
 def test_online_and_offline_are_bit_identical_on_pairs(translations, pair):
     changes = {"labels": "target"} if pair[0] == "padded" else {}
-    online, offline = (translations.batches(make_run(approach, T, **RUN, **changes)) for approach in pair)
+    online, offline = (
+        translations.batches(make_run(approach, T, **RUN, **changes)) for approach in pair
+    )
     assert all(same(online.next(), offline.next()) for _ in range(30))
 
 
@@ -96,15 +116,25 @@ def test_only_targets_and_their_eos_count(translations, documents, approach):
     plain, targets = epoch(translations, approach), epoch(translations, approach, labels="target")
     counted = 0
     for before, after in zip(plain, targets, strict=True):
-        assert np.array_equal(before.tokens_bt, after.tokens_bt) and before.order_digest == after.order_digest
-        for tokens, all_labels, labels in zip(before.tokens_bt, before.labels_bt, after.labels_bt, strict=True):
+        assert (
+            np.array_equal(before.tokens_bt, after.tokens_bt)
+            and before.order_digest == after.order_digest
+        )
+        for tokens, all_labels, labels in zip(
+            before.tokens_bt, before.labels_bt, after.labels_bt, strict=True
+        ):
             source = bool(tokens[0] == bos)
             for t in range(len(tokens)):
                 source = tokens[t] == bos or (source and tokens[t] != eos)
                 assert labels[t] == (IGNORED if source else all_labels[t])
-        assert after.useful_tokens == np.count_nonzero(after.labels_bt != IGNORED) < before.useful_tokens
+        assert (
+            after.useful_tokens
+            == np.count_nonzero(after.labels_bt != IGNORED)
+            < before.useful_tokens
+        )
         counted += after.useful_tokens
-    if approach == "packed":  # rows of an epoch hold every document once; the last batch begins the next epoch
+    # rows of an epoch hold every document once; the last batch begins the next epoch
+    if approach == "packed":
         whole = sum(len(target) + 1 for _, target in documents)
         assert whole <= counted <= whole + T * RUN["global_batch"]
 
@@ -124,7 +154,9 @@ def test_the_held_out_slice_predicts_targets_alone(translations):
     plain = load_held_out(make_run("padded", T, **RUN), inputs, 300)[0]
     expected = plain.labels_bt.copy()
     ignore_sources(plain.tokens_bt, expected, manifest["bos_id"], manifest["eos_id"])
-    assert np.array_equal(found.labels_bt, expected) and not np.array_equal(plain.labels_bt, expected)
+    assert np.array_equal(found.labels_bt, expected) and not np.array_equal(
+        plain.labels_bt, expected
+    )
     assert manifest["document_parts"] == "source, EOS, target"
 
 
@@ -134,7 +166,9 @@ def test_a_row_that_begins_inside_a_document_begins_with_a_target(translations):
     assert labels.tolist() == [[0, 1, 2, IGNORED, IGNORED, 5, 6, 7]]
     tokenizer = load_tokenizer(translations.tokenizer)
     (document,) = encode_documents(tokenizer, [f"a{PAIR}b"], eos=True)
-    assert np.count_nonzero(document == tokenizer.eos_id) == 1, "text with the mark in it is no pair"
+    assert np.count_nonzero(document == tokenizer.eos_id) == 1, (
+        "text with the mark in it is no pair"
+    )
 
 
 def test_pairs_without_eos_and_targets_without_pairs_are_refused(translations, tmp_path):
@@ -152,7 +186,9 @@ def test_a_tokenizer_of_one_control_id_shows_no_targets(translations, tmp_path):
     other = copy.copy(translations)
     other.tokenizer = shutil.copytree(translations.tokenizer, tmp_path / "tokenizer")
     manifest = json.loads((other.tokenizer / "manifest.json").read_text())
-    (other.tokenizer / "manifest.json").write_text(json.dumps(manifest | {"eos_id": manifest["bos_id"]}))
+    (other.tokenizer / "manifest.json").write_text(
+        json.dumps(manifest | {"eos_id": manifest["bos_id"]})
+    )
     (other.tokenizer / "build.json").unlink()  # which holds the manifest's hash
     with pytest.raises(UserError, match="different ids for BOS and EOS"):
         other.batches(make_run("padded", T, labels="target", **RUN))
@@ -160,7 +196,12 @@ def test_a_tokenizer_of_one_control_id_shows_no_targets(translations, tmp_path):
 
 def test_runs_that_cannot_predict_targets_alone_say_so():
     def problems(**changes):
-        run = make_run(**({"sequence_length": T, "labels": "target", "approach": "packed", "eos": True} | changes))
+        run = make_run(
+            **(
+                {"sequence_length": T, "labels": "target", "approach": "packed", "eos": True}
+                | changes
+            )
+        )
         return [key for key, _ in run.problems() if key == "labels"]
 
     assert problems() == []
@@ -170,7 +211,7 @@ def test_runs_that_cannot_predict_targets_alone_say_so():
 
 
 V, BOS, EOS, PAD, MASK = 1000, 0, 1, 2, 1000
-OPTIONS = dict(vocabulary_size=V, mask_id=MASK, special_ids=(BOS, EOS, PAD))
+OPTIONS = {"vocabulary_size": V, "mask_id": MASK, "special_ids": (BOS, EOS, PAD)}
 
 
 def plain(n, T, seed=0):
@@ -182,9 +223,9 @@ def plain(n, T, seed=0):
 
 def test_another_seed_or_sample_masks_otherwise():
     tokens, labels = plain(40, 64)
-    asked = dict(seed=3, samples=np.arange(40))
+    asked = {"seed": 3, "samples": np.arange(40)}
     one = mask_tokens(tokens, labels, **asked, **OPTIONS)[1] != IGNORED
-    for change in (dict(seed=4), dict(samples=np.arange(1, 41)), dict(seed=-1), dict(seed=1 << 70)):
+    for change in ({"seed": 4}, {"samples": np.arange(1, 41)}, {"seed": -1}, {"seed": 1 << 70}):
         other = mask_tokens(tokens, labels, **(asked | change), **OPTIONS)[1] != IGNORED
         assert 0.05 < (one & other).sum() / one.sum() < 0.25  # chance: 0.15
 
@@ -202,7 +243,8 @@ def test_shares_are_those_stated(seed, share):
     assert within(chosen.sum(), tokens[:, 1:].size, share)
     assert within((inputs == MASK).sum(), chosen.sum(), 0.8)
     drawn = chosen & (inputs != MASK) & (inputs != tokens)
-    assert within(drawn.sum(), chosen.sum(), 0.1 * (1 - 1 / (V - 3)))  # a draw may give the same token
+    # a draw may give the same token
+    assert within(drawn.sum(), chosen.sum(), 0.1 * (1 - 1 / (V - 3)))
     by_position = chosen.sum(axis=0)[1:]
     assert abs(by_position - 200 * share).max() < 5 * (200 * share * (1 - share)) ** 0.5
     assert np.array_equal(targets[chosen], tokens[chosen])
@@ -228,7 +270,7 @@ def test_every_row_that_can_be_masked_predicts_something(length):
 def test_draws_come_from_all_of_the_vocabulary_but_special_ids():
     for special, mask_id in (((), 12), ((0, 1, 2), 12), ((5, 11, 3, 3), 0), ((7,), 4)):
         tokens = np.full((400, 64), 6)
-        options = dict(vocabulary_size=12, mask_id=mask_id, special_ids=special, share=1.0)
+        options = {"vocabulary_size": 12, "mask_id": mask_id, "special_ids": special, "share": 1.0}
         inputs, _ = mask_tokens(tokens, tokens, np.arange(400), seed=0, **options)
         assert set(np.unique(inputs)) == (set(range(12)) - set(special)) | {mask_id}
         counts = np.bincount(inputs[inputs != mask_id], minlength=12)
@@ -238,9 +280,13 @@ def test_draws_come_from_all_of_the_vocabulary_but_special_ids():
 
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_padding_bos_and_eos_are_never_masked(lab, approach):
-    """On real batches, with all of what counts chosen: exactly the labels that count, and no EOS."""
-    options = dict(vocabulary_size=262, mask_id=262, special_ids=(BOS, EOS, PAD), share=1.0)
-    for step, batch in enumerate(take(lab.batches(make_run(approach, 16, eos=True, global_batch=6)), 30)):
+    """On real batches, with all of what counts chosen: exactly the labels that count, and no
+    EOS.
+    """
+    options = {"vocabulary_size": 262, "mask_id": 262, "special_ids": (BOS, EOS, PAD), "share": 1.0}
+    for step, batch in enumerate(
+        take(lab.batches(make_run(approach, 16, eos=True, global_batch=6)), 30)
+    ):
         tokens, labels = batch.tokens_bt, batch.labels_bt
         inputs, targets = mask_tokens(tokens, labels, step * 6 + np.arange(6), seed=0, **options)
         counted = np.zeros_like(tokens, dtype=bool)
@@ -252,7 +298,10 @@ def test_padding_bos_and_eos_are_never_masked(lab, approach):
 
 
 def masked_run(approach, **changes):
-    return make_run(approach, **(dict(sequence_length=16, global_batch=7, objective="masked", seed=3) | changes))
+    return make_run(
+        approach,
+        **({"sequence_length": 16, "global_batch": 7, "objective": "masked", "seed": 3} | changes),
+    )
 
 
 def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):
@@ -262,7 +311,8 @@ def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):
     for _ in range(10):
         a, b = plain.next().copy(), masked.next()
         chosen = b.labels_bt != IGNORED
-        assert np.array_equal(b.labels_bt[chosen], a.tokens_bt[chosen])  # at the place itself: nothing is shifted
+        # at the place itself: nothing is shifted
+        assert np.array_equal(b.labels_bt[chosen], a.tokens_bt[chosen])
         assert np.array_equal(b.tokens_bt[~chosen], a.tokens_bt[~chosen])
         assert (b.tokens_bt[chosen] != a.tokens_bt[chosen]).any()
         assert b.useful_tokens == chosen.sum() and b.total_tokens == a.total_tokens
@@ -271,7 +321,10 @@ def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):
 
 def test_each_epoch_masks_anew(lab):
     run = masked_run("packed", global_batch=1, masking=MaskingSettings(share=0.3))
-    plain, masked = lab.batches(masked_run("packed", global_batch=1, objective="causal")), lab.batches(run)
+    plain, masked = (
+        lab.batches(masked_run("packed", global_batch=1, objective="causal")),
+        lab.batches(run),
+    )
     rows = int(plain.rows_per_epoch())
     epochs = []
     for _ in range(2):
@@ -285,7 +338,12 @@ def test_a_masked_run_needs_the_tokenizer_and_the_mask_is_its_own_or_one_more_id
     def masking(tokenizer):
         change = open_masked(masked_run("packed"), Inputs(tokenizer=tokenizer), held_out=False)
         options = change.apply.keywords
-        return options["mask_id"], options["special_ids"], options["vocabulary_size"], change.vocabulary_size
+        return (
+            options["mask_id"],
+            options["special_ids"],
+            options["vocabulary_size"],
+            change.vocabulary_size,
+        )
 
     assert masking(lab.tokenizer) == (262, [0, 1, 2], 262, 263)
     manifest = read_json(lab.tokenizer / "manifest.json", "manifest")
@@ -302,9 +360,14 @@ def test_a_tokenizer_of_others_says_which_token_masks(tmp_path, mask):
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {text: n for n, text in enumerate(["<s>", "word", *([mask] if mask else [])])}
     (tmp_path / "in").mkdir()
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "word")).save(str(tmp_path / "in/tokenizer.json"))
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "word")).save(
+        str(tmp_path / "in/tokenizer.json")
+    )
     write_json(tmp_path / "in/special_tokens_map.json", {"mask_token": mask})
-    manifest = build(TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path / "in")), tmp_path / "out")
+    manifest = build(
+        TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path / "in")),
+        tmp_path / "out",
+    )
     change = open_masked(masked_run("packed"), Inputs(tokenizer=tmp_path / "out"), held_out=False)
     assert change.apply.keywords["mask_id"] == 2  # None: one behind the two that there are
     assert ("mask_id" in manifest) == (mask is not None)
@@ -316,12 +379,16 @@ def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(l
     monkeypatch.setattr(type(run), "validation_store", run.store)
 
     def read(run, rank=0, world_size=1):
-        return load_held_out(run, Inputs(None, lab.tokenizer, None, store, rank, world_size), 263)[0]
+        return load_held_out(run, Inputs(None, lab.tokenizer, None, store, rank, world_size), 263)[
+            0
+        ]
 
     whole, other = read(run), read(replace(run, seed=8))
     for world_size in (1, 2, 3, 5):
         parts = [read(run, rank, world_size) for rank in range(world_size)]
         for name in ("tokens_bt", "labels_bt", "document_ids_bt"):
-            assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+            assert np.array_equal(
+                np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name)
+            )
     assert np.array_equal(other.labels_bt, whole.labels_bt)
     assert (whole.labels_bt != IGNORED).any() and (whole.tokens_bt == 262).any()

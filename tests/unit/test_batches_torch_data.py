@@ -1,4 +1,6 @@
-"""Our stores and batches in other people's loops: the same rows, the same global batches, whatever reads them."""
+"""Our stores and batches in other people's loops: the same rows, the same global batches, whatever
+reads them.
+"""
 
 import itertools
 import json
@@ -12,7 +14,12 @@ from torch.utils.data import DataLoader
 from tests.corpora import make_run, make_store
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs, document_ids, merge_states
-from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip_batches
+from tokenscale.data.batches.torch_data import (
+    BatchStream,
+    GlobalOrderSampler,
+    StoreDataset,
+    skip_batches,
+)
 from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.settings.run import APPROACHES
 
@@ -32,7 +39,9 @@ def store_of(lab, approach):
 
 def stream_of(lab, run, rank=0, world_size=1, **options):
     store = lab.store(run.store) if run.store else None
-    return BatchStream(run, Inputs(lab.corpus, lab.tokenizer, store, None, rank, world_size), **options)
+    return BatchStream(
+        run, Inputs(lab.corpus, lab.tokenizer, store, None, rank, world_size), **options
+    )
 
 
 def same(found, batch):
@@ -73,14 +82,18 @@ def test_items_are_of_their_own_memory(lab, approach):
         for item in dataset.__getitems__([i, (i + 1) % len(dataset)]):
             for values in item.values():
                 values.fill_(-7)
-    assert all(torch.equal(row["input_ids"], wanted) for row, wanted in zip(dataset, whole, strict=True))
+    assert all(
+        torch.equal(row["input_ids"], wanted) for row, wanted in zip(dataset, whole, strict=True)
+    )
     again = dataset.__getitems__([0, 0])
     again[0]["input_ids"].fill_(-7)
     assert torch.equal(again[1]["input_ids"], whole[0])
 
 
 @pytest.mark.parametrize("approach", STORED)
-def test_a_pickle_holds_a_place_not_the_data_and_rows_that_do_not_exist_are_an_index_error(lab, approach):
+def test_a_pickle_holds_a_place_not_the_data_and_rows_that_do_not_exist_are_an_index_error(
+    lab, approach
+):
     dataset = StoreDataset(store_of(lab, approach)[0])
     closed = len(pickle.dumps(dataset))
     first = dataset[0]["input_ids"]
@@ -99,7 +112,9 @@ def test_changed_and_missing_stores_and_ranks_that_would_read_nothing_are_refuse
         StoreDataset(folder)
     with pytest.raises(UserError, match="read nothing"):
         GlobalOrderSampler(100, 4, world_size=5)
-    stream = BatchStream(make_run("packed", sequence_length=T), Inputs(store=lab.directory / "nowhere"))
+    stream = BatchStream(
+        make_run("packed", sequence_length=T), Inputs(store=lab.directory / "nowhere")
+    )
     with pytest.raises(UserError, match="nowhere"):  # where the iteration begins
         next(iter(DataLoader(stream, batch_size=None)))
 
@@ -124,11 +139,15 @@ def ours(lab, approach, **options):
 
 
 @pytest.mark.parametrize("approach", ["packed", "pretokenized-padded"])
-def test_a_loader_reads_our_global_batches_at_any_world_size_with_any_number_of_workers(lab, approach):
+def test_a_loader_reads_our_global_batches_at_any_world_size_with_any_number_of_workers(
+    lab, approach
+):
     dataset = StoreDataset(store_of(lab, approach)[0])
     dataset[0]  # open here, before workers are forked or spawned
     for world_size, workers in ((1, 0), (1, 3), (2, 0), (5, 0), (6, 0)):
-        loaders = (loader_of(dataset, rank, world_size, num_workers=workers) for rank in range(world_size))
+        loaders = (
+            loader_of(dataset, rank, world_size, num_workers=workers) for rank in range(world_size)
+        )
         ranks = zip(*loaders, strict=True)
         batches = ours(lab, approach)
         for parts in itertools.islice(ranks, 80):  # over the end of a block of the order
@@ -161,22 +180,33 @@ def test_the_state_is_the_step_and_resumes_at_another_world_size(lab):
 
 def test_a_stream_can_be_spawned(lab):
     run = make_run("packed", sequence_length=T, global_batch=5)
-    loader = DataLoader(stream_of(lab, run), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(
+        stream_of(lab, run), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
     batches = lab.batches(run)
     assert all(same(batch, batches.next()) for batch in itertools.islice(loader, 5))
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
-def test_a_stream_goes_on_from_states_of_another_world_size_with_any_number_of_workers(lab, approach):
+def test_a_stream_goes_on_from_states_of_another_world_size_with_any_number_of_workers(
+    lab, approach
+):
     run = make_run(approach, sequence_length=T, global_batch=7)
-    ranks = [iter(DataLoader(stream_of(lab, run, rank=r, world_size=3), batch_size=None)) for r in range(2)]
-    ranks.append(iter(DataLoader(stream_of(lab, run, rank=2, world_size=3), batch_size=None, num_workers=2)))
+    ranks = [
+        iter(DataLoader(stream_of(lab, run, rank=r, world_size=3), batch_size=None))
+        for r in range(2)
+    ]
+    ranks.append(
+        iter(DataLoader(stream_of(lab, run, rank=2, world_size=3), batch_size=None, num_workers=2))
+    )
     plain = [lab.batches(run, rank, 3) for rank in range(3)]
     for _ in range(4):
         found = [next(rank) for rank in ranks]
         assert all(same(batch, batches.next()) for batch, batches in zip(found, plain, strict=True))
     stream, batches = stream_of(lab, run, steps=6), lab.batches(run)
-    stream.load_state_dict(json.loads(json.dumps(merge_states([batch["state"] for batch in found]))))
+    stream.load_state_dict(
+        json.loads(json.dumps(merge_states([batch["state"] for batch in found])))
+    )
     for workers in (0, 3):  # every iteration begins where the state says
         found = list(DataLoader(stream, batch_size=None, num_workers=workers))
         assert len(found) == 6
@@ -187,9 +217,13 @@ def test_a_stream_goes_on_from_states_of_another_world_size_with_any_number_of_w
             assert (batch["useful_tokens"], batch["total_tokens"], batch["order_digest"]) == counts
 
 
-@pytest.mark.parametrize(("approach", "read"), [("packed", 0), ("pretokenized-padded", 0), ("token-list", 3)])
+@pytest.mark.parametrize(
+    ("approach", "read"), [("packed", 0), ("pretokenized-padded", 0), ("token-list", 3)]
+)
 def test_rows_are_left_out_unread_and_streams_by_reading(lab, approach, read, monkeypatch):
-    """Finding a stream's place from a step alone would cost all documents before it, at every batch."""
+    """Finding a stream's place from a step alone would cost all documents before it, at every
+    batch.
+    """
     batches = lab.batches(make_run(approach, sequence_length=T))
     asked = []
     monkeypatch.setattr(batches, "next", lambda plain=batches.next: asked.append(plain()))

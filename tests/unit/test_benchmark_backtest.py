@@ -1,4 +1,6 @@
-"""The back-test: published points with their sources, fits that saw no more than their prefix, and honest bands."""
+"""The back-test: published points with their sources, fits that saw no more than their prefix, and
+honest bands.
+"""
 
 import subprocess
 import sys
@@ -33,7 +35,9 @@ def test_every_prefix_on_two_nodes_predicts_every_larger_size(rows):
         if points[cut - 1].devices > points[0].devices_per_node
         for p in points[cut:]
     ]
-    assert [(r.series, r.fitted_to, r.devices, r.measured_s) for r in rows] == expected and len(expected) == 289
+    assert [(r.series, r.fitted_to, r.devices, r.measured_s) for r in rows] == expected and len(
+        expected
+    ) == 289
 
 
 def test_predictions_do_not_depend_on_the_held_out_measurements(rows, monkeypatch):
@@ -56,7 +60,11 @@ def test_bands_contain_what_they_state_for_each_method(rows):
 def test_full_sharding_that_slows_down_without_warning_is_in_the_band_or_refused():
     """To 64 GPUs efficiency stays above 98 %; 128 take 1.42 times the step, 256 1.93 times."""
     rows = {(row.fitted_to, row.devices): row for row in run_backtest(LEONARDO)}
-    assert rows[64, 128].prediction.measure is None and rows[64, 128].inside() and rows[64, 128].error() > 0.4
+    assert (
+        rows[64, 128].prediction.measure is None
+        and rows[64, 128].inside()
+        and rows[64, 128].error() > 0.4
+    )
     assert rows[64, 256].prediction.measure == 128 and rows[128, 256].prediction.measure == 256
 
 
@@ -67,7 +75,10 @@ def test_predictors_without_a_model_and_the_interval_score_by_hand(rows):
     assert middles == pytest.approx([last, first, 2 * last - four], rel=1e-4)
     assert row.error("last efficiency stays") == pytest.approx(16 / 57172 / last - 1, rel=1e-3)
     outside = replace(row, measured_s=2.0, bands={"model": (0.5, 0.7, 1.0)})
-    assert outside.interval_score() == pytest.approx((1 + 20) * 0.6931, rel=1e-3) and not outside.inside()
+    assert (
+        outside.interval_score() == pytest.approx((1 + 20) * 0.6931, rel=1e-3)
+        and not outside.inside()
+    )
     assert replace(outside, measured_s=0.6).interval_score() == pytest.approx(0.6931, rel=1e-3)
 
 
@@ -75,7 +86,12 @@ def test_the_documentation_has_the_table_and_it_is_printed_without_torch_and_sci
     assert "\n".join(backtest.format_scores(rows)) in (ROOT / "docs/parallelism.md").read_text()
     forbidden = ["torch", "transformers", "scipy", "pydantic", "snakemake", "matplotlib"]
     code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"
-    code += "from benchmarks import backtest\nimport tokenscale.analysis.projection\nbacktest.main(['--rows'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    code += (
+        "from benchmarks import backtest\nimport "
+        "tokenscale.analysis.projection\nbacktest.main(['--rows'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("OUTSIDE") == sum(not row.inside() for row in rows)

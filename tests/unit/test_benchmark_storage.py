@@ -14,8 +14,13 @@ from tokenscale.settings.data import StoreSettings
 
 T = 16
 SHORT = StorageBenchmarkSettings(
-    **{"dtypes": ("int32",), "codecs": ("none", "zstd-22"), "row_group_rows": (4,)},
-    **{"sequence_length": T, "rows": 3, "single_rows": 2, "rounds": 2},
+    dtypes=("int32",),
+    codecs=("none", "zstd-22"),
+    row_group_rows=(4,),
+    sequence_length=T,
+    rows=3,
+    single_rows=2,
+    rounds=2,
 )
 
 
@@ -25,7 +30,9 @@ def held(lab):
 
 
 def test_every_format_has_the_options_that_it_knows_and_each_store_once():
-    design = StorageBenchmarkSettings(dtypes=("int32", "int64", "int32"), row_group_rows=(100, 1000))
+    design = StorageBenchmarkSettings(
+        dtypes=("int32", "int64", "int32"), row_group_rows=(100, 1000)
+    )
     names = [store.directory for store in design.stores]
     assert len(names) == len(set(names)) == 2 * 2 * 7 * 2 + 1
     assert sum(name.startswith("packed") for name in names) == 1
@@ -35,7 +42,9 @@ def test_every_format_has_the_options_that_it_knows_and_each_store_once():
 
 def test_only_the_first_documents_are_held(lab, held):
     few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
-    assert few.chunk.ids.tolist() == held.chunk.part(0, 5).ids.tolist() and len(few) == 5 < len(held)
+    assert few.chunk.ids.tolist() == held.chunk.part(0, 5).ids.tolist() and len(few) == 5 < len(
+        held
+    )
     assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])
 
 
@@ -54,10 +63,16 @@ def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store
 
 @pytest.mark.parametrize(
     ("cls", "method", "form"),  # the last puts a label on padding
-    [(PaddedStore, "rows", "padded"), (TokenListStore, "chunks", "token-list"), (PackedStore, "chunks", "packed"),
-     (documents, "make_labels", "padded")],
-)  # fmt: skip
-def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(held, tmp_path, monkeypatch, cls, method, form):
+    [
+        (PaddedStore, "rows", "padded"),
+        (TokenListStore, "chunks", "token-list"),
+        (PackedStore, "chunks", "packed"),
+        (documents, "make_labels", "padded"),
+    ],
+)
+def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(
+    held, tmp_path, monkeypatch, cls, method, form
+):
     right = getattr(cls, method)
 
     def wrong(*arguments, **options):

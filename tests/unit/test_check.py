@@ -50,17 +50,25 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_an_experiment_is_checked_at_the_scales_that_it_has_and_a_clean_one_is_one_line_at_each(folder, capsys):
+def test_an_experiment_is_checked_at_the_scales_that_it_has_and_a_clean_one_is_one_line_at_each(
+    folder, capsys
+):
     assert main(["check", "clean"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{scale:<12} clean: 12 runs" for scale in SCALES]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{scale:<12} clean: 12 runs" for scale in SCALES
+    ]
     text = (folder / "config/experiments/clean.yaml").read_text()
     (folder / "config/experiments/clean.yaml").write_text(text.replace('"workstation": {}, ', ""))
     assert main(["check", "clean"]) == 0
     scales = ("demo", "alps", "study")
-    assert capsys.readouterr().out.splitlines() == [f"{scale:<12} clean: 12 runs" for scale in scales]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{scale:<12} clean: 12 runs" for scale in scales
+    ]
     main(["check", "--scale", "workstation"])
     out = capsys.readouterr().out
-    assert out.splitlines()[-1].endswith("left out of all_experiments (no overlay for scale workstation): clean")
+    assert out.splitlines()[-1].endswith(
+        "left out of all_experiments (no overlay for scale workstation): clean"
+    )
     assert "clean: " not in out
     assert main(["check", "clean", "--scale", "workstation"]) == 2
 
@@ -77,11 +85,17 @@ def test_the_studys_mix_up_ends_with_2_and_is_named(folder, capsys):
 def test_without_names_everything_is_checked_at_every_scale(folder, capsys):
     assert main(["check"]) == 2
     out = capsys.readouterr().out
-    assert [line.split()[1] for line in out.splitlines() if line[0] != " "] == ["clean:", "e:", "mix_up:"] * len(SCALES)
+    assert [line.split()[1] for line in out.splitlines() if line[0] != " "] == [
+        "clean:",
+        "e:",
+        "mix_up:",
+    ] * len(SCALES)
     assert "  warn    e at demo: with 2 repeats of a cell" in out
 
 
-def test_this_machine_counts_for_the_scale_in_use_alone_unless_a_file_says_what_nodes_hold(folder, capsys):
+def test_this_machine_counts_for_the_scale_in_use_alone_unless_a_file_says_what_nodes_hold(
+    folder, capsys
+):
     main(["check", "e"])
     lines = [line for line in capsys.readouterr().out.splitlines() if "has no GPU" in line]
     assert len(lines) == 1 and "e at demo" in lines[0]
@@ -99,7 +113,9 @@ HAS = ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "tokenizers", "xx
 
 def on_alps(folder, packages, capsys, *names, digest=f'container_digest = "sha256:{"0" * 64}"'):
     """(exit code, lines) of a check for a machine whose image has these packages."""
-    (folder / "m.toml").write_text(f"{CONTAINER}{digest}\ncontainer_packages = {json.dumps(packages)}\n")
+    (folder / "m.toml").write_text(
+        f"{CONTAINER}{digest}\ncontainer_packages = {json.dumps(packages)}\n"
+    )
     code = main(["check", *names, "--scale", "alps", "--machine", "m.toml"])
     return code, capsys.readouterr().out.splitlines()
 
@@ -112,16 +128,24 @@ def test_a_run_whose_image_lacks_what_it_imports_is_refused_by_name(folder, caps
     code, lines = on_alps(folder, HAS, capsys, "clean", "library")
     (refused,) = [line for line in lines if line.startswith("  refuse")]
     assert (
-        code == 2 and "library at alps: 12 runs import transformers" in refused and "(image/Containerfile)" in refused
+        code == 2
+        and "library at alps: 12 runs import transformers" in refused
+        and "(image/Containerfile)" in refused
     )
-    ids = [run.run_id for run in configuration.load_config(overrides={"scale": "alps"}).runs("library")]
+    ids = [
+        run.run_id for run in configuration.load_config(overrides={"scale": "alps"}).runs("library")
+    ]
     assert all(run_id in refused for run_id in ids[:3]) and "and 9 more" in refused
     code, lines = on_alps(folder, [*HAS, "transformers"], capsys, "clean", "library")
     assert code == 0 and not any("refuse" in line for line in lines)
     code, lines = on_alps(folder, [], capsys, "clean")
-    assert code == 0 and any("the packages in the image of image/train.toml are not listed" in line for line in lines)
+    assert code == 0 and any(
+        "the packages in the image of image/train.toml are not listed" in line for line in lines
+    )
     main(["check", "clean", "--scale", "alps"])
-    assert "not listed" not in capsys.readouterr().out, "without a container ranks run in this environment"
+    assert "not listed" not in capsys.readouterr().out, (
+        "without a container ranks run in this environment"
+    )
 
 
 def test_an_image_without_a_digest_is_refused_once(folder, capsys):
@@ -139,7 +163,9 @@ def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):
     stores = {"y": "{", "list": "[]", "older": '{"options": "none"}'}
     for name, split, documents in (("token-list", "train", 40), ("x", "validation", 10**6)):
         counts = {"documents": documents, "rows": 40, "tokens_useful": 3960, "tokens_cut": 0}
-        stores[name] = json.dumps(counts | {"split": split, "options": {"split": split, "eos": False}})
+        stores[name] = json.dumps(
+            counts | {"split": split, "options": {"split": split, "eos": False}}
+        )
     for name, text in stores.items():
         (folder / "results/tokens/c/t" / name).mkdir(parents=True)
         (folder / "results/tokens/c/t" / name / "manifest.json").write_text(text)
@@ -151,13 +177,17 @@ def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):
 
 def test_a_corpus_is_found_in_the_configuration(folder, capsys):
     source = {"files": ["a.txt"], "validation_files": ["a.txt"]}
-    (folder / "config/config.yaml").write_text(json.dumps({**BASE, "corpora": {"c": {"source": source}}}))
+    (folder / "config/config.yaml").write_text(
+        json.dumps({**BASE, "corpora": {"c": {"source": source}}})
+    )
     assert main(["check", "e", "--scale", "demo"]) == 2
     assert "(config/config.yaml: corpora.c.source.validation_files)" in capsys.readouterr().out
 
 
 def test_gpus_are_counted_as_the_process_may_use_them(monkeypatch):
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: [Path(f"/dev/nvidia{n}") for n in range(4)])
+    monkeypatch.setattr(
+        Path, "glob", lambda self, pattern: [Path(f"/dev/nvidia{n}") for n in range(4)]
+    )
     found = {}
     for visible in (None, "0,2", "", "-1"):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -183,7 +213,9 @@ def test_the_share_of_rows_that_keep_a_label_is_stated(tmp_path, words, level):
     run = replace(make_run("padded", 32, labels="target"), eos=True)
     assert not list(check_labels([run], tmp_path / "results"))
     folders = {"corpus": lab.corpus, "tokenizer": lab.tokenizer} | {
-        role: lab.store(store) for role in ("store", "validation_store") if (store := getattr(run, role)) is not None
+        role: lab.store(store)
+        for role in ("store", "validation_store")
+        if (store := getattr(run, role)) is not None
     }
     for role, path in list_manifests(run).items():
         (tmp_path / path).parent.parent.mkdir(parents=True, exist_ok=True)

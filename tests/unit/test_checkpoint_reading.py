@@ -36,13 +36,17 @@ def values_of(name, shape):
 def write_checkpoint(folder, ranks):
     for rank, pieces in enumerate(ranks):
         write_rank(folder, rank, State(pieces))
-    commit(folder, len(ranks), {"kind": "model", "run_id": "tiny", "run": {}, "model": {}, "step": 2})
+    commit(
+        folder, len(ranks), {"kind": "model", "run_id": "tiny", "run": {}, "model": {}, "step": 2}
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    """A state of 128 ranks, as FSDP writes it: rows of every tensor, and a number of steps from whoever begins it."""
+    """A state of 128 ranks, as FSDP writes it: rows of every tensor, and a number of steps from
+    whoever begins it.
+    """
     ranks = []
     for rank in range(RANKS):
         pieces = {}
@@ -79,7 +83,9 @@ def opened(sharded, monkeypatch):
 
 
 def shard_of(rank, ranks, columns=1):
-    """What a rank of a layout wants: rows of its column of the mesh. Name → (offsets, empty tensor)."""
+    """What a rank of a layout wants: rows of its column of the mesh. Name → (offsets, empty
+    tensor).
+    """
     wanted = []
     for name, shape in SHAPES.items():
         rows = shard_rows(shape[0], rank // columns, ranks // columns)
@@ -87,14 +93,16 @@ def shard_of(rank, ranks, columns=1):
         if len(shape) == 2:
             part = shard_rows(shape[1], rank % columns, columns)
             offsets[1], extent[1] = part.start, len(part)
-        for key in ("model." + name, *(f"optimizer.{moment}.{name}" for moment in MOMENTS)):
-            wanted.append((key, tuple(offsets), torch.full(extent, torch.nan)))
+        keys = ["model." + name, *(f"optimizer.{moment}.{name}" for moment in MOMENTS)]
+        wanted += [(key, tuple(offsets), torch.full(extent, torch.nan)) for key in keys]
         wanted.append((f"optimizer.step.{name}", (), torch.tensor(torch.nan)))
     return wanted
 
 
 def writers_of(wanted):
-    """The files that have any of these values: those of ranks with some of the rows, and of the numbers of steps."""
+    """The files that have any of these values: those of ranks with some of the rows, and of the
+    numbers of steps.
+    """
     found = {0}
     for name, offsets, into in wanted:
         for rank in range(RANKS) if offsets else ():
@@ -110,18 +118,23 @@ def parameter_of(name):
 
 
 @pytest.mark.parametrize(
-    "rank, ranks, columns", [(0, 128, 1), (77, 128, 1), (127, 128, 1), (5, 64, 1), (2, 4, 1), (3, 8, 4), (0, 1, 1)]
+    "rank, ranks, columns",
+    [(0, 128, 1), (77, 128, 1), (127, 128, 1), (5, 64, 1), (2, 4, 1), (3, 8, 4), (0, 1, 1)],
 )
 def test_a_rank_opens_each_needed_file_once(sharded, opened, rank, ranks, columns):
     wanted = shard_of(rank, ranks, columns)
     Checkpoint(sharded, verify=False).read(wanted)
     for name, offsets, into in wanted:
         place = tuple(slice(o, o + n) for o, n in zip(offsets, into.shape, strict=True))
-        expected = values_of(name, SHAPES[parameter_of(name)])[place] if offsets else torch.tensor(7.0)
+        expected = (
+            values_of(name, SHAPES[parameter_of(name)])[place] if offsets else torch.tensor(7.0)
+        )
         assert torch.equal(into, expected), name
     tensors = {name for name in opened if name.endswith(".safetensors")}
     assert tensors == writers_of(wanted) and len(tensors) >= RANKS * columns // ranks
-    assert len(opened) == len(set(opened)) == 1 + RANKS + len(tensors), "the record, the indices, and needed files once"
+    assert len(opened) == len(set(opened)) == 1 + RANKS + len(tensors), (
+        "the record, the indices, and needed files once"
+    )
 
 
 def test_every_part_is_read_from_any_pieces(tmp_path):
@@ -140,13 +153,17 @@ def test_every_part_is_read_from_any_pieces(tmp_path):
             begin = [pick.randrange(n) for n in shape]
             end = [pick.randint(b + 1, n) for b, n in zip(begin, shape, strict=True)]
             place = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
-            part = opened.part("model.a", tuple(begin), tuple(e - b for b, e in zip(begin, end, strict=True)))
+            part = opened.part(
+                "model.a", tuple(begin), tuple(e - b for b, e in zip(begin, end, strict=True))
+            )
             assert part.dtype == dtype and torch.equal(part.double(), whole[place].double())
 
 
 def test_a_second_checkpoint_of_a_name_replaces_the_first_and_leaves_nothing_beside_it(tmp_path):
     for value in (1.0, 2.0):
-        folder = write_checkpoint(tmp_path / "best", [{"model.a": Piece.of(torch.full((3,), value))}])
+        folder = write_checkpoint(
+            tmp_path / "best", [{"model.a": Piece.of(torch.full((3,), value))}]
+        )
     assert Checkpoint(folder).tensor("model.a").tolist() == [2.0] * 3
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -154,7 +171,9 @@ def test_a_second_checkpoint_of_a_name_replaces_the_first_and_leaves_nothing_bes
 def test_parts_go_into_other_formats_and_strided_memory(sharded):
     into = torch.zeros(20, 16, dtype=torch.float64)
     Checkpoint(sharded).read([("model.embedding.weight", (100, 2), into[:, 4:8])])
-    assert torch.equal(into[:, 4:8].float(), values_of("model.embedding.weight", (512, 8))[100:120, 2:6])
+    assert torch.equal(
+        into[:, 4:8].float(), values_of("model.embedding.weight", (512, 8))[100:120, 2:6]
+    )
     assert not into[:, :4].any() and not into[:, 8:].any()
 
 
@@ -193,7 +212,20 @@ def test_states_of_earlier_code_have_no_shapes_in_their_index(sharded, tmp_path)
         lambda content: content.replace(b'"F32"', b'"Q32"'),
         lambda content: content.replace(b"model.a", b"model.b"),
     ],
-    ids=["gone", "empty", "cut", "longer", "length", "no-length", "json", "shape", "size", "type", "no-type", "name"],
+    ids=[
+        "gone",
+        "empty",
+        "cut",
+        "longer",
+        "length",
+        "no-length",
+        "json",
+        "shape",
+        "size",
+        "type",
+        "no-type",
+        "name",
+    ],
 )
 def test_damage_that_comes_after_the_verification_is_one_message(tmp_path, spoil):
     """Rank 0 verifies; what changes from then on is found by the rank that reads it."""
@@ -212,6 +244,8 @@ def test_damage_that_comes_after_the_verification_is_one_message(tmp_path, spoil
 def test_pieces_that_overlap_are_found_wherever_they_lie(tmp_path, axis):
     """Pieces of one column or row each, of which two cover one, and none another."""
     places = [[(at, 0), (0, at)][axis] for at in (0, 1, 2, 2, 4, 5)]
-    pieces = [{"model.a": Piece(torch.ones([(1, 6), (6, 1)][axis]), place, (6, 6))} for place in places]
+    pieces = [
+        {"model.a": Piece(torch.ones([(1, 6), (6, 1)][axis]), place, (6, 6))} for place in places
+    ]
     with pytest.raises(UserError, match="do not make up the tensor once"):
         Checkpoint(write_checkpoint(tmp_path / "step=00000002", pieces))

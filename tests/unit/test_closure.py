@@ -47,21 +47,50 @@ def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
 
 
 def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them():
-    runs = {"a": RunSettings(approach="packed"), "b": RunSettings(approach="padded"), "c": RunSettings(float8=True)}
-    alone, has = {"a": runs["a"]}, ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"]
+    runs = {
+        "a": RunSettings(approach="packed"),
+        "b": RunSettings(approach="padded"),
+        "c": RunSettings(float8=True),
+    }
+    alone, has = (
+        {"a": runs["a"]},
+        ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"],
+    )
     found = find_missing_packages(runs, has)
-    assert found["torchao"] == ["c"] and "b" in found["gigatoken or mistral_common or tiktoken or tokenizers"]
-    assert not find_missing_packages(alone, has) and not find_missing_packages(runs, [*has, "torchao", "tiktoken"])
+    assert (
+        found["torchao"] == ["c"]
+        and "b" in found["gigatoken or mistral_common or tiktoken or tokenizers"]
+    )
+    assert not find_missing_packages(alone, has) and not find_missing_packages(
+        runs, [*has, "torchao", "tiktoken"]
+    )
     assert find_missing_packages(alone, has[1:]) == {"torch": ["a"]}
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     code = names(training_code(RunSettings())) - {"runs/launch/ranks.py"}  # what sets processes up
-    assert {"train/loop.py", "train/models/decoder.py", "data/order/permutation.py", "runs/records/events.py"} <= code
-    elsewhere = ("report/", "analysis/", "runs/launch/", "data/corpus/build", "benchmark/", "costs/memory")
+    assert {
+        "train/loop.py",
+        "train/models/decoder.py",
+        "data/order/permutation.py",
+        "runs/records/events.py",
+    } <= code
+    elsewhere = (
+        "report/",
+        "analysis/",
+        "runs/launch/",
+        "data/corpus/build",
+        "benchmark/",
+        "costs/memory",
+    )
     assert not [f for f in code if f.startswith(elsewhere)]
-    assert not code & {"cli/main.py", "base/errors.py", *(f"settings/{n}.py" for n in ("config", "yaml_files"))}
-    for path in PACKAGE.rglob("__init__.py"):  # left out of every closure, so they must not hold code
+    assert not code & {
+        "cli/main.py",
+        "base/errors.py",
+        *(f"settings/{n}.py" for n in ("config", "yaml_files")),
+    }
+    # left out of every closure, so they must not hold code
+    for path in PACKAGE.rglob("__init__.py"):
         assert path.parent == PACKAGE or path.read_text().strip() == "", path
 
 
@@ -86,9 +115,13 @@ def _variants(approach):
 
 @pytest.fixture(scope="module")
 def loaded():
-    """Approach → files that are loaded once a training with it has imported all. What is common is imported once."""
+    """Approach → files that are loaded once a training with it has imported all. What is common is
+    imported once.
+    """
     common = ["tokenscale.cli.rank", "tokenscale.train.loop"]
-    code = LOADED.format(common=common, batches={name: list(_variants(entry)) for name, entry in BATCHES.items()})
+    code = LOADED.format(
+        common=common, batches={name: list(_variants(entry)) for name, entry in BATCHES.items()}
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(map(json.loads, done.stdout.splitlines()))
@@ -99,7 +132,11 @@ def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
     code = names(import_closure("tokenscale.cli.rank", *_variants(BATCHES[approach])))
-    assert found and found - code <= {"base/errors.py", "settings/registry.py", "runs/records/redaction.py"}
+    assert found and found - code <= {
+        "base/errors.py",
+        "settings/registry.py",
+        "runs/records/redaction.py",
+    }
 
 
 def packages(nodes):
@@ -114,7 +151,9 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text())
         tree.body = [
-            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))
+            node
+            for node in tree.body
+            if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))
         ]
         found = set()
         for node in ast.walk(tree):
@@ -124,19 +163,31 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         found = {name for name in found if closure._find_module_file(name)}
         named = {
-            path.parent / item if node.targets[0].id == "FILES" else PACKAGE / f"analysis/sql/{item}.sql"
+            path.parent / item
+            if node.targets[0].id == "FILES"
+            else PACKAGE / f"analysis/sql/{item}.sql"
             for node in (
                 *tree.body,
-                *(line for node in tree.body if isinstance(node, ast.ClassDef) for line in node.body),
+                *(
+                    line
+                    for node in tree.body
+                    if isinstance(node, ast.ClassDef)
+                    for line in node.body
+                ),
             )
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in closure.ASSIGNMENTS
+            if isinstance(node, ast.Assign)
+            and getattr(node.targets[0], "id", None) in closure.ASSIGNMENTS
             for item in (
                 [*PARAMETERS, "macros"]
                 if ast.unparse(node.value) == closure.ALL_QUERIES
                 else ast.literal_eval(node.value)
             )
         }
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        functions = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
         inside = (node for function in functions for node in ast.walk(function))
         assert closure._find_packages(path) == (packages(tree.body), packages(inside)), path
         imports, read = closure._scan_source(path)
@@ -160,7 +211,14 @@ def project(tmp_path, monkeypatch):
 
 
 def forget():
-    for name in ("write_listing", "_list_files", "_closure", "_find_module_file", "_scan_source", "_hash_source"):
+    for name in (
+        "write_listing",
+        "_list_files",
+        "_closure",
+        "_find_module_file",
+        "_scan_source",
+        "_hash_source",
+    ):
         getattr(closure, name).cache_clear()
 
 
@@ -175,8 +233,15 @@ def test_a_listing_is_written_when_a_content_changed_and_only_then(project):
     for name, seconds in (("one.py", 1000), ("cli/rank.py", 2000)):
         os.utime(project / name, (seconds, seconds))
     path = listed()
-    assert path.parts[:2] == ("results", "code") and path.name == "sources.json" and path.stat().st_mtime == 2000
-    assert list(json.loads(path.read_text())["files"]) == ["tokenscale/cli/rank.py", "tokenscale/one.py"]
+    assert (
+        path.parts[:2] == ("results", "code")
+        and path.name == "sources.json"
+        and path.stat().st_mtime == 2000
+    )
+    assert list(json.loads(path.read_text())["files"]) == [
+        "tokenscale/cli/rank.py",
+        "tokenscale/one.py",
+    ]
     text = path.read_bytes()
     os.utime(project / "one.py", (2e9, 2e9))
     assert listed().stat().st_mtime == 2000
@@ -189,7 +254,9 @@ def test_a_listing_is_written_when_a_content_changed_and_only_then(project):
     assert listed().read_bytes() == text
 
 
-def test_a_listing_keeps_its_name_when_an_import_is_added_and_is_the_same_elsewhere(project, tmp_path, monkeypatch):
+def test_a_listing_keeps_its_name_when_an_import_is_added_and_is_the_same_elsewhere(
+    project, tmp_path, monkeypatch
+):
     path = listed()
     text = path.read_bytes()
     moved = tmp_path / "moved"

@@ -1,4 +1,6 @@
-"""Staging an experiment in a bucket, and fetching its runs, against an S3 server on the loopback interface."""
+"""Staging an experiment in a bucket, and fetching its runs, against an S3 server on the loopback
+interface.
+"""
 
 import hashlib
 import json
@@ -51,7 +53,9 @@ def make_store(folder: Path) -> None:
     data = folder.name.encode() * 100
     (folder / "tokens.bin").write_bytes(data)
     file = {"name": "tokens.bin", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps({"files": [file], "tokenizer": {"name": "bpe"}}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"files": [file], "tokenizer": {"name": "bpe"}})
+    )
 
 
 def stage(ranks=2, experiment="own", address=ADDRESS, **overrides):
@@ -66,7 +70,11 @@ def keys(client) -> set[str]:
 def test_inputs_are_staged_once_by_their_hash(project):
     first = stage()
     staged = keys(project)
-    plan = json.loads(project.get_object(Bucket="texts", Key="project/experiments/own/ranks=2.json")["Body"].read())
+    plan = json.loads(
+        project.get_object(Bucket="texts", Key="project/experiments/own/ranks=2.json")[
+            "Body"
+        ].read()
+    )
     assert {f"project/inputs/{facts['sha256']}" for facts in plan["files"].values()} < staged
     assert len([RunSettings.from_json(text) for text in plan["runs"]]) == 2
     assert "4 of them uploaded" in first[1] and "2 runs on other numbers of ranks (1)" in first[2]
@@ -77,7 +85,9 @@ def test_inputs_are_staged_once_by_their_hash(project):
         cloud.fetch_input(Bucket(ADDRESS), Path(path), facts)
         assert Path(path).read_bytes() == before
     assert keys(project) == staged | {"project/experiments/own/ranks=1.json"}
-    project.put_object(Bucket="texts", Key=f"project/inputs/{facts['sha256']}", Body=b"x" * facts["bytes"])
+    project.put_object(
+        Bucket="texts", Key=f"project/inputs/{facts['sha256']}", Body=b"x" * facts["bytes"]
+    )
     with pytest.raises(UserError, match="is damaged"):
         cloud.fetch_input(Bucket(ADDRESS), Path("new.bin"), facts)
     assert not Path("new.bin").exists()
@@ -101,7 +111,10 @@ def put_other_project(client):
     for entry in keys(client):
         if not entry.endswith("tokenscale.json"):
             client.delete_object(Bucket="texts", Key=entry)
-    write("config/config.yaml", CONFIG | {"corpora": {"small": {"source": {"kind": "files", "files": ["b.txt"]}}}})
+    write(
+        "config/config.yaml",
+        CONFIG | {"corpora": {"small": {"source": {"kind": "files", "files": ["b.txt"]}}}},
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,14 +125,26 @@ def put_other_project(client):
         (None, {"address": "s3://text/project"}, "no such bucket", "AWS_ENDPOINT_URL"),
         (None, {"address": "s3://me:planted@texts/a"}, "no password", "s3://BUCKET/PREFIX"),
         (None, {"address": "texts"}, "is not an address in a bucket", "s3://BUCKET/PREFIX"),
-        (lambda client: shutil.rmtree("results"), {}, "not built", "snakemake results/tokens/small"),
+        (
+            lambda client: shutil.rmtree("results"),
+            {},
+            "not built",
+            "snakemake results/tokens/small",
+        ),
         (change_input, {}, "not the one that its manifest lists", "snakemake -f results/tokens"),
-        (lambda client: change_input(client, lambda _: b"?"), {}, "not the one that its", "snakemake -f results/tok"),
+        (
+            lambda client: change_input(client, lambda _: b"?"),
+            {},
+            "not the one that its",
+            "snakemake -f results/tok",
+        ),
         (put_other_files, {}, "holds other files", "empty prefix"),
         (put_other_project, {}, "runs of another project.*\n.*\n.*corpora.small", "another prefix"),
     ],
 )
-def test_what_cannot_be_staged_is_one_message_and_uploads_nothing(project, prepare, changes, message, following):
+def test_what_cannot_be_staged_is_one_message_and_uploads_nothing(
+    project, prepare, changes, message, following
+):
     if prepare is not None:
         prepare(project)
     before = keys(project)
@@ -179,21 +204,37 @@ def pull():
 def test_finished_runs_are_fetched_once(project):
     stage()
     run_id = own_runs()[0].identity
-    for name in ("run.json", "attempt=00/rank=00000/steps.jsonl", "checkpoints/final/a.safetensors", "done.json"):
-        project.put_object(Bucket="texts", Key=f"project/runs/{run_id}/{name}", Body=b'{"seal": "a"}')
-    project.put_object(Bucket="texts", Key="project/runs/packed-unfinished-w1-0123456789/run.json", Body=b"{}")
+    for name in (
+        "run.json",
+        "attempt=00/rank=00000/steps.jsonl",
+        "checkpoints/final/a.safetensors",
+        "done.json",
+    ):
+        project.put_object(
+            Bucket="texts", Key=f"project/runs/{run_id}/{name}", Body=b'{"seal": "a"}'
+        )
+    project.put_object(
+        Bucket="texts", Key="project/runs/packed-unfinished-w1-0123456789/run.json", Body=b"{}"
+    )
     shutil.rmtree("results")
     assert pull() == f"{ADDRESS}: 1 finished runs, 1 of them fetched"
     run = Path("results/runs", run_id)
     fetched = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
-    assert fetched == ["attempt=00/rank=00000/steps.jsonl", "done.json", "run.json"], "weights stay in the bucket"
-    assert sorted(path.name for path in Path("results/tokens").rglob("*.*")) == ["manifest.json"] * 2
+    assert fetched == ["attempt=00/rank=00000/steps.jsonl", "done.json", "run.json"], (
+        "weights stay in the bucket"
+    )
+    assert (
+        sorted(path.name for path in Path("results/tokens").rglob("*.*")) == ["manifest.json"] * 2
+    )
     assert [path.name for path in Path("results/runs").iterdir()] == [run_id]
     assert pull() == f"{ADDRESS}: 1 finished runs, 0 of them fetched"
     (run / "done.json").write_text('{"seal": "b"}')
     with pytest.raises(UserError, match="with different records") as error:
         pull()
-    assert f"rm -r {run}" in error.value.facts["next"] and (run / "done.json").read_text() == '{"seal": "b"}'
+    assert (
+        f"rm -r {run}" in error.value.facts["next"]
+        and (run / "done.json").read_text() == '{"seal": "b"}'
+    )
 
 
 def test_an_empty_bucket_and_a_path_out_of_the_folder_are_refused(project):
@@ -248,7 +289,9 @@ def run_folder(tmp_path):
 
 
 def mirror_of(bucket, folder):
-    run = SimpleNamespace(identity=folder.name, checkpoints=RunSettings(approach="packed").checkpoints)
+    run = SimpleNamespace(
+        identity=folder.name, checkpoints=RunSettings(approach="packed").checkpoints
+    )
     return cloud.Mirror(bucket, run, folder)
 
 
@@ -258,7 +301,11 @@ def test_a_state_is_complete_in_the_bucket_only_with_all_its_files_and_logs(run_
     mirror._push_checkpoints()
     state = "checkpoints/step=00000004/"
     assert bucket.order[-1] == f"{state}checkpoint.json"
-    before = {f"{state}rank=00000.json", f"{state}rank=00000.safetensors", "attempt=00/rank=00000/steps.jsonl"}
+    before = {
+        f"{state}rank=00000.json",
+        f"{state}rank=00000.safetensors",
+        "attempt=00/rank=00000/steps.jsonl",
+    }
     assert before < set(bucket.order[:-1]) and not any("00000008" in key for key in bucket.order)
     bucket.order.clear()
     mirror._push_checkpoints()
@@ -299,7 +346,9 @@ def test_states_of_superseded_code_are_deleted_before_a_new_attempt(run_folder):
     assert other._newest.is_dir()
     other.begin()
     kept = set(bucket.objects)
-    assert any("step=00000004/checkpoint.json" in key for key in kept), "it can still be resumed from"
+    assert any("step=00000004/checkpoint.json" in key for key in kept), (
+        "it can still be resumed from"
+    )
     shutil.rmtree(other._newest.parents[1])  # moved to superseded/ by the launcher
     other.begin()
     assert not bucket.objects

@@ -1,4 +1,6 @@
-"""Bytes that the disk delivers for a batch from stores outside the page cache; what benchmarks ask of the system."""
+"""Bytes that the disk delivers for a batch from stores outside the page cache; what benchmarks ask
+of the system.
+"""
 
 import functools
 import mmap
@@ -22,7 +24,9 @@ DOCUMENTS, TOKENS = 6000, 1025
 
 
 class NumberedDocuments:
-    origin = Origin({"name": "ids", "kind": "ids", "file_sha256": ""}, 1 << 16, 0, None, 1, {"text_sha256": ""})
+    origin = Origin(
+        {"name": "ids", "kind": "ids", "file_sha256": ""}, 1 << 16, 0, None, 1, {"text_sha256": ""}
+    )
     report = None
 
     def __len__(self):
@@ -43,12 +47,16 @@ def read_bytes():
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Return a function that gives the folder of these documents and its reader. `cold` files leave the cache."""
+    """Return a function that gives the folder of these documents and its reader. `cold` files leave
+    the cache.
+    """
 
     @functools.cache
     def write(form):
         folder = tmp_path_factory.mktemp(form)
-        store = StoreSettings(form, **({} if form == "token-list" else {"sequence_length": TOKENS - 1}))
+        store = StoreSettings(
+            form, **({} if form == "token-list" else {"sequence_length": TOKENS - 1})
+        )
         load_writer(form)(store, NumberedDocuments(), folder)
         return folder, store
 
@@ -65,15 +73,19 @@ def stored(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def large_files(monkeypatch):
-    """Tables of the store are small against the file of its rows, as in a large store. Pages are on the disk."""
+    """Tables of the store are small against the file of its rows, as in a large store. Pages are on
+    the disk.
+    """
     monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
     monkeypatch.setattr(os, "fsync", fsync)
 
 
 @pytest.mark.parametrize("form", ["packed", "token-list", "padded"])
 def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(stored, form):
-    """A row of 2,050 bytes lies on 1.5 pages on average, and as much again is allowed for the tables beside the rows.
-    With the kernel's read-ahead of 128 KiB a row would cost 32 pages, with a Parquet row group all rows."""
+    """A row of 2,050 bytes lies on 1.5 pages on average, and as much again is allowed for the
+    tables beside the rows. With the kernel's read-ahead of 128 KiB a row would cost 32 pages, with
+    a Parquet row group all rows.
+    """
     _, reader = stored(form, cold=(".bin", ".npy", ".parquet"))
     before = read_bytes()
     for some in np.split(np.random.default_rng(1).permutation(DOCUMENTS)[:200], 25):
@@ -84,16 +96,26 @@ def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(stored,
     assert 200 * 2050 < read_bytes() - before < 200 * 3 * 4096
 
 
-def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_rows(stored, monkeypatch):
+def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_rows(
+    stored, monkeypatch
+):
     hashed, sha256_file = [], raw_text.sha256_file
-    monkeypatch.setattr(raw_text, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
+    monkeypatch.setattr(
+        raw_text, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path)
+    )
     _, reader = stored("packed")
     assert hashed == []
     for _ in range(2):
         reader.rows(np.arange(8))
     assert sorted(hashed) == ["checksums.npy", "pieces.npy", "rows.npy"]
     list(reader.chunks(0, 1))
-    assert sorted(hashed) == ["checksums.npy", "documents.npy", "pieces.npy", "rows.npy", "starts.npy"]
+    assert sorted(hashed) == [
+        "checksums.npy",
+        "documents.npy",
+        "pieces.npy",
+        "rows.npy",
+        "starts.npy",
+    ]
 
 
 def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(stored, monkeypatch):
@@ -111,7 +133,10 @@ def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(stored,
     for rows in batches[:4]:
         reader.will_read(rows)
     assert len(requested) == 3 * 8, "the fourth sample in the page cache is enough"
-    assert all((reader.rows(rows)[0] == found).all() for rows, found in zip(batches, one_by_one, strict=True))
+    assert all(
+        (reader.rows(rows)[0] == found).all()
+        for rows, found in zip(batches, one_by_one, strict=True)
+    )
     assert "_tokens" in vars(reader)
     monkeypatch.setattr(os, "preadv", refuse)
     for _ in range(8):
@@ -142,14 +167,22 @@ def test_files_in_memory_are_kept_and_that_is_seen():
         assert machine.drop_page_cache(Path(folder).iterdir()) == 1.0
 
 
-def test_a_system_that_cannot_be_asked_is_not_cold_and_a_hundredth_of_the_pages_may_stay(tmp_path, monkeypatch):
+def test_a_system_that_cannot_be_asked_is_not_cold_and_a_hundredth_of_the_pages_may_stay(
+    tmp_path, monkeypatch
+):
     (tmp_path / "file").write_bytes(b"x")
     monkeypatch.setattr(machine, "_count_resident_pages", lambda path: None)
     assert machine.drop_page_cache([tmp_path / "file"]) is None
-    assert [machine.explain_warm_cache(share) is None for share in (None, 0.01, 0.5)] == [False, True, False]
+    assert [machine.explain_warm_cache(share) is None for share in (None, 0.01, 0.5)] == [
+        False,
+        True,
+        False,
+    ]
 
 
-@pytest.mark.skipif(not machine.available_cores(), reason="the system does not say which cores there are")
+@pytest.mark.skipif(
+    not machine.available_cores(), reason="the system does not say which cores there are"
+)
 def test_cores_are_given_back():
     before = machine.available_cores()
     with machine.pin_to_cores({min(before)}):

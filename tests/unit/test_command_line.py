@@ -1,4 +1,6 @@
-"""Words of a command and what it prints: files of arguments, paths as people write them, streams that are not UTF-8."""
+"""Words of a command and what it prints: files of arguments, paths as people write them, streams
+that are not UTF-8.
+"""
 
 import argparse
 import io
@@ -16,19 +18,30 @@ from tokenscale.cli.main import Parser, main
 @pytest.mark.parametrize("text", ["12 µs × 3 → 日本語", "a file named \udcff"])
 def test_what_a_terminal_cannot_show_is_replaced(monkeypatch, encoding, text):
     for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding, line_buffering=True))
+        monkeypatch.setattr(
+            sys, name, io.TextIOWrapper(io.BytesIO(), encoding, line_buffering=True)
+        )
     assert main(["plan", text]) == 2 and main([]) == 0
     shown = sys.stderr.buffer.getvalue().decode(encoding)
-    assert shown.startswith("tokenscale: unknown experiment ") and "file named" in shown or "12 " in shown
+    assert (
+        shown.startswith("tokenscale: unknown experiment ")
+        and "file named" in shown
+        or "12 " in shown
+    )
     assert "data:" in sys.stdout.buffer.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize("words", [[], ["--names", "a b", "", "@x", "–", "line\nline"], ["x" * 300_000] * 3])
+@pytest.mark.parametrize(
+    "words", [[], ["--names", "a b", "", "@x", "–", "line\nline"], ["x" * 300_000] * 3]
+)
 def test_a_file_of_arguments_stands_for_its_words(tmp_path, words):
     word = write_arguments(tmp_path / "a.json", words)
     assert read_arguments(["first", word, "@last"]) == ["first", *words, "@last"]
     before = (tmp_path / "a.json").stat().st_mtime_ns
-    assert write_arguments(tmp_path / "a.json", words) == word and (tmp_path / "a.json").stat().st_mtime_ns == before
+    assert (
+        write_arguments(tmp_path / "a.json", words) == word
+        and (tmp_path / "a.json").stat().st_mtime_ns == before
+    )
     (tmp_path / "a.json").unlink()
     with pytest.raises(UserError, match="file of arguments is missing"):
         read_arguments([word])
@@ -40,7 +53,13 @@ def test_a_path_is_expanded_as_a_shell_does(tmp_path, monkeypatch):
     monkeypatch.delenv("NOWHERE", raising=False)
     assert expand_path("~/a/*.parquet") == f"{tmp_path}/a/*.parquet"
     assert expand_path("$DATA/b") == expand_path("${DATA}/b") == f"{tmp_path}/data/b"
-    for kept in ("a~b", "data/price_5$.txt", "s3://bucket/$DATA/~", "https://host/~user/$x", "~no-such-user/x"):
+    for kept in (
+        "a~b",
+        "data/price_5$.txt",
+        "s3://bucket/$DATA/~",
+        "https://host/~user/$x",
+        "~no-such-user/x",
+    ):
         assert expand_path(kept) == kept
     monkeypatch.chdir(tmp_path)
     for literal in ("~", "$DATA", "$NOWHERE"):
@@ -59,15 +78,21 @@ def test_paths_behind_flags_are_expanded_and_texts_are_not(tmp_path, monkeypatch
     parsed = parser.parse_args(["--output=~/x.json", "--prompt", "~/$HOME"])
     assert parsed == argparse.Namespace(output=tmp_path / "x.json", prompt="~/$HOME")
     (tmp_path / "c.yaml").write_text("scale: nowhere\n")
-    assert main(["check", "--configfile", "~/c.yaml"]) == 2 and f"{tmp_path}/c.yaml" in capsys.readouterr().err
+    assert (
+        main(["check", "--configfile", "~/c.yaml"]) == 2
+        and f"{tmp_path}/c.yaml" in capsys.readouterr().err
+    )
     assert main(["generate", "--checkpoint", str(tmp_path), "--prompt", "no\udcff"]) == 2
     assert "PYTHONUTF8" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="has no file system that makes no folders")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="has no file system that makes no folders"
+)
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc/self/x"])
 @pytest.mark.parametrize(
-    "command", ["train --training-steps 1 --output-dir", "pretokenize --input-path README.md --output-dir"]
+    "command",
+    ["train --training-steps 1 --output-dir", "pretokenize --input-path README.md --output-dir"],
 )
 def test_a_folder_that_cannot_be_made_is_no_trace(command, folder, capsys):
     assert main([*command.split(), folder]) == 2

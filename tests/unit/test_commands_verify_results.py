@@ -36,7 +36,11 @@ def made(tmp_path_factory):
     folder = run / "checkpoints/final"
     write_rank(folder, 0, State({"model.a": Piece.of(torch.arange(40.0))}))
     facts = {"kind": "model", "run_id": run.name, "step": 2}
-    commit(folder, 1, facts | {"run": to_dict(make_run("packed", 16)), "model": to_dict(ModelSettings())})
+    commit(
+        folder,
+        1,
+        facts | {"run": to_dict(make_run("packed", 16)), "model": to_dict(ModelSettings())},
+    )
     record = provenance.start_record(run, {"run_id": run.name, "attempt": 0})
     provenance.seal_record(run, record, {"status": "complete", "steps": 2, "logs": log_hashes(run)})
     write_json(run / "done.json", mark_end(run.name, read_json(run / "run.json")))
@@ -69,7 +73,10 @@ BYTES = [
     *("corpus/*/train-00000.parquet", "corpus/*/manifest.json", "tokenizers/*/tokenizer.json"),
     *("tokenizers/*/manifest.json", "tokens/*/*/packed/tokens.bin", "tokens/*/*/packed/pieces.npy"),
     *("tokens/*/*/token-list/shard-00000.parquet", "tokens/*/*/packed/manifest.json"),
-    *("runs/*/checkpoints/final/rank=00000.safetensors", "runs/*/checkpoints/final/rank=00000.json"),
+    *(
+        "runs/*/checkpoints/final/rank=00000.safetensors",
+        "runs/*/checkpoints/final/rank=00000.json",
+    ),
     *("runs/*/attempt=00/rank=00000/steps.jsonl", "runs/*/run.json", "runs/*/done.json"),
 ]
 
@@ -81,15 +88,24 @@ def test_one_flipped_bit_or_a_missing_file_is_found_and_named(results, capsys, p
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     code, told = verified(results, capsys)
-    assert code == 1 and str(path.parent) in told and path.name in told and "1 fault\n" in told + "\n", told
+    assert (
+        code == 1 and str(path.parent) in told and path.name in told and "1 fault\n" in told + "\n"
+    ), told
     if not pattern.endswith(("manifest.json", "run.json", "done.json")):
         path.unlink()
         code, told = verified(results, capsys)
         assert code == 1 and path.name in told and "missing" in told, told
 
 
-STRAY = ["corpus/tiny/train-00001.parquet", "tokens/tiny/bpe/packed/other.bin", "tokenizers/bpe/vocab.json"]
-STRAY += [f"runs/{RUN}/{name}" for name in ("x.txt", "checkpoints/final/x", "attempt=00/rank=00001/steps.jsonl")]
+STRAY = [
+    "corpus/tiny/train-00001.parquet",
+    "tokens/tiny/bpe/packed/other.bin",
+    "tokenizers/bpe/vocab.json",
+]
+STRAY += [
+    f"runs/{RUN}/{name}"
+    for name in ("x.txt", "checkpoints/final/x", "attempt=00/rank=00001/steps.jsonl")
+]
 
 
 @pytest.mark.parametrize("name", [*STRAY, "corpus/stray.txt", "tokens/tiny/bpe/purged/tokens.bin"])
@@ -100,7 +116,9 @@ def test_what_belongs_to_nothing_is_said(results, capsys, name):
     assert code == 1 and ((results / name).name in told or "holds no manifest.json" in told), told
 
 
-@pytest.mark.parametrize("text", ["[]", "5", "{}", '{"seal": 5}', '{"seal": "x", "a": NaN}', "{", "\xff", "[" * 99999])
+@pytest.mark.parametrize(
+    "text", ["[]", "5", "{}", '{"seal": 5}', '{"seal": "x", "a": NaN}', "{", "\xff", "[" * 99999]
+)
 def test_a_record_that_is_none_is_a_finding_and_no_stack_trace(results, text):
     (path,) = results.glob("runs/*/run.json")
     path.write_text(text, encoding="latin-1")

@@ -1,4 +1,6 @@
-"""Compile that compiles: graphs, graph breaks, recompiles and eager blocks in every layout, and what a run records."""
+"""Compile that compiles: graphs, graph breaks, recompiles and eager blocks in every layout, and
+what a run records.
+"""
 
 from dataclasses import replace
 
@@ -52,13 +54,20 @@ SOMETIMES = {
 
 
 def counts_of(graphs, recompiles, blocks=12):
-    return {"graphs": graphs, "recompiles": recompiles, "graph_breaks": 0, "blocks": blocks, "eager_blocks": 0}
+    return {
+        "graphs": graphs,
+        "recompiles": recompiles,
+        "graph_breaks": 0,
+        "blocks": blocks,
+        "eager_blocks": 0,
+    }
 
 
 def check(case):
     layout, _, mask, _ = case
     loss = LAYOUTS[layout].pipeline == 1  # else another rank's
-    again = mask == "varlen"  # lengths of documents differ between batches: its second graph takes any
+    # lengths of documents differ between batches: its second graph takes any
+    again = mask == "varlen"
     assert count_case(*case) == (counts_of(1 + loss + again, again), 12 + loss), case
 
 
@@ -111,7 +120,9 @@ class Breaking(torch.nn.Linear):
 
 
 def test_graph_breaks_and_blocks_beyond_the_limit_of_recompiles_are_counted():
-    """A test of the tests: what a `functools.partial` on each instance once did to tensor parallelism."""
+    """A test of the tests: what a `functools.partial` on each instance once did to tensor
+    parallelism.
+    """
     with counting_backend() as seen:
         compilation, x = compile_blocks([Special(n) for n in range(1, 13)]), torch.ones(2, 4)
         for block in compilation.blocks:
@@ -127,8 +138,8 @@ def test_graph_breaks_and_blocks_beyond_the_limit_of_recompiles_are_counted():
 
 
 def gradients(world, run):
-    """Sum of losses, gradients and counts of an eager and of a compiled step, of graphs that are made functional and
-    differentiated.
+    """Sum of losses, gradients and counts of an eager and of a compiled step, of graphs that are
+    made functional and differentiated.
     """
     from torch._dynamo.backends.debugging import aot_eager
 
@@ -140,7 +151,10 @@ def gradients(world, run):
             done = trainer.step(batch, torch.tensor(2.0 * batch.useful_tokens), 1e-3, HostTimer())
             counts = trainer.parallel.compilation.counts() if compiled else {}
             assert torch._dynamo.config.optimize_ddp, "of others who compile in this process"
-        pieces = {name: piece.tensor.detach().float().numpy() for name, piece in trainer.pieces(resume=False).items()}
+        pieces = {
+            name: piece.tensor.detach().float().numpy()
+            for name, piece in trainer.pieces(resume=False).items()
+        }
         found.append((done.loss_sum.item(), done.norm.item(), pieces, counts))
     return found
 
@@ -157,17 +171,28 @@ def test_compiled_ranks_compute_what_eager_ranks_do(layout, checkpointing):
     """Collectives of tensor parallelism are part of the graphs: between two real ranks."""
     run = run_of(layout, checkpointing, "sdpa", "fp32")
     run = replace(run, model=replace(run.model, layers=3))
-    for (right, right_norm, right_weights, _), (loss, norm, weights, counts) in run_ranks(gradients, 2, run):
-        assert loss == pytest.approx(right, rel=1e-6) and norm == pytest.approx(right_norm, rel=1e-5)
+    for (right, right_norm, right_weights, _), (loss, norm, weights, counts) in run_ranks(
+        gradients, 2, run
+    ):
+        assert loss == pytest.approx(right, rel=1e-6) and norm == pytest.approx(
+            right_norm, rel=1e-5
+        )
         for name, values in right_weights.items():
-            torch.testing.assert_close(torch.from_numpy(weights[name]), torch.from_numpy(values), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                torch.from_numpy(weights[name]), torch.from_numpy(values), rtol=1e-4, atol=1e-5
+            )
         assert counts == counts_of(2, 0, blocks=3)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("checkpointing", "precision", "chunk"),
-    [("none", "fp32", 0), ("block", "fp32", 20), ("selective", "bf16", 0), ("selective", "bf16-true", 20)],
+    [
+        ("none", "fp32", 0),
+        ("block", "fp32", 20),
+        ("selective", "bf16", 0),
+        ("selective", "bf16-true", 20),
+    ],
 )
 def test_inductors_code_computes_what_eager_blocks_do(checkpointing, precision, chunk):
     exact = precision == "fp32"
@@ -180,18 +205,26 @@ def test_inductors_code_computes_what_eager_blocks_do(checkpointing, precision, 
             trainer = Trainer(replace(run, compile=compiled), run.model, world, "sdpa")
             batches = [batch_of(run, seed) for seed in range(3)]
             tokens = [torch.tensor(float(batch.useful_tokens)) for batch in batches]
-            done = [trainer.step(b, n, 1e-3, HostTimer()) for b, n in zip(batches, tokens, strict=True)]
+            done = [
+                trainer.step(b, n, 1e-3, HostTimer()) for b, n in zip(batches, tokens, strict=True)
+            ]
             values = [(d.loss_sum.item(), d.norm.item()) for d in done]
-            weights = {name: weight.detach().float() for name, weight in trainer.model.named_parameters()}
+            weights = {
+                name: weight.detach().float() for name, weight in trainer.model.named_parameters()
+            }
             found[compiled] = values, weights
     graphs = trainer.parallel.compilation.counts()["graphs"]
-    assert graphs == (3 if chunk else 2) and trainer.parallel.compilation.counts()["eager_blocks"] == 0
+    assert (
+        graphs == (3 if chunk else 2) and trainer.parallel.compilation.counts()["eager_blocks"] == 0
+    )
     assert found[True][0] != found[False][0], "other code computed them"
     for (loss, norm), (right, right_norm) in zip(found[True][0], found[False][0], strict=True):
         assert loss == pytest.approx(right, rel=1e-6 if exact else 1e-3)
         assert norm == pytest.approx(right_norm, rel=1e-4 if exact else 0.05)
     for name, right in found[False][1].items():
-        torch.testing.assert_close(found[True][1][name], right, rtol=1e-4, atol=1e-5 if exact else 6e-3, msg=name)
+        torch.testing.assert_close(
+            found[True][1][name], right, rtol=1e-4, atol=1e-5 if exact else 6e-3, msg=name
+        )
 
 
 def test_the_block_mask_of_a_compiled_function_is_that_of_the_plain_one():
@@ -215,7 +248,9 @@ def test_selective_checkpointing_stores_the_output_of_flex_attention(mode, again
         calls.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
         return graph
 
-    backend = aot_autograd(fw_compiler=look, bw_compiler=look, partition_fn=min_cut_rematerialization_partition)
+    backend = aot_autograd(
+        fw_compiler=look, bw_compiler=look, partition_fn=min_cut_rematerialization_partition
+    )
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
     run = run_of("single", mode, "flex", "fp32")
     run = replace(run, model=replace(run.model, layers=1), global_batch=2)

@@ -1,4 +1,6 @@
-"""A corpus built in parts has the documents, the splits and the hashes of one that is built at once."""
+"""A corpus built in parts has the documents, the splits and the hashes of one that is built at
+once.
+"""
 
 import json
 import os
@@ -26,18 +28,27 @@ from tokenscale.data.corpus.fingerprint import fingerprint_sources
 from tokenscale.data.corpus.parts import Duplicates, build_part, merge_parts, write_table
 from tokenscale.data.corpus.raw_text import RawText, write_text_records
 from tokenscale.data.records import part_folder
-from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, state_held_out
+from tokenscale.settings.data import (
+    CleaningSettings,
+    CorpusSettings,
+    SourceSettings,
+    state_held_out,
+)
 
 
 def write_files(folder, files):
     folder.mkdir(parents=True, exist_ok=True)
     for number, texts in enumerate(files):
-        pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), folder / f"f{number:03d}.parquet")
+        pq.write_table(
+            pa.table({"text": pa.array(texts, pa.string())}), folder / f"f{number:03d}.parquet"
+        )
 
 
 def corpus_settings(folder, parts, **options):
     source = SourceSettings(kind="files", files=(str(folder / "f*.parquet"),), **options)
-    return CorpusSettings(name="x", source=source, validation_share=0.3, row_group_rows=3, parts=parts)
+    return CorpusSettings(
+        name="x", source=source, validation_share=0.3, row_group_rows=3, parts=parts
+    )
 
 
 def build_in_parts(settings, directory, processes=1):
@@ -48,17 +59,26 @@ def build_in_parts(settings, directory, processes=1):
 
 def read_rows(directory, split):
     manifest = json.loads((directory / "manifest.json").read_text())
-    tables = [pq.read_table(directory / file["name"]) for file in manifest["splits"][split]["files"]]
-    return [row for table in tables for row in zip(*(table[c].to_pylist() for c in ("text", "origin")), strict=True)]
+    tables = [
+        pq.read_table(directory / file["name"]) for file in manifest["splits"][split]["files"]
+    ]
+    return [
+        row
+        for table in tables
+        for row in zip(*(table[c].to_pylist() for c in ("text", "origin")), strict=True)
+    ]
 
 
 def without_files(manifest):
     found = {key: value for key, value in manifest.items() if key not in ("splits", "parts")}
-    return found, {name: {k: v for k, v in s.items() if k != "files"} for name, s in manifest["splits"].items()}
+    return found, {
+        name: {k: v for k, v in s.items() if k != "files"} for name, s in manifest["splits"].items()
+    }
 
 
 texts = st.lists(
-    st.one_of(st.sampled_from([f"text {i}" for i in range(12)]), st.text(max_size=9), st.none()), max_size=9
+    st.one_of(st.sampled_from([f"text {i}" for i in range(12)]), st.text(max_size=9), st.none()),
+    max_size=9,
 )
 
 
@@ -89,7 +109,10 @@ def test_held_out_texts_that_any_part_trains_on_are_counted(tmp_path, deduplicat
     write_files(tmp_path / "held", [["p", "e", "q"], ["y", "a", "p"], ["a", "e", "e"]])
     options = {"validation_files": (str(tmp_path / "held" / "*.parquet"),)}
     one, three = (
-        replace(corpus_settings(tmp_path / "raw", n, **options), cleaning=CleaningSettings(deduplicate=deduplicate))
+        replace(
+            corpus_settings(tmp_path / "raw", n, **options),
+            cleaning=CleaningSettings(deduplicate=deduplicate),
+        )
         for n in (1, 3)
     )
     whole, merged = build(one, tmp_path / "one"), build_in_parts(three, tmp_path / "many")
@@ -97,29 +120,49 @@ def test_held_out_texts_that_any_part_trains_on_are_counted(tmp_path, deduplicat
     assert whole["cleaning"]["documents"]["held_out_in_training"] == 2  # a and e
     assert "2 distinct held-out texts" in state_held_out(whole)
     kept = [t for t, _ in read_rows(tmp_path / "many", "validation")]
-    assert kept == (["p", "q", "y"] if deduplicate else ["p", "e", "q", "y", "a", "p", "a", "e", "e"])
-    assert sum(1 for t, _ in read_rows(tmp_path / "many", "train") if t == "b") == (1 if deduplicate else 2)
+    assert kept == (
+        ["p", "q", "y"] if deduplicate else ["p", "e", "q", "y", "a", "p", "a", "e", "e"]
+    )
+    assert sum(1 for t, _ in read_rows(tmp_path / "many", "train") if t == "b") == (
+        1 if deduplicate else 2
+    )
 
 
 def test_commands_state_held_out_texts_that_are_trained_on(tmp_path, capsys):
     write_files(tmp_path / "raw", [["a", "b", "x"], ["c", "d", "b"]])
     write_files(tmp_path / "held", [["p", "a"]])
-    source = {"kind": "files", "files": [f"{tmp_path}/raw/*"], "validation_files": [f"{tmp_path}/held/*"]}
+    source = {
+        "kind": "files",
+        "files": [f"{tmp_path}/raw/*"],
+        "validation_files": [f"{tmp_path}/held/*"],
+    }
     settings = {"name": "x", "source": source, "cleaning": {"deduplicate": False}}
     output = tmp_path / "results/corpus/x/manifest.json"
-    assert main(["corpus", "--settings", json.dumps(settings), "--content", "--output", str(output)]) == 0
+    assert (
+        main(["corpus", "--settings", json.dumps(settings), "--content", "--output", str(output)])
+        == 0
+    )
     assert main(["verify", str(tmp_path / "results")]) == 0
-    assert capsys.readouterr().out.count("1 distinct held-out texts also occur in the training text and were kept") == 2
+    assert (
+        capsys.readouterr().out.count(
+            "1 distinct held-out texts also occur in the training text and were kept"
+        )
+        == 2
+    )
 
 
 def test_records_in_two_processes_are_those_of_one(tmp_path):
     write_files(tmp_path / "raw", [[f"text {i} of {n % 2}" for i in range(20)] for n in range(4)])
     build_in_parts(corpus_settings(tmp_path / "raw", 4), tmp_path / "c", processes=2)
     files = json.loads((tmp_path / "c/manifest.json").read_text())["splits"]["train"]["files"]
-    assert {file["name"].split("/")[0] for file in files} == {"parts"}  # parts 2 and 3 have nothing new
+    # parts 2 and 3 have nothing new
+    assert {file["name"].split("/")[0] for file in files} == {"parts"}
     first = write_text_records(tmp_path / "c")
     contents = files_of(tmp_path / "c/records")
-    assert write_text_records(tmp_path / "c", processes=2) == first and files_of(tmp_path / "c/records") == contents
+    assert (
+        write_text_records(tmp_path / "c", processes=2) == first
+        and files_of(tmp_path / "c/records") == contents
+    )
     assert texts_of(tmp_path / "c") == [t for b in RawText(tmp_path / "c").batches() for t in b]
 
 
@@ -128,8 +171,14 @@ def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_pat
     settings, directory = corpus_settings(tmp_path / "raw", 2), tmp_path / "c[1]*?'"
     merged = build_in_parts(settings, directory, processes=2)
     assert merged["cleaning"]["documents"]["duplicates"] == 2
-    assert any(file["name"].startswith("deduplicated/00001-") for s in merged["splits"].values() for file in s["files"])
-    before = {path: data for path, data in tree_of(directory).items() if not path.endswith("build.json")}
+    assert any(
+        file["name"].startswith("deduplicated/00001-")
+        for s in merged["splits"].values()
+        for file in s["files"]
+    )
+    before = {
+        path: data for path, data in tree_of(directory).items() if not path.endswith("build.json")
+    }
     shutil.rmtree(directory / "parts/00001")
     build_part(settings, 1, part_folder(directory, 1))
     merge_parts(settings, directory)
@@ -150,7 +199,9 @@ def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
         sets.append(set(drawn.tolist()))
     found = Duplicates([tmp_path / str(number) for number in range(6)], tmp_path)
     assert [(n, row) for n in range(6) for row in found.read(n).tolist()] == expected
-    assert found.count_shared(3) == len((sets[0] | sets[1] | sets[2]) & (sets[3] | sets[4] | sets[5]))
+    assert found.count_shared(3) == len(
+        (sets[0] | sets[1] | sets[2]) & (sets[3] | sets[4] | sets[5])
+    )
 
 
 def test_too_little_memory_is_one_message_and_keeps_the_corpus(tmp_path, monkeypatch):
@@ -160,7 +211,9 @@ def test_too_little_memory_is_one_message_and_keeps_the_corpus(tmp_path, monkeyp
     monkeypatch.setattr("tokenscale.data.corpus.parts.MEMORY", "1KB")
     with pytest.raises(UserError, match="duplicates"):
         merge_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
-    assert (tmp_path / "c/manifest.json").read_bytes() == before and not (tmp_path / "c/.building").exists()
+    assert (tmp_path / "c/manifest.json").read_bytes() == before and not (
+        tmp_path / "c/.building"
+    ).exists()
 
 
 #: how part 1 of 3 is damaged, from (its folder, the settings, the folder of sources)
@@ -170,7 +223,9 @@ DAMAGE = {
     "documents": lambda part, settings, raw: flip_bit(part / "train.documents"),
     "shard": lambda part, settings, raw: [flip_bit(path, 10) for path in part.glob("*.parquet")],
     "of another number": lambda part, settings, raw: build_part(corpus_settings(raw, 2), 1, part),
-    "of other settings": lambda part, settings, raw: build_part(replace(settings, validation_share=0.9), 1, part),
+    "of other settings": lambda part, settings, raw: build_part(
+        replace(settings, validation_share=0.9), 1, part
+    ),
 }
 
 
@@ -208,7 +263,11 @@ def test_a_damaged_shard_is_named_by_readers_with_the_part_and_a_failing_rebuild
 
 def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
     write_files(tmp_path / "raw", [["a"], ["b"], ["c"], ["d"]])
-    settings, folder, memory = corpus_settings(tmp_path / "raw", 2), tmp_path / "results", tmp_path / "cache.json"
+    settings, folder, memory = (
+        corpus_settings(tmp_path / "raw", 2),
+        tmp_path / "results",
+        tmp_path / "cache.json",
+    )
 
     def fingerprints():
         fingerprint._list_named_paths.cache_clear()
@@ -233,7 +292,11 @@ def test_another_number_of_parts_leaves_nothing_behind_but_strangers(tmp_path):
     build_in_parts(corpus_settings(tmp_path / "raw", 3), tmp_path / "c")
     (tmp_path / "c/parts/.nfs0001").touch()
     build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
-    assert sorted(path.name for path in (tmp_path / "c/parts").iterdir()) == [".nfs0001", "00000", "00001"]
+    assert sorted(path.name for path in (tmp_path / "c/parts").iterdir()) == [
+        ".nfs0001",
+        "00000",
+        "00001",
+    ]
     (tmp_path / "c/parts/.nfs0001").unlink()
     build(corpus_settings(tmp_path / "raw", 1), tmp_path / "c")
     assert not {"parts", "deduplicated"} & {path.name for path in (tmp_path / "c").iterdir()}
@@ -250,12 +313,17 @@ def test_verify_names_every_damaged_part(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c"], ["f", "d", "E"]])
     build_part(settings, 1, part_folder(corpus, 1))  # its file is as large as before
     found = [finding.what for finding in verify_results(tmp_path / "results")[0]]
-    assert any("parts/00000" in what for what in found) and any("parts/00001" in what for what in found)
+    assert any("parts/00000" in what for what in found) and any(
+        "parts/00001" in what for what in found
+    )
 
 
 def test_processes_end_with_the_command_that_is_killed():
     task = "import time; print('begin', flush=True); time.sleep(600)"
-    code = f"from tokenscale.base.processes import map_processes; list(map_processes(exec, [({task!r},)] * 2, 2))"
+    code = (
+        "from tokenscale.base.processes import map_processes; list(map_processes(exec, "
+        f"[({task!r},)] * 2, 2))"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.kill()

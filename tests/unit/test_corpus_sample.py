@@ -31,7 +31,9 @@ def number(text):
 
 
 def parquet(path, documents, rows):
-    pq.write_table(pa.table({"text": documents, "other": [""] * len(documents)}), path, row_group_size=rows)
+    pq.write_table(
+        pa.table({"text": documents, "other": [""] * len(documents)}), path, row_group_size=rows
+    )
     return path
 
 
@@ -44,7 +46,10 @@ def lines(path, documents):
 def test_a_small_data_set_is_taken_whole(tmp_path, form):
     documents, source = texts(50), LINES
     if form == "parquet":
-        paths = [parquet(tmp_path / "a.parquet", documents[:30], 7), parquet(tmp_path / "b.parquet", documents[30:], 7)]
+        paths = [
+            parquet(tmp_path / "a.parquet", documents[:30], 7),
+            parquet(tmp_path / "b.parquet", documents[30:], 7),
+        ]
     elif form == "files":
         paths = [tmp_path / f"{i:02}.txt" for i in range(50)]
         for path, text in zip(paths, documents, strict=True):
@@ -71,19 +76,30 @@ def test_what_no_corpus_keeps_is_no_document(tmp_path, monkeypatch):
     assert set(draw_sample([path], LINES, 1000).texts) == {"b"}
 
 
-@pytest.mark.parametrize("write", [lambda path, texts: parquet(path.with_suffix(".parquet"), texts, 500), lines])
+@pytest.mark.parametrize(
+    "write", [lambda path, texts: parquet(path.with_suffix(".parquet"), texts, 500), lines]
+)
 def test_rows_come_from_everywhere(tmp_path, write):
     path = write(tmp_path / "a.jsonl", texts(5000))
     found = draw_sample([path], LINES, 500, seed=3)
     numbers = [number(text) for text in found.texts]
     assert len(set(numbers)) == 500 and found.documents == 5000 and found.counted
     assert (np.histogram(numbers, bins=10, range=(0, 5000))[0] > 25).all()
-    assert draw_sample([path], LINES, 500, seed=3).texts == found.texts != draw_sample([path], LINES, 500, seed=4).texts
+    assert (
+        draw_sample([path], LINES, 500, seed=3).texts
+        == found.texts
+        != draw_sample([path], LINES, 500, seed=4).texts
+    )
 
 
-def test_of_many_row_groups_some_are_read_spread_over_all_files_and_of_a_giant_one_the_beginning(tmp_path, monkeypatch):
+def test_of_many_row_groups_some_are_read_spread_over_all_files_and_of_a_giant_one_the_beginning(
+    tmp_path, monkeypatch
+):
     documents = texts(20_000)
-    paths = [parquet(tmp_path / f"{i}.parquet", documents[i * 5000 : (i + 1) * 5000], 50) for i in range(4)]
+    paths = [
+        parquet(tmp_path / f"{i}.parquet", documents[i * 5000 : (i + 1) * 5000], 50)
+        for i in range(4)
+    ]
     monkeypatch.setattr(module, "READ_BYTES", 100_000)
     found = draw_sample(paths, LINES, 400)
     groups = {number(text) // 50 for text in found.texts}
@@ -101,26 +117,35 @@ def test_of_many_row_groups_some_are_read_spread_over_all_files_and_of_a_giant_o
     st.sampled_from(["\n", "<>", "\n\n", "\r\n"]),
     st.booleans(),
 )
-def test_stretches_that_meet_part_the_documents_among_them(tmp_path_factory, pieces, cuts, separator, windows):
+def test_stretches_that_meet_part_the_documents_among_them(
+    tmp_path_factory, pieces, cuts, separator, windows
+):
     path = tmp_path_factory.mktemp("stretch") / "a.txt"
     pieces = pieces if separator != "\n\n" else [piece or "x" for piece in pieces]
     text = separator.join(pieces)
     path.write_bytes((text.replace("\r", "").replace("\n", "\r\n") if windows else text).encode())
     size, source = path.stat().st_size, SourceSettings("files", separator=separator)
-    bounds = [find_start(path, cut, source) for cut in sorted({0, size, *(c for c in cuts if c < size)})]
+    bounds = [
+        find_start(path, cut, source) for cut in sorted({0, size, *(c for c in cuts if c < size)})
+    ]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(read, "CHUNK_BYTES", 5)
         patches = [find_start(path, cut, source) for cut in range(size + 1)]
     assert patches == [find_start(path, cut, source) for cut in range(size + 1)]
     spans = zip(bounds, bounds[1:], strict=False)
-    assert [text for span in spans for text in read_texts(path, source, span=span)] == list(read_texts(path, source))
+    assert [text for span in spans for text in read_texts(path, source, span=span)] == list(
+        read_texts(path, source)
+    )
 
 
 @pytest.mark.parametrize("form", ["jsonl", "text"])
 def test_stretches_prefer_no_length_and_estimate_how_many_there_are(tmp_path, monkeypatch, form):
     documents, source = texts(60_000), LINES
     if form == "jsonl":
-        paths = [lines(tmp_path / "a.jsonl", documents[:20_000]), lines(tmp_path / "b.jsonl", documents[20_000:])]
+        paths = [
+            lines(tmp_path / "a.jsonl", documents[:20_000]),
+            lines(tmp_path / "b.jsonl", documents[20_000:]),
+        ]
     else:
         paths, source = [tmp_path / "a.txt"], SourceSettings(kind="files", separator="||")
         paths[0].write_text("||".join(documents))
@@ -128,7 +153,9 @@ def test_stretches_prefer_no_length_and_estimate_how_many_there_are(tmp_path, mo
     found = draw_sample(paths, source, 8000)
     assert not found.counted
     assert found.documents == pytest.approx(60_000, rel=0.05)
-    assert np.mean([len(t) for t in found.texts]) == pytest.approx(np.mean([len(t) for t in documents]), rel=0.05)
+    assert np.mean([len(t) for t in found.texts]) == pytest.approx(
+        np.mean([len(t) for t in documents]), rel=0.05
+    )
     assert len({number(t) for t in found.texts}) == len(found.texts) < 20_000
 
 
@@ -140,7 +167,11 @@ def test_a_sample_of_stretches_reads_as_the_corpus_build_does(tmp_path, monkeypa
     (tmp_path / "a.json").write_text(f"[{','.join(rows)}]")
     (tmp_path / "a.txt").write_bytes(end.join(texts(3000)).encode())
     monkeypatch.setattr(module, "READ_BYTES", 10_000)
-    for name, asked in (("a.jsonl", source), ("a.json", source), ("a.txt", SourceSettings("files", separator="\n"))):
+    for name, asked in (
+        ("a.jsonl", source),
+        ("a.json", source),
+        ("a.txt", SourceSettings("files", separator="\n")),
+    ):
         found = draw_sample([tmp_path / name], asked, 200)
         assert found.counted == (name == "a.json")
         assert len(found.texts) > 100 and set(found.texts) <= set(texts(3000))
@@ -154,7 +185,9 @@ def test_a_sample_of_stretches_reads_as_the_corpus_build_does(tmp_path, monkeypa
         assert caught.value.facts["file"] == str(path)
 
 
-def test_too_much_compressed_text_is_refused_and_memory_is_bounded_by_bytes_of_text(tmp_path, monkeypatch):
+def test_too_much_compressed_text_is_refused_and_memory_is_bounded_by_bytes_of_text(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(module, "SAMPLE_BYTES", 20_000)
     plain = lines(tmp_path / "a.jsonl", texts(5000))
     for file in (parquet(tmp_path / "a.parquet", texts(5000), 500), plain):

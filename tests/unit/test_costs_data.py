@@ -1,4 +1,6 @@
-"""What exchanges and data cost, against published values, a ring carried out step by step, and counting rows."""
+"""What exchanges and data cost, against published values, a ring carried out step by step, and
+counting rows.
+"""
 
 import numpy as np
 import pytest
@@ -34,7 +36,9 @@ def test_nonnegative_least_squares_meets_the_kuhn_tucker_conditions():
 
 def test_alpha_and_beta_of_a_link_are_recovered_from_a_sweep():
     sizes = [4096 * 4**n for n in range(8)]
-    link, residuals = fit_link("all_reduce", sizes, [2e-4 + 5e-11 * size for size in sizes], 2, "tree")
+    link, residuals = fit_link(
+        "all_reduce", sizes, [2e-4 + 5e-11 * size for size in sizes], 2, "tree"
+    )
     assert (link.alpha_s, link.beta_s_per_byte) == pytest.approx((1e-4, 5e-11))
     assert residuals == pytest.approx([0] * 8, abs=1e-9)
     with pytest.raises(UserError, match="one message size cannot separate"):
@@ -65,5 +69,8 @@ def test_padding_and_cut_as_counted_row_by_row(lengths, t):
 def test_fill_counts_every_label_once(lengths, t):
     _, starts, sizes = split_documents(lengths, t)
     pieces, rows = best_fit_decreasing(sizes, t + 1)
-    useful = sum(int(size) - 1 for size in sizes[pieces])  # a piece's first token is nobody's label in its row
-    assert costs.fill_share(lengths, t, len(rows) - 1) == pytest.approx(useful / ((len(rows) - 1) * t))
+    # a piece's first token is nobody's label in its row
+    useful = sum(int(size) - 1 for size in sizes[pieces])
+    assert costs.fill_share(lengths, t, len(rows) - 1) == pytest.approx(
+        useful / ((len(rows) - 1) * t)
+    )

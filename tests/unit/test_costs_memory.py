@@ -1,4 +1,6 @@
-"""Predicted memory against counts by hand and against papers; `tests/experiments/test_memory.py` measures it."""
+"""Predicted memory against counts by hand and against papers; `tests/experiments/test_memory.py`
+measures it.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +16,9 @@ from tokenscale.settings.run import RunSettings
 LLAMA = PRESETS["llama-8b-nemo"]
 #: weights and tensors of it: nine a block, two embeddings and the last norm
 COUNT, TENSORS = 8_053_329_920, 32 * 9 + 3
-SMALL = ModelSettings(dimension=16, layers=4, heads=4, key_value_heads=2, hidden=32, vocabulary_size=97)
+SMALL = ModelSettings(
+    dimension=16, layers=4, heads=4, key_value_heads=2, hidden=32, vocabulary_size=97
+)
 
 
 def run_of(layout=None, model=SMALL, **changes) -> RunSettings:
@@ -27,34 +31,55 @@ def static(held) -> int:
 
 
 def test_tensors_add_up_to_the_weights_and_adamw_takes_16_bytes_a_parameter_in_fp32_and_8_in_bf16():
-    for shape in (shape.with_vocabulary(512) for shape in PRESETS.values() if shape.transformers is None):
+    for shape in (
+        shape.with_vocabulary(512) for shape in PRESETS.values() if shape.transformers is None
+    ):
         held = memory(run_of(model=shape), 0)
-        assert held.parameters == held.gradients == 4 * parameters(shape.with_positions(32)), shape.name
+        assert held.parameters == held.gradients == 4 * parameters(shape.with_positions(32)), (
+            shape.name
+        )
     for precision, each in (("fp32", 16), ("bf16", 16), ("fp16", 16), ("bf16-true", 8)):
         held = memory(run_of(model=LLAMA, precision=precision), 0)
         assert static(held) == each * COUNT + 4 * TENSORS, precision
 
 
 def test_zero_shares_out_what_the_table_of_its_paper_says():
-    """Rajbhandari et al. 2020, figure 1, with 4 bytes a parameter and a gradient and 8 of optimizer state for its 2, 2
-    and 12: 64 ranks divide every row count of this shape."""
-    expected = {"zero1": (4, 4, 8 / 64), "zero2": (4 / 64, 4 / 64, 8 / 64), "zero3": (4 / 64, 4 / 64, 8 / 64)}
+    """Rajbhandari et al. 2020, figure 1, with 4 bytes a parameter and a gradient and 8 of optimizer
+    state for its 2, 2 and 12: 64 ranks divide every row count of this shape.
+    """
+    expected = {
+        "zero1": (4, 4, 8 / 64),
+        "zero2": (4 / 64, 4 / 64, 8 / 64),
+        "zero3": (4 / 64, 4 / 64, 8 / 64),
+    }
     for sharding, (weights, gradients, state) in expected.items():
         for data in (1,) if sharding == "zero1" else (1, 2):
             layout = LayoutSettings(shard=64, sharding=sharding, data=data)
             held = memory(run_of(layout, model=LLAMA, global_batch=128), layout.world_size - 1)
             found = (held.parameters, held.gradients, held.optimizer - 4 * TENSORS)
             assert found == (weights * COUNT, gradients * COUNT, state * COUNT), sharding
-    assert static(memory(run_of(LayoutSettings(data=64), model=LLAMA, global_batch=64), 0)) > 16 * COUNT
+    assert (
+        static(memory(run_of(LayoutSettings(data=64), model=LLAMA, global_batch=64), 0))
+        > 16 * COUNT
+    )
 
 
 def test_a_tensor_group_cuts_matrices_and_vocabulary_and_repeats_the_rest():
-    """By hand: rows of 97 entries in 49 and 48; half of 4 heads of width 4, of 2 key heads, of 32 hidden units."""
+    """By hand: rows of 97 entries in 49 and 48; half of 4 heads of width 4, of 2 key heads, of 32
+    hidden units.
+    """
     block = 8 * 16 + 4 * 16 + 4 * 16 + 16 * 8 + 3 * 16 * 16 + 2 * 16
     for rank, entries in ((0, 49), (1, 48)):
         held = memory(run_of(LayoutSettings(tensor=2)), rank)
         assert held.parameters == 4 * (2 * entries * 16 + 4 * block + 16)
-    gpt2 = replace(SMALL, norm="layer", positions="learned", activation="gelu", biases=True, tied_embeddings=True)
+    gpt2 = replace(
+        SMALL,
+        norm="layer",
+        positions="learned",
+        activation="gelu",
+        biases=True,
+        tied_embeddings=True,
+    )
     # biases: whole where they are added to the residual stream (two of 16), cut for what is cut
     block = 8 * 16 + 4 * 16 + 4 * 16 + 16 * 8 + 2 * 16 * 16 + 4 * 16 + 2 * 16 + (8 + 4 + 4 + 16)
     held = memory(run_of(LayoutSettings(tensor=2), model=gpt2), 0)
@@ -71,18 +96,32 @@ def test_stages_hold_the_model_between_them_and_a_tied_embedding_twice(tied):
 
 
 def test_gpt2s_activations_are_those_of_the_papers_for_a_gpu():
-    """Korthikanti et al. 2022: 34 s b h a layer in 16 bits with dropout (equation 2, without the scores, which fused
-    attention never keeps), and our four numbers a position of two norms and one a head and position of attention. With
-    sequence parallelism 1/t of it (equation 4), but for what went into query, key and value, and into the feed-forward
-    part: 4 s b h, whole here and gathered anew there."""
+    """Korthikanti et al. 2022: 34 s b h a layer in 16 bits with dropout (equation 2, without the
+    scores, which fused attention never keeps), and our four numbers a position of two norms and one
+    a head and position of attention. With sequence parallelism 1/t of it (equation 4), but for what
+    went into query, key and value, and into the feed-forward part: 4 s b h, whole here and gathered
+    anew there.
+    """
     model = ModelSettings(
-        dimension=64, layers=8, heads=8, key_value_heads=8, hidden=256, vocabulary_size=96, norm="layer",
-        positions="learned", activation="gelu", biases=True, dropout=0.1,
-    )  # fmt: skip
+        dimension=64,
+        layers=8,
+        heads=8,
+        key_value_heads=8,
+        hidden=256,
+        vocabulary_size=96,
+        norm="layer",
+        positions="learned",
+        activation="gelu",
+        biases=True,
+        dropout=0.1,
+    )
     sbh, sb = 2 * 32 * 64, 2 * 32
 
     def layer(tensor):
-        runs = (run_of(LayoutSettings(tensor=tensor), replace(model, layers=n), precision="bf16-true") for n in (8, 7))
+        runs = (
+            run_of(LayoutSettings(tensor=tensor), replace(model, layers=n), precision="bf16-true")
+            for n in (8, 7)
+        )
         more, less = (memory(run, 0, "cuda").activations for run in runs)
         return more - less
 
@@ -91,10 +130,12 @@ def test_gpt2s_activations_are_those_of_the_papers_for_a_gpu():
 
 
 def test_llamas_activations_by_hand():
-    """Elements a position of a block in fp32: two norms of (x, 1/rms, x/rms), what goes into their products (2 d);
-    query, key and value (2 d with half the key heads), result and its copy (2 d), log-sums (4 heads); gate, SiLU, up
-    and product (4 h). Then ids, the last norm, what goes into the head, log-probabilities, labels; and in all cosines
-    and sines [T, head width / 2], and a sum."""
+    """Elements a position of a block in fp32: two norms of (x, 1/rms, x/rms), what goes into their
+    products (2 d); query, key and value (2 d with half the key heads), result and its copy (2 d),
+    log-sums (4 heads); gate, SiLU, up and product (4 h). Then ids, the last norm, what goes into
+    the head, log-probabilities, labels; and in all cosines and sines [T, head width / 2], and a
+    sum.
+    """
     positions, d, h = 2 * 32, 16, 32
     block = 2 * (2 * d + 1) + 2 * d + 2 * d + 2 * d + 4 + 4 * h
     ends = 8 + 4 * (2 * d + 1 + d + 97) + 8
@@ -109,8 +150,11 @@ def test_llamas_activations_by_hand():
 def test_a_stage_holds_the_passes_that_its_schedule_has_in_flight():
     def passes(rank, **layout):
         held, one = (
-            memory(run_of(LayoutSettings(pipeline=4, **layout), global_batch=batch), rank).activations
-            - (batch if rank in (0, 3) else 2 * batch) * message  # activations and gradients, but for the ends
+            memory(
+                run_of(LayoutSettings(pipeline=4, **layout), global_batch=batch), rank
+            ).activations
+            # activations and gradients, but for the ends
+            - (batch if rank in (0, 3) else 2 * batch) * message
             for batch in (16, 2)  # 8 micro-batches, and one
         )
         return held / one
@@ -119,13 +163,17 @@ def test_a_stage_holds_the_passes_that_its_schedule_has_in_flight():
     assert [passes(rank) for rank in range(4)] == [4, 3, 2, 1]
     assert [passes(rank, schedule="gpipe") for rank in range(4)] == [8] * 4
     assert [passes(rank, schedule="naive") for rank in range(4)] == [1] * 4
-    assert all(held >= 4 - rank for rank, held in enumerate(passes(rank, schedule="zero-bubble") for rank in range(4)))
+    assert all(
+        held >= 4 - rank
+        for rank, held in enumerate(passes(rank, schedule="zero-bubble") for rank in range(4))
+    )
 
 
 def test_messages_of_a_gpus_pipeline_are_the_outputs_of_the_passes_in_flight():
     run = run_of(LayoutSettings(pipeline=4), global_batch=16, activation_checkpointing="block")
     output = 4 * 2 * 32 * SMALL.dimension
-    block, ids = output, 2 * 32 * 8  # a recomputed block keeps its input; the first stage has token ids, too
+    # a recomputed block keeps its input; the first stage has token ids, too
+    block, ids = output, 2 * 32 * 8
     assert memory(run, 0, "cuda").activations == 4 * (block + output + ids)
     assert memory(run, 1, "cuda").activations == 3 * (block + output)
 
@@ -152,8 +200,11 @@ def test_gathered_weights_are_held_once_however_many_passes_are_in_flight():
 )
 def test_no_rank_holds_more_than_the_one_with_the_most(layout):
     run = run_of(layout, micro_batch=1)
-    assert largest_memory(run).total == max(memory(run, rank).total for rank in range(layout.world_size))
-    # the last stage may be it: it keeps log-probabilities of a large vocabulary for each pass in flight
+    assert largest_memory(run).total == max(
+        memory(run, rank).total for rank in range(layout.world_size)
+    )
+    # the last stage may be it: it keeps log-probabilities of a large vocabulary for each pass in
+    # flight
     run = run_of(LayoutSettings(pipeline=2, schedule="gpipe"), replace(SMALL, vocabulary_size=4096))
     assert largest_memory(run) == memory(run, 1) != memory(run, 0)
 
@@ -174,6 +225,7 @@ def test_a_gpus_kernels_keep_neither_scores_nor_masks_and_no_normalised_copy():
     cpu, gpu = (memory(run_of(**long), 0, device).activations for device in ("cpu", "cuda"))
     scores = 4 * 2 * 4 * 512 * 512  # [B, heads, T, T] in fp32
     assert cpu - gpu > 4 * 3 * scores > gpu
-    run = run_of(model=replace(SMALL, vocabulary_size=256))  # rows of products that a GPU adds none to
+    # rows of products that a GPU adds none to
+    run = run_of(model=replace(SMALL, vocabulary_size=256))
     cpu, gpu = (memory(run, 0, device).activations for device in ("cpu", "cuda"))
     assert cpu - gpu == (2 * 4 + 1) * 4 * 2 * 32 * 16

@@ -6,22 +6,41 @@ import numpy as np
 import pytest
 
 from tokenscale.costs import prices
-from tokenscale.costs.prices import Price, StoreSize, estimate_run, job_minutes, store_bytes, sum_prices
+from tokenscale.costs.prices import (
+    Price,
+    StoreSize,
+    estimate_run,
+    job_minutes,
+    store_bytes,
+    sum_prices,
+)
 from tokenscale.data.order.packing import pack, split_documents
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings, ValidationSettings
+from tokenscale.settings.run import (
+    BudgetSettings,
+    CheckpointSettings,
+    RunSettings,
+    ValidationSettings,
+)
 
-CLUSTER = Machine(name="cluster", starter="srun", gpus_per_node=4, device="NVIDIA GH200 120GB", minutes=720)
+CLUSTER = Machine(
+    name="cluster", starter="srun", gpus_per_node=4, device="NVIDIA GH200 120GB", minutes=720
+)
 #: the same nodes without SLURM: no job, and no time limit
 BOX = replace(CLUSTER, starter="torchrun")
 #: 7.65 GFLOP a token at 2048 positions (costs/flops)
 RUN = RunSettings(
-    model=PRESETS["llama-1.4b-nemo"], sequence_length=2048, global_batch=96, micro_batch=4, precision="bf16",
-    budget=BudgetSettings(steps=500), validation=ValidationSettings(rows=0),
-)  # fmt: skip
+    model=PRESETS["llama-1.4b-nemo"],
+    sequence_length=2048,
+    global_batch=96,
+    micro_batch=4,
+    precision="bf16",
+    budget=BudgetSettings(steps=500),
+    validation=ValidationSettings(rows=0),
+)
 #: 500 x 96 x 2048 x 7.65e9 FLOP over 0.3 x 989.4e12 FLOP/s: seconds of one GPU
 ONE_GPU_S = 2533.5
 
@@ -46,8 +65,10 @@ def test_seconds_are_the_start_and_the_flops_over_an_assumed_share_of_the_peak_a
 
 
 def test_validation_costs_a_forward_pass_and_of_a_resumed_run_the_steps_that_are_left_are_priced():
-    """6 passes (before, after, at 100, 200, 300 and 400) of 64 rows x 2048 positions, a third of 7.65 GFLOP each. Of
-    500 steps 350; validation before the first step was the other run's, and so was that after step 100."""
+    """6 passes (before, after, at 100, 200, 300 and 400) of 64 rows x 2048 positions, a third of
+    7.65 GFLOP each. Of 500 steps 350; validation before the first step was the other run's, and so
+    was that after step 100.
+    """
     validation = ValidationSettings(rows=64, every=100)
     assert seconds(on(1, validation=validation)) - seconds(on(1)) == pytest.approx(6.757, rel=1e-3)
     rest = {"resume_from": "results/runs/other/checkpoints/step=00000150"}
@@ -71,22 +92,36 @@ def test_the_peak_is_that_of_the_number_format():
 
 def test_a_pipeline_that_waits_takes_longer():
     naive = replace(RUN, layout=LayoutSettings(pipeline=16, schedule="naive"))
-    assert seconds(naive) - 120 == pytest.approx(ONE_GPU_S, rel=1e-3), "one of 16 ranks works at a time"
-    flushed = replace(RUN, layout=LayoutSettings(pipeline=4, schedule="gpipe"))  # 24 micro-batches: 3 of 27 waiting
+    assert seconds(naive) - 120 == pytest.approx(ONE_GPU_S, rel=1e-3), (
+        "one of 16 ranks works at a time"
+    )
+    # 24 micro-batches: 3 of 27 waiting
+    flushed = replace(RUN, layout=LayoutSettings(pipeline=4, schedule="gpipe"))
     assert seconds(flushed) - 120 == pytest.approx(ONE_GPU_S / 4 * 27 / 24, rel=1e-3)
 
 
 def test_every_budget_is_priced_where_it_can_be():
     def priced(machine=CLUSTER, rows=None, objective="causal", **budget):
-        return estimate_run(on(1, budget=BudgetSettings(**budget), objective=objective), machine, rows=rows)
+        return estimate_run(
+            on(1, budget=BudgetSettings(**budget), objective=objective), machine, rows=rows
+        )
 
     rows = StoreSize(per_epoch=4800, useful_tokens=4800 * 1024)
-    assert priced(rows=rows, epochs=10).steps == priced(rows=rows, useful_tokens=500 * 96 * 1024).steps == 500
+    assert (
+        priced(rows=rows, epochs=10).steps
+        == priced(rows=rows, useful_tokens=500 * 96 * 1024).steps
+        == 500
+    )
     assert priced(flops=500 * 96 * 2048 * 7.65e9).steps in (500, 501)
-    assert priced(wall_s=3600).seconds == 3720 and priced(rows=rows, epochs=10).seconds == seconds(on(1))
+    assert priced(wall_s=3600).seconds == 3720 and priced(rows=rows, epochs=10).seconds == seconds(
+        on(1)
+    )
     for budget, what in (({"epochs": 10}, "epoch"), ({"useful_tokens": 10**6}, "useful tokens")):
         unknown = priced(BOX, **budget)
-        assert unknown.seconds is unknown.node_hours is unknown.gpu_hours is None and what in unknown.unknown
+        assert (
+            unknown.seconds is unknown.node_hours is unknown.gpu_hours is None
+            and what in unknown.unknown
+        )
     masked = priced(BOX, rows, "masked", useful_tokens=10**6)
     assert masked.seconds is None, "15 % of the stored tokens are predicted, at random"
 
@@ -104,7 +139,11 @@ def test_what_is_not_known_is_said_and_files_are_counted_all_the_same(run, machi
     found = estimate_run(run, machine)
     assert found.seconds is None and reason in found.unknown
     assert found.bound is None and job_minutes(found, machine) == machine.minutes
-    assert found.steps == 500 and found.bytes == pytest.approx(25_000 + 1_000 + 500 * 600) and found.files >= 9
+    assert (
+        found.steps == 500
+        and found.bytes == pytest.approx(25_000 + 1_000 + 500 * 600)
+        and found.files >= 9
+    )
     assert sum_prices([found, estimate_run(on(1), CLUSTER)]).unknown == {found.unknown: 1}
 
 
@@ -120,7 +159,9 @@ def test_what_is_not_known_is_said_and_files_are_counted_all_the_same(run, machi
 )
 def test_the_time_limit_of_its_job_bounds_what_nothing_else_does(run, machine, reason):
     found = estimate_run(run, machine)
-    assert found.unknown is None and reason in found.bound and found.bound.startswith("the time limit")
+    assert (
+        found.unknown is None and reason in found.bound and found.bound.startswith("the time limit")
+    )
     assert found.node_hours == found.nodes * 12 and job_minutes(found, machine) == 720
     assert sum_prices([found, estimate_run(on(1), CLUSTER)]).bounded == {found.bound: 1}
 
@@ -151,7 +192,9 @@ def test_a_job_asks_for_three_times_its_estimate_and_the_time_to_write_a_state()
     assert asked(3600) == 190, "180 min and 5, in steps of 10"
     assert asked(3600, signal_s=0) == 180 and asked(3600, runtime_margin=1.5) == 100
     assert asked(120) == 30, "a first start can take long"
-    assert asked(120, minutes=20) == 20 and asked(5 * 3600) == 720, "never more than the machine allows"
+    assert asked(120, minutes=20) == 20 and asked(5 * 3600) == 720, (
+        "never more than the machine allows"
+    )
     # the signal comes when the estimate has long passed
     for seconds in (10, 600, 3600, 13000):
         assert asked(seconds) * 60 - CLUSTER.signal_s >= 3 * seconds
@@ -169,14 +212,24 @@ def test_checkpoints_are_weights_and_moments():
 
     assert beside() == (0, 0, 0)
     assert beside(final=True) == (4 * count, 0, 1 + 2 * 4 + 2)
-    assert beside(every=100) == (0, 2 * 12 * count, 0), "the next is written before the last is deleted"
-    assert beside(every=100, keep_last=2, keep_resume_state=True) == (2 * 12 * count, 12 * count, 2 * 11)
-    half = estimate_run(on(4, precision="bf16-true", checkpoints=CheckpointSettings(final=True)), CLUSTER)
+    assert beside(every=100) == (0, 2 * 12 * count, 0), (
+        "the next is written before the last is deleted"
+    )
+    assert beside(every=100, keep_last=2, keep_resume_state=True) == (
+        2 * 12 * count,
+        12 * count,
+        2 * 11,
+    )
+    half = estimate_run(
+        on(4, precision="bf16-true", checkpoints=CheckpointSettings(final=True)), CLUSTER
+    )
     assert half.bytes - logs.bytes == 2 * count
 
 
 def test_a_total_adds_up_and_logs_grow_with_ranks_and_steps():
-    """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and three a rank."""
+    """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and
+    three a rank.
+    """
     runs = ((on(1), CLUSTER), (on(16), CLUSTER), (on(1, budget=BudgetSettings(epochs=1)), BOX))
     priced = [estimate_run(run, machine) for run, machine in runs]
     found = sum_prices(priced)
@@ -189,6 +242,9 @@ def test_a_total_adds_up_and_logs_grow_with_ranks_and_steps():
 def test_ids_are_as_wide_as_the_format_stores_them():
     assert store_bytes(StoreSettings("packed"), 10, 1000, vocabulary_size=4096) == 2000
     assert store_bytes(StoreSettings("packed"), 10, 1000, vocabulary_size=131072) == 4000
-    assert store_bytes(StoreSettings("token-list", dtype="int64"), 10, 1000, vocabulary_size=4096) == 8000 + 2000 + 160
+    assert (
+        store_bytes(StoreSettings("token-list", dtype="int64"), 10, 1000, vocabulary_size=4096)
+        == 8000 + 2000 + 160
+    )
     padded = StoreSettings("padded", sequence_length=256, codec="none")
     assert store_bytes(padded, 10, 1000, vocabulary_size=4096) == 10 * 257 * 4 + 2000 + 160

@@ -1,4 +1,6 @@
-"""Records files: every record is read by position, whatever the number of files, and every change is found."""
+"""Records files: every record is read by position, whatever the number of files, and every change
+is found.
+"""
 
 import os
 from pathlib import Path
@@ -28,7 +30,9 @@ def test_records_of_several_files_are_read_by_number(tmp_path, monkeypatch, dtyp
     monkeypatch.setattr(records, "TABLE_BYTES", table_bytes)
     dtype, entries, expected = np.dtype(dtype), [], []
     for number, count in enumerate([7, 1, 30]):
-        groups = [make_parts(number * 10 + part, max(2, count), dtype) for part in range(number + 1)]
+        groups = [
+            make_parts(number * 10 + part, max(2, count), dtype) for part in range(number + 1)
+        ]
         entries.append(write_records(tmp_path / f"{number}.bin", groups, dtype))
         for values, lengths in groups:
             expected += np.split(values, np.cumsum(lengths)[:-1])
@@ -46,7 +50,9 @@ def test_records_of_several_files_are_read_by_number(tmp_path, monkeypatch, dtyp
 
 
 def test_a_record_in_another_ones_place_is_found(tmp_path):
-    """Two records of equal length, exchanged with their checksums: each is whole, but not the one asked for."""
+    """Two records of equal length, exchanged with their checksums: each is whole, but not the one
+    asked for.
+    """
     values = np.arange(8, dtype="<u2")
     entry = write_records(tmp_path / "a.bin", [(values, np.array([4, 4]))], np.dtype("<u2"))
     content = bytearray((tmp_path / "a.bin").read_bytes())
@@ -59,7 +65,9 @@ def test_a_record_in_another_ones_place_is_found(tmp_path):
 
 @pytest.mark.parametrize("table_bytes", [0, 1 << 20])
 def test_lengths_of_a_changed_table_are_refused(tmp_path, monkeypatch, table_bytes):
-    """Lengths place a resumed stream without reading its documents, so the table has a checksum of its own."""
+    """Lengths place a resumed stream without reading its documents, so the table has a checksum of
+    its own.
+    """
     monkeypatch.setattr(records, "TABLE_BYTES", table_bytes)
     dtype, path = np.dtype("<u2"), tmp_path / "a.bin"
     entry = write_records(path, [(np.arange(8, dtype=dtype), np.array([4, 4]))], dtype)
@@ -74,7 +82,9 @@ def test_lengths_of_a_changed_table_are_refused(tmp_path, monkeypatch, table_byt
 def test_one_record_costs_one_record(tmp_path):
     """Bytes that the process asks the system for, per record of 200 bytes in a file of 2 MB."""
     parts = [(np.arange(10**6, dtype="<u2"), np.full(10**4, 100))]
-    found = open_files(tmp_path, [write_records(tmp_path / "a.bin", parts, np.dtype("<u2"))], np.dtype("<u2"))
+    found = open_files(
+        tmp_path, [write_records(tmp_path / "a.bin", parts, np.dtype("<u2"))], np.dtype("<u2")
+    )
     found.read(0)
     before = int(Path("/proc/self/io").read_text().split()[1])
     for i in range(0, 10**4, 10):

@@ -1,4 +1,6 @@
-"""What `check` warns of before the runs is a caution of their report: few documents, large batches, uneven ranks."""
+"""What `check` warns of before the runs is a caution of their report: few documents, large batches,
+uneven ranks.
+"""
 
 from dataclasses import replace
 
@@ -15,21 +17,40 @@ from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureS
 from tokenscale.settings.run import OptimizerSettings, ValidationSettings
 
 LENGTH = 512
-PACKED, HELD_OUT = f"packed-sequence_length={LENGTH}", f"packed-split=validation-sequence_length={LENGTH}"
+PACKED, HELD_OUT = (
+    f"packed-sequence_length={LENGTH}",
+    f"packed-split=validation-sequence_length={LENGTH}",
+)
 
 
 def manifests(folder, corpus="docs", documents=2, tokens=3 * LENGTH, held_out=1, built=True):
-    """(stores, corpora) of a text of so many training tokens; 4 bytes a token. Without `built`, only the held-out text
-    has a store."""
+    """(stores, corpora) of a text of so many training tokens; 4 bytes a token. Without `built`,
+    only the held-out text has a store.
+    """
     stores, splits = [], {}
-    for split, store, n, ids in (("train", PACKED, documents, tokens), ("validation", HELD_OUT, held_out, LENGTH)):
+    for split, store, n, ids in (
+        ("train", PACKED, documents, tokens),
+        ("validation", HELD_OUT, held_out, LENGTH),
+    ):
         splits[split] = {"rows": n, "utf8_bytes": 4 * ids}
         if built or split == "validation":
             path = folder / "tokens" / corpus / "tekken" / store / "manifest.json"
-            counts = dict.fromkeys(("places", "tokens_stored", "tokens_total"), ids) | {"tokens_useful": ids - n}
-            about = {"format": "packed", "options": {"eos": False}, "split": split, "tokenizer": {"name": "tekken"}}
-            write_json(path, about | counts | {"documents": n, "rows": -(-ids // LENGTH), "vocabulary_size": 512}
-                       | {"bits_per_token": {"order_0_entropy": 9.5}, "files": []})  # fmt: skip
+            counts = dict.fromkeys(("places", "tokens_stored", "tokens_total"), ids) | {
+                "tokens_useful": ids - n
+            }
+            about = {
+                "format": "packed",
+                "options": {"eos": False},
+                "split": split,
+                "tokenizer": {"name": "tekken"},
+            }
+            write_json(
+                path,
+                about
+                | counts
+                | {"documents": n, "rows": -(-ids // LENGTH), "vocabulary_size": 512}
+                | {"bits_per_token": {"order_0_entropy": 9.5}, "files": []},
+            )
             stores.append(path)
     path = folder / "corpus" / corpus / "manifest.json"
     write_json(path, {"splits": splits})
@@ -57,7 +78,9 @@ def told(folder, runs, found):
 
 def mixture(*names, limit=None):
     sources = tuple(MixtureSource(CorpusSettings(name=name), limit) for name in names)
-    return MixtureSettings(sources=sources, stages=(MixtureStage(weights=(1 / len(names),) * len(names)),))
+    return MixtureSettings(
+        sources=sources, stages=(MixtureStage(weights=(1 / len(names),) * len(names)),)
+    )
 
 
 BF16 = {"precision": "bf16-true", "optimizer": OptimizerSettings(beta2=0.999)}
@@ -67,13 +90,23 @@ BF16 = {"precision": "bf16-true", "optimizer": OptimizerSettings(beta2=0.999)}
     ("fields", "text", "words"),
     [
         ({}, {}, "reads its text 64 times"),
-        ({"approach": "padded"}, {"built": False}, "reads its text 96 times"),  # no store of the training text
-        ({"approach": "padding-free"}, {"built": False}, "reads its text 64 times"),  # its tokens are estimated
+        # no store of the training text
+        ({"approach": "padded"}, {"built": False}, "reads its text 96 times"),
+        # its tokens are estimated
+        ({"approach": "padding-free"}, {"built": False}, "reads its text 64 times"),
         ({}, {}, "8 sequences is larger than its text, which has 3 rows"),
-        ({"global_batch": 256}, {"documents": 50, "tokens": 200 * LENGTH}, "256 sequences is larger"),
+        (
+            {"global_batch": 256},
+            {"documents": 50, "tokens": 200 * LENGTH},
+            "256 sequences is larger",
+        ),
         ({"validation": ValidationSettings(rows=4)}, {}, "1 document of docs in 1 of the 4 rows"),
         ({"validation": ValidationSettings(rows=1)}, {"held_out": 2}, "2 documents of docs"),
-        ({"world_size": 3}, {"tokens": 10**6}, "3 data-parallel ranks: those with 2 wait for those with 3"),
+        (
+            {"world_size": 3},
+            {"tokens": 10**6},
+            "3 data-parallel ranks: those with 2 wait for those with 3",
+        ),
         (BF16, {"tokens": 10**6}, "second moment in bf16 never decays"),
     ],
 )
@@ -86,7 +119,9 @@ def test_a_mixture_is_cautioned_about_by_corpus(tmp_path):
     stores, corpora = manifests(tmp_path, "a", tokens=4 * LENGTH)
     more = manifests(tmp_path, "b", tokens=1000 * LENGTH)
     mixed = run(corpus=CorpusSettings(name="mixed"), mixture=mixture("a", "b"))
-    (caution,) = [c for c in cautions(tmp_path, [mixed], (stores + more[0], corpora + more[1])) if "read" in c]
+    (caution,) = [
+        c for c in cautions(tmp_path, [mixed], (stores + more[0], corpora + more[1])) if "read" in c
+    ]
     assert "a 24 times" in caution and "b" not in caution.split(": ")[1]
 
 
@@ -100,20 +135,31 @@ def test_what_nobody_knows_is_not_cautioned_about(tmp_path):
     assert cautions(tmp_path, [run()], ([], [])) == []
     _, corpora = manifests(tmp_path, built=False)
     found = cautions(tmp_path, [run("padded"), run("pretokenized-padded"), run()], ([], corpora))
-    assert [text for text in found if "runs of 2 of 3 cells" in text.lower()] and "very run" not in " ".join(found)
+    assert [
+        text for text in found if "runs of 2 of 3 cells" in text.lower()
+    ] and "very run" not in " ".join(found)
 
 
 def test_steps_that_no_budget_states_are_counted_from_the_logs(tmp_path):
-    """A budget in tokens: before the runs nobody knows how often the text is read, behind them everybody."""
+    """A budget in tokens: before the runs nobody knows how often the text is read, behind them
+    everybody.
+    """
     asked = run(steps=12)
     asked = replace(asked, budget=replace(asked.budget, useful_tokens=5000))
-    assert not any("reads" in caution for caution in cautions(tmp_path, [asked], manifests(tmp_path)))
+    assert not any(
+        "reads" in caution for caution in cautions(tmp_path, [asked], manifests(tmp_path))
+    )
     logs.write_run(tmp_path / "runs", asked)
-    assert any("32 times" in caution for caution in told(tmp_path, [asked], manifests(tmp_path))["cautions"])
+    assert any(
+        "32 times" in caution
+        for caution in told(tmp_path, [asked], manifests(tmp_path))["cautions"]
+    )
 
 
 def test_a_comparison_of_losses_says_how_often_its_text_was_read(tmp_path):
-    runs = [run(approach, validation=ValidationSettings(rows=16)) for approach in ("padded", "packed")]
+    runs = [
+        run(approach, validation=ValidationSettings(rows=16)) for approach in ("padded", "packed")
+    ]
     for one in runs:
         logs.write_run(tmp_path / "runs", one)
     part = told(tmp_path, runs, manifests(tmp_path))

@@ -1,4 +1,6 @@
-"""Faults of an experiment's design, each with its problem; and designs that nothing is wrong with."""
+"""Faults of an experiment's design, each with its problem; and designs that nothing is wrong
+with.
+"""
 
 import itertools
 from dataclasses import replace
@@ -13,14 +15,24 @@ from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings
 
-RUNS = {"sequence_length": 64, "global_batch": 8, "micro_batch": 1, "budget": {"steps": 20}, "validation": {"rows": 0}}
+RUNS = {
+    "sequence_length": 64,
+    "global_batch": 8,
+    "micro_batch": 1,
+    "budget": {"steps": 20},
+    "validation": {"rows": 0},
+}
 #: 1000 documents with 64,000 tokens: 1000 rows of any kind
 TEXTS = {("docstrings", "tekken", eos): CorpusSize(1000, 64_000) for eos in (False, True)}
 
 
-def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?", figures=(), **machine) -> Design:
+def design(
+    factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?", figures=(), **machine
+) -> Design:
     left = tuple(experiments.LeftOut(cells, "-") for cells in left_out)
-    experiment = Experiment(question, factors=factors, repeats=repeats, left_out=left, figures=tuple(figures))
+    experiment = Experiment(
+        question, factors=factors, repeats=repeats, left_out=left, figures=tuple(figures)
+    )
     table = []
     for position, (cell, repeat) in enumerate(experiments.order_runs(experiment)):
         values = merge_settings(merge_settings(RUNS, dict(runs)), {"repeat": repeat})
@@ -32,68 +44,190 @@ def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?",
 
 def said(*arguments, level=None, **keywords) -> list[tuple[str, str]]:
     """(level, what) of each problem."""
-    return [(o.level, o.what) for o in find_problems(design(*arguments, **keywords)) if level in (None, o.level)]
+    return [
+        (o.level, o.what)
+        for o in find_problems(design(*arguments, **keywords))
+        if level in (None, o.level)
+    ]
 
 
 APPROACHES = ["padded", "pretokenized-padded"]
-DIAGONAL = [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 32) if b != 8 * n]
+DIAGONAL = [
+    {"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 32) if b != 8 * n
+]
 WEAK = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 32]}
 LARGE = {key: CorpusSize(10**6, 10**9) for key in TEXTS}
 FEW = {key: CorpusSize(1000, 6400) for key in TEXTS}
 TOGETHER = {"approach": APPROACHES, "micro_batch": [1, 2], "sequence_length": [64, 128]}
 RANKS = {"layout.data": [1, 2, 4]}
 RATES = [{"learning_rate": 0.1}, {"learning_rate": 0.2, "weight_decay": 0.3}]
-SCHEDULES = [{"pipeline": n, "schedule": s} for n, s in ((2, "naive"), (2, "gpipe"), (4, "gpipe"), (4, "1f1b"))]
+SCHEDULES = [
+    {"pipeline": n, "schedule": s}
+    for n, s in ((2, "naive"), (2, "gpipe"), (4, "gpipe"), (4, "1f1b"))
+]
 #: in no two cells of which one of the factors differs alone
 MIXED = {"precision": ["fp32", "bf16"], "micro_batch": [1, 2], "sequence_length": [64, 128, 256]}
 CELLS = [("fp32", 1, 64), ("fp32", 1, 256), ("bf16", 2, 64), ("bf16", 2, 128), ("bf16", 1, 128)]
-OTHERS = [dict(zip(MIXED, cell, strict=True)) for cell in itertools.product(*MIXED.values()) if cell not in CELLS]
+OTHERS = [
+    dict(zip(MIXED, cell, strict=True))
+    for cell in itertools.product(*MIXED.values())
+    if cell not in CELLS
+]
 #: the ETH study, 1.8 no. 1: at batch 1 one approach was at another sequence length
-STUDY = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2], "sequence_length": [2048, 4096]}
+STUDY = {
+    "approach": ["padding-free", "token-list"],
+    "micro_batch": [1, 2],
+    "sequence_length": [2048, 4096],
+}
 NOT_RUN = [
-    {"approach": a, "micro_batch": b, "sequence_length": 2048 if (a, b) == ("padding-free", 1) else 4096}
+    {
+        "approach": a,
+        "micro_batch": b,
+        "sequence_length": 2048 if (a, b) == ("padding-free", 1) else 4096,
+    }
     for a, b in itertools.product(STUDY["approach"], (1, 2))
 ]
-#: level of the one problem of that level, words of it, factors of the design and the rest of it; `key` is the problem's
+#: level of the one problem of that level, words of it, factors of the design and the rest of it;
+#: `key` is the problem's
 FAULTS = [
     ("refuse", "no two cells differ in precision alone", MIXED, {"left_out": OTHERS}),
-    ("refuse", "micro_batch never changes alone: sequence_length changes with it", TOGETHER,
-     {"key": "factors.micro_batch", "left_out": [
-         {"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}]}),
-    ("refuse", "cell approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other", STUDY,
-     {"key": "left_out", "left_out": NOT_RUN}),
-    ("refuse", "layout.data never changes alone", {"layout.data": [1, 2, 4], "global_batch": [8, 16, 20]},
-     {"left_out": [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 20)
-                   if b != {1: 8, 2: 16, 4: 20}[n]]}),
-    ("warn", "learning_rate and weight_decay together", {"optimizer": RATES}, {"key": "factors.optimizer"}),
-    ("warn", "grows with the world size (weak scaling)", WEAK,
-     {"key": "factors.global_batch", "left_out": DIAGONAL, "texts": LARGE, "runs": {"budget": {"useful_tokens": 10}}}),
-    ("note", "8 rows at the smallest world size and 2 at the largest", RANKS, {"runs": {"micro_batch": 8}}),
-    ("warn", "no cell at world size 1", {"layout.data": [2, 4]}, {"figures": ["scaling_throughput"]}),
-    ("refuse", "begin at different world sizes, 1 and 2", {"approach": APPROACHES, **RANKS},
-     {"figures": ["scaling_throughput"], "left_out": [{"layout.data": 1, "approach": APPROACHES[1]}]}),
+    (
+        "refuse",
+        "micro_batch never changes alone: sequence_length changes with it",
+        TOGETHER,
+        {
+            "key": "factors.micro_batch",
+            "left_out": [
+                {"micro_batch": 1, "sequence_length": 64},
+                {"micro_batch": 2, "sequence_length": 128},
+            ],
+        },
+    ),
+    (
+        "refuse",
+        "cell approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other",
+        STUDY,
+        {"key": "left_out", "left_out": NOT_RUN},
+    ),
+    (
+        "refuse",
+        "layout.data never changes alone",
+        {"layout.data": [1, 2, 4], "global_batch": [8, 16, 20]},
+        {
+            "left_out": [
+                {"layout.data": n, "global_batch": b}
+                for n in (1, 2, 4)
+                for b in (8, 16, 20)
+                if b != {1: 8, 2: 16, 4: 20}[n]
+            ]
+        },
+    ),
+    (
+        "warn",
+        "learning_rate and weight_decay together",
+        {"optimizer": RATES},
+        {"key": "factors.optimizer"},
+    ),
+    (
+        "warn",
+        "grows with the world size (weak scaling)",
+        WEAK,
+        {
+            "key": "factors.global_batch",
+            "left_out": DIAGONAL,
+            "texts": LARGE,
+            "runs": {"budget": {"useful_tokens": 10}},
+        },
+    ),
+    (
+        "note",
+        "8 rows at the smallest world size and 2 at the largest",
+        RANKS,
+        {"runs": {"micro_batch": 8}},
+    ),
+    (
+        "warn",
+        "no cell at world size 1",
+        {"layout.data": [2, 4]},
+        {"figures": ["scaling_throughput"]},
+    ),
+    (
+        "refuse",
+        "begin at different world sizes, 1 and 2",
+        {"approach": APPROACHES, **RANKS},
+        {
+            "figures": ["scaling_throughput"],
+            "left_out": [{"layout.data": 1, "approach": APPROACHES[1]}],
+        },
+    ),
     ("warn", "it is compared with padding-free", {"approach": ["padded", "token-list"]}, {}),
-    ("warn", "4 ranks have no cell with schedule naive", {"layout": SCHEDULES}, {"figures": ["pipeline_bubble"]}),
-    ("refuse", "budgets of different kinds: steps and useful_tokens",
-     {"budget": [{"steps": 20}, {"useful_tokens": 1000}]}, {}),
-    ("warn", "not mean equal tokens: 10,240 to 20,480", {"sequence_length": [64, 128]}, {"texts": LARGE}),
+    (
+        "warn",
+        "4 ranks have no cell with schedule naive",
+        {"layout": SCHEDULES},
+        {"figures": ["pipeline_bubble"]},
+    ),
+    (
+        "refuse",
+        "budgets of different kinds: steps and useful_tokens",
+        {"budget": [{"steps": 20}, {"useful_tokens": 1000}]},
+        {},
+    ),
+    (
+        "warn",
+        "not mean equal tokens: 10,240 to 20,480",
+        {"sequence_length": [64, 128]},
+        {"texts": LARGE},
+    ),
     ("note", "approaches differ in useful tokens", {"approach": ["padded", "packed"]}, {}),
-    ("warn", "packed repeat it; their training loss", {"approach": ["padded", "packed"]}, {"texts": FEW}),
+    (
+        "warn",
+        "packed repeat it; their training loss",
+        {"approach": ["padded", "packed"]},
+        {"texts": FEW},
+    ),
     ("note", "not known before the tokens of docstrings/tekken are built", {}, {"texts": {}}),
-    ("warn", "second moment in bf16 never decays", {},
-     {"runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999}}, "key": "runs.optimizer.moments"}),
-    ("warn", "mostly rounded away", {}, {"runs": {"precision": "bf16-true", "optimizer": {"learning_rate": 2e-5}}}),
-    ("note", "not known beforehand whether data are repeated", {}, {"runs": {"budget": {"useful_tokens": 9}}}),
-    ("note", "runs at world size 1 and 2 leave GPUs of a 4-GPU node idle", {"layout.data": [1, 2, 4, 8]},
-     {"machine": Machine(gpus_per_node=4), "gpus": 0}),
-]  # fmt: skip
+    (
+        "warn",
+        "second moment in bf16 never decays",
+        {},
+        {
+            "runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999}},
+            "key": "runs.optimizer.moments",
+        },
+    ),
+    (
+        "warn",
+        "mostly rounded away",
+        {},
+        {"runs": {"precision": "bf16-true", "optimizer": {"learning_rate": 2e-5}}},
+    ),
+    (
+        "note",
+        "not known beforehand whether data are repeated",
+        {},
+        {"runs": {"budget": {"useful_tokens": 9}}},
+    ),
+    (
+        "note",
+        "runs at world size 1 and 2 leave GPUs of a 4-GPU node idle",
+        {"layout.data": [1, 2, 4, 8]},
+        {"machine": Machine(gpus_per_node=4), "gpus": 0},
+    ),
+]
 
 
-@pytest.mark.parametrize(("level", "words", "factors", "more"), FAULTS, ids=[words for _, words, *_ in FAULTS])
+@pytest.mark.parametrize(
+    ("level", "words", "factors", "more"), FAULTS, ids=[words for _, words, *_ in FAULTS]
+)
 def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words, factors, more):
     changes = {name: value for name, value in more.items() if name != "key"}
-    (found,) = [problem for problem in find_problems(design(factors, **changes)) if problem.level == level]
-    assert words in found.what and found.next and found.key and found.key == more.get("key", found.key)
+    (found,) = [
+        problem for problem in find_problems(design(factors, **changes)) if problem.level == level
+    ]
+    assert (
+        words in found.what and found.next and found.key and found.key == more.get("key", found.key)
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,11 +235,20 @@ def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words,
     [
         ({"approach": APPROACHES}, {}),
         ({}, {"runs": {"precision": "bf16-true"}}),
-        ({}, {"runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999, "moments": "fp32"}}}),
+        (
+            {},
+            {"runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999, "moments": "fp32"}}},
+        ),
         ({}, {"runs": {"optimizer": {"beta2": 0.999, "learning_rate": 2e-5}}}),
         ({"approach": APPROACHES, "micro_batch": [1, 2]}, {}),
         (STUDY, {"texts": LARGE, "runs": {"budget": {"epochs": 0.1}}}),
-        ({"layout": [{"data": 2}, {"tensor": 2}, {"pipeline": 2, "schedule": "gpipe"}], "micro_batch": [1, 2]}, {}),
+        (
+            {
+                "layout": [{"data": 2}, {"tensor": 2}, {"pipeline": 2, "schedule": "gpipe"}],
+                "micro_batch": [1, 2],
+            },
+            {},
+        ),
         ({"model": [{"layers": 2, "hidden": 512}, {"layers": 4, "hidden": 1024}]}, {}),
         ({}, {}),
         ({}, {"repeats": 1}),
@@ -130,22 +273,31 @@ def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     assert any("grows with the world size" in what for _, what in said(together, texts=LARGE))
     keys = "layout.data, global_batch, optimizer.learning_rate"
     both, apart = (
-        {keys: levels} for levels in ([[1, 8, 0.1], [2, 16, 0.2]], [[1, 8, 0.1], [2, 16, 0.1], [2, 16, 0.2]])
+        {keys: levels}
+        for levels in ([[1, 8, 0.1], [2, 16, 0.2]], [[1, 8, 0.1], [2, 16, 0.1], [2, 16, 0.2]])
     )
     for factors, confounded in ((both, True), (apart, False)):
         found = said(factors, texts=LARGE, question="weak")
-        assert any("layout.data and optimizer.learning_rate together" in what for _, what in found) == confounded
+        assert (
+            any("layout.data and optimizer.learning_rate together" in what for _, what in found)
+            == confounded
+        )
 
 
 def weak_on(documents, tokens):
     texts = dict.fromkeys(TEXTS, CorpusSize(documents, tokens))
-    return said(WEAK, left_out=DIAGONAL, texts=texts, question="weak", runs={"budget": {"steps": 50}})
+    return said(
+        WEAK, left_out=DIAGONAL, texts=texts, question="weak", runs={"budget": {"steps": 50}}
+    )
 
 
 def test_data_that_only_the_larger_world_sizes_repeat_are_refused():
     """1.8, no. 2: 1000 steps were 4 epochs on 4 GPUs, and 16 on 16."""
     (refused,) = [what for level, what in weak_on(600, 600 * 64) if level == "refuse"]
-    assert "read their text up to 2.7 times and others less than once: global_batch=16 and global_batch=32" in refused
+    assert (
+        "read their text up to 2.7 times and others less than once: global_batch=16 and "
+        "global_batch=32"
+    ) in refused
     assert not [what for _, what in weak_on(10_000, 640_000) if "times" in what]
     assert any(level == "warn" and "4 to 16 times" in what for level, what in weak_on(100, 6400))
 
@@ -162,8 +314,15 @@ def test_data_that_only_the_larger_world_sizes_repeat_are_refused():
     ],
 )
 def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expected):
-    settings = decode(RunSettings, merge_settings({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run})
-    texts = {("docstrings", "tekken", False): CorpusSize(1000, 32_000, {"packed-sequence_length=64": 700})}
+    settings = decode(
+        RunSettings,
+        merge_settings({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run},
+    )
+    texts = {
+        ("docstrings", "tekken", False): CorpusSize(
+            1000, 32_000, {"packed-sequence_length=64": 700}
+        )
+    }
     (text,) = read_texts(settings, texts)
     assert text.passes == expected
 
@@ -179,15 +338,41 @@ ONE_BASELINE = [{"approach": "padded", "storage.codec": "snappy"}]
         ({"micro_batch": [1, 2]}, 5, "one comparison needs at least 6", ()),
         (THREE, 6, "2 comparisons, corrected after Holm, need at least 7", ()),
         ({"approach": ["padded", "packed"], "sequence_length": [32, 64]}, 1, "2 comparisons", ()),
-        ({"approach": ["padded", "packed"], "layout.data": [1, 2]}, 1, "one comparison needs at least 6", ()),
-        ({"approach": ["padded", "packed"], "layout": [{"data": 1}, {"data": 2}]}, 1, "one comparison needs", ()),
-        ({"approach": ["padded", "packed"], "layout": [{"data": 2}, {"tensor": 2}]}, 1, "2 comparisons", ()),
-        ({"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}, 1, "2 comparisons", ONE_BASELINE),
+        (
+            {"approach": ["padded", "packed"], "layout.data": [1, 2]},
+            1,
+            "one comparison needs at least 6",
+            (),
+        ),
+        (
+            {"approach": ["padded", "packed"], "layout": [{"data": 1}, {"data": 2}]},
+            1,
+            "one comparison needs",
+            (),
+        ),
+        (
+            {"approach": ["padded", "packed"], "layout": [{"data": 2}, {"tensor": 2}]},
+            1,
+            "2 comparisons",
+            (),
+        ),
+        (
+            {"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]},
+            1,
+            "2 comparisons",
+            ONE_BASELINE,
+        ),
     ],
 )
-def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words, left_out):
+def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(
+    factors, repeats, words, left_out
+):
     few, enough = (
-        [o for o in find_problems(design(factors, EPOCH, repeats=n, left_out=left_out)) if o.key == "repeats"]
+        [
+            o
+            for o in find_problems(design(factors, EPOCH, repeats=n, left_out=left_out))
+            if o.key == "repeats"
+        ]
         for n in (repeats, 7)
     )
     assert [o.level for o in few] == ["warn"] and words in few[0].what and not enough
@@ -209,15 +394,29 @@ def test_only_primary_comparisons_need_repeats():
 
 
 FILES = {"kind": "files", "files": ("a.txt",), "validation_files": ("b.txt",)}
-STREAM = {"kind": "stream", "repository": "a/b", "revision": "0" * 40, "validation_split": "validation"}
+STREAM = {
+    "kind": "stream",
+    "repository": "a/b",
+    "revision": "0" * 40,
+    "validation_split": "validation",
+}
 
 
 @pytest.mark.parametrize(
     ("corpus", "words"),
     [
-        ({"source": FILES, "cleaning": {"deduplicate": False}}, "also occur in its training text are trained on"),
-        ({"source": STREAM, "cleaning": {"deduplicate": False}}, "also occur in its training text are trained on"),
-        ({"source": {**FILES, "validation_files": ("a.txt",)}}, "a.txt is used for training and for validation"),
+        (
+            {"source": FILES, "cleaning": {"deduplicate": False}},
+            "also occur in its training text are trained on",
+        ),
+        (
+            {"source": STREAM, "cleaning": {"deduplicate": False}},
+            "also occur in its training text are trained on",
+        ),
+        (
+            {"source": {**FILES, "validation_files": ("a.txt",)}},
+            "a.txt is used for training and for validation",
+        ),
         ({"validation_share": 0.0}, "holds out no documents"),
         ({"source": FILES}, None),
         ({"source": STREAM}, None),
@@ -226,17 +425,28 @@ STREAM = {"kind": "stream", "repository": "a/b", "revision": "0" * 40, "validati
 )
 def test_held_out_text_is_held_out(corpus, words):
     for rows, expected in ((8, words), (0, None)):
-        found = said({"approach": APPROACHES}, runs={"corpus": corpus, "validation": {"rows": rows}}, level="refuse")
+        found = said(
+            {"approach": APPROACHES},
+            runs={"corpus": corpus, "validation": {"rows": rows}},
+            level="refuse",
+        )
         assert [expected in what for _, what in found] == [True] * (expected is not None)
 
 
 @pytest.mark.parametrize(
     ("target", "rows", "words"),
-    [(5.5, [0, 8], "1 of 2 cells do not validate"), (5.5, [0], "1 of 1 cells"), (5.5, [8], None), (None, [0], None)],
+    [
+        (5.5, [0, 8], "1 of 2 cells do not validate"),
+        (5.5, [0], "1 of 1 cells"),
+        (5.5, [8], None),
+        (None, [0], None),
+    ],
 )
 def test_a_target_loss_is_one_of_validation(target, rows, words):
     found = design({"validation.rows": rows})
-    problems = find_problems(replace(found, experiment=replace(found.experiment, target_loss=target)))
+    problems = find_problems(
+        replace(found, experiment=replace(found.experiment, target_loss=target))
+    )
     told = [problem.what for problem in problems if problem.level == "refuse"]
     assert len(told) == (words is not None) and all(words in what for what in told)
 

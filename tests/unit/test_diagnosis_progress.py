@@ -1,4 +1,6 @@
-"""Progress of a call: numbers of jobs, the estimate of the time left, and the plugin that shows them in Snakemake."""
+"""Progress of a call: numbers of jobs, the estimate of the time left, and the plugin that shows
+them in Snakemake.
+"""
 
 import io
 import json
@@ -26,18 +28,23 @@ RUNNING = [*ONE, ("train", 60, None)]
         ({"train": 4, "draw": 2}, {}, [], 0, 0, 6),
         ({"train": 4, "draw": 2}, {}, ONE, 60, 180, 2),
         ({"train": 4, "draw": 2}, {}, RUNNING, 100, 2 * 60 + 20, 2),
-        ({"train": 4, "draw": 2}, {}, RUNNING, 500, 2 * 60, 2),  # late: no time is taken from the jobs that wait
+        # late: no time is taken from the jobs that wait
+        ({"train": 4, "draw": 2}, {}, RUNNING, 500, 2 * 60, 2),
         ({"draw": 6, "train": 4}, {}, DRAWN, 70, 4 * 5 + 2 * 30, 0),
         ({"train": 11}, {"train": [(0, 100), (100, 200)]}, [], 0, 11 * 100, 0),
         ({"train": 11}, {"train": [(0, 100), (100, 200)]}, NINE, 90, 2 * (100 + 9 * 10) / 10, 0),
     ],
 )
-def test_the_time_left_is_estimated_from_jobs_that_ran(jobs, recorded, ran, at, seconds, not_estimated):
+def test_the_time_left_is_estimated_from_jobs_that_ran(
+    jobs, recorded, ran, at, seconds, not_estimated
+):
     progress = Progress(jobs, recorded)
     starts = [(start, 1, number) for number, (_, start, _) in enumerate(ran)]
     ends = [(end, 0, number) for number, (*_, end) in enumerate(ran) if end is not None]
     for when, starting, number in sorted(starts + ends):
-        progress.start(number, ran[number][0], "", when) if starting else progress.finish(number, when)
+        progress.start(number, ran[number][0], "", when) if starting else progress.finish(
+            number, when
+        )
     left = progress.time_left(at)
     assert (left.seconds, left.without) == (pytest.approx(seconds), not_estimated)
 
@@ -52,8 +59,16 @@ def test_a_job_that_failed_and_starts_again_keeps_its_number_and_is_not_done():
 
 
 def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(tmp_path):
-    jobs = [("draw", 0.0, 9.9, "a.log"), ("draw", 0.001, 10.0, "a.log"), ("draw", 10.0, 30.0, "b.log")]
-    jobs += [("train", 50.0, 50.001, "c.log"), ("draw", 0.0, 9.0, {"a": 1}), ("draw", 0, 10**400, "d.log")]
+    jobs = [
+        ("draw", 0.0, 9.9, "a.log"),
+        ("draw", 0.001, 10.0, "a.log"),
+        ("draw", 10.0, 30.0, "b.log"),
+    ]
+    jobs += [
+        ("train", 50.0, 50.001, "c.log"),
+        ("draw", 0.0, 9.0, {"a": 1}),
+        ("draw", 0, 10**400, "d.log"),
+    ]
     for number, (rule, start, end, log) in enumerate(jobs):
         values = {"rule": rule, "starttime": start, "endtime": end, "log": [log]}
         (tmp_path / f"{number}").write_text(json.dumps(values))
@@ -84,14 +99,32 @@ def record(event=None, message="", level=logging.INFO, **extra):
 
 
 def job_info(number, rule, **wildcards):
-    extra = {"jobid": number, "rule_name": rule, "wildcards": wildcards, "output": ["file"], "rule_msg": "words"}
+    extra = {
+        "jobid": number,
+        "rule_name": rule,
+        "wildcards": wildcards,
+        "output": ["file"],
+        "rule_msg": "words",
+    }
     extra["log"] = []
     return record(LogEvent.JOB_INFO, **extra)
 
 
 def failed(number, log):
-    extra = {"jobid": number, "rule_name": "train", "rule_msg": "", "input": [], "output": ["done.json"], "aux": {}}
-    extra |= {"log": [log], "conda_env": None, "shellcmd": "python -m tokenscale", "container_img": None}
+    extra = {
+        "jobid": number,
+        "rule_name": "train",
+        "rule_msg": "",
+        "input": [],
+        "output": ["done.json"],
+        "aux": {},
+    }
+    extra |= {
+        "log": [log],
+        "conda_env": None,
+        "shellcmd": "python -m tokenscale",
+        "container_img": None,
+    }
     return record(LogEvent.JOB_ERROR, "Error in rule train", logging.ERROR, **extra)
 
 
@@ -125,7 +158,9 @@ def shown(monkeypatch, tmp_path, stream, events=EVENTS, **settings):
 def test_a_log_file_has_one_line_a_job_and_a_call_without_jobs_none(monkeypatch, tmp_path):
     assert shown(monkeypatch, tmp_path, io.StringIO(), EVENTS[:4]) == ""
     first, second, last = shown(monkeypatch, tmp_path, io.StringIO()).splitlines()
-    assert "1/3  train packed-w1  (3 jobs not estimated)" in first and "2/3  train packed-w2" in second
+    assert (
+        "1/3  train packed-w1  (3 jobs not estimated)" in first and "2/3  train packed-w2" in second
+    )
     assert last.startswith("1 of 3 jobs done, in ")
 
 
@@ -143,23 +178,40 @@ def test_the_error_of_a_job_is_shown_whole_with_its_log(monkeypatch, tmp_path, s
     log.write_text("tokenscale: the disk is full.\n")
     warning = record(message="a warning", level=logging.WARNING)
     text = shown(monkeypatch, tmp_path, stream(), [*EVENTS, failed(2, str(log)), warning])
-    for part in ("Error in rule train:", f"log: {log} (check", "python -m tokenscale", "tokenscale: the disk is full."):
+    for part in (
+        "Error in rule train:",
+        f"log: {log} (check",
+        "python -m tokenscale",
+        "tokenscale: the disk is full.",
+    ):
         assert part in text
     assert "\na warning" in text.replace("\r\x1b[K", "").replace("\x1b[33m", "")
     assert "1 of 3 jobs done, 1 failed, in " in text
 
 
 @pytest.mark.parametrize(
-    "settings", [{"dryrun": True}, {"verbose": True}, {"quiet": {Quietness.PROGRESS}}, {"quiet": {Quietness.RULES}}]
+    "settings",
+    [
+        {"dryrun": True},
+        {"verbose": True},
+        {"quiet": {Quietness.PROGRESS}},
+        {"quiet": {Quietness.RULES}},
+    ],
 )
-def test_dry_runs_and_calls_that_ask_for_more_or_less_look_as_without_the_plugin(monkeypatch, tmp_path, settings):
+def test_dry_runs_and_calls_that_ask_for_more_or_less_look_as_without_the_plugin(
+    monkeypatch, tmp_path, settings
+):
     from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
 
     events = [EVENTS[0], *EVENTS[2:4], EVENTS[7]]  # without times of day
     text = shown(monkeypatch, tmp_path, io.StringIO(), events, **settings)
     stream, quiet = io.StringIO(), settings.get("quiet", set())
     default = ColorizingTextHandler(stream=stream)
-    default.addFilter(DefaultFilter(quiet, False, settings.get("verbose", False), settings.get("dryrun", False), False))
+    default.addFilter(
+        DefaultFilter(
+            quiet, False, settings.get("verbose", False), settings.get("dryrun", False), False
+        )
+    )
     default.setFormatter(DefaultFormatter(quiet, True))
     for event in events:
         default.handle(event)
@@ -167,10 +219,25 @@ def test_dry_runs_and_calls_that_ask_for_more_or_less_look_as_without_the_plugin
 
 
 def test_a_dry_run_prints_warnings_and_keeps_its_jobs_for_the_summary(monkeypatch, tmp_path):
-    job = {"rule_name": "train", "jobid": 1, "output": ["a"], "log": [], "reason": "Forced execution"}
-    events = [*EVENTS, record(message="Nothing to be done (all is there)."), record(LogEvent.JOB_INFO, **job)]
-    events += [record(message="odd", level=logging.ERROR), record(message="Error: Directory cannot be locked.")]
-    text = shown(monkeypatch, tmp_path, io.StringIO(), events, dryrun=True, quiet={Quietness.REASON})
+    job = {
+        "rule_name": "train",
+        "jobid": 1,
+        "output": ["a"],
+        "log": [],
+        "reason": "Forced execution",
+    }
+    events = [
+        *EVENTS,
+        record(message="Nothing to be done (all is there)."),
+        record(LogEvent.JOB_INFO, **job),
+    ]
+    events += [
+        record(message="odd", level=logging.ERROR),
+        record(message="Error: Directory cannot be locked."),
+    ]
+    text = shown(
+        monkeypatch, tmp_path, io.StringIO(), events, dryrun=True, quiet={Quietness.REASON}
+    )
     lines = [re.sub(r"\x1b\[\d*m", "", line) for line in text.splitlines()]
     assert lines == ["Nothing to be done (all is there).", "odd"]
     assert [event["reason"] for event in internals.planned] == ["", "", "Forced execution"]

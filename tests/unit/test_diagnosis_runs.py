@@ -1,4 +1,6 @@
-"""What `status` says of runs, by what trainings leave behind in each state, and of SLURM's queue."""
+"""What `status` says of runs, by what trainings leave behind in each state, and of SLURM's
+queue.
+"""
 
 import json
 import os
@@ -80,7 +82,8 @@ def test_a_sealed_run_is_what_its_record_says(results, outcome, word):
     seal_record(folder, {"attempt": 0}, {"status": outcome, "steps": 24})
     assert only(results).state == word
     record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"attempt": 1}))  # the seal does not match: not a result
+    # the seal does not match: not a result
+    (folder / "run.json").write_text(json.dumps(record | {"attempt": 1}))
     assert only(results).state == "interrupted"
 
 
@@ -93,7 +96,12 @@ def test_a_sealed_run_is_what_its_record_says(results, outcome, word):
     ],
 )
 def test_a_running_one_tells_how_far_it_is(results, capsys, ago, status, words):
-    folder = made(results, attempt=1, ago=ago, **(status | {"steps": 400, "state": "running"} if status else {}))
+    folder = made(
+        results,
+        attempt=1,
+        ago=ago,
+        **(status | {"steps": 400, "state": "running"} if status else {}),
+    )
     with lock_folder(folder, "it"):
         text = said(capsys)
     assert f"  running  {RUN}  attempt=01  " in text and words in text
@@ -102,12 +110,17 @@ def test_a_running_one_tells_how_far_it_is(results, capsys, ago, status, words):
 def logged(folder, rank=0, steps=5, step_s=0.5, useful=1000, end=b""):
     path = folder / f"attempt=00/rank={rank:05d}/steps.jsonl"
     path.parent.mkdir(exist_ok=True)
-    lines = [{"step": n, "step_s": 9.0 if n == 0 else step_s, "useful_tokens": useful} for n in range(steps)]
+    lines = [
+        {"step": n, "step_s": 9.0 if n == 0 else step_s, "useful_tokens": useful}
+        for n in range(steps)
+    ]
     path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + end)
 
 
 def test_a_running_run_says_its_pace_and_how_long_it_will_take(results, capsys):
-    """The slower of two ranks counts, and tokens of both; the first step does not, nor one that a rank is at."""
+    """The slower of two ranks counts, and tokens of both; the first step does not, nor one that a
+    rank is at.
+    """
     folder = made(results, ago=2, step=4, steps=400, loss=4.0, state="running")
     logged(folder, 0)
     logged(folder, 1, steps=4, step_s=0.8, useful=600, end=b'{"step": 4, "step')
@@ -115,11 +128,14 @@ def test_a_running_run_says_its_pace_and_how_long_it_will_take(results, capsys):
         text = " ".join(said(capsys).split())
         found = only(results)
     assert "2,000 useful tokens/s, 5 min 16 s to go" in text
-    assert (found.step_s, found.useful_tokens_per_s, found.left_s) == pytest.approx((0.8, 2000.0, 316.8))
+    assert (found.step_s, found.useful_tokens_per_s, found.left_s) == pytest.approx(
+        (0.8, 2000.0, 316.8)
+    )
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"rubbish\n[1]\n", b'{"step":1}\n', b'{"step":1,"step_s":0,"useful_tokens":1}\n']
+    "content",
+    [b"", b"rubbish\n[1]\n", b'{"step":1}\n', b'{"step":1,"step_s":0,"useful_tokens":1}\n'],
 )
 def test_a_log_that_says_no_pace_is_no_error(results, capsys, content):
     folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
@@ -173,14 +189,22 @@ def test_a_new_attempt_or_job_has_not_the_progress_of_the_one_before(results):
     found = only(results, job("RUNNING", used_s=17))
     assert (found.state, found.step, found.is_silent(time.time())) == ("running", None, False)
     found = only(results, job("RUNNING", used_s=500))
-    assert found.step == 91 and found.is_silent(time.time()) and only(results, job("PENDING")).step == 91
+    assert (
+        found.step == 91
+        and found.is_silent(time.time())
+        and only(results, job("PENDING")).step == 91
+    )
 
 
 def test_a_failed_one_says_why_and_one_that_was_told_to_stop_has_not_failed(results, capsys):
     log = "step 1/4\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     made(results, ago=3600, step=1, steps=4, loss=8.0, state="running", log=log)
     text = said(capsys)
-    assert f"  failed  {RUN}  attempt=00" in text and "a GPU's memory was full" in text and "next  a smaller" in text
+    assert (
+        f"  failed  {RUN}  attempt=00" in text
+        and "a GPU's memory was full" in text
+        and "next  a smaller" in text
+    )
     shutil.rmtree(results)
     made(results, ago=1, step=1, steps=4, state="interrupted", log="signal SIGTERM\n")
     assert (only(results).state, only(results).hint) == ("interrupted", None)
@@ -200,7 +224,13 @@ def test_the_log_of_the_rank_that_failed_first_comes_first(results, words):
     for rank in range(4):
         (folder / f"attempt=02/output/rank={rank:05d}.log").write_text("x\n")
     names = [path.name for path in runs.find_logs(folder, 2)]
-    assert names == ["rank=00003.log", f"{RUN}.log", "rank=00000.log", "rank=00001.log", "rank=00002.log"]
+    assert names == [
+        "rank=00003.log",
+        f"{RUN}.log",
+        "rank=00000.log",
+        "rank=00001.log",
+        "rank=00002.log",
+    ]
 
 
 def test_what_is_half_there_breaks_nothing(results):
@@ -215,34 +245,57 @@ def test_what_is_half_there_breaks_nothing(results):
 def test_runs_that_train_started_elsewhere_are_listed(results, capsys):
     """By the list that `train --output-dir` writes once; a folder that is gone is left out."""
     made(results, ago=900)
-    elsewhere = made(results.parent / "my out", "own-w1-0123456789", step=3, steps=9, loss=2.0, state="running")
-    for folder in (results.parent / "my out/runs", results.parent / "gone", Path("my out/runs"), Path("results/runs")):
+    elsewhere = made(
+        results.parent / "my out", "own-w1-0123456789", step=3, steps=9, loss=2.0, state="running"
+    )
+    for folder in (
+        results.parent / "my out/runs",
+        results.parent / "gone",
+        Path("my out/runs"),
+        Path("results/runs"),
+    ):
         note_folder(folder)
     with lock_folder(elsewhere, "it"):
         text = said(capsys)
         assert "SLURM is not installed here" in text
         assert {run.id for run in runs.read_runs(results)} == {RUN, "own-w1-0123456789"}
-    assert f"results/runs, {results.parent}/my out/runs: 1 running, 1 interrupted" in " ".join(text.split())
+    assert f"results/runs, {results.parent}/my out/runs: 1 running, 1 interrupted" in " ".join(
+        text.split()
+    )
 
 
 # -- SLURM's queue, by a squeue that says what the real one (22.05) says
 
 
 def line(folder, number=6, state="RUNNING", reason="None", **values):
-    usual = {"used": "0:04", "limit": "12:00:00", "count": 1, "nodes": "nid000002", "start": "2026-11-21T16:12:12"}
+    usual = {
+        "used": "0:04",
+        "limit": "12:00:00",
+        "count": 1,
+        "nodes": "nid000002",
+        "start": "2026-11-21T16:12:12",
+    }
     usual |= {"name": "tokenscale_12234107-f5a1", "comment": f"rule_train_wildcards_{RUN}"} | values
     return queue.SEPARATOR.join(map(str, (number, state, reason, *usual.values(), folder)))
 
 
 def waiting(folder, reason, **values):
-    return line(folder, **{"state": "PENDING", "reason": reason, "used": "0:00", "nodes": "", "start": "N/A"} | values)
+    return line(
+        folder,
+        **{"state": "PENDING", "reason": reason, "used": "0:00", "nodes": "", "start": "N/A"}
+        | values,
+    )
 
 
 def squeue(folder, *lines):
     said = folder.parent / "said.txt"
     said.write_text("".join(f"{text}\n" for text in lines))
     # the shell's own words alone: the test's PATH has no `cat`
-    program(folder.parent / "bin", "squeue", f'while IFS= read -r l; do printf "%s\\n" "$l"; done < {said}')
+    program(
+        folder.parent / "bin",
+        "squeue",
+        f'while IFS= read -r l; do printf "%s\\n" "$l"; done < {said}',
+    )
 
 
 def test_jobs_of_this_folder_alone_are_told(folder, capsys):
@@ -251,10 +304,24 @@ def test_jobs_of_this_folder_alone_are_told(folder, capsys):
         folder,
         *("Fri Nov 20 2026", ""),  # lines of another shape
         line(folder),
-        line(folder, 7, name="interactive", comment="(null)"),  # its user's, from here, but no job of ours
+        # its user's, from here, but no job of ours
+        line(folder, 7, name="interactive", comment="(null)"),
         line(folder.parent, 8),  # of another working folder
-        line(folder.parent / "link", 9, name="tokenscale-by-hand", comment="(null)", count=4, nodes="nid[000001-4]"),
-        line(folder, 10, comment="rule_build_corpus_wildcards_web", limit="UNLIMITED", used="1-00:00:10"),
+        line(
+            folder.parent / "link",
+            9,
+            name="tokenscale-by-hand",
+            comment="(null)",
+            count=4,
+            nodes="nid[000001-4]",
+        ),
+        line(
+            folder,
+            10,
+            comment="rule_build_corpus_wildcards_web",
+            limit="UNLIMITED",
+            used="1-00:00:10",
+        ),
         line(folder, 11, state="COMPLETING", comment="rule_report", used="0:59", limit="1:00"),
         line(folder, 12, used="0:00", comment="rule_report"),  # in its first second
         waiting(folder, "Priority", number=13, comment="rule_report"),
@@ -287,12 +354,21 @@ def test_a_waiting_job_says_why_what_to_do_and_when_it_starts(folder, capsys):
 @pytest.mark.parametrize(
     "script, words",
     [
-        ("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1", "contact"),
+        (
+            (
+                "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect "
+                "failure)' "
+                ">&2; exit 1"
+            ),
+            "contact",
+        ),
         ("exit 3", "squeue ended with 3"),
         (f"exec {sys.executable} -c 'import time; time.sleep(60)'", "no output within 0.5 s"),
     ],
 )
-def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(folder, capsys, monkeypatch, script, words):
+def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(
+    folder, capsys, monkeypatch, script, words
+):
     monkeypatch.setattr(queue, "LIMIT_S", 0.5)
     program(folder.parent / "bin", "squeue", script)
     first, _, last = said(capsys).splitlines()
@@ -303,13 +379,19 @@ def test_jobs_without_a_snakemake_are_still_ours(folder, capsys):
     squeue(folder, line(folder))
     assert "start it again" in said(capsys)
     (folder / ".snakemake/log").mkdir(parents=True)
-    with (folder / ".snakemake/log/now.snakemake.log").open("w"):  # as a Snakemake holds it while it lives
+    # as a Snakemake holds it while it lives
+    with (folder / ".snakemake/log/now.snakemake.log").open("w"):
         assert "start it again" not in said(capsys)
     assert "start it again" in said(capsys)
 
 
 def test_a_job_that_waits_for_anothers_lock_says_so(folder, capsys):
-    squeue(folder, line(folder, 21), line(folder, 22), line(folder, 23, comment="rule_train_wildcards_another"))
+    squeue(
+        folder,
+        line(folder, 21),
+        line(folder, 22),
+        line(folder, 23, comment="rule_train_wildcards_another"),
+    )
     assert [text.strip() for text in said(capsys).splitlines() if "why" in text] == [
         "why   job 21 trains this run; this job waits until it ends"
     ]
@@ -318,7 +400,14 @@ def test_a_job_that_waits_for_anothers_lock_says_so(folder, capsys):
 def test_programs_get_the_same_as_json(folder, capsys):
     squeue(folder, waiting(folder, "JobHeldUser", number=3))
     found = json.loads(said(capsys, "--json"))
-    expected = {"id": "3", "rule": "train", "of": RUN, "limit_s": 43_200, "next": "scontrol release 3", "start": None}
+    expected = {
+        "id": "3",
+        "rule": "train",
+        "of": RUN,
+        "limit_s": 43_200,
+        "next": "scontrol release 3",
+        "start": None,
+    }
     (job,) = found["slurm"]["jobs"]
     assert expected.items() <= job.items() and found["schema"] == 1 and found["runs"] == []
     assert "--json cannot be combined" in refused(capsys, ["status", "--failed", "--json"])

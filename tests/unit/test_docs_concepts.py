@@ -31,7 +31,9 @@ def example() -> RunSettings:
 
 def rows(*heads: str) -> list[list[str]]:
     """Cells of the table whose first heads are these."""
-    (table,) = re.findall(rf"^\| {re.escape(' | '.join(heads))}.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    (table,) = re.findall(
+        rf"^\| {re.escape(' | '.join(heads))}.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE
+    )
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
 
 
@@ -62,7 +64,12 @@ def test_what_is_sent_follows_from_the_formulas(example):
     count = weights(example.model)
     for cell, micro, formula, gib in table:
         run = with_cell(example, cell)
-        values = {"P": count.total, "K": count.blocks, "R": count.total - count.blocks, "L": run.model.layers}
+        values = {
+            "P": count.total,
+            "K": count.blocks,
+            "R": count.total - count.blocks,
+            "L": run.model.layers,
+        }
         values["M"] = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
         values["X"] = run.micro_batch * run.sequence_length * run.model.dimension
         sent = 0.0
@@ -76,16 +83,30 @@ def test_what_is_sent_follows_from_the_formulas(example):
 
 def test_bubbles_are_those_of_the_schedules():
     table = rows("`schedule`", "stages per rank")
-    assert [row[0].strip("`") for row in table] == ["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"]
+    assert [row[0].strip("`") for row in table] == [
+        "naive",
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "zero-bubble",
+    ]
     for name, chunks, *numbers in table:
         name, chunks = name.strip("`"), int(chunks)
         kept = [max_in_flight(build_schedule(name, rank, 4, 32, chunks)) for rank in (0, 3)]
-        assert numbers == [f"{bubble_share(name, 4, m, chunks):.3f}" for m in (8, 32)] + list(map(str, kept)), name
+        assert numbers == [f"{bubble_share(name, 4, m, chunks):.3f}" for m in (8, 32)] + list(
+            map(str, kept)
+        ), name
 
 
 def test_what_checkpointing_saves_and_costs(example):
     for mode, gib, times in rows("`activation_checkpointing`", "activations"):
         run = replace(example, activation_checkpointing=mode.strip("`"))
         of = run.model, run.sequence_length, Convention.FULL
-        trained, computed = flops_per_token(*of), hardware_flops_per_token(*of, run.activation_checkpointing)
-        assert (gib, times) == (f"{largest_memory(run, 'cuda').activations / GIB:.2f}", f"{computed / trained:.2f}")
+        trained, computed = (
+            flops_per_token(*of),
+            hardware_flops_per_token(*of, run.activation_checkpointing),
+        )
+        assert (gib, times) == (
+            f"{largest_memory(run, 'cuda').activations / GIB:.2f}",
+            f"{computed / trained:.2f}",
+        )

@@ -1,4 +1,6 @@
-"""Downloads against a server on the loopback interface: cut, busy, changed, wrong; and the hub through its client."""
+"""Downloads against a server on the loopback interface: cut, busy, changed, wrong; and the hub
+through its client.
+"""
 
 import gzip
 import hashlib
@@ -23,7 +25,9 @@ from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 from tokenscale.settings.options import to_dict
 
-CONTENT = "<|endoftext|>".join(f"Story {i}: " + "once upon a time " * 40 for i in range(200)).encode()
+CONTENT = "<|endoftext|>".join(
+    f"Story {i}: " + "once upon a time " * 40 for i in range(200)
+).encode()
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -41,14 +45,19 @@ def no_waiting(monkeypatch):
 
 
 def corpus_of(*files, **more) -> CorpusSettings:
-    return CorpusSettings(name="web", source=SourceSettings(kind="url", files=files, separator="<|endoftext|>", **more))
+    return CorpusSettings(
+        name="web",
+        source=SourceSettings(kind="url", files=files, separator="<|endoftext|>", **more),
+    )
 
 
 URL = "/a/stories.txt"
 
 
 def check_download(web, folder, content=CONTENT, sha256=None):
-    manifest = fetch_corpus(corpus_of(web.address + URL + (f"#sha256={sha256}" if sha256 else "")), folder)
+    manifest = fetch_corpus(
+        corpus_of(web.address + URL + (f"#sha256={sha256}" if sha256 else "")), folder
+    )
     assert (folder / "stories.txt").read_bytes() == content
     return manifest
 
@@ -69,23 +78,46 @@ def ranges(web):
 
 def test_a_download_becomes_a_corpus_and_a_second_one_asks_for_nothing(web, tmp_path):
     manifest = check_download(web, tmp_path / "d", sha256=SHA256)
-    listed = {"name": "stories.txt", "from": web.address + URL, "bytes": len(CONTENT), "sha256": SHA256}
+    listed = {
+        "name": "stories.txt",
+        "from": web.address + URL,
+        "bytes": len(CONTENT),
+        "sha256": SHA256,
+    }
     assert manifest["files"] == [listed]
-    assert {p.name for p in (tmp_path / "d").iterdir()} == {".lock", "hashes.json", "manifest.json", "stories.txt"}
+    assert {p.name for p in (tmp_path / "d").iterdir()} == {
+        ".lock",
+        "hashes.json",
+        "manifest.json",
+        "stories.txt",
+    }
     asked = len(web.requests)
     (tmp_path / "d/manifest.json").unlink()
-    assert check_download(web, tmp_path / "d", sha256=SHA256) == manifest and len(web.requests) == asked
+    assert (
+        check_download(web, tmp_path / "d", sha256=SHA256) == manifest
+        and len(web.requests) == asked
+    )
     settings = corpus_of(f"{web.address}{URL}#sha256={SHA256}")
-    assert build(settings, tmp_path / "c", downloads=tmp_path / "d")["cleaning"]["documents"]["kept"] == 200
+    assert (
+        build(settings, tmp_path / "c", downloads=tmp_path / "d")["cleaning"]["documents"]["kept"]
+        == 200
+    )
     assert RawText(tmp_path / "c").text(0).startswith("Story 0: once")
 
 
 def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):
     web.cut[URL] = [1000, 50_000, 0]
     web.redirects["/moved.txt"] = URL
-    assert fetch_corpus(corpus_of(f"{web.address}/moved.txt"), tmp_path)["files"][0]["name"] == "moved.txt"
+    assert (
+        fetch_corpus(corpus_of(f"{web.address}/moved.txt"), tmp_path)["files"][0]["name"]
+        == "moved.txt"
+    )
     assert (tmp_path / "moved.txt").read_bytes() == CONTENT
-    assert [r for _, path, r in web.requests if path == URL] == [None, "bytes=1000-", *["bytes=51000-"] * 2]
+    assert [r for _, path, r in web.requests if path == URL] == [
+        None,
+        "bytes=1000-",
+        *["bytes=51000-"] * 2,
+    ]
 
 
 def test_a_server_that_falls_silent_is_asked_again_for_the_rest(web, tmp_path, monkeypatch, capsys):
@@ -129,7 +161,10 @@ def test_a_begun_file_of_another_address_is_not_continued(web, tmp_path, other):
 
 @pytest.mark.parametrize("held_out", ["stories.txt", "validation_files-stories.txt"])
 def test_no_file_replaces_another_of_the_same_name(web, tmp_path, held_out):
-    web.files[f"/b/{held_out}"], web.files["/a/validation_files-stories.txt"] = b"held out", b"trained"
+    web.files[f"/b/{held_out}"], web.files["/a/validation_files-stories.txt"] = (
+        b"held out",
+        b"trained",
+    )
     files = [f"{web.address}/a/{name}" for name in ("stories.txt", "validation_files-stories.txt")]
     fetch_corpus(corpus_of(*files, validation_files=(f"{web.address}/b/{held_out}",)), tmp_path)
     found = json.loads((tmp_path / "manifest.json").read_text())
@@ -148,12 +183,20 @@ OTHER = CONTENT[::-1]
 #: answers to a request of its bytes from 1,000 on
 ANSWERS = {
     "another start": (206, {"Content-Range": f"bytes 0-499/{len(OTHER)}"}, OTHER[:500]),
-    "another tag": (206, {"Content-Range": f"bytes 1000-1999/{len(OTHER)}", "ETag": '"two"'}, OTHER[1000:2000]),
+    "another tag": (
+        206,
+        {"Content-Range": f"bytes 1000-1999/{len(OTHER)}", "ETag": '"two"'},
+        OTHER[1000:2000],
+    ),
     "another size": (206, {"Content-Range": f"bytes 1000-1999/{len(OTHER) + 1}"}, OTHER[1000:2000]),
     "no range": (206, {}, OTHER[1000:2000]),
     "too short": (416, {"Content-Range": f"bytes */{len(OTHER)}"}, b""),
     "whole and cut": (200, {"ETag": '"two"', "Content-Length": str(len(OTHER))}, OTHER[:2000]),
-    "gzip and cut": (200, {"Content-Encoding": "gzip", "Content-Length": "900"}, gzip.compress(OTHER)[:500]),
+    "gzip and cut": (
+        200,
+        {"Content-Encoding": "gzip", "Content-Length": "900"},
+        gzip.compress(OTHER)[:500],
+    ),
 }
 
 
@@ -168,7 +211,8 @@ def test_bytes_of_another_file_are_never_appended(web, tmp_path, answer):
 def test_a_range_that_ends_early_is_continued(web, tmp_path):
     ends = [(1000, 2000, len(CONTENT)), (2000, 3000, len(CONTENT)), (3000, len(CONTENT), "*")]
     web.canned[URL] = [CUT] + [
-        (206, {"ETag": '"one"', "Content-Range": f"bytes {a}-{b - 1}/{of}"}, CONTENT[a:b]) for a, b, of in ends
+        (206, {"ETag": '"one"', "Content-Range": f"bytes {a}-{b - 1}/{of}"}, CONTENT[a:b])
+        for a, b, of in ends
     ]
     check_download(web, tmp_path)
     assert ranges(web)[-1] == "bytes=3000-"
@@ -207,7 +251,9 @@ def test_a_busy_server_is_asked_again_after_the_pause_that_it_demands(
 ):
     pauses = []
     monkeypatch.setattr(download, "sleep", pauses.append)
-    web.canned[URL] = [(status, {"Retry-After": wait or formatdate(time.time() + 40, usegmt=True)}, b"")]
+    web.canned[URL] = [
+        (status, {"Retry-After": wait or formatdate(time.time() + 40, usegmt=True)}, b"")
+    ]
     check_download(web, tmp_path)
     assert least <= pauses[0] <= most and len(pauses) == 1
 
@@ -263,12 +309,17 @@ def test_a_damaged_file_is_downloaded_again(web, tmp_path):
 
 
 def test_a_source_brings_its_own_validation_file(web, tmp_path):
-    web.files["/b/stories.txt"] = b"Held out.<|endoftext|>Story 0: " + b"once upon a time " * 39 + b"once upon a time"
+    web.files["/b/stories.txt"] = (
+        b"Held out.<|endoftext|>Story 0: " + b"once upon a time " * 39 + b"once upon a time"
+    )
     settings = corpus_of(web.address + URL, validation_files=(f"{web.address}/b/stories.txt",))
     names = [file["name"] for file in fetch_corpus(settings, tmp_path / "d")["validation_files"]]
     assert names == ["validation_files-stories.txt"]
     manifest = build(settings, tmp_path / "c", downloads=tmp_path / "d")
-    assert manifest["splits"]["train"]["rows"] == 200 and manifest["cleaning"]["documents"]["duplicates"] == 1
+    assert (
+        manifest["splits"]["train"]["rows"] == 200
+        and manifest["cleaning"]["documents"]["duplicates"] == 1
+    )
     assert texts_of(tmp_path / "c", "validation") == ["Held out."]  # the other one is trained on
 
 
@@ -281,12 +332,17 @@ def test_random_cuts_never_give_another_file(web, tmp_path):
 
 
 def hub(*files, **more) -> CorpusSettings:
-    source = SourceSettings(kind="hub", repository="people/tales", revision=COMMIT, files=files, **more)
+    source = SourceSettings(
+        kind="hub", repository="people/tales", revision=COMMIT, files=files, **more
+    )
     return CorpusSettings(name="tales", source=source)
 
 
 #: in a process of its own: the hub's client reads its environment when it is imported
-DOWNLOAD = "import json, sys; from tokenscale.cli.main import main; print([main(w) for w in json.loads(sys.argv[1])])"
+DOWNLOAD = (
+    "import json, sys; from tokenscale.cli.main import main; print([main(w) for w in "
+    "json.loads(sys.argv[1])])"
+)
 
 
 def run_download(folder, *settings, **environment) -> subprocess.CompletedProcess:
@@ -300,7 +356,12 @@ def run_download(folder, *settings, **environment) -> subprocess.CompletedProces
 
 @pytest.fixture
 def dataset(web, tmp_path):
-    files = {"train/0.txt": b"zero", "train/1.txt": b"one", "valid.txt": b"held out", "README.md": b"about"}
+    files = {
+        "train/0.txt": b"zero",
+        "train/1.txt": b"one",
+        "valid.txt": b"held out",
+        "README.md": b"about",
+    }
     web.add_dataset("people/tales", COMMIT, files)
     return {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub")}
 
@@ -310,23 +371,34 @@ def test_a_dataset_of_the_hub_at_its_commit_becomes_a_corpus(dataset, tmp_path):
     done = run_download(tmp_path / "d", settings, **dataset)
     assert done.stdout.endswith("[0]\n"), done.stderr
     manifest = json.loads((tmp_path / "d/manifest.json").read_text())
-    assert manifest["revision"] == COMMIT and [f["name"] for f in manifest["files"]] == ["train/0.txt", "train/1.txt"]
+    assert manifest["revision"] == COMMIT and [f["name"] for f in manifest["files"]] == [
+        "train/0.txt",
+        "train/1.txt",
+    ]
     build(settings, tmp_path / "c", downloads=tmp_path / "d")
     assert [RawText(tmp_path / "c").text(i) for i in range(2)] == ["zero", "one"]
 
 
 @pytest.mark.parametrize("files, later", [("train/1.txt", "e"), ("train/*.txt", "d")])
-def test_offline_the_hubs_cache_or_the_earlier_download_serves(dataset, web, tmp_path, files, later):
+def test_offline_the_hubs_cache_or_the_earlier_download_serves(
+    dataset, web, tmp_path, files, later
+):
     assert run_download(tmp_path / "d", hub(files), **dataset).stdout.endswith("[0]\n")
     before, asked = (tmp_path / "d/manifest.json").read_bytes(), len(web.requests)
     done = run_download(tmp_path / later, hub(files), **dataset | {"HF_HUB_OFFLINE": "1"})
     assert done.stdout.endswith("[0]\n"), done.stderr
-    assert (tmp_path / later / "manifest.json").read_bytes() == before and len(web.requests) == asked
+    assert (tmp_path / later / "manifest.json").read_bytes() == before and len(
+        web.requests
+    ) == asked
 
 
 def test_what_the_hub_does_not_give_is_one_message(dataset, tmp_path):
     done = run_download(tmp_path / "d", hub("train/0.txt"), **dataset | {"HF_HUB_OFFLINE": "1"})
-    assert done.stdout.endswith("[2]\n") and "HF_HUB_OFFLINE" in done.stderr and "HF_HOME" in done.stderr
+    assert (
+        done.stdout.endswith("[2]\n")
+        and "HF_HUB_OFFLINE" in done.stderr
+        and "HF_HOME" in done.stderr
+    )
     settings = [hub("no.txt"), hub("trian/*.txt"), hub(f"train/0.txt#sha256={'1' * 64}")]
     done = run_download(tmp_path / "d", *settings, **dataset)
     assert done.stdout.endswith("[2, 2, 2]\n") and "Traceback" not in done.stderr, done.stderr

@@ -88,14 +88,24 @@ def corpus_of(*files, **more):
 def test_a_pattern_becomes_a_corpus(s3, tmp_path):
     settings = corpus_of("s3://texts/raw/*.parquet")
     manifest = fetch_corpus(settings, tmp_path / "d")
-    assert [file["from"] for file in manifest["files"]] == [f"s3://texts/raw/f{n}.parquet" for n in range(3)]
+    assert [file["from"] for file in manifest["files"]] == [
+        f"s3://texts/raw/f{n}.parquet" for n in range(3)
+    ]
     built = build(settings, tmp_path / "c", downloads=tmp_path / "d")
     assert built["cleaning"]["documents"]["kept"] == 150 and built["source"]["kind"] == "bucket"
-    assert set(texts_of(tmp_path / "c")) < {f"document {i} of file {n}" for i in range(50) for n in range(3)}
-    assert not any(b"planted-secret" in path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file())
+    assert set(texts_of(tmp_path / "c")) < {
+        f"document {i} of file {n}" for i in range(50) for n in range(3)
+    }
+    assert not any(
+        b"planted-secret" in path.read_bytes()
+        for path in (tmp_path / "d").rglob("*")
+        if path.is_file()
+    )
 
 
-def test_a_second_download_reads_nothing_and_a_changed_object_is_an_error(s3, tmp_path, monkeypatch):
+def test_a_second_download_reads_nothing_and_a_changed_object_is_an_error(
+    s3, tmp_path, monkeypatch
+):
     settings = corpus_of("s3://texts/raw/f0.parquet")
     before = fetch_corpus(settings, tmp_path)
     with monkeypatch.context() as patch:
@@ -160,7 +170,11 @@ def test_an_object_that_changes_while_it_is_read_is_read_again(s3, tmp_path, mon
     [
         ("s3://text/raw/f0.parquet", "no such", "AWS_ENDPOINT_URL|list the bucket"),
         ("s3://texts/raw/f9.parquet", "has no such file", "correct the address"),
-        ("s3://texts/raw/*.jsonl", "no file of the source fits", "did you mean s3://texts/raw/f|correct"),
+        (
+            "s3://texts/raw/*.jsonl",
+            "no file of the source fits",
+            "did you mean s3://texts/raw/f|correct",
+        ),
         ("s3://text/raw/*.parquet", "no such", "AWS_ENDPOINT_URL|correct"),
     ],
 )

@@ -32,9 +32,18 @@ def clone(tmp_path, monkeypatch):
     "text, expected",
     [
         ("snakemake -f a/manifest.json", ".venv/bin/snakemake -f a/manifest.json"),
-        ("make it with `tokenscale corpus`, or add it", "make it with `.venv/bin/tokenscale corpus`, or add it"),
-        ("measure 8, or run weak scaling: snakemake weak", "measure 8, or run weak scaling: .venv/bin/snakemake weak"),
-        ("snakemake report, or tokenscale report", ".venv/bin/snakemake report, or .venv/bin/tokenscale report"),
+        (
+            "make it with `tokenscale corpus`, or add it",
+            "make it with `.venv/bin/tokenscale corpus`, or add it",
+        ),
+        (
+            "measure 8, or run weak scaling: snakemake weak",
+            "measure 8, or run weak scaling: .venv/bin/snakemake weak",
+        ),
+        (
+            "snakemake report, or tokenscale report",
+            ".venv/bin/snakemake report, or .venv/bin/tokenscale report",
+        ),
         ("first\nsnakemake -n", "first\n.venv/bin/snakemake -n"),
         ("python -m pip install torch", ".venv/bin/python -m pip install torch"),
         # no commands, or none of this environment
@@ -62,13 +71,18 @@ def test_a_folder_outside_the_working_folder_is_absolute_and_quoted(clone, monke
 def test_an_activated_environment_needs_no_folder(clone, monkeypatch):
     monkeypatch.setenv("PATH", f"{clone}/.venv/bin:/usr/bin")
     assert as_typed("snakemake -n") == "snakemake -n"
-    monkeypatch.setenv(USER_PATH, "/usr/bin")  # inside Snakemake, whose jobs have the environment in PATH
+    # inside Snakemake, whose jobs have the environment in PATH
+    monkeypatch.setenv(USER_PATH, "/usr/bin")
     assert as_typed("snakemake -n") == ".venv/bin/snakemake -n"
 
 
 def test_only_the_printed_next_step_names_the_folder(clone):
     error = UserError("tokenscale is old.", found="snakemake 8", next="snakemake -n")
-    lines = ["tokenscale: tokenscale is old.", "  found  snakemake 8", "  next   .venv/bin/snakemake -n"]
+    lines = [
+        "tokenscale: tokenscale is old.",
+        "  found  snakemake 8",
+        "  next   .venv/bin/snakemake -n",
+    ]
     assert error.render().splitlines() == lines and str(error).endswith("  snakemake -n")
 
 
@@ -76,7 +90,9 @@ def test_only_the_printed_next_step_names_the_folder(clone):
 def test_the_next_step_of_a_refusal_runs_where_nothing_is_activated(command, tmp_path):
     def shell(line: str) -> subprocess.CompletedProcess:
         environment = {"PATH": "/usr/bin:/bin", "HOME": os.environ["HOME"]}
-        return subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
     refused = shell(f"{BIN}/tokenscale{command} --zzzzzzzz")
     assert refused.returncode == 2
@@ -88,13 +104,27 @@ ROOT = Path(__file__).parents[2]
 
 
 def without_next_step(source: str) -> list[str]:
-    """First arguments of calls of UserError that pass neither `next` nor facts gathered elsewhere (`**facts`)."""
+    """First arguments of calls of UserError that pass neither `next` nor facts gathered elsewhere
+    (`**facts`).
+    """
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    errors = (call for call in calls if "UserError" in (getattr(call.func, "id", ""), getattr(call.func, "attr", "")))
-    return [ast.unparse(call.args[0]) for call in errors if not {"next", None} & {word.arg for word in call.keywords}]
+    errors = (
+        call
+        for call in calls
+        if "UserError" in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))
+    )
+    return [
+        ast.unparse(call.args[0])
+        for call in errors
+        if not {"next", None} & {word.arg for word in call.keywords}
+    ]
 
 
 def test_every_user_error_has_a_next_step():
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
-    missing = {str(path.relative_to(ROOT)): found for path in files if (found := without_next_step(path.read_text()))}
+    missing = {
+        str(path.relative_to(ROOT)): found
+        for path in files
+        if (found := without_next_step(path.read_text()))
+    }
     assert missing == {}

@@ -28,7 +28,29 @@ from tokenscale.train.parallel.world import World
 pytestmark = pytest.mark.slow(20)
 
 T = 32
-WORDS = "what a model has learnt shows in what it expects of a text that it has never seen before é 漢".split()
+WORDS = [
+    "what",
+    "a",
+    "model",
+    "has",
+    "learnt",
+    "shows",
+    "in",
+    "what",
+    "it",
+    "expects",
+    "of",
+    "a",
+    "text",
+    "that",
+    "it",
+    "has",
+    "never",
+    "seen",
+    "before",
+    "é",
+    "漢",
+]
 WORLD = World(0, 1, 0, torch.device("cpu"))
 CASES = {
     "causal": {"eos": True},
@@ -47,11 +69,16 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=CASES)
 def trained(lab, tmp_path_factory, request):
-    options = {"validation": ValidationSettings(rows=10), "checkpoints": CheckpointSettings(final=True)}
+    options = {
+        "validation": ValidationSettings(rows=10),
+        "checkpoints": CheckpointSettings(final=True),
+    }
     run = small_run(steps=4, **options, **CASES[request.param])
     folder = tmp_path_factory.mktemp("run")
     train(run, lab.inputs(run), folder, WORLD)
-    events = map(json.loads, (folder / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
+    events = map(
+        json.loads, (folder / "attempt=00/rank=00000/events.jsonl").read_text().splitlines()
+    )
     return run, folder / "checkpoints/final", [e for e in events if e["event"] == "validation"][-1]
 
 
@@ -64,7 +91,10 @@ def plainly(opened, documents):
     for document in documents:
         for begin in range(0, len(document) - 1, T):
             window = torch.from_numpy(document[begin : begin + T + 1].astype(np.int64))
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=opened.run.precision == "bf16"):
+            with (
+                torch.no_grad(),
+                torch.autocast("cpu", torch.bfloat16, enabled=opened.run.precision == "bf16"),
+            ):
                 logits = opened.model(window[None, :-1])[0].float()
             loss += F.cross_entropy(logits, window[1:], reduction="sum").item()
             hits += int((logits.argmax(-1) == window[1:]).sum())
@@ -74,11 +104,15 @@ def plainly(opened, documents):
 
 def test_the_rows_of_a_validation_score_what_the_training_saw(lab, trained):
     run, checkpoint, validation = trained
-    opened, found = evaluate_store(checkpoint, lab.store(run.validation_store), rows=run.validation.rows)
+    opened, found = evaluate_store(
+        checkpoint, lab.store(run.validation_store), rows=run.validation.rows
+    )
     assert found.useful_tokens == validation["useful_tokens"] and found.rows == run.validation.rows
     assert found.loss_sum == pytest.approx(validation["loss_sum"], rel=1e-5)
     assert 0 < found.correct < found.useful_tokens
-    assert found.perplexity == pytest.approx(math.exp(validation["loss_sum"] / validation["useful_tokens"]), rel=1e-4)
+    assert found.perplexity == pytest.approx(
+        math.exp(validation["loss_sum"] / validation["useful_tokens"]), rel=1e-4
+    )
     assert found.bits_per_byte is None and opened.run == run
 
 
@@ -87,12 +121,21 @@ def test_a_corpus_scores_its_documents_each_for_itself(lab, trained):
     opened, found = evaluate_text(checkpoint, str(lab.corpus))
     texts = texts_of(lab.corpus, "validation")
     documents = encode_documents(load_tokenizer(lab.tokenizer), texts, run.eos)
-    assert found.rows == sum(len(list(windows(d, T))) for d in documents) > len(documents) - texts.count("")
+    assert (
+        found.rows
+        == sum(len(list(windows(d, T))) for d in documents)
+        > len(documents) - texts.count("")
+    )
     if run.objective == "masked":
-        assert 0.2 < found.useful_tokens / sum(map(len, documents)) < 0.4 and found.bits_per_byte is None
+        assert (
+            0.2 < found.useful_tokens / sum(map(len, documents)) < 0.4
+            and found.bits_per_byte is None
+        )
         return
     loss, labels, hits = plainly(opened, documents)
-    assert (found.useful_tokens, found.correct) == (labels, hits) and labels == sum(len(d) - 1 for d in documents)
+    assert (found.useful_tokens, found.correct) == (labels, hits) and labels == sum(
+        len(d) - 1 for d in documents
+    )
     assert found.loss_sum == pytest.approx(loss, rel=3e-3 if run.precision == "bf16" else 1e-5)
     size = sum(len(text.encode()) for text in texts)
     assert found.text_bytes == size
@@ -105,7 +148,9 @@ def test_files_score_as_the_corpus_of_their_texts(lab, trained, tmp_path):
     expected = evaluate_text(checkpoint, str(lab.corpus), split="train")[1]
     texts = texts_of(lab.corpus, "train")
     pq.write_table(pa.table({"body": texts}), tmp_path / "a.parquet")
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in texts), encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"body": t}) + "\n" for t in texts), encoding="utf-8"
+    )
     for name in ("a.parquet", "a.jsonl"):
         assert evaluate_text(checkpoint, str(tmp_path / name), text_column="body")[1] == expected
 
@@ -115,7 +160,10 @@ def test_it_stops_behind_the_document_that_completes_the_rows(lab, trained):
     _, checkpoint, _ = trained
     opened, found = evaluate_text(checkpoint, str(lab.corpus), rows=7)
     texts = texts_of(lab.corpus, "validation")
-    counts = [len(list(windows(d, T))) for d in encode_documents(load_tokenizer(lab.tokenizer), texts, opened.run.eos)]
+    counts = [
+        len(list(windows(d, T)))
+        for d in encode_documents(load_tokenizer(lab.tokenizer), texts, opened.run.eos)
+    ]
     size = next(n for n in range(len(texts)) if sum(counts[:n]) >= 7)
     assert found.rows == sum(counts[:size])
     assert found.text_bytes == sum(len(text.encode()) for text in texts[:size])
@@ -130,10 +178,14 @@ def test_windows_of_documents_are_batched_and_none_is_left_out(padded):
         assert batch.tokens_bt.shape == batch.labels_bt.shape and 0 < len(batch.tokens_bt) <= 5
         useful = batch.labels_bt >= 0
         assert padded or useful.all()
-        found += list(zip(batch.tokens_bt[useful].tolist(), batch.labels_bt[useful].tolist(), strict=True))
+        found += list(
+            zip(batch.tokens_bt[useful].tolist(), batch.labels_bt[useful].tolist(), strict=True)
+        )
         rows += len(batch.tokens_bt)
         padding += np.count_nonzero(~useful)
-    expected = [pair for d in documents for pair in zip(d[:-1].tolist(), d[1:].tolist(), strict=True)]
+    expected = [
+        pair for d in documents for pair in zip(d[:-1].tolist(), d[1:].tolist(), strict=True)
+    ]
     assert sorted(found) == sorted(expected)
     assert rows == sum(-(-(n - 1) // 16) for n in lengths) and padding < 0.02 * len(found)
 
@@ -161,7 +213,10 @@ def test_what_cannot_be_evaluated_is_said(lab, trained, tmp_path):
     with pytest.raises(UserError, match="only packed stores"):
         evaluate_store(checkpoint, lab.store(StoreSettings("padded", sequence_length=T)))
     (tmp_path / "none.jsonl").write_text('{"text": null}')
-    for name, words in (("nothing", "unknown corpus or file"), (str(tmp_path / "none.jsonl"), "no tokens to predict")):
+    for name, words in (
+        ("nothing", "unknown corpus or file"),
+        (str(tmp_path / "none.jsonl"), "no tokens to predict"),
+    ):
         with pytest.raises(UserError, match=words):
             evaluate_text(checkpoint, name)
     moved = (checkpoint / "tokenizer").rename(tmp_path / "moved")

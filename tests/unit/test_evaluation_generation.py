@@ -1,4 +1,6 @@
-"""Generated text: with a cache and without, as transformers generates, and drawn as a direct calculation draws."""
+"""Generated text: with a cache and without, as transformers generates, and drawn as a direct
+calculation draws.
+"""
 
 import re
 from dataclasses import replace
@@ -31,7 +33,14 @@ PROMPT = [3, 14, 15, 92, 65]
 
 
 def made(model, prompt=PROMPT, **changes):
-    options = dict(max_new_tokens=20, positions=LENGTH, vocabulary_size=96, stop_id=None, sampling=GREEDY, device=CPU)
+    options = {
+        "max_new_tokens": 20,
+        "positions": LENGTH,
+        "vocabulary_size": 96,
+        "stop_id": None,
+        "sampling": GREEDY,
+        "device": CPU,
+    }
     return generate(model, prompt, **(options | changes))
 
 
@@ -46,7 +55,11 @@ def test_greedy_is_the_same_with_a_cache_without_one_and_in_transformers(name):
         assert len(found) == min(20, LENGTH - len(prompt)) > 10
         assert made(model, prompt, cached=False) == found
         expected = library.generate(
-            torch.tensor([prompt]), do_sample=False, max_new_tokens=len(found), pad_token_id=0, eos_token_id=None
+            torch.tensor([prompt]),
+            do_sample=False,
+            max_new_tokens=len(found),
+            pad_token_id=0,
+            eos_token_id=None,
         )
         assert expected[0].tolist() == prompt + found
     assert len(seen) > 5
@@ -67,16 +80,33 @@ def test_a_model_of_transformers_generates_without_a_cache():
 def test_prompts_of_a_batch_are_answered_as_alone(cached, temperature):
     model = ours(SHAPES["llama"])
     prompts = [PROMPT, [7, 8, 9, 10, 11], [1, 2, 1, 2, 1]]
-    options = dict(max_new_tokens=20, positions=LENGTH, vocabulary_size=96, device=CPU, cached=cached)
-    free = generate_rows(model, prompts, stop_id=None, sampling=Sampling(temperature, seed=4), **options)
+    options = {
+        "max_new_tokens": 20,
+        "positions": LENGTH,
+        "vocabulary_size": 96,
+        "device": CPU,
+        "cached": cached,
+    }
+    free = generate_rows(
+        model, prompts, stop_id=None, sampling=Sampling(temperature, seed=4), **options
+    )
     stop, heard = free[1][3], []
     assert free[0][19] != stop
     found = generate_rows(
-        model, prompts, stop_id=stop, sampling=Sampling(temperature, seed=4), on_token=heard.append, **options
+        model,
+        prompts,
+        stop_id=stop,
+        sampling=Sampling(temperature, seed=4),
+        on_token=heard.append,
+        **options,
     )
     for n, prompt in enumerate(prompts):
-        assert free[n] == made(model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached)
-        assert found[n] == made(model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached, stop_id=stop)
+        assert free[n] == made(
+            model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached
+        )
+        assert found[n] == made(
+            model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached, stop_id=stop
+        )
     assert len(found[1]) <= 4 < len(found[0]) and all(len(tokens) == 3 for tokens in heard)
     assert {tokens[1] for tokens in heard[len(found[1]) :]} <= {stop}
     with pytest.raises(ValueError, match="equally long"):
@@ -84,7 +114,9 @@ def test_prompts_of_a_batch_are_answered_as_alone(cached, temperature):
 
 
 def directly(logits, temperature, top_k, top_p):
-    """In NumPy, token by token: keep the likeliest until k of them, or p of what k left, are there."""
+    """In NumPy, token by token: keep the likeliest until k of them, or p of what k left, are
+    there.
+    """
     weights = np.exp((logits - logits.max()) / temperature)
     order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     kept = order[:top_k] if top_k else order
@@ -100,14 +132,19 @@ def directly(logits, temperature, top_k, top_p):
 
 
 @given(
-    st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([0.1, 0.7, 1.0, 2.5]), st.integers(0, 45),
+    st.integers(0, 10_000),
+    st.integers(1, 40),
+    st.sampled_from([0.1, 0.7, 1.0, 2.5]),
+    st.integers(0, 45),
     st.sampled_from([1.0, 0.9, 0.5, 0.01]),
-)  # fmt: skip
+)
 @settings(max_examples=100, deadline=None)
 def test_probabilities_are_those_of_a_direct_calculation(seed, size, temperature, top_k, top_p):
     logits = np.random.default_rng(seed).normal(size=size) * 3
     found = probabilities(torch.from_numpy(logits), Sampling(temperature, top_k, top_p)).numpy()
-    np.testing.assert_allclose(found, directly(logits, temperature, top_k, top_p), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(
+        found, directly(logits, temperature, top_k, top_p), rtol=1e-9, atol=1e-15
+    )
     assert found.sum() == pytest.approx(1) and np.count_nonzero(found) >= 1
 
 
@@ -123,7 +160,9 @@ def test_draws_are_as_frequent_as_they_are_likely():
     model = ours(SHAPES["llama"])
     with torch.no_grad():
         likely = model(torch.tensor([PROMPT]))[0, -1].double().softmax(-1)
-    drawn = [made(model, max_new_tokens=1, sampling=Sampling(1.0, seed=seed))[0] for seed in range(400)]
+    drawn = [
+        made(model, max_new_tokens=1, sampling=Sampling(1.0, seed=seed))[0] for seed in range(400)
+    ]
     counts = torch.bincount(torch.tensor(drawn), minlength=96)
     assert ((counts - 400 * likely).abs() < 5 * (400 * likely * (1 - likely)).sqrt() + 1).all()
 
@@ -133,7 +172,10 @@ def test_it_ends_with_the_stop_and_where_positions_end_and_ids_that_are_no_text_
     free = made(model)
     stopped = made(model, stop_id=free[7], on_token=heard.append)
     assert stopped == heard == free[: free.index(free[7]) + 1]
-    assert len(made(model, max_new_tokens=1000)) == LENGTH - len(PROMPT) and made(model, list(range(LENGTH))) == []
+    assert (
+        len(made(model, max_new_tokens=1000)) == LENGTH - len(PROMPT)
+        and made(model, list(range(LENGTH))) == []
+    )
     assert max(made(model, vocabulary_size=max(free))) < max(free)
 
 
@@ -162,21 +204,42 @@ def saved(shape, folder, **options):
 
 
 def test_the_verb_streams_what_it_generates(checkpoint, capsys):
-    argv = ["generate", "--checkpoint", str(checkpoint), "--prompt", "Once upon a time,", "--max-new-tokens", "25"]
+    argv = [
+        "generate",
+        "--checkpoint",
+        str(checkpoint),
+        "--prompt",
+        "Once upon a time,",
+        "--max-new-tokens",
+        "25",
+    ]
     assert main(argv) == 0
     pieces = []
-    (text,) = generate_texts(checkpoint, argv[4:5], max_new_tokens=25, sampling=GREEDY, on_text=pieces.append)
+    (text,) = generate_texts(
+        checkpoint, argv[4:5], max_new_tokens=25, sampling=GREEDY, on_text=pieces.append
+    )
     assert capsys.readouterr().out == "".join(pieces) == argv[4] + text + "\n" and len(pieces) > 5
     drawn = []
     for seed in ("1", "1", "2"):
-        assert main([*argv, "--temperature", "1", "--top-k", "50", "--top-p", "0.95", "--seed", seed]) == 0
+        assert (
+            main([*argv, "--temperature", "1", "--top-k", "50", "--top-p", "0.95", "--seed", seed])
+            == 0
+        )
         drawn.append(capsys.readouterr().out)
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_prompts_of_a_file_are_each_as_alone(checkpoint, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("once\nupon a\n")
-    argv = ["generate", "--checkpoint", str(checkpoint), "--temperature", "1", "--max-new-tokens", "9"]
+    argv = [
+        "generate",
+        "--checkpoint",
+        str(checkpoint),
+        "--temperature",
+        "1",
+        "--max-new-tokens",
+        "9",
+    ]
     assert main([*argv, "--prompts-file", str(tmp_path / "prompts.txt")]) == 0
     together = capsys.readouterr().out
     for seed, prompt in enumerate(["once", "upon a"]):
@@ -198,17 +261,28 @@ def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
 
 
 def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
-    stored(tmp_path, replace(SHAPES["llama"], vocabulary_size=290), checkpoint / "tokenizer", objective="masked")
-    assert "cannot generate text" in refused(capsys, ["generate", "--checkpoint", tmp_path, "--prompt", "a"])
+    stored(
+        tmp_path,
+        replace(SHAPES["llama"], vocabulary_size=290),
+        checkpoint / "tokenizer",
+        objective="masked",
+    )
+    assert "cannot generate text" in refused(
+        capsys, ["generate", "--checkpoint", tmp_path, "--prompt", "a"]
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
-def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, checkpoint, capsys, name):
+def test_a_model_of_transformers_is_read_as_the_library_saved_it(
+    tmp_path, checkpoint, capsys, name
+):
     tokenizer = checkpoint / "tokenizer"
     shape = replace(SHAPES[name], vocabulary_size=load_tokenizer(tokenizer).vocabulary_size)
     model = saved(shape, tmp_path / "hub", max_shard_size="60kB")
     assert (tmp_path / "hub/model.safetensors.index.json").is_file()
-    texts = generate_texts(tmp_path / "hub", ["once upon"], max_new_tokens=20, sampling=GREEDY, tokenizer=tokenizer)
+    texts = generate_texts(
+        tmp_path / "hub", ["once upon"], max_new_tokens=20, sampling=GREEDY, tokenizer=tokenizer
+    )
     loaded = open_checkpoint(tmp_path / "hub", tokenizer=tokenizer)
     assert agree(named(loaded.model), model)
     engine = load_tokenizer(tokenizer)
@@ -228,10 +302,16 @@ def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, check
     ],
     ids=str,
 )
-def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, checkpoint, capsys, changes, words):
+def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(
+    tmp_path, checkpoint, capsys, changes, words
+):
     saved(SHAPES["llama"], tmp_path)
-    config = read_json(tmp_path / "config.json") | {"rope_theta": 1e4, "rope_parameters": None} | changes
-    write_json(tmp_path / "config.json", {key: value for key, value in config.items() if value is not None})
+    config = (
+        read_json(tmp_path / "config.json") | {"rope_theta": 1e4, "rope_parameters": None} | changes
+    )
+    write_json(
+        tmp_path / "config.json", {key: value for key, value in config.items() if value is not None}
+    )
     argv = ["--checkpoint", tmp_path, "--tokenizer", checkpoint / "tokenizer", "--prompt", "a"]
     assert re.search(words, refused(capsys, ["generate", *argv]))
 
@@ -240,8 +320,14 @@ def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, chec
     "spoil, words",
     [
         (lambda w: w | {"norm.weight": w["norm.weight"] * torch.nan}, "not finite"),
-        (lambda w: w | {"norm.weight": w["norm.weight"].to(torch.int8)}, "weights in int8 are not read"),
-        (lambda w: w | {"norm.weight": w["norm.weight"][:-1].clone()}, "are not those of the model"),
+        (
+            lambda w: w | {"norm.weight": w["norm.weight"].to(torch.int8)},
+            "weights in int8 are not read",
+        ),
+        (
+            lambda w: w | {"norm.weight": w["norm.weight"][:-1].clone()},
+            "are not those of the model",
+        ),
         (lambda w: w | {"layers.0.self_attn.q_proj.weight_scale": torch.ones(1)}, "weight_scale"),
         (None, "cannot be read"),
     ],
@@ -261,7 +347,9 @@ def test_weights_that_cannot_be_read_are_refused(tmp_path, checkpoint, spoil, wo
 
 
 def test_files_of_a_model_are_chosen_as_the_library_does(tmp_path):
-    """One whole file comes before an index; two files that hold a tensor are refused unless it is the same."""
+    """One whole file comes before an index; two files that hold a tensor are refused unless it is
+    the same.
+    """
     model = saved(SHAPES["gpt2"], tmp_path, max_shard_size="60kB")
     first, second, *_ = sorted(tmp_path.glob("model-*"))
     one, two = load_file(first), load_file(second)
@@ -273,4 +361,6 @@ def test_files_of_a_model_are_chosen_as_the_library_does(tmp_path):
         read_published(tmp_path)
     whole = {key: w + 1 for key, w in to_hf(model.settings, named(model), LENGTH)[1].items()}
     save_file(whole, tmp_path / "model.safetensors")
-    assert torch.equal(read_published(tmp_path)[1]["embedding.weight"], named(model)["embedding.weight"] + 1)
+    assert torch.equal(
+        read_published(tmp_path)[1]["embedding.weight"], named(model)["embedding.weight"] + 1
+    )

@@ -41,14 +41,30 @@ def lab(tmp_path_factory):
 def make_run(**changes) -> RunSettings:
     """A model of two steps that reads pairs, and translates five."""
     steps = {"budget": BudgetSettings(steps=2), "schedule": ScheduleSettings(warmup_steps=1)}
-    text = {"corpus": CORPUS, "eos": True, "labels": "target", "validation": ValidationSettings(rows=4, bleu=5)}
-    text |= {"tokenizer": TokenizerSettings(name="bpe", kind="bpe", corpus="made-up", vocabulary_size=400)}
-    shape = {"model": PRESETS["gpt2-micro"], "sequence_length": 128, "global_batch": 4, "micro_batch": 4}
+    text = {
+        "corpus": CORPUS,
+        "eos": True,
+        "labels": "target",
+        "validation": ValidationSettings(rows=4, bleu=5),
+    }
+    text |= {
+        "tokenizer": TokenizerSettings(
+            name="bpe", kind="bpe", corpus="made-up", vocabulary_size=400
+        )
+    }
+    shape = {
+        "model": PRESETS["gpt2-micro"],
+        "sequence_length": 128,
+        "global_batch": 4,
+        "micro_batch": 4,
+    }
     return RunSettings(**{"approach": "packed"} | steps | text | shape | changes)
 
 
 class Copier(LanguageModel):
-    """Says the source again, behind its EOS, and then EOS; of a vocabulary in which ids are bytes."""
+    """Says the source again, behind its EOS, and then EOS; of a vocabulary in which ids are
+    bytes.
+    """
 
     def __init__(self):
         super().__init__()
@@ -63,17 +79,25 @@ class Copier(LanguageModel):
         return logits
 
 
-BYTES = SimpleNamespace(bos_id=0, eos_id=1, vocabulary_size=256, decode=lambda ids: bytes(ids).decode())
+BYTES = SimpleNamespace(
+    bos_id=0, eos_id=1, vocabulary_size=256, decode=lambda ids: bytes(ids).decode()
+)
 BYTES.encode_batch = lambda texts: [torch.tensor(list(text.encode())) for text in texts]
 
 
 def test_a_translation_is_what_stands_between_the_two_ends_and_a_model_that_never_ends_is_stopped():
-    pairs = [Pair(3, "ein Haus", "a house"), Pair(4, "x" * 40, "long"), Pair(5, "y" * 64, "no room")]
+    pairs = [
+        Pair(3, "ein Haus", "a house"),
+        Pair(4, "x" * 40, "long"),
+        Pair(5, "y" * 64, "no room"),
+    ]
     found = list(translate(Copier(), pairs, BYTES, 64, torch.device("cpu")))
     assert [t.hypothesis for t in found] == ["ein Haus", "x" * (64 - 42), ""]
     assert [t.pair.number for t in found] == [3, 4, 5]
     endless = Copier()
-    endless.hidden = lambda tokens_bt, bounds=None: torch.nn.functional.one_hot(tokens_bt * 0 + 65, 256).float()
+    endless.hidden = lambda tokens_bt, bounds=None: torch.nn.functional.one_hot(
+        tokens_bt * 0 + 65, 256
+    ).float()
     (found,) = translate(endless, [Pair(0, "abc", "")], BYTES, 1000, torch.device("cpu"))
     assert found.hypothesis == "A" * (2 * 3 + 16)
 
@@ -88,7 +112,9 @@ def test_sources_of_one_length_are_translated_together_whatever_rank_reads_them(
     assert {t.pair.number: t.hypothesis for t in found} == dict(enumerate(texts))
     assert set(seen) == {2, 16, 8, 1}, "d and e; 40 in batches of 16; abc"
     alone, seen[:] = set(seen), []
-    shares = [list(translate(model, pairs, BYTES, 64, torch.device("cpu"), rank, 3)) for rank in range(3)]
+    shares = [
+        list(translate(model, pairs, BYTES, 64, torch.device("cpu"), rank, 3)) for rank in range(3)
+    ]
     assert sorted(t.pair.number for share in shares for t in share) == list(range(43))
     assert min(map(len, shares)) > 0 and set(seen) == alone
 
@@ -99,8 +125,11 @@ HALF = ["the cat sat on a mat", "a dog barks at noon", "nothing of it is right h
 def test_bleu_is_that_of_the_paper_with_an_interval():
     references = ["the cat sat on the mat", "a dog barks at night", "he reads a long book today"]
     same, half = bleu(references, references), bleu(HALF, references)
-    assert same.score == pytest.approx(100) and same.low == pytest.approx(100) and same.sentences == 3
-    # found, by hand, in the three sentences: 5+4+0 words of 17, 3+3 pairs of 14, 2+2 of 11, 1+1 of 8; both are as long
+    assert (
+        same.score == pytest.approx(100) and same.low == pytest.approx(100) and same.sentences == 3
+    )
+    # found, by hand, in the three sentences: 5+4+0 words of 17, 3+3 pairs of 14, 2+2 of 11, 1+1 of
+    # 8; both are as long
     assert half.score == pytest.approx(100 * (9 / 17 * 6 / 14 * 4 / 11 * 2 / 8) ** 0.25, rel=1e-3)
     assert half.low < half.score < half.high and half == bleu(HALF, references)
     assert "tok:13a" in half.signature and "seed:" in half.signature
@@ -108,7 +137,9 @@ def test_bleu_is_that_of_the_paper_with_an_interval():
 
 def test_the_first_held_out_pairs_are_translated_and_texts_without_pairs_are_not(lab, tmp_path):
     pairs = held_out_pairs(lab.corpus, 7)
-    assert [pair.number for pair in pairs] == list(range(7)) and all(pair.reference[-1] == "." for pair in pairs)
+    assert [pair.number for pair in pairs] == list(range(7)) and all(
+        pair.reference[-1] == "." for pair in pairs
+    )
     assert len(held_out_pairs(lab.corpus, 1000)) == 500
     other = Lab(tmp_path, ["no pairs at all"])
     with pytest.raises(UserError, match="the corpus holds no pairs"):
@@ -118,10 +149,18 @@ def test_the_first_held_out_pairs_are_translated_and_texts_without_pairs_are_not
 def test_a_training_logs_its_translations_and_the_command_scores_the_same(lab, tmp_path):
     run = make_run(checkpoints=CheckpointSettings(final=True))
     assert train(run, lab.inputs(run), tmp_path / run.identity, WORLD).training
-    events = [json.loads(line) for line in next(tmp_path.rglob("events.jsonl")).read_text().splitlines()]
-    told = sorted((e for e in events if e["event"] == "translation"), key=lambda event: event["number"])
-    assert [event["number"] for event in told] == [0, 1, 2, 3, 4] and events[-1]["event"] == "run_stop"
-    assert [event["reference"] for event in told] == [pair.reference for pair in held_out_pairs(lab.corpus, 5)]
+    events = [
+        json.loads(line) for line in next(tmp_path.rglob("events.jsonl")).read_text().splitlines()
+    ]
+    told = sorted(
+        (e for e in events if e["event"] == "translation"), key=lambda event: event["number"]
+    )
+    assert [event["number"] for event in told] == [0, 1, 2, 3, 4] and events[-1][
+        "event"
+    ] == "run_stop"
+    assert [event["reference"] for event in told] == [
+        pair.reference for pair in held_out_pairs(lab.corpus, 5)
+    ]
     checkpoint = tmp_path / run.identity / "checkpoints/final"
     score = bleu([event["hypothesis"] for event in told], [event["reference"] for event in told])
     text = evaluate(checkpoint, corpus=str(lab.corpus), bleu=5)
@@ -131,14 +170,24 @@ def test_a_training_logs_its_translations_and_the_command_scores_the_same(lab, t
 
 
 @pytest.mark.parametrize(
-    "layout", [{}, {"data": 2}, {"shard": 2, "sharding": "zero1"}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}]
+    "layout",
+    [
+        {},
+        {"data": 2},
+        {"shard": 2, "sharding": "zero1"},
+        {"shard": 2},
+        {"tensor": 2},
+        {"pipeline": 2},
+    ],
 )
 def test_runs_of_every_layout_translate_and_need_the_text_and_the_tokenizer(layout):
     run = make_run(layout=LayoutSettings(**layout))
     assert not [text for field, text in run.problems() if field == "validation.bleu"]
     assert {"corpus", "tokenizer", "store"} <= list_manifests(run).keys()
     assert "corpus" not in list_manifests(replace(run, validation=ValidationSettings(rows=4)))
-    without, none = (replace(run, validation=ValidationSettings(**given)) for given in ({}, {"bleu": 0}))
+    without, none = (
+        replace(run, validation=ValidationSettings(**given)) for given in ({}, {"bleu": 0})
+    )
     assert without.identity == none.identity
 
 
@@ -150,13 +199,21 @@ def test_runs_that_cannot_translate_are_refused():
         ({"float8": True}, "float8"),
         ({"validation": ValidationSettings(bleu_each_epoch=True)}, "nothing is translated"),
     ]:
-        assert any(field in fields and says in text for field, text in make_run(**changes).problems())
+        assert any(
+            field in fields and says in text for field, text in make_run(**changes).problems()
+        )
 
 
 def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():
     reference = "the cat sat on the mat"
     old, new = (
-        {"event": "translation", "number": 0, "attempt": n, "hypothesis": text, "reference": reference}
+        {
+            "event": "translation",
+            "number": 0,
+            "attempt": n,
+            "hypothesis": text,
+            "reference": reference,
+        }
         for n, text in enumerate(("nothing like it", reference))
     )
     (found,) = bleu_rows([new, old, {"event": "run_stop"}])
@@ -172,13 +229,19 @@ def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
         path = logs.write_run(tmp_path / "runs", run)
         for step, texts in [(6, last), (3, ["none of it"] * 2)][: run.repeat + 1]:
             for n, (text, reference) in enumerate(zip(texts, references, strict=True)):
-                logs.add_event(path, "translation", step=step, number=n, hypothesis=text, reference=reference)
+                logs.add_event(
+                    path, "translation", step=step, number=n, hypothesis=text, reference=reference
+                )
     logs.ingested(tmp_path, runs)
     found = query("translation", tmp_path / "tables").set_index("repeat")
     expected = bleu(HALF[:2], references)
-    assert found.loc[0, ["bleu", "bleu_high"]].tolist() == pytest.approx([expected.score, expected.high])
+    assert found.loc[0, ["bleu", "bleu_high"]].tolist() == pytest.approx(
+        [expected.score, expected.high]
+    )
     assert found.loc[1, "bleu"] == pytest.approx(100) and found.loc[0, "bleu_sentences"] == 2
-    assert found.loc[1, "bleu_by_epoch"] == "0.0, 100.0" and found["bleu_by_epoch"].notna().tolist() == [False, True]
+    assert found.loc[1, "bleu_by_epoch"] == "0.0, 100.0" and found[
+        "bleu_by_epoch"
+    ].notna().tolist() == [False, True]
     speed = query("throughput", tmp_path / "tables").set_index("repeat")
     assert found["target_tokens_per_s"].tolist() == speed["useful_tokens_per_s"].tolist()
     assert found["positions_per_s"].tolist() == speed["total_tokens_per_s"].tolist()

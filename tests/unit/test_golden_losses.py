@@ -1,4 +1,6 @@
-"""`tokenscale golden`: layouts of files, kinds of changes, speed, folders, declared changes and bad input."""
+"""`tokenscale golden`: layouts of files, kinds of changes, speed, folders, declared changes and bad
+input.
+"""
 
 import json
 import os
@@ -33,7 +35,12 @@ NORMS = 1 + LOSSES / 10
 
 
 def lines(template: str, losses=LOSSES, start: int = 1) -> str:
-    return "\n".join(template.format(step=i, loss=v, norm=1 + v / 10) for i, v in enumerate(losses, start)) + "\n"
+    return (
+        "\n".join(
+            template.format(step=i, loss=v, norm=1 + v / 10) for i, v in enumerate(losses, start)
+        )
+        + "\n"
+    )
 
 
 def write(folder: Path, text: str | bytes, name: str = "new.txt") -> Path:
@@ -45,22 +52,40 @@ def write(folder: Path, text: str | bytes, name: str = "new.txt") -> Path:
 
 def megatron(losses, **options) -> str:
     values = {str(i): float(v) for i, v in enumerate(losses, 1)}
-    facts = {"start_step": 1, "end_step": len(losses), "step_interval": 1, "values": values} | options
+    facts = {
+        "start_step": 1,
+        "end_step": len(losses),
+        "step_interval": 1,
+        "values": values,
+    } | options
     times = {key: "nan" if key == "1" else 0.4 for key in values}
-    return json.dumps({"lm loss": facts, "iteration-time": {"values": times}, "num-zeros": {"values": values}})
+    return json.dumps(
+        {"lm loss": facts, "iteration-time": {"values": times}, "num-zeros": {"values": values}}
+    )
 
 
 TITAN = (
-    "[rank0]:\x1b[32m[titan] 2025-03-04 15:03:43 - root - INFO - \x1b[31mstep: {step:2d}  \x1b[32mloss: {loss:.5f}  "
+    "[rank0]:\x1b[32m[titan] 2025-03-04 15:03:43 - root - INFO - \x1b[31mstep: {step:2d}  "
+    "\x1b[32mloss: {loss:.5f}  "
     "\x1b[38mgrad_norm:  {norm:.4f}  \x1b[33mmemory: 24.00GiB(55%)  tps: 12,500  mfu: 3.2%\x1b[0m"
 )
 MEGATRON = (
-    " [2025-01-01 10:00:00] iteration {step:8d}/  100 | consumed samples: 8 | elapsed time per iteration (ms): 400.1 | "
-    "learning rate: 1.5E-04 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: {norm:.4f} | skipped iterations: 0 |"
+    " [2025-01-01 10:00:00] iteration {step:8d}/  100 | consumed samples: 8 | elapsed time per "
+    "iteration (ms): 400.1 | "
+    "learning rate: 1.5E-04 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: {norm:.4f} | "
+    "skipped iterations: 0 |"
 )
-NANO = "iter {step}: loss {loss:.5f}, time 123.45ms, mfu 3.4%\nstep {step}: train loss 9.0, val loss 9.9"
-LLMC = "step {step:4d}/100 | loss {loss:.6f} (+nanz)| norm {norm:.4f} (+nanz)| lr 0.00e+00 | 345.01 ms | 152345 tok/s"
-WANDB = '"Step","a - train/loss","a - train/loss__MIN","a - val/loss"\n' + lines('"{step}","{loss}","0","1"')
+NANO = (
+    "iter {step}: loss {loss:.5f}, time 123.45ms, mfu 3.4%\nstep {step}: train loss 9.0, val "
+    "loss 9.9"
+)
+LLMC = (
+    "step {step:4d}/100 | loss {loss:.6f} (+nanz)| norm {norm:.4f} (+nanz)| lr 0.00e+00 | 345.01 "
+    "ms | 152345 tok/s"
+)
+WANDB = '"Step","a - train/loss","a - train/loss__MIN","a - val/loss"\n' + lines(
+    '"{step}","{loss}","0","1"'
+)
 ROWS = [{"step": i, "loss": float(v), "grad_norm": 1 + v / 10} for i, v in enumerate(LOSSES, 1)]
 LAYOUTS = {
     "step loss": lines("{step} {loss:.5f}"),
@@ -85,7 +110,9 @@ LAYOUTS = {
     "output of Megatron": lines(MEGATRON),
     "output of nanoGPT": lines(NANO),
     "output of llm.c": lines(LLMC),
-    "output without steps": "\n".join(str({"loss": round(float(v), 5), "learning_rate": 5e-5}) for v in LOSSES),
+    "output without steps": "\n".join(
+        str({"loss": round(float(v), 5), "learning_rate": 5e-5}) for v in LOSSES
+    ),
     "UTF-16": lines("{step} {loss:.5f}").encode("utf-16"),
     "Windows": ("\ufeff" + lines("{step} {loss:.5f}").replace("\n", "\r\n")).encode(),
     "from step 0": lines("{step} {loss:.5f}", start=0),
@@ -111,7 +138,8 @@ def test_times_are_seconds_of_steps(tmp_path):
     assert read(write(tmp_path, LAYOUTS["Megatron's JSON"])).time[1:] == pytest.approx(0.4)
     assert np.isfinite(read(write(tmp_path, lines(NANO))).time).all()
     faster = read(write(tmp_path, lines(TITAN.replace("12,500", "25,000")))).time
-    assert read(write(tmp_path, lines(TITAN))).time == pytest.approx(2 * faster)  # from tokens per second
+    # from tokens per second
+    assert read(write(tmp_path, lines(TITAN))).time == pytest.approx(2 * faster)
 
 
 def test_tensorboard_events_are_read(tmp_path, monkeypatch):
@@ -130,13 +158,22 @@ def test_tensorboard_events_are_read(tmp_path, monkeypatch):
 
 def test_logs_of_a_run_are_summed_over_ranks_and_attempts(tmp_path):
     for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        steps = range(0, 30) if attempt == 0 else range(20, STEPS)
-        rows = [{"step": s, "loss_sum": LOSSES[s] * 10 * (1 + rank), "useful_tokens": 10 * (1 + rank)} for s in steps]
-        text = "\n".join(json.dumps(row | {"own_s": 0.1, "forward_s": 0.2, "step_s": 0.4}) for row in rows)
+        steps = range(30) if attempt == 0 else range(20, STEPS)
+        rows = [
+            {"step": s, "loss_sum": LOSSES[s] * 10 * (1 + rank), "useful_tokens": 10 * (1 + rank)}
+            for s in steps
+        ]
+        text = "\n".join(
+            json.dumps(row | {"own_s": 0.1, "forward_s": 0.2, "step_s": 0.4}) for row in rows
+        )
         write(tmp_path, text, f"run/attempt=0{attempt}/rank=0000{rank}/steps.jsonl")
-    assert read(tmp_path / "run").loss == pytest.approx(LOSSES) and (read(tmp_path / "run").time == 0.4).all()
+    assert (
+        read(tmp_path / "run").loss == pytest.approx(LOSSES)
+        and (read(tmp_path / "run").time == 0.4).all()
+    )
     with (tmp_path / "run/attempt=01/rank=00001/steps.jsonl").open("a") as file:
-        file.write('\n{"step": 40, "loss_sum": null, "useful_tokens": 20}')  # as a loss that is not finite is logged
+        # as a loss that is not finite is logged
+        file.write('\n{"step": 40, "loss_sum": null, "useful_tokens": 20}')
     verdict = judge(Curve.of([*LOSSES, 4.0]), read(tmp_path / "run"))
     assert verdict.kind == "diverged or not finite" and verdict.step == 41
 
@@ -145,14 +182,17 @@ def test_logs_of_a_run_are_summed_over_ranks_and_attempts(tmp_path):
 def test_a_loss_that_is_not_finite_is_not_passed_over(lost, tmp_path):
     losses = [*map(str, LOSSES[:20]), lost, *map(str, LOSSES[21:])]
     rows = [f'{{"step": {i}, "loss": {loss}}}' for i, loss in enumerate(losses, 1)]
-    rows.insert(5, '{"step": 5, "loss": null, "val_loss": 9.0}')  # of another metric of a step that has a loss
+    # of another metric of a step that has a loss
+    rows.insert(5, '{"step": 5, "loss": null, "val_loss": 9.0}')
     for text in ("\n".join(rows), f'{{"lm loss": {{"values": [{",".join(losses)}]}}}}'):
         verdict = judge(Curve.of(LOSSES), read(write(tmp_path, text)))
         assert verdict.kind == "diverged or not finite" and verdict.step == 21
 
 
 def test_steps_of_a_resumed_run_replace_the_earlier_ones(tmp_path):
-    text = lines("step {step} loss {loss:.5f}", LOSSES[:30] + 1) + lines("step {step} loss {loss:.5f}", LOSSES[9:], 10)
+    text = lines("step {step} loss {loss:.5f}", LOSSES[:30] + 1) + lines(
+        "step {step} loss {loss:.5f}", LOSSES[9:], 10
+    )
     found = read(write(tmp_path, text))
     assert found.loss[9:] == pytest.approx(LOSSES[9:], abs=6e-6) and found.notes
     assert found.loss[:9] == pytest.approx(LOSSES[:9] + 1, abs=6e-6)
@@ -182,7 +222,10 @@ REFUSED = {
     "JSON without losses": ('{"accuracy": {"1": 0.5}}', "accuracy"),
     "steps that are no numbers": ('{"loss": {"first": 0.5}}', "first"),
     "columns swapped": (lines("{loss:.5f} {step}"), "columns swapped"),
-    "words behind numbers": (lines("{step} {loss}") + "Training ended after all steps\n", "Training ended"),
+    "words behind numbers": (
+        lines("{step} {loss}") + "Training ended after all steps\n",
+        "Training ended",
+    ),
     "words before numbers": ("A line\n" + lines("{step} {loss}"), "A line"),
     "JSON that nests deeper": ('{"a": {"b": {"loss": 4.0}}}', "'a'"),
 }
@@ -230,7 +273,11 @@ KINDS = {
     "rounding of bf16, no floor": (rounded(1e-4), [], "cannot tell"),
     "a small change within bf16's rounding, no floor": (LOSSES * (1 + 2e-4), [], "cannot tell"),
     "a floor that measures nothing": (rounded(1e-4), [LOSSES, LOSSES], "cannot tell"),
-    "a floor of other data is left out": (LOSSES + 0.1, [*BF16, curve(7)], "other loss, mask or model"),
+    "a floor of other data is left out": (
+        LOSSES + 0.1,
+        [*BF16, curve(7)],
+        "other loss, mask or model",
+    ),
     "a floor that diverged is left out": (rounded(1e-4), [*BF16, LOSSES + AT], "rounding"),
     "beyond the floor by little": (rounded(4e-4), BF16, "cannot tell"),
     "within the floor, with one sign": (LOSSES * (1 + 1e-4), BF16, "cannot tell"),
@@ -246,8 +293,16 @@ KINDS = {
     "other learning rate, no floor": (LOSSES * (1 + 0.002 * AT), [], "other update"),
     "decay from step 20 on": (LOSSES * (1 + 0.002 * np.maximum(0, AT - 19)), [], "other update"),
     "rounding that grows above the noise": (rounded(1e-5 * 1.3**AT), [], "cannot tell"),
-    "NaN at step 5": (from_step(5, np.where(AT == 4, np.nan, LOSSES)), [], "diverged or not finite"),
-    "infinity at the end": (np.where(AT == STEPS - 1, np.inf, LOSSES), BF16, "diverged or not finite"),
+    "NaN at step 5": (
+        from_step(5, np.where(AT == 4, np.nan, LOSSES)),
+        [],
+        "diverged or not finite",
+    ),
+    "infinity at the end": (
+        np.where(AT == STEPS - 1, np.inf, LOSSES),
+        BF16,
+        "diverged or not finite",
+    ),
     "NaN behind another update": (np.where(AT > 30, np.nan, SLOWER), [], "diverged or not finite"),
     "rising": (from_step(10, LOSSES + AT), [], "diverged or not finite"),
 }
@@ -262,12 +317,16 @@ def test_kinds(name):
         verdict = judge(Curve.of(LOSSES), Curve.of(new), floors)
     assert verdict.kind == kind, verdict
     differ = np.flatnonzero(new != LOSSES)
-    assert kind == "identical" or verdict.step in (differ[0] + 1, *np.flatnonzero(~np.isfinite(new))[:1] + 1)
+    assert kind == "identical" or verdict.step in (
+        differ[0] + 1,
+        *np.flatnonzero(~np.isfinite(new))[:1] + 1,
+    )
     assert judge(Curve.of(new), Curve.of(new), floors).kind == "identical"
 
 
 @pytest.mark.parametrize(
-    "size, told", [(1e-5, "other loss, mask or model"), (1e-4, "other loss, mask or model"), (1e-7, "rounding")]
+    "size, told",
+    [(1e-5, "other loss, mask or model"), (1e-4, "other loss, mask or model"), (1e-7, "rounding")],
 )
 def test_floor_runs_of_fp32_s_rounding_decide_nothing_in_bf16(size, told):
     floors = [Curve.of(rounded(1e-7, seed)) for seed in (4, 5)]
@@ -282,11 +341,15 @@ def test_gradient_norms_that_move_alone_are_a_kind_of_their_own():
     old = Curve.of(LOSSES, NORMS)
     assert judge(old, Curve.of(LOSSES, 1.02 * NORMS)).kind == "gradient norm only"
     assert judge(old, Curve.of(LOSSES, NORMS * (1 + 1e-5))).kind == "identical"
-    for size, kind in ((1e-7, "rounding"), (1e-4, "cannot tell")):  # where losses are as near as fp32 rounds them
+    # where losses are as near as fp32 rounds them
+    for size, kind in ((1e-7, "rounding"), (1e-4, "cannot tell")):
         assert judge(old, Curve.of(rounded(5e-8), NORMS * (1 + size))).kind == kind
     floors = [Curve.of(loss, NORMS * loss / LOSSES) for loss in BF16]
     assert judge(old, Curve.of(rounded(1e-4), 1.02 * NORMS), floors).kind == "gradient norm only"
-    assert judge(old, Curve.of(rounded(1e-4), NORMS * rounded(1e-4) / LOSSES), floors).kind == "rounding"
+    assert (
+        judge(old, Curve.of(rounded(1e-4), NORMS * rounded(1e-4) / LOSSES), floors).kind
+        == "rounding"
+    )
     moved = judge(old, Curve.of(SLOWER, 0.9 * NORMS), floors)
     assert moved.kind == "other update" and "gradient norm" in moved.reason
 
@@ -295,7 +358,9 @@ def test_gradient_norms_that_move_alone_are_a_kind_of_their_own():
 def test_few_printed_digits_hide_what_they_cannot_show(digits, tmp_path):
     printed = read(write(tmp_path, lines(f"{{step}} {{loss:.{digits}f}}")))
     assert judge(Curve.of(LOSSES), printed).kind == "identical"  # as far as the digits show
-    moved = read(write(tmp_path, lines(f"{{step}} {{loss:.{digits}f}}", LOSSES + 10.0**-digits), "moved.txt"))
+    moved = read(
+        write(tmp_path, lines(f"{{step}} {{loss:.{digits}f}}", LOSSES + 10.0**-digits), "moved.txt")
+    )
     assert judge(printed, moved).kind == "cannot tell"
     assert judge(printed, read(write(tmp_path, lines("{step} {loss}", 1.2 * LOSSES)))).kind not in (
         "identical",
@@ -306,7 +371,10 @@ def test_few_printed_digits_hide_what_they_cannot_show(digits, tmp_path):
 def test_few_steps_of_a_difference_are_no_verdict():
     for count in (1, 2):
         floors = [Curve.of(run[:count]) for run in BF16]
-        assert judge(Curve.of(LOSSES[:count]), Curve.of(rounded(1e-4)[:count]), floors).kind == "cannot tell"
+        assert (
+            judge(Curve.of(LOSSES[:count]), Curve.of(rounded(1e-4)[:count]), floors).kind
+            == "cannot tell"
+        )
     assert judge(Curve.of(LOSSES[:3]), Curve.of(LOSSES[:3] + [0, 0, 0.1])).kind == "cannot tell"
     assert judge(Curve.of(LOSSES[:1]), Curve.of(LOSSES[:1] + 1)).kind == "other loss, mask or model"
 
@@ -315,12 +383,15 @@ def test_common_steps_are_compared(tmp_path):
     far = read(write(tmp_path, lines("{step} {loss}", start=900), "far.txt"))
     assert judge(Curve.of(LOSSES), far).kind == "cannot tell"
     every = read(write(tmp_path, lines("{step} {loss:.5f}")))
-    fifth = read(write(tmp_path, "\n".join(lines("{step} {loss:.5f}").splitlines()[4::5]), "fifth.txt"))
+    fifth = read(
+        write(tmp_path, "\n".join(lines("{step} {loss:.5f}").splitlines()[4::5]), "fifth.txt")
+    )
     verdict = judge(every, fifth)
     assert verdict.kind == "identical" and "8 steps in common" in verdict.notes[0]
     assert "shifted" in judge(every, read(write(tmp_path, LAYOUTS["from step 0"]))).notes[0]
     zero = [replace(Curve.of(run), steps=AT) for run in (rounded(4e-4), *BF16)]
-    assert judge(Curve.of(LOSSES), zero[0], zero[1:]).kind == "cannot tell"  # a floor is shifted, too
+    # a floor is shifted, too
+    assert judge(Curve.of(LOSSES), zero[0], zero[1:]).kind == "cannot tell"
     lost = np.where(AT == 3, np.nan, LOSSES)
     assert judge(Curve.of(lost), Curve.of(lost)).kind == "identical"
     assert judge(Curve.of(lost), Curve.of(from_step(12, curve(7)) + 0 * lost)).kind == "other data"
@@ -332,17 +403,24 @@ def test_common_steps_are_compared(tmp_path):
 @pytest.mark.parametrize("steps", [20, 40, 100])
 def test_speed_that_moved_is_told_from_drift_noise_and_outliers(steps):
     generator = np.random.default_rng(steps)
-    still = [compare_speed(simulate(generator, steps), simulate(generator, steps)) for _ in range(500)]
+    still = [
+        compare_speed(simulate(generator, steps), simulate(generator, steps)) for _ in range(500)
+    ]
     assert np.mean([speed.moved for speed in still]) <= 0.05
     for change in (0.05, -0.05):
-        moved = [compare_speed(simulate(generator, steps), simulate(generator, steps, change)) for _ in range(150)]
+        moved = [
+            compare_speed(simulate(generator, steps), simulate(generator, steps, change))
+            for _ in range(150)
+        ]
         assert np.mean([speed.moved and speed.change * change > 0 for speed in moved]) >= 0.9
 
 
 def test_speed_is_a_kind_where_losses_are_equal(tmp_path):
     generator = np.random.default_rng(0)
     old, slow, other = (Curve.of(losses) for losses in (LOSSES, LOSSES, 2 * LOSSES))
-    old.time, slow.time, other.time = (simulate(generator, STEPS, change) for change in (0, 0.2, 0.2))
+    old.time, slow.time, other.time = (
+        simulate(generator, STEPS, change) for change in (0, 0.2, 0.2)
+    )
     assert judge(old, slow).kind == "speed only" and judge(old, other).speed.moved
     assert judge(old, other).kind == "other loss, mask or model"
     slow.time = old.time * np.linspace(1, 1.1, STEPS)
@@ -352,7 +430,11 @@ def test_speed_is_a_kind_where_losses_are_equal(tmp_path):
 
 @pytest.fixture
 def folders(tmp_path):
-    for name, losses in {"same": LOSSES, "data": from_step(12, curve(7)), "sub/lr": LOSSES * (1 + 0.002 * AT)}.items():
+    for name, losses in {
+        "same": LOSSES,
+        "data": from_step(12, curve(7)),
+        "sub/lr": LOSSES * (1 + 0.002 * AT),
+    }.items():
         write(tmp_path, lines("{step} {loss:.5f}"), f"old/{name}.txt")
         write(tmp_path, lines("{step} {loss:.5f}", losses), f"new/{name}.txt")
     return [str(tmp_path / name) for name in ("old", "new")]
@@ -364,7 +446,12 @@ def test_a_folder_is_one_table_worst_first_and_declared_changes_pass(folders, ca
     assert [row.split("|")[1].strip() for row in rows[2:]] == ["data.txt", "sub/lr.txt", "same.txt"]
     assert {row.count("|") for row in rows} == {rows[0].count("|")}
     assert main(["golden", *folders, "--expect", "other data"]) == 1
-    assert main(["golden", *folders, "--expect", "other data from step 12", "--expect", "other update"]) == 0
+    assert (
+        main(
+            ["golden", *folders, "--expect", "other data from step 12", "--expect", "other update"]
+        )
+        == 0
+    )
     assert main(["golden", folders[0], folders[0]]) == 0
     assert main(["golden", f"{folders[0]}/data.txt", f"{folders[1]}/data.txt", "--markdown"]) == 1
     rows = capsys.readouterr().out.splitlines()[-3:]  # of one curve, too
@@ -382,7 +469,7 @@ def test_files_without_a_partner_or_losses_do_not_pass_in_silence(folders, capsy
 
 
 def test_the_floor_of_a_folder_is_found_by_name(tmp_path):
-    names = "old new one two three".split()
+    names = ["old", "new", "one", "two", "three"]
     for folder, losses in zip(names, (LOSSES, rounded(1e-4), *BF16), strict=True):
         write(tmp_path, lines("{step} {loss}", losses), f"{folder}/a.txt")
     floor = ["--floor", f"{tmp_path}/one", f"{tmp_path}/two", f"{tmp_path}/three"]
@@ -391,15 +478,33 @@ def test_the_floor_of_a_folder_is_found_by_name(tmp_path):
 
 
 def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
-    shutil.copytree(Path(module.__file__).parent, tmp_path / "golden", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(module.__file__).parent,
+        tmp_path / "golden",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run([*pip, "--target", str(site), str(tmp_path / "golden")], check=True)
     for library in Path(np.__file__).parents[1].glob("numpy*"):
         (site / library.name).symlink_to(library)
     old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
-    code = "import sys; from tokenscale.parity.golden.command import main; main(); print(*sys.modules)"
-    command, environment = [sys.executable, "-S", "-c", code, str(old), str(old)], {"PYTHONPATH": str(site)}
+    code = (
+        "import sys; from tokenscale.parity.golden.command import main; main(); print(*sys.modules)"
+    )
+    command, environment = (
+        [sys.executable, "-S", "-c", code, str(old), str(old)],
+        {"PYTHONPATH": str(site)},
+    )
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and done.stdout.startswith("identical"), done.stderr
     assert not {"torch", "tokenscale.base", "tokenscale.cli"} & {*done.stdout.split()}
@@ -407,6 +512,11 @@ def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
 
 def test_the_command_starts_without_torch(tmp_path):
     old = str(write(tmp_path, LAYOUTS["step loss"], "old.txt"))
-    code = f"import sys; from tokenscale.cli.main import main; main(['golden', {old!r}, {old!r}]); print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        f"import sys; from tokenscale.cli.main import main; main(['golden', {old!r}, {old!r}]); "
+        "print(*sys.modules)"
+    )
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"torch", "pandas", "pydantic", "tensorboard", "tokenscale.settings"} & {*modules}

@@ -47,7 +47,11 @@ def test_every_line_is_a_row_or_counted_as_broken(tmp_path, content, good, bad, 
     path = tmp_path / "steps.jsonl"
     path.write_bytes(content)
     lines = reader.read_lines(path, "steps")
-    assert (len(lines.rows), len(lines.broken), sum(b["benign"] for b in lines.broken)) == (good, bad, benign)
+    assert (len(lines.rows), len(lines.broken), sum(b["benign"] for b in lines.broken)) == (
+        good,
+        bad,
+        benign,
+    )
     assert all(row["step"] is not None for row in lines.rows)
     assert all(len(b["text"]) <= 500 and b["text"].isprintable() for b in lines.broken)
 
@@ -62,11 +66,20 @@ def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
     for one in (shared, damaged):
         logs.write_run(tmp_path / "runs", one)
     for one, attempt, job, share in ((run, 0, "45", 1), (run, 1, "51", 1), (shared, 0, "45", 4)):
-        found = {"id": job, "nodes": ["nid1", "nid2"], "queue_s": 30.0, "log": f"rule_train/{job}.log"}
+        found = {
+            "id": job,
+            "nodes": ["nid1", "nid2"],
+            "queue_s": 30.0,
+            "log": f"rule_train/{job}.log",
+        }
         path = tmp_path / "runs" / one.identity / f"attempt={attempt:02d}/attempt.json"
-        write_sealed(path, {"digest": "d" * 64, "launch": {"machine": "alps", "share": share, "job": found}})
+        write_sealed(
+            path, {"digest": "d" * 64, "launch": {"machine": "alps", "share": share, "job": found}}
+        )
     (tmp_path / "runs" / damaged.identity / "attempt=00/attempt.json").write_text('{"launch": ')
-    found = {row["repeat"]: row for row in rows(logs.ingested(tmp_path, [run, shared, damaged]), "runs")}
+    found = {
+        row["repeat"]: row for row in rows(logs.ingested(tmp_path, [run, shared, damaged]), "runs")
+    }
     names = ("machine", "node_names", "job_ids", "queue_s", "slurm_logs")
     expected = ["alps", "nid1, nid2", "45, 51", 60, "rule_train/45.log, rule_train/51.log"]
     assert [found[0][name] for name in names] == expected
@@ -79,7 +92,12 @@ def test_the_latest_attempt_wins_step_by_step(tmp_path):
     logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
     tables = logs.ingested(tmp_path, [run])
     (row,) = rows(tables, "runs")
-    assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == ("valid", 2, 10, 4)
+    assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == (
+        "valid",
+        2,
+        10,
+        4,
+    )
     steps = rows(tables, "steps")
     assert [s["attempt"] for s in steps if s["rank"] == 0] == [0] * 4 + [1] * 6
     assert [s["attempt_step"] for s in steps if s["rank"] == 1] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
@@ -95,8 +113,18 @@ def change(**fields):
         (None, change(step_s=0.0), "steps", "a step that took no time"),
         (None, change(t_mono_s=1.0), "steps", "the monotonic clock goes back"),
         (None, lambda line: None, "steps", "its logs hold no step"),
-        (None, lambda e: e | {"world_size": 4} if "world_size" in e else e, "events", "observed world size 4, asked"),
-        ([{"diverges": 5}], change(rows=7), "steps", "at step 5 of 12; ranks hold 7 rows at step 3"),
+        (
+            None,
+            lambda e: e | {"world_size": 4} if "world_size" in e else e,
+            "events",
+            "observed world size 4, asked",
+        ),
+        (
+            [{"diverges": 5}],
+            change(rows=7),
+            "steps",
+            "at step 5 of 12; ranks hold 7 rows at step 3",
+        ),
     ],
 )
 def test_what_a_log_cannot_carry_is_said(tmp_path, attempts, edit, kind, reason):
@@ -113,15 +141,29 @@ def of_digest(folder: Path, attempt: int, digest: str) -> None:
 def test_attempts_of_other_code_or_inputs_are_kept_apart(tmp_path):
     """Two digests: steps 0 to 5 are of old code, and the new code's attempt did not begin at 0."""
     run = logs.settings(world_size=2, steps=10)
-    folder = logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
+    folder = logs.write_run(
+        tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}]
+    )
     of_digest(folder, 0, "e" * 64)
     of_digest(folder, 1, "d" * 64)  # the record's
     tables = logs.ingested(tmp_path, [run])
     (row,) = rows(tables, "runs")
-    assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == ("invalid", 1, 6, 0)
+    assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == (
+        "invalid",
+        1,
+        6,
+        0,
+    )
     assert "6 of 10 steps are in the logs of all ranks" in row["reasons"]
-    assert {s["attempt"] for s in rows(tables, "steps")} == {e["attempt"] for e in rows(tables, "events")} == {1}
-    told = [(a["attempt"], a["superseded"], a["step_rows"], a["merged_rows"]) for a in rows(tables, "attempts")]
+    assert (
+        {s["attempt"] for s in rows(tables, "steps")}
+        == {e["attempt"] for e in rows(tables, "events")}
+        == {1}
+    )
+    told = [
+        (a["attempt"], a["superseded"], a["step_rows"], a["merged_rows"])
+        for a in rows(tables, "attempts")
+    ]
     assert told == [(0, True, 12, 0), (1, False, 12, 12)]
 
 
@@ -146,7 +188,9 @@ def test_without_a_record_the_newest_attempt_says_which_code_counts(tmp_path):
     for attempt in (0, 1):
         of_digest(folder, attempt, f"{attempt}" * 64)
     record = read_json(folder / "run.json")
-    write_json(folder / "run.json", {k: v for k, v in record.items() if k not in ("digest", "seal")})
+    write_json(
+        folder / "run.json", {k: v for k, v in record.items() if k not in ("digest", "seal")}
+    )
     assert {s["attempt"] for s in rows(logs.ingested(tmp_path, [run]), "steps")} == {1}
 
 
@@ -154,12 +198,17 @@ def test_two_attempts_at_one_time_are_suspect(tmp_path):
     """By the wall clock; of one boot by the monotonic clock."""
     one, two = logs.settings(steps=10), logs.settings(steps=10, repeat=1)
     first = {"stop": 8, "stopped": False}
-    logs.write_run(tmp_path / "runs", one, attempts=[first, {"start": 4, "t0": 1.7e9 - 999, "boot": None}])
+    logs.write_run(
+        tmp_path / "runs", one, attempts=[first, {"start": 4, "t0": 1.7e9 - 999, "boot": None}]
+    )
     attempts = [first | {"boot": None}, {"start": 4, "boot_s": 101.0, "boot": None}]
     folder = logs.write_run(tmp_path / "runs", two, attempts=attempts)
     found = {row["repeat"]: row for row in rows(logs.ingested(tmp_path, [one, two]), "runs")}
     assert [found[n]["validity"] for n in (0, 1)] == ["suspect", "valid"]
-    assert found[0]["reasons"] == "attempt 1 took its first step before an earlier attempt had taken its last"
+    assert (
+        found[0]["reasons"]
+        == "attempt 1 took its first step before an earlier attempt had taken its last"
+    )
     for events in folder.glob("attempt=*/rank=*/events.jsonl"):
         events.write_text(events.read_text().replace('"run_start",', '"run_start","boot":"b",'))
     assert rows(logs.ingested(tmp_path, [two]), "runs")[0]["validity"] == "suspect"
@@ -171,7 +220,9 @@ def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeyp
     tokens, seconds = 12 * run.global_batch * run.sequence_length, (12 + 4) * 0.25
     for share, validity in ((2.5, "invalid"), (0.99, "valid")):
         costs = {"peak_flops": 1e12, "flops_per_token": share * 2 * 1e12 * seconds / tokens}
-        monkeypatch.setattr(module, "grouping", lambda *given, costs=costs: grouping(*given) | costs)
+        monkeypatch.setattr(
+            module, "grouping", lambda *given, costs=costs: grouping(*given) | costs
+        )
         (row,) = rows(logs.ingested(tmp_path, [run]), "runs")
         assert row["validity"] == validity, row["reasons"]
         assert row["reasons"] == ("MFU of 250 %: more than the devices can do" if share > 1 else "")
@@ -207,7 +258,9 @@ def test_a_record_that_was_sealed_anew_with_impossible_fields_is_not_valid(tmp_p
         folder = logs.write_run(tmp_path / "runs", run)
         record = read_json(folder / "run.json")
         outcome = record["outcome"] | fields.get("outcome", {})
-        logs.provenance.seal_record(folder, record | {k: v for k, v in fields.items() if k != "outcome"}, outcome)
+        logs.provenance.seal_record(
+            folder, record | {k: v for k, v in fields.items() if k != "outcome"}, outcome
+        )
     found = {row["repeat"]: row for row in rows(logs.ingested(tmp_path, runs), "runs")}
     for repeat, told in enumerate(IMPOSSIBLE):
         assert told in found[repeat]["reasons"], found[repeat]["reasons"]
@@ -223,7 +276,10 @@ def test_a_record_or_a_log_that_was_edited_later_is_found(tmp_path):
     outcome = record["outcome"] | {"logs": {"attempt=00/rank=00000/steps.jsonl": "0" * 64}}
     logs.provenance.seal_record(folder, record, outcome)
     found = {r["repeat"]: r for r in rows(logs.ingested(tmp_path, [one, two]), "runs")}
-    assert (found[0]["validity"], found[0]["reasons"]) == ("suspect", "run.json does not match its seal")
+    assert (found[0]["validity"], found[0]["reasons"]) == (
+        "suspect",
+        "run.json does not match its seal",
+    )
     assert found[1]["validity"] == "invalid"
     assert "logs differ from the hashes" in found[1]["reasons"]
 
@@ -234,10 +290,17 @@ def test_missing_running_and_unreadable_runs_are_listed(tmp_path):
     write_json(folder / "run.json", logs.unsealed(folder / "run.json"))
     (logs.write_run(tmp_path / "runs", broken) / "run.json").write_text('{"run": ')
     logs.write_run(tmp_path / "runs", failed, status="nonfinite")
-    found = {r["repeat"]: r for r in rows(logs.ingested(tmp_path, [missing, running, broken, failed]), "runs")}
+    found = {
+        r["repeat"]: r
+        for r in rows(logs.ingested(tmp_path, [missing, running, broken, failed]), "runs")
+    }
     assert [found[r]["validity"] for r in range(4)] == ["missing", "invalid", "invalid", "invalid"]
     assert found[0]["approach"] == "packed"
-    for repeat, reason in ((1, "has not ended"), (2, "not readable JSON"), (3, "loss or gradient not finite")):
+    for repeat, reason in (
+        (1, "has not ended"),
+        (2, "not readable JSON"),
+        (3, "loss or gradient not finite"),
+    ):
         assert reason in found[repeat]["reasons"]
 
 
@@ -258,11 +321,17 @@ def test_a_broken_line_is_named_with_its_place_and_a_partial_last_one_is_benign(
     path = logs.write_run(tmp_path / "runs", run) / "attempt=00/rank=00000/steps.jsonl"
     path.write_bytes(b"rubbish\n" + path.read_bytes())
     attempts = [{"stop": 6, "stopped": False}, {"start": 6}]
-    path = logs.write_run(tmp_path / "runs", resumed, attempts=attempts) / "attempt=00/rank=00000/steps.jsonl"
+    path = (
+        logs.write_run(tmp_path / "runs", resumed, attempts=attempts)
+        / "attempt=00/rank=00000/steps.jsonl"
+    )
     path.write_bytes(path.read_bytes() + b'{"schema":1,"ste')
     tables = logs.ingested(tmp_path, [run, resumed])
     found = {row["repeat"]: row for row in rows(tables, "runs")}
-    assert [(found[n]["validity"], found[n]["quarantined_benign"]) for n in (0, 1)] == [("suspect", 0), ("valid", 1)]
+    assert [(found[n]["validity"], found[n]["quarantined_benign"]) for n in (0, 1)] == [
+        ("suspect", 0),
+        ("valid", 1),
+    ]
     lines = [(line["file"], line["line"]) for line in rows(tables, "quarantine")]
     assert (f"{run.identity}/attempt=00/rank=00000/steps.jsonl", 1) in lines and len(lines) == 2
 
@@ -293,12 +362,24 @@ def test_a_run_of_the_table_is_never_a_path(tmp_path, name):
 
 
 def test_ranks_of_two_attempts_never_mix_in_a_step():
-    places = [(0, rank, step) for rank in range(3) for step in (0, 1)] + [(1, rank, 1) for rank in range(2)]
+    places = [(0, rank, step) for rank in range(3) for step in (0, 1)] + [
+        (1, rank, 1) for rank in range(2)
+    ]
     both = [{"attempt": attempt, "rank": rank, "step": step} for attempt, rank, step in places]
-    started = [{"event": "run_start", "attempt": attempt, "world_size": 3 - attempt} for attempt in (0, 1)]
+    started = [
+        {"event": "run_start", "attempt": attempt, "world_size": 3 - attempt} for attempt in (0, 1)
+    ]
     names = ("step", "attempt", "rank", "world_size", "attempt_step")
-    merged = [tuple(r[name] for name in names) for r in merge(of_rows("steps", both), started).to_pylist()]
-    assert merged == [(0, 0, 0, 3, 0), (0, 0, 1, 3, 0), (0, 0, 2, 3, 0), (1, 1, 0, 2, 0), (1, 1, 1, 2, 0)]
+    merged = [
+        tuple(r[name] for name in names) for r in merge(of_rows("steps", both), started).to_pylist()
+    ]
+    assert merged == [
+        (0, 0, 0, 3, 0),
+        (0, 0, 1, 3, 0),
+        (0, 0, 2, 3, 0),
+        (1, 1, 0, 2, 0),
+        (1, 1, 1, 2, 0),
+    ]
 
 
 @pytest.mark.parametrize("attempts", [[0], [0, 1]])
@@ -310,6 +391,10 @@ def test_merged_rows_come_by_step_and_rank_and_of_a_step_twice_the_last_row_coun
         for place, step in enumerate([0, 1, 2, 1])
     ]
     merged = merge(of_rows("steps", rows), [])
-    found = [[row[name] for name in ("step", "rank", "rows", "attempt")] for row in merged.to_pylist()]
-    assert found == [[step, rank, (0, 3, 2)[step], attempts[-1]] for step in range(3) for rank in range(3)]
+    found = [
+        [row[name] for name in ("step", "rank", "rows", "attempt")] for row in merged.to_pylist()
+    ]
+    assert found == [
+        [step, rank, (0, 3, 2)[step], attempts[-1]] for step in range(3) for rank in range(3)
+    ]
     assert merged["world_size"].to_pylist() == [3] * 9 and merged["grad_norm"].null_count == 9

@@ -23,27 +23,82 @@ SAMPLE = {
 }
 #: what a line may be made into; most of them break it
 HARM = [
-    b"", b" ", b"{}", b"[1]", b"null", b'{"step":1}{"step":2}', b'{"step":1} {"step":2}', b'{"step":1,', b'"x":2}',
-    b'{"step":[{}', b"{}]}", b'{"step":"1"}', b'{"step":1.0}', b'{"step":1.5}', b'{"step":1e2}', b'{"step":true}',
-    b'{"step":1,"step":2}', b'{"step":9223372036854775808}', b'{"step":1,"step_s":1e999}', b'{"step":1,"step_s":NaN}',
-    b'{"step":1,"loss_sum":-Infinity}', b'{"step":1,"rows":null}', b'{"step":null}', b'{"step":1,"x":[1,{"y":2}]}',
-    b'{"step":1,"x":"caf\xc3\xa9"}', b'{"step":1,"x":"\xff"}', b'{"step":1,"x":"\\u0041"}', b"\0\0\0", b'{"step":01}',
-    b'{"step":+1}', b'{"step":-0}', b'{"step":1,}', b"{'step':1}", b'{"step":1}//', b'{"step":1,"nonfinite":1}', b"\r",
-    b'{"step":1}\r', b' {"step":1}', b'{"step":1} ', b'{"schema":%d,"step":1}' % (VERSION + 1),
+    b"",
+    b" ",
+    b"{}",
+    b"[1]",
+    b"null",
+    b'{"step":1}{"step":2}',
+    b'{"step":1} {"step":2}',
+    b'{"step":1,',
+    b'"x":2}',
+    b'{"step":[{}',
+    b"{}]}",
+    b'{"step":"1"}',
+    b'{"step":1.0}',
+    b'{"step":1.5}',
+    b'{"step":1e2}',
+    b'{"step":true}',
+    b'{"step":1,"step":2}',
+    b'{"step":9223372036854775808}',
+    b'{"step":1,"step_s":1e999}',
+    b'{"step":1,"step_s":NaN}',
+    b'{"step":1,"loss_sum":-Infinity}',
+    b'{"step":1,"rows":null}',
+    b'{"step":null}',
+    b'{"step":1,"x":[1,{"y":2}]}',
+    b'{"step":1,"x":"caf\xc3\xa9"}',
+    b'{"step":1,"x":"\xff"}',
+    b'{"step":1,"x":"\\u0041"}',
+    b"\0\0\0",
+    b'{"step":01}',
+    b'{"step":+1}',
+    b'{"step":-0}',
+    b'{"step":1,}',
+    b"{'step':1}",
+    b'{"step":1}//',
+    b'{"step":1,"nonfinite":1}',
+    b"\r",
+    b'{"step":1}\r',
+    b' {"step":1}',
+    b'{"step":1} ',
+    b'{"schema":%d,"step":1}' % (VERSION + 1),
     b'{"step":1,"step_s":"1"}',
-    b'{"step":1,"step_s":1,"useful_tokens":3.0}', b'{"step" : 1 , "rows" : 2}', b'{"name":"x"}', b'{"event":"x"}',
-    b'{"step":1,"schema":"1"}', b'{"step":1,"step_s":1.}', b'{"step":1,"step_s":.5}', b'{"step":1,"step_s":0x1}',
-    b'{"step":1,"step_s":-}', b'{"step":1,"step_s":1e}', b'{"step":1,"step_s":tru}', b'{"step":1 2}', b'{"step":--1}',
+    b'{"step":1,"step_s":1,"useful_tokens":3.0}',
+    b'{"step" : 1 , "rows" : 2}',
+    b'{"name":"x"}',
+    b'{"event":"x"}',
+    b'{"step":1,"schema":"1"}',
+    b'{"step":1,"step_s":1.}',
+    b'{"step":1,"step_s":.5}',
+    b'{"step":1,"step_s":0x1}',
+    b'{"step":1,"step_s":-}',
+    b'{"step":1,"step_s":1e}',
+    b'{"step":1,"step_s":tru}',
+    b'{"step":1 2}',
+    b'{"step":--1}',
     b'{"event":"\\ud800"}',
-    b'{"step":1,"loss_sum":' + b"9" * 5000 + b"}", b'{"step":' + b"[" * 2000 + b"]" * 2000 + b"}", b"[" * 3000,
-    b'{"step":1e400}', b"\xef\xbb\xbf{}", b"NaN",
-    b'{"name":"\\ud800"}', b'{"event":"\\u00e9\\n"}', b'{"name":"\\"","step":1}', b'{"st\\u0065p":1}',
-]  # fmt: skip
+    b'{"step":1,"loss_sum":' + b"9" * 5000 + b"}",
+    b'{"step":' + b"[" * 2000 + b"]" * 2000 + b"}",
+    b"[" * 3000,
+    b'{"step":1e400}',
+    b"\xef\xbb\xbf{}",
+    b"NaN",
+    b'{"name":"\\ud800"}',
+    b'{"event":"\\u00e9\\n"}',
+    b'{"name":"\\"","step":1}',
+    b'{"st\\u0065p":1}',
+]
 
 
 def line(kind: str, pick: random.Random) -> bytes:
-    record = {name: pick.choice(SAMPLE[sql]) for name, sql in FIELDS[kind].items() if pick.random() < 0.7}
-    record |= {"schema": pick.choice([1, VERSION]), logs.REQUIRED[kind]: 7 if kind == "steps" else "load"}
+    record = {
+        name: pick.choice(SAMPLE[sql]) for name, sql in FIELDS[kind].items() if pick.random() < 0.7
+    }
+    record |= {
+        "schema": pick.choice([1, VERSION]),
+        logs.REQUIRED[kind]: 7 if kind == "steps" else "load",
+    }
     return json.dumps(record, separators=pick.choice([(",", ":"), (", ", ": ")])).encode()
 
 
@@ -69,7 +124,11 @@ def test_whole_logs_and_broken_ones_are_read_as_line_by_line(tmp_path, monkeypat
         end = pick.choice([b"\n", b"\n", b"", b'\n{"sch', b"\n\0\0"])
         path.write_bytes(b"\n".join(lines) + end)
         quick, slow = both(path, kind, monkeypatch)
-        assert quick.table.equals(slow.table) and quick.broken == slow.broken and quick.sha256 == slow.sha256
+        assert (
+            quick.table.equals(slow.table)
+            and quick.broken == slow.broken
+            and quick.sha256 == slow.sha256
+        )
 
 
 def test_every_kind_of_harm_is_found_among_good_lines(tmp_path, monkeypatch):
@@ -86,7 +145,9 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "BLOCK_BYTES", 1000)
     careful = []
     original = logs._by_line
-    monkeypatch.setattr(logs, "_by_line", lambda block, *rest: careful.append(len(block)) or original(block, *rest))
+    monkeypatch.setattr(
+        logs, "_by_line", lambda block, *rest: careful.append(len(block)) or original(block, *rest)
+    )
     good = b'{"schema":1,"step":7,"step_s":0.1}\n' * 500
     path = tmp_path / "steps.jsonl"
     path.write_bytes(good + b"rubbish\n" + good + b'{"schema"')

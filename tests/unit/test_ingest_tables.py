@@ -26,8 +26,12 @@ class Lab:
     def __init__(self, root: Path):
         self.root, runs = root, [logs.settings(world_size=2, repeat=r, steps=10) for r in range(3)]
         logs.write_run(root / "runs", runs[0])
-        logs.write_run(root / "runs", runs[1], attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
-        with open(logs.write_run(root / "runs", runs[2]) / "attempt=00/rank=00001/steps.jsonl", "ab") as file:
+        logs.write_run(
+            root / "runs", runs[1], attempts=[{"stop": 6, "stopped": False}, {"start": 4}]
+        )
+        with open(
+            logs.write_run(root / "runs", runs[2]) / "attempt=00/rank=00001/steps.jsonl", "ab"
+        ) as file:
             file.write(b'{"schema":1,"ste')
         self.benchmark = logs.write_benchmark(root / "bench.json")
         self.table = logs.write_table(root / "runs.json", runs)
@@ -47,7 +51,11 @@ def lab(tmp_path):
 def read(monkeypatch):
     found = []
     original = module.one_run
-    monkeypatch.setattr(module, "one_run", lambda entry, *rest: found.append(entry["run_id"]) or original(entry, *rest))
+    monkeypatch.setattr(
+        module,
+        "one_run",
+        lambda entry, *rest: found.append(entry["run_id"]) or original(entry, *rest),
+    )
     return found
 
 
@@ -57,7 +65,9 @@ def test_every_call_reads_all_logs_and_gives_the_same_files_with_any_number_of_t
     for path in (lab.root / "tables").iterdir():
         os.utime(path, (1e9, 1e9))
     assert lab.tables() == first == lab.tables("one", threads=1) == lab.tables("four", threads=4)
-    assert len(read) == 12 and all(path.stat().st_mtime > 1e9 for path in (lab.root / "tables").iterdir())
+    assert len(read) == 12 and all(
+        path.stat().st_mtime > 1e9 for path in (lab.root / "tables").iterdir()
+    )
 
 
 def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, capsys):
@@ -69,7 +79,9 @@ def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, cap
 
 
 def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_again(lab):
-    """100 bits, at least 5 in each file: of tables, of the experiment's description and of the manifest itself."""
+    """100 bits, at least 5 in each file: of tables, of the experiment's description and of the
+    manifest itself.
+    """
     before = lab.tables("results/tables/demo")
     folder, draw = lab.root / "results/tables/demo", random.Random(23)
     for number in range(100):
@@ -85,7 +97,10 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
         found, counts = verify_results(lab.root / "results")
         assert counts["tables"] == 1 and found, name
         if name != MANIFEST:  # a changed hash in the manifest speaks of its table
-            assert refused.value.facts["path"] == str(folder / name) and str(folder / name) in found[0].what
+            assert (
+                refused.value.facts["path"] == str(folder / name)
+                and str(folder / name) in found[0].what
+            )
         (folder / name).write_bytes(before[name])
     assert not [finding for finding in verify_results(lab.root / "results")[0] if not finding.note]
     (folder / "steps.parquet").write_bytes(before["steps.parquet"][:-1])
@@ -106,7 +121,10 @@ def test_commands_refuse_a_table_with_one_flipped_bit(lab, monkeypatch, capsys, 
     lab.tables("results/tables/demo")
     flip_bit(Path("results/tables/demo/steps.parquet"), 100)
     error = refused(capsys, command)
-    assert "a table has changed since ingest wrote it" in error and "results/tables/demo/steps.parquet" in error
+    assert (
+        "a table has changed since ingest wrote it" in error
+        and "results/tables/demo/steps.parquet" in error
+    )
     assert "snakemake -f results/tables/demo/runs.parquet" in error
 
 
@@ -124,7 +142,9 @@ OTHERS = {
     "an older version": lambda monkeypatch, lab, path: add_a_column(monkeypatch),
     "a newer version": lambda monkeypatch, lab, path: newer(monkeypatch, lab),
     "a version without manifests": lambda monkeypatch, lab, path: path.unlink(),
-    "a table that is missing": lambda monkeypatch, lab, path: path.with_name("steps.parquet").unlink(),
+    "a table that is missing": lambda monkeypatch, lab, path: path.with_name(
+        "steps.parquet"
+    ).unlink(),
     "a manifest without a table": lambda monkeypatch, lab, path: write_json(
         path, read_json(path) | {"files": read_json(path)["files"][1:]}
     ),
@@ -132,7 +152,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_tables_of_another_version_name_the_command_that_makes_them_anew(lab, monkeypatch, capsys, other):
+def test_tables_of_another_version_name_the_command_that_makes_them_anew(
+    lab, monkeypatch, capsys, other
+):
     monkeypatch.chdir(lab.root)
     lab.tables("results/tables/demo")
     other(monkeypatch, lab, Path("results/tables/demo", MANIFEST))

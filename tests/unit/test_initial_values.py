@@ -10,7 +10,13 @@ import torch
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import initial_values
 from tokenscale.train.models.decoder import Decoder, initialise, initialise_part
-from tokenscale.train.models.initial_values import centred_uniform_of, fill_normal, normal_of, random_words, stream_of
+from tokenscale.train.models.initial_values import (
+    centred_uniform_of,
+    fill_normal,
+    normal_of,
+    random_words,
+    stream_of,
+)
 
 NORMAL = NormalDist()
 #: a correlation of n independent pairs is below this in all but one of 10⁷ tests
@@ -63,14 +69,18 @@ def test_a_decoders_parts_are_those_of_the_whole_model():
         if weight.dim() == 2:
             share = scaled if name.endswith(("output.weight", "down.weight")) else 1.0
             error = FIVE_SIGMA / (2 * weight.numel()) ** 0.5
-            assert weight.std() == pytest.approx(model.settings.initial_deviation * share, rel=error), name
+            assert weight.std() == pytest.approx(
+                model.settings.initial_deviation * share, rel=error
+            ), name
 
 
 def test_words_are_those_of_splitmix_and_values_stay_what_they_are():
     """Bit for bit on any machine: checkpoints of this seed and these names begin here."""
     counter, step = stream_of(3, "head.weight")
     found = random_words(torch.arange(5000) * 7919, counter, step).numpy().view(np.uint64)
-    words = np.arange(5000, dtype=np.uint64) * np.uint64(7919) * np.uint64(step % 2**64) + np.uint64(counter % 2**64)
+    words = np.arange(5000, dtype=np.uint64) * np.uint64(7919) * np.uint64(
+        step % 2**64
+    ) + np.uint64(counter % 2**64)
     for shift, multiplier in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         words = (words ^ (words >> np.uint64(shift))) * np.uint64(multiplier)
     assert (found == words).all()
@@ -95,21 +105,41 @@ def test_a_step_of_few_changes_is_replaced(monkeypatch):
 def test_values_are_the_inverse_of_the_distribution_function():
     steps = torch.arange(-(2**31), 2**31, 1_000_003, dtype=torch.float64)
     border = int(initial_values.CENTRE * 2**32)
-    ends = [-(2**31), 2**31 - 1, 0, -1, *range(border - 3, border + 4), *range(-border - 4, -border + 3)]
+    ends = [
+        -(2**31),
+        2**31 - 1,
+        0,
+        -1,
+        *range(border - 3, border + 4),
+        *range(-border - 4, -border + 3),
+    ]
     halves = torch.cat((steps, torch.tensor(ends, dtype=torch.float64)))
     centred = (halves + 0.5) * 2.0**-32
-    expected = torch.tensor([NORMAL.inv_cdf(0.5 + value) for value in centred.tolist()], dtype=torch.float64)
+    expected = torch.tensor(
+        [NORMAL.inv_cdf(0.5 + value) for value in centred.tolist()], dtype=torch.float64
+    )
     torch.testing.assert_close(normal_of(centred), expected, rtol=2e-9, atol=0)
-    words = torch.tensor([-1, 0, 2**31, -(2**63)], dtype=torch.int64)  # halves (-1, -1), (0, 0), (-2³¹, 0), (0, -2³¹)
-    expected = (torch.tensor([-1, -1, 0, 0, -(2.0**31), 0, 0, -(2.0**31)]).double() + 0.5) * 2.0**-32
+    # halves (-1, -1), (0, 0), (-2³¹, 0), (0, -2³¹)
+    words = torch.tensor([-1, 0, 2**31, -(2**63)], dtype=torch.int64)
+    expected = (
+        torch.tensor([-1, -1, 0, 0, -(2.0**31), 0, 0, -(2.0**31)]).double() + 0.5
+    ) * 2.0**-32
     assert torch.equal(centred_uniform_of(words), expected)
 
 
 def test_values_are_normal():
-    """Moments, and the share of values in 200 intervals that are equally likely, within five standard errors."""
+    """Moments, and the share of values in 200 intervals that are equally likely, within five
+    standard errors.
+    """
     values = normal().flatten().double().numpy()
     count = values.size
-    for power, (moment, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10170)}.items():
+    for power, (moment, variance) in {
+        1: (0, 1),
+        2: (1, 2),
+        3: (0, 15),
+        4: (3, 96),
+        6: (15, 10170),
+    }.items():
         assert abs((values**power).mean() - moment) < FIVE_SIGMA * (variance / count) ** 0.5, power
     borders = [NORMAL.inv_cdf(k / 200) for k in range(1, 200)]
     shares = np.bincount(np.searchsorted(borders, values), minlength=200)
@@ -141,11 +171,17 @@ def test_values_are_independent():
 
 
 def test_no_word_comes_twice():
-    """In one stream none can; two of 32 streams share one of 2²⁰ words with a probability of 3·10⁻⁸."""
+    """In one stream none can; two of 32 streams share one of 2²⁰ words with a probability of
+    3·10⁻⁸.
+    """
     streams = [
-        (seed, name) for seed in range(4) for name in ("embedding.weight", "head.weight", "a", "b", "c", "d", "", "e")
+        (seed, name)
+        for seed in range(4)
+        for name in ("embedding.weight", "head.weight", "a", "b", "c", "d", "", "e")
     ]
-    words = torch.cat([random_words(torch.arange(1 << 15), *stream_of(*stream)) for stream in streams])
+    words = torch.cat(
+        [random_words(torch.arange(1 << 15), *stream_of(*stream)) for stream in streams]
+    )
     assert len(words.unique()) == len(words) == 1 << 20
     for bit in range(64):  # and each bit is as often one as zero
         share = ((words >> bit) & 1).double().mean().item()

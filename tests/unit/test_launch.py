@@ -12,7 +12,12 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.runs.launch import ranks
-from tokenscale.runs.launch.attempts import describe_saved_state, hash_identity, prepare_attempt, write_done_file
+from tokenscale.runs.launch.attempts import (
+    describe_saved_state,
+    hash_identity,
+    prepare_attempt,
+    write_done_file,
+)
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.launch.start import open_run
 from tokenscale.runs.records import provenance
@@ -43,7 +48,9 @@ def train(directory, attempt, identity, status="complete"):
 
 
 @pytest.mark.parametrize("status", ["complete", "nonfinite"])
-def test_a_run_that_ended_is_not_trained_again_and_an_unfinished_attempt_is_followed_by_the_next(place, status):
+def test_a_run_that_ended_is_not_trained_again_and_an_unfinished_attempt_is_followed_by_the_next(
+    place, status
+):
     for number in range(3):
         identity, found = attempt(place)
         assert found == number and not is_done(place[0], identity)
@@ -60,7 +67,10 @@ def test_attempts_of_other_code_or_data_are_set_aside_under_a_new_number(place, 
     train(directory, 0, identity)
     place[changed].write_text("y = 2\n")
     other, number = attempt(place)
-    assert number == 0 and read_json(directory / "superseded/005/run.json")["digest"] == identity.digest
+    assert (
+        number == 0
+        and read_json(directory / "superseded/005/run.json")["digest"] == identity.digest
+    )
     assert not (directory / "run.json").exists() and not is_done(directory, other)
 
 
@@ -70,8 +80,12 @@ def test_an_edited_record_is_not_sealed_and_moving_the_project_keeps_the_digest(
     train(directory, 0, identity)
     record = read_json(directory / "run.json")
     write_json(directory / "run.json", record | {"attempt": 9})
-    assert provenance.read_sealed(directory / "run.json") is None and not is_done(directory, identity)
-    assert identity.digest == identity.code_and_inputs and "state" not in identity.record(), "it resumes from none"
+    assert provenance.read_sealed(directory / "run.json") is None and not is_done(
+        directory, identity
+    )
+    assert identity.digest == identity.code_and_inputs and "state" not in identity.record(), (
+        "it resumes from none"
+    )
     (tmp_path / "elsewhere").mkdir()
     moved = code.rename(tmp_path / "elsewhere/code.py")
     assert hash_identity([moved], {"store": manifest}).digest == identity.digest
@@ -81,40 +95,65 @@ def test_an_edited_record_is_not_sealed_and_moving_the_project_keeps_the_digest(
     ("ranks", "last_one", "code", "words"),
     [
         (3, "sys.exit(7)", 7, ["(exit code 7)"]),
-        (3, "os.kill(os.getpid(), 9)", 137, ["(signal SIGKILL)", "because main memory was full\n  next    `dm"]),
-        (1, "os.kill(os.getpid(), 9)", 137, ["(signal SIGKILL)", "  cause   a process was killed without a message"]),
+        (
+            3,
+            "os.kill(os.getpid(), 9)",
+            137,
+            ["(signal SIGKILL)", "because main memory was full\n  next    `dm"],
+        ),
+        (
+            1,
+            "os.kill(os.getpid(), 9)",
+            137,
+            ["(signal SIGKILL)", "  cause   a process was killed without a message"],
+        ),
     ],
 )
 def test_the_first_failed_rank_is_named_with_the_most_likely_cause_and_the_others_are_ended(
     capfd, ranks, last_one, code, words
 ):
-    script = f"import os, sys, time\nif os.environ.get('RANK', '0') == '{ranks - 1}': {last_one}\ntime.sleep(60)"
+    script = (
+        f"import os, sys, time\nif os.environ.get('RANK', '0') == '{ranks - 1}': "
+        f"{last_one}\ntime.sleep(60)"
+    )
     assert run_ranks([sys.executable, "-c", script], ranks) == code
     said = capfd.readouterr().err
-    assert f"rank {ranks - 1} failed first {words[0]}; ending {ranks - 1} other" in said and words[-1] in said
+    assert (
+        f"rank {ranks - 1} failed first {words[0]}; ending {ranks - 1} other" in said
+        and words[-1] in said
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_ranks_get_the_environment_of_torchrun_and_nothing_that_another_launcher_left(capfd, monkeypatch, world_size):
+def test_ranks_get_the_environment_of_torchrun_and_nothing_that_another_launcher_left(
+    capfd, monkeypatch, world_size
+):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "3")
     monkeypatch.setenv("MKL_NUM_THREADS", "64")  # as Snakemake does
     script = (
-        "import os; e = os.environ; assert int(e['MKL_NUM_THREADS']) < 64 and e.get('LOCAL_RANK') != '3';"
+        "import os; e = os.environ; assert int(e['MKL_NUM_THREADS']) < 64 and "
+        "e.get('LOCAL_RANK') != '3';"
         # one write: unbuffered prints of two ranks would mix
-        "os.write(1, f\"I am {e.get('RANK')} of {e.get('WORLD_SIZE')} {e.get('MASTER_ADDR')}\\n\".encode())"
+        "os.write(1, f\"I am {e.get('RANK')} of {e.get('WORLD_SIZE')} "
+        "{e.get('MASTER_ADDR')}\\n\".encode())"
     )
     assert run_ranks([sys.executable, "-c", script], world_size) == 0
     said = sorted(capfd.readouterr().out.splitlines())
     alone = ["I am None of None None"]
-    assert said == (alone if world_size == 1 else [f"I am {rank} of 2 127.0.0.1" for rank in (0, 1)])
+    assert said == (
+        alone if world_size == 1 else [f"I am {rank} of 2 127.0.0.1" for rank in (0, 1)]
+    )
 
 
 @pytest.mark.parametrize(
-    "stated, world_size, expected", [(None, 1, 8), (None, 2, 4), ("8", 2, 4), ("4", 4, 1), ("1", 2, 1), ("64", 2, 4)]
+    "stated, world_size, expected",
+    [(None, 1, 8), (None, 2, 4), ("8", 2, 4), ("4", 4, 1), ("1", 2, 1), ("64", 2, 4)],
 )
 def test_ranks_share_the_threads_of_the_job(monkeypatch, stated, world_size, expected):
-    """Snakemake sets OMP_NUM_THREADS for the whole job; each rank taking all of them is the mistake."""
+    """Snakemake sets OMP_NUM_THREADS for the whole job; each rank taking all of them is the
+    mistake.
+    """
     monkeypatch.setattr(ranks, "count_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if stated:
@@ -171,17 +210,30 @@ def test_a_run_of_the_same_state_is_not_trained_again_and_one_of_another_state_i
 
 def test_a_state_that_was_purged_is_told_with_what_makes_it_again(run, tmp_path):
     shutil.rmtree(tmp_path / run.resume_from)
-    with pytest.raises(UserError) as caught, open_run(run, tmp_path / "results/runs/later/done.json", {}):
+    with (
+        pytest.raises(UserError) as caught,
+        open_run(run, tmp_path / "results/runs/later/done.json", {}),
+    ):
         pass
-    assert f"rm -r results/runs/{WRITER}, and snakemake results/runs/{WRITER}/done.json" in str(caught.value)
-    with pytest.raises(UserError, match="existing state"):
-        with open_run(replace(run, resume_from="elsewhere/step=00000008"), tmp_path / "run/done.json", {}):
-            pass
+    assert f"rm -r results/runs/{WRITER}, and snakemake results/runs/{WRITER}/done.json" in str(
+        caught.value
+    )
+    with (
+        pytest.raises(UserError, match="existing state"),
+        open_run(
+            replace(run, resume_from="elsewhere/step=00000008"), tmp_path / "run/done.json", {}
+        ),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
     "saved, words",
-    [([], "no state"), (["step=00000004", "step=00000012", "final"], "step 12"), (["step=7.partial"], "no state")],
+    [
+        ([], "no state"),
+        (["step=00000004", "step=00000012", "final"], "step 12"),
+        (["step=7.partial"], "no state"),
+    ],
 )
 def test_a_run_that_was_ended_at_once_tells_its_saved_state(tmp_path, saved, words):
     for name in saved:

@@ -39,14 +39,20 @@ def test_srun_is_told_where_ranks_meet_by_its_job_and_a_machines_own_variables_w
     assert argv[0] == "srun" and "--output=d/attempt=03/output/rank=%5t.log" in argv
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.7", "20045")
     assert variables["OMP_NUM_THREADS"] == "8"
-    machine = Machine(starter="srun", gpus_per_node=4, network="AWS Libfabric", environment={"OMP_NUM_THREADS": "4"})
+    machine = Machine(
+        starter="srun",
+        gpus_per_node=4,
+        network="AWS Libfabric",
+        environment={"OMP_NUM_THREADS": "4"},
+    )
     _, variables = Launch(RUN, machine, Path("d"), job=JOB).command(0, {})
     assert variables["OMP_NUM_THREADS"] == "4" and variables["NCCL_NET"] == "AWS Libfabric"
     assert variables["NCCL_DEBUG_FILE"] == "d/attempt=00/output/nccl.%h.%p.log"
 
 
 @pytest.mark.parametrize(
-    "job, said", [(None, "not in a SLURM job"), (Job("45", ("nid1",), "", "", 0, 0, 0, None), "fewer")]
+    "job, said",
+    [(None, "not in a SLURM job"), (Job("45", ("nid1",), "", "", 0, 0, 0, None), "fewer")],
 )
 def test_without_a_job_that_is_large_enough_nothing_begins(job, said):
     with pytest.raises(UserError, match=said):
@@ -56,9 +62,19 @@ def test_without_a_job_that_is_large_enough_nothing_begins(job, said):
 
 def test_the_record_says_where_and_after_which_wait(tmp_path, monkeypatch):
     found = Launch(RUN, SRUN, Path("d"), share=1, job=JOB).record()
-    assert found["machine"] == "m" and found["job"]["queue_s"] == 30.0 and found["job"]["nodes"] == ["nid1", "nid2"]
-    assert Launch(RUN, Machine(), Path("d")).record() == {"machine": "this machine", "starter": "here", "share": 1}
-    image = Machine(starter="srun", gpus_per_node=4, container="a.toml", container_digest="sha256:1")
+    assert (
+        found["machine"] == "m"
+        and found["job"]["queue_s"] == 30.0
+        and found["job"]["nodes"] == ["nid1", "nid2"]
+    )
+    assert Launch(RUN, Machine(), Path("d")).record() == {
+        "machine": "this machine",
+        "starter": "here",
+        "share": 1,
+    }
+    image = Machine(
+        starter="srun", gpus_per_node=4, container="a.toml", container_digest="sha256:1"
+    )
     assert Launch(RUN, image, Path("d")).record()["container_digest"] == "sha256:1"
 
 
@@ -67,14 +83,19 @@ def test_a_failed_srun_is_told_by_its_first_rank_or_in_its_own_words(tmp_path):
     file.write_text("srun: error: Unable to create step for job 45: More processors requested\n")
     text = failure_hints.describe_failure(tmp_path)
     assert "did not run to their end" in text and "More processors" in text
-    (tmp_path / "rank=00005.log").write_text("step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n")
+    (tmp_path / "rank=00005.log").write_text(
+        "step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n"
+    )
     (tmp_path / "rank=00000.log").write_text("RuntimeError: Connection closed by peer\n")
     file.write_text(
         "srun: error: nid2: task 5: Exited with exit code 1\nsrun: Terminating StepId=45.0\n"
         "srun: error: nid1: tasks 0-3: Killed\n"
     )
     text = failure_hints.describe_failure(tmp_path)
-    assert "rank 5 on nid2 failed first (Exited with exit code 1)" in text and "CUDA out of memory" in text
+    assert (
+        "rank 5 on nid2 failed first (Exited with exit code 1)" in text
+        and "CUDA out of memory" in text
+    )
     assert "a GPU's memory was full" in text and "closed by peer" not in text
 
 
@@ -84,7 +105,10 @@ def test_settings_of_any_size_reach_the_rank(tmp_path, starter):
     run = RunSettings(corpus=CorpusSettings("crawl", SourceSettings("files", files=files)))
     called = tmp_path / "called.json"
     python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open({str(called)!r}, 'w'))\n")
+    python.write_text(
+        f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open({str(called)!r}, "
+        "'w'))\n"
+    )
     python.chmod(0o755)
     launch = Launch(run, Machine(starter=starter, python=str(python)), tmp_path / "run")
     launch.attempt_directory(0).mkdir(parents=True)
@@ -96,7 +120,8 @@ def test_settings_of_any_size_reach_the_rank(tmp_path, starter):
 
 SHOWN = (
     "JobId=45 JobName=tokenscale_1 UserId=root(0) Restarts=2 SubmitTime=2026-11-21T16:00:00"
-    " StartTime=2026-11-21T16:01:30 Partition=normal NodeList=nid[000001-000002] BatchHost=nid000001"
+    " StartTime=2026-11-21T16:01:30 Partition=normal NodeList=nid[000001-000002] "
+    "BatchHost=nid000001"
     " Command=(null) StdOut=/p/results/logs/45.log Power="
 )
 
@@ -110,7 +135,8 @@ def slurm(monkeypatch, tmp_path):
         # of a job array, all elements are told
         f'case "$2" in job) echo "{SHOWN}"; echo "JobId=46 NodeList=(null)";;'
         " hostnames) echo nid000001; echo nid000002;;"
-        ' node) echo "NodeName=nid000001 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=nid000001";; esac',
+        ' node) echo "NodeName=nid000001 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=nid000001";; '
+        "esac",
     )
     return tmp_path
 
@@ -118,7 +144,11 @@ def slurm(monkeypatch, tmp_path):
 def test_a_job_is_told_by_its_controller(slurm):
     found = job.load_job("45")
     assert found.nodes == ("nid000001", "nid000002") and found.address == "10.0.0.7"
-    assert found.partition == "normal" and found.restarts == 2 and found.log == "/p/results/logs/45.log"
+    assert (
+        found.partition == "normal"
+        and found.restarts == 2
+        and found.log == "/p/results/logs/45.log"
+    )
     assert found.record()["queue_s"] == 90.0
 
 
@@ -137,7 +167,9 @@ def test_whether_a_job_may_still_write(slurm, monkeypatch):
         assert job.may_still_write("45") is answer, says
 
 
-def test_a_controller_that_does_not_answer_is_an_error_and_without_a_queue_nobody_knows(slurm, monkeypatch):
+def test_a_controller_that_does_not_answer_is_an_error_and_without_a_queue_nobody_knows(
+    slurm, monkeypatch
+):
     program(slurm, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(UserError, match="Unable to contact slurm controller"):
         job.load_job("45")

@@ -1,4 +1,6 @@
-"""One writer a run: processes of this machine by the file's lock, jobs of other nodes by the queue."""
+"""One writer a run: processes of this machine by the file's lock, jobs of other nodes by the
+queue.
+"""
 
 import errno
 import os
@@ -17,7 +19,8 @@ from tokenscale.runs.launch import lock
 
 HOLD = (
     "import sys, time; from pathlib import Path; from tokenscale.runs.launch import lock\n"
-    "with lock.hold_run_folder(Path(sys.argv[1]), 'run x'): print('held', flush=True); time.sleep(99)"
+    "with lock.hold_run_folder(Path(sys.argv[1]), 'run x'): print('held', flush=True); "
+    "time.sleep(99)"
 )
 
 
@@ -31,15 +34,18 @@ def holder(folder, job=None):
     with pytest.MonkeyPatch.context() as patch:
         if job:
             patch.setenv("SLURM_JOB_ID", job)
-        process = subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True
+        )
     assert process.stdout.readline() == "held\n"
     return process
 
 
 @pytest.fixture
 def left(tmp_path, monkeypatch):
-    """A function that sets what the queue answers for job 45, whose process was killed: its lock is free, with its
-    name in it."""
+    """A function that sets what the queue answers for job 45, whose process was killed: its lock is
+    free, with its name in it.
+    """
     process = holder(tmp_path, job="45")
     process.kill()
     process.wait()
@@ -49,7 +55,10 @@ def left(tmp_path, monkeypatch):
 def test_a_held_folder_is_refused_with_its_owner(tmp_path):
     process = holder(tmp_path)
     try:
-        with pytest.raises(UserError, match=f"process {process.pid} on"), lock.hold_run_folder(tmp_path, "run x"):
+        with (
+            pytest.raises(UserError, match=f"process {process.pid} on"),
+            lock.hold_run_folder(tmp_path, "run x"),
+        ):
             pass
     finally:
         process.kill()
@@ -62,7 +71,9 @@ def test_the_owner_names_its_job_and_an_orderly_end_leaves_none(tmp_path, monkey
     assert (tmp_path / ".lock").read_text() == ""
 
 
-def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path, monkeypatch, capfd, left):
+def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(
+    tmp_path, monkeypatch, capfd, left
+):
     """On another node: the file's lock may not reach there, and ranks outlive their launcher."""
     monkeypatch.setenv("SLURM_JOB_ID", "46")
     answers = iter([True, None, True, False])
@@ -73,8 +84,12 @@ def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path
     assert capfd.readouterr().out.count("may still be written by job 45") == 1
 
 
-@pytest.mark.parametrize(("waits", "answer", "words"), [(False, True, "scancel 45"), (True, None, "does not answer")])
-def test_a_job_in_the_queue_or_a_silent_queue_is_an_error(tmp_path, monkeypatch, left, waits, answer, words):
+@pytest.mark.parametrize(
+    ("waits", "answer", "words"), [(False, True, "scancel 45"), (True, None, "does not answer")]
+)
+def test_a_job_in_the_queue_or_a_silent_queue_is_an_error(
+    tmp_path, monkeypatch, left, waits, answer, words
+):
     if waits:
         monkeypatch.setenv("SLURM_JOB_ID", "46")
         monkeypatch.setattr(files, "PATIENCE_S", 0.05)
@@ -83,7 +98,9 @@ def test_a_job_in_the_queue_or_a_silent_queue_is_an_error(tmp_path, monkeypatch,
         pass
 
 
-def test_a_machine_without_the_queue_or_the_requeued_job_takes_the_lock_again(tmp_path, monkeypatch, left):
+def test_a_machine_without_the_queue_or_the_requeued_job_takes_the_lock_again(
+    tmp_path, monkeypatch, left
+):
     left(lambda job: None)
     with lock.hold_run_folder(tmp_path, "run x"):
         pass
@@ -95,19 +112,26 @@ def test_a_machine_without_the_queue_or_the_requeued_job_takes_the_lock_again(tm
 
 
 def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
-    """A launcher that is killed with 9 leaves its ranks; a second attempt beside them would write the same states."""
+    """A launcher that is killed with 9 leaves its ranks; a second attempt beside them would write
+    the same states.
+    """
     code = (
         "import sys; from pathlib import Path; from tokenscale.runs.launch import lock, ranks\n"
         "with lock.hold_run_folder(Path(sys.argv[1]), 'run x') as held:\n"
         "    sleep = 'import time; print(1, flush=True); time.sleep(60)'\n"
         "    ranks.run_ranks([sys.executable, '-c', sleep], 1, keep=(held,))"
     )
-    launcher = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True
+    )
     assert launcher.stdout.readline() == "1\n"
     rank = int(subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True).stdout)
     launcher.kill()
     launcher.wait()
-    with pytest.raises(UserError, match="being written by another process"), lock.hold_run_folder(tmp_path, "run x"):
+    with (
+        pytest.raises(UserError, match="being written by another process"),
+        lock.hold_run_folder(tmp_path, "run x"),
+    ):
         pass
     os.kill(rank, signal.SIGKILL)
     with lock.hold_run_folder(tmp_path, "run x", wait=True):
@@ -129,10 +153,14 @@ def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd, monke
 def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stays(tmp_path):
     code = (
         "import sys; from tokenscale.base.files import atomic\n"
-        "with atomic(sys.argv[1]) as path: path.write_text('half'); print('in', flush=True); sys.stdin.read()"
+        "with atomic(sys.argv[1]) as path: path.write_text('half'); print('in', flush=True); "
+        "sys.stdin.read()"
     )
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    killed, living = (subprocess.Popen([sys.executable, "-c", code, tmp_path / "table.json"], **options) for _ in "ab")
+    killed, living = (
+        subprocess.Popen([sys.executable, "-c", code, tmp_path / "table.json"], **options)
+        for _ in "ab"
+    )
     assert {killed.stdout.readline(), living.stdout.readline()} == {"in\n"}
     killed.kill()
     killed.wait()
@@ -146,7 +174,9 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stay
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(times, tmp_path, monkeypatch):
+def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(
+    times, tmp_path, monkeypatch
+):
     made, make = [], files.tempfile.mkstemp
 
     def make_and_look(*arguments):
@@ -186,7 +216,9 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
     assert other.read_text() == "{}"
 
 
-@pytest.mark.parametrize("text", [b"NaN", b'{"a": Infinity}', b"[-Infinity]", b"\xff", b"{", b"[" * 100_000, b""])
+@pytest.mark.parametrize(
+    "text", [b"NaN", b'{"a": Infinity}', b"[-Infinity]", b"\xff", b"{", b"[" * 100_000, b""]
+)
 def test_json_that_we_do_not_write_is_refused_with_its_name(tmp_path, text):
     (tmp_path / "record.json").write_bytes(text)
     with pytest.raises(UserError, match=r"record\.json"):
@@ -195,7 +227,13 @@ def test_json_that_we_do_not_write_is_refused_with_its_name(tmp_path, text):
 
 def test_no_flipped_bit_of_a_sealed_record_is_read_as_another(tmp_path):
     path = tmp_path / "record.json"
-    record = {"step": 18, "seed": 7, "name": "best", "parts": [{"file": "a", "bytes": 5}], "lr": 1e-3}
+    record = {
+        "step": 18,
+        "seed": 7,
+        "name": "best",
+        "parts": [{"file": "a", "bytes": 5}],
+        "lr": 1e-3,
+    }
     files.write_sealed(path, record)
     content = path.read_bytes()
     for bit in range(8 * len(content)):
@@ -210,7 +248,8 @@ def test_no_flipped_bit_of_a_sealed_record_is_read_as_another(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["../thesis", "/etc/passwd", "a/../../thesis", "..", "", ".", "a\0b", "a//b", None, 5, ["a"]]
+    "name",
+    ["../thesis", "/etc/passwd", "a/../../thesis", "..", "", ".", "a\0b", "a//b", None, 5, ["a"]],
 )
 def test_a_name_of_a_manifest_never_leads_out_of_its_folder(tmp_path, name):
     (tmp_path / "folder").mkdir()
@@ -229,7 +268,10 @@ def test_a_file_that_finds_no_room_is_named(tmp_path, number, capsys):
         write()
     assert not any(tmp_path.iterdir())
     if number != errno.EIO:
-        assert cli.exit_code(write, "--help") == 2 and f"{tmp_path}/table.json" in capsys.readouterr().err
+        assert (
+            cli.exit_code(write, "--help") == 2
+            and f"{tmp_path}/table.json" in capsys.readouterr().err
+        )
 
 
 def test_a_folder_of_many_files_is_not_listed_for_each(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""What is refused before a process starts: too much memory, a variable without a value, a budget that is too small."""
+"""What is refused before a process starts: too much memory, a variable without a value, a budget
+that is too small.
+"""
 
 from dataclasses import replace
 
@@ -35,7 +37,11 @@ def with_ranks(run, ranks):
 
 @pytest.mark.parametrize(
     "run",
-    [replace(TINY, sequence_length=100_000), replace(TINY, micro_batch=4096, global_batch=4096), with_ranks(WIDE, 3)],
+    [
+        replace(TINY, sequence_length=100_000),
+        replace(TINY, micro_batch=4096, global_batch=4096),
+        with_ranks(WIDE, 3),
+    ],
     ids=["long sequences", "large micro-batch", "three ranks with a large vocabulary"],
 )
 def test_a_run_that_does_not_fit_is_refused_with_numbers(run):
@@ -76,7 +82,12 @@ def test_a_run_without_a_known_vocabulary_or_memory_passes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "kind"),
-    [("", "bpe"), ("--model gpt2-tiny", "bpe"), ("--tokenizer-name tekken", "tekken"), ("--model-size small", "tekken")]
+    [
+        ("", "bpe"),
+        ("--model gpt2-tiny", "bpe"),
+        ("--tokenizer-name tekken", "tekken"),
+        ("--model-size small", "tekken"),
+    ]
     + [("--model llama-8b-nemo", "tekken")],
 )
 def test_the_default_tokenizer_of_train_does_not_outweigh_the_model(tmp_path, words, kind):
@@ -95,15 +106,21 @@ def test_the_memory_that_a_machines_file_grants_is_compared(starter):
 
 
 def of(node_hours, **why):
-    return sum_prices([Price(4, 1, None if "unknown" in why else node_hours * 3600, 1, 1, 0, 1, **why)])
+    return sum_prices(
+        [Price(4, 1, None if "unknown" in why else node_hours * 3600, 1, 1, 0, 1, **why)]
+    )
 
 
 def test_a_variable_without_a_value_is_named_with_what_sets_it():
     jobs = [{"slurm_account": "$ALPS_ACCOUNT", "mem_mb": 450000, "slurm_partition": "normal"}] * 3
     said = unset_variable_error(jobs).render()
-    assert "ALPS_ACCOUNT" in said.splitlines()[0] and said.count("\n") == 2, "three jobs, one message"
+    assert "ALPS_ACCOUNT" in said.splitlines()[0] and said.count("\n") == 2, (
+        "three jobs, one message"
+    )
     assert "slurm_account: $ALPS_ACCOUNT" in said and "export ALPS_ACCOUNT=<project>" in said
-    error = unset_variable_error([{"slurm_account": "g1"}, {"qos": "${MY_QOS}", "slurm_account": "$ALPS_ACCOUNT"}])
+    error = unset_variable_error(
+        [{"slurm_account": "g1"}, {"qos": "${MY_QOS}", "slurm_account": "$ALPS_ACCOUNT"}]
+    )
     assert "ALPS_ACCOUNT, MY_QOS" in error.what and "export MY_QOS=<value>" in error.facts["next"]
     alike = {"slurm_account": "g1", "slurm_extra": "--comment=of-$HOME", "runtime": 720, "n": "$"}
     assert unset_variable_error([]) is None and unset_variable_error([alike]) is None
@@ -112,12 +129,22 @@ def test_a_variable_without_a_value_is_named_with_what_sets_it():
 def test_a_budget_that_is_not_kept_names_the_largest_experiments_and_the_way_out():
     assert budget_error({}, 50) is None and budget_error({"demo": of(0.1)}, 0) is not None
     assert budget_error({"demo": of(20.0), "other": of(30.0)}, 50) is None
-    totals = {"small": of(1.0), "large": of(40.0), "middle": of(20.04), **{f"e{n}": of(0.5) for n in range(4)}}
+    totals = {
+        "small": of(1.0),
+        "large": of(40.0),
+        "middle": of(20.04),
+        **{f"e{n}": of(0.5) for n in range(4)},
+    }
     error = budget_error(totals, 50)
     assert "63.0" in error.facts["needed"] and error.facts["budget"].startswith("50 ")
     lines = [line.split() for line in error.facts["largest"].splitlines()]
-    assert [line[0] for line in lines] == ["large", "middle", "small", "e0", "e1", "and"] and lines[-1][-1] == "1.00"
-    assert "--config 'budget={node_hours: 70}'" in error.facts["next"] and "corpus tokens" not in error.facts["next"]
+    assert [line[0] for line in lines] == ["large", "middle", "small", "e0", "e1", "and"] and lines[
+        -1
+    ][-1] == "1.00"
+    assert (
+        "--config 'budget={node_hours: 70}'" in error.facts["next"]
+        and "corpus tokens" not in error.facts["next"]
+    )
     error = budget_error(totals | {"other": of(0, unknown="no device")}, 50)
     assert "≥ 63.0" in error.facts["needed"] and "1 runs of unknown hours" in error.facts["needed"]
 
@@ -129,5 +156,9 @@ def test_upper_bounds_count_for_the_budget_and_are_marked():
     assert error.facts["largest"].split() == ["bounded", "≤", "3.00", "exact", "1.00"]
     first, *lines = format_costs(totals, 50)
     assert "≤ 4.00" in first and "within the budget of 50 " in first
-    assert [line.split()[:2] for line in lines] == [["exact", "1.00"], ["bounded", "≤"], ["≤:", "1"]]
+    assert [line.split()[:2] for line in lines] == [
+        ["exact", "1.00"],
+        ["bounded", "≤"],
+        ["≤:", "1"],
+    ]
     assert "over the budget of 3 " in format_costs(totals, 3)[0] and format_costs({}, 0) == []

@@ -1,4 +1,6 @@
-"""How srun starts the ranks, for every world size under every profile, and a measurement on one GPU."""
+"""How srun starts the ranks, for every world size under every profile, and a measurement on one
+GPU.
+"""
 
 import json
 import os
@@ -23,7 +25,8 @@ STARTED = {
     for size, nodes, ranks in [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]
 }
 BOUND = {
-    "alps": "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local --kill-on-bad-exit=1"
+    "alps": "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local "
+    "--kill-on-bad-exit=1"
     f" --output=out/rank=%5t.log --environment={ROOT}/profiles/alps/train.toml python",
     "slurm-test": "--cpus-per-task=1 --gpus-per-task=1 --cpu-bind=none --kill-on-bad-exit=1"
     " --output=out/rank=%5t.log PYTHON",
@@ -45,22 +48,34 @@ def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     words = start.srun_argv(rank, shape, where, name="run", outputs=Path("out"), root=ROOT)
     network = " --network 'AWS Libfabric'" if name == "alps" and shape.nodes > 1 else ""
     links = """ --least-links '{"node":60.0,"network":30.0}'""" if name == "alps" else ""
-    asked = f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes {shape.nodes}{network}{links}"
-    assert shlex.join(words) == f"srun --job-name=run {STARTED[size]} {BOUND[name]} -m tokenscale rank {asked}"
+    asked = (
+        f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes "
+        f"{shape.nodes}{network}{links}"
+    )
+    assert (
+        shlex.join(words)
+        == f"srun --job-name=run {STARTED[size]} {BOUND[name]} -m tokenscale rank {asked}"
+    )
 
 
 def test_runs_that_share_a_node_take_only_their_part(site):
     _, where = site
     shape = geometry(1, where.gpus_per_node)
-    words = start.srun_argv(["rank"], shape, where, name="run", outputs=Path("out"), root=ROOT, share=4)
+    words = start.srun_argv(
+        ["rank"], shape, where, name="run", outputs=Path("out"), root=ROOT, share=4
+    )
     assert {"--exact", "--mem=0"} <= set(words)
 
 
 def test_gpus_are_bound_to_a_rank_or_shown_to_all_ranks_of_a_node():
     where = replace(machine.load_machine("profiles/alps/machine.toml", ROOT), gpu_bind="node")
     words = start.srun_argv(["rank"], geometry(8, 4), where, name="run", outputs=None, root=ROOT)
-    assert "--gpus-per-task=1" not in words and {"--gpus-per-node=4", "--gpu-bind=none"} <= set(words)
-    rank = start.rank_argv(where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={})
+    assert "--gpus-per-task=1" not in words and {"--gpus-per-node=4", "--gpu-bind=none"} <= set(
+        words
+    )
+    rank = start.rank_argv(
+        where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={}
+    )
     assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 30}
     assert [key for key, _ in Machine(gpu_bind="node").problems()] == ["gpu_bind"]
 
@@ -77,7 +92,9 @@ def test_srun_starts_one_process_on_one_gpu_in_the_container():
     site = machine.load_machine("profiles/alps/machine.toml", ROOT)
     words = shlex.join(start.build_argv(site, ["benchmark", "inference", "--run", "r"], ROOT))
     bound = BOUND["alps"].replace(" --output=out/rank=%5t.log", "")
-    assert words == f"srun --job-name=benchmark {STARTED[1]} {bound} -m tokenscale benchmark inference --run r"
+    assert words == (
+        f"srun --job-name=benchmark {STARTED[1]} {bound} -m tokenscale benchmark inference --run r"
+    )
 
 
 def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path, monkeypatch):
@@ -88,11 +105,30 @@ def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
     monkeypatch.chdir(tmp_path)
-    many = [f"results/runs/packed-llama-micro-single-w1-{number:010x}" for number in range(4000)]  # 216 kB
-    argv = ["benchmark", "inference", "--settings", '{"rounds":2}', "--run", *many, "--output", "out.json"]
+    # 216 kB
+    many = [f"results/runs/packed-llama-micro-single-w1-{number:010x}" for number in range(4000)]
+    argv = [
+        "benchmark",
+        "inference",
+        "--settings",
+        '{"rounds":2}',
+        "--run",
+        *many,
+        "--output",
+        "out.json",
+    ]
     assert main([*argv, "--site", str(ROOT / "profiles/alps/machine.toml")]) == 7
     words, variables = json.loads((tmp_path / "called.json").read_text())
-    asked = ["benchmark", "inference", "--settings", '{"rounds":2}', "--output", "out.json", "--run", *many]
+    asked = [
+        "benchmark",
+        "inference",
+        "--settings",
+        '{"rounds":2}',
+        "--output",
+        "out.json",
+        "--run",
+        *many,
+    ]
     assert read_arguments(words)[-len(asked) :] == asked
     assert variables["SLURM_JOB_ID"] == "41" and "SLURM_CPUS_PER_TASK" not in variables
     assert variables["HF_HUB_OFFLINE"] == "1" and variables["OMP_NUM_THREADS"] == "72"

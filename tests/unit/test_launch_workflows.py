@@ -14,7 +14,8 @@ from tokenscale.runs.launch import lock
 
 ENTER = (
     "import sys; from pathlib import Path; from tokenscale.runs.launch import lock\n"
-    "lock.enter_workflow(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
+    "lock.enter_workflow(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); "
+    "sys.stdin.read()"
 )
 
 
@@ -43,7 +44,10 @@ def test_what_a_killed_one_left_is_taken_off(folder, other, capsys):
     other.wait()
     (folder / "locks/0.input.lock").touch()
     assert lock.enter_workflow(["all"], folder) and not (folder / "locks").exists()
-    assert "was killed" in capsys.readouterr().err and str(os.getpid()) in (folder / lock.OWNER).read_text()
+    assert (
+        "was killed" in capsys.readouterr().err
+        and str(os.getpid()) in (folder / lock.OWNER).read_text()
+    )
 
 
 def test_a_second_is_refused_and_names_the_first_which_leaves_no_name(folder, other):
@@ -55,11 +59,17 @@ def test_a_second_is_refused_and_names_the_first_which_leaves_no_name(folder, ot
     assert (folder / lock.OWNER).read_text() == "" and lock.enter_workflow(["all"], folder)
 
 
-@pytest.mark.parametrize("shared, boot, refused", [(True, "0" * 8, True), (False, "0" * 8, False), (True, None, False)])
-def test_an_owner_of_another_machine_counts_where_locks_may_not_reach_it(folder, monkeypatch, shared, boot, refused):
+@pytest.mark.parametrize(
+    "shared, boot, refused", [(True, "0" * 8, True), (False, "0" * 8, False), (True, None, False)]
+)
+def test_an_owner_of_another_machine_counts_where_locks_may_not_reach_it(
+    folder, monkeypatch, shared, boot, refused
+):
     monkeypatch.setattr(lock, "is_shared", lambda path: shared)
     mine = files.get_boot_id()[:8]
-    (folder / lock.OWNER).write_text(name_process().replace(mine, boot or mine).replace(" on ", " on old-"))
+    (folder / lock.OWNER).write_text(
+        name_process().replace(mine, boot or mine).replace(" on ", " on old-")
+    )
     if refused:
         with pytest.raises(UserError, match="may still be running"):
             lock.enter_workflow(["all"], folder)
@@ -75,7 +85,9 @@ def test_a_link_in_place_of_the_lock_is_not_followed(folder, tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "all of it"
 
 
-@pytest.mark.parametrize("arguments", [["-n"], ["-np", "all"], ["--dry-run"], ["--lint"], ["--report", "report.zip"]])
+@pytest.mark.parametrize(
+    "arguments", [["-n"], ["-np", "all"], ["--dry-run"], ["--lint"], ["--report", "report.zip"]]
+)
 def test_who_only_looks_changes_nothing(folder, arguments):
     lock.enter_workflow(arguments, folder)
     assert (folder / "locks/0.input.lock").exists() and os.listdir(folder) == ["locks"]

@@ -25,7 +25,9 @@ from tokenscale.train.models.objective import Objective
 pytestmark = pytest.mark.slow(43)
 
 
-def made(positions=60, width=32, vocabulary=97, *, bias=True, dtype=torch.float32, ignored=0.3, seed=0):
+def made(
+    positions=60, width=32, vocabulary=97, *, bias=True, dtype=torch.float32, ignored=0.3, seed=0
+):
     """(hidden [2, positions / 2, width], head, labels), logits of some spread."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn((2, positions // 2, width), generator=generator)
@@ -69,7 +71,8 @@ def test_logits_of_any_size_overflow_nothing():
 
 
 def errors(loss_of, precision, factor=1.0, vocabulary=4096):
-    """Relative errors (norm of the difference by norm) of the loss and its gradients in a number format, against fp64.
+    """Relative errors (norm of the difference by norm) of the loss and its gradients in a number
+    format, against fp64.
 
     `precision`: fp32; bf16 or fp16 by autocast over fp32 weights; bf16-true, all in bf16.
     """
@@ -77,7 +80,9 @@ def errors(loss_of, precision, factor=1.0, vocabulary=4096):
     hidden, head, labels = made(512, 64, vocabulary, dtype=true)
     exact_hidden = hidden.detach().double().requires_grad_()
     exact_head = nn.Linear(64, vocabulary).double()
-    exact_head.load_state_dict({name: weight.double() for name, weight in head.state_dict().items()})
+    exact_head.load_state_dict(
+        {name: weight.double() for name, weight in head.state_dict().items()}
+    )
     logits = exact_head(exact_hidden).flatten(0, 1)
     exact = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
     right = gradients(exact, exact_hidden, exact_head, factor)
@@ -91,17 +96,23 @@ def errors(loss_of, precision, factor=1.0, vocabulary=4096):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-true"])
 @pytest.mark.parametrize("vocabulary", [512, 4096])
 def test_chunks_err_no_more_than_the_plain_loss_does(precision, vocabulary):
-    """With the scale that a training step puts on its loss. In 16 bits both round logits; what remains is as good."""
+    """With the scale that a training step puts on its loss. In 16 bits both round logits; what
+    remains is as good.
+    """
     factor = 65536 / 358 if precision == "fp16" else 1 / 358
     plain = errors(lambda h, w, n: cross_entropy_sum(w(h), n), precision, factor, vocabulary)
-    chunked = errors(lambda h, w, n: linear_cross_entropy_sum(h, w, n, 100), precision, factor, vocabulary)
+    chunked = errors(
+        lambda h, w, n: linear_cross_entropy_sum(h, w, n, 100), precision, factor, vocabulary
+    )
     floor = 1e-6 if precision == "fp32" else 1e-5
     assert all(b <= max(1.5 * a, floor) for a, b in zip(plain, chunked, strict=True))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-true"])
 def test_the_factor_of_a_loss_is_not_rounded_to_16_bits(precision):
-    """1 / 358 lies between two numbers of bf16 that are 0.4 % apart: all gradients would be off by up to 0.2 %."""
+    """1 / 358 lies between two numbers of bf16 that are 0.4 % apart: all gradients would be off by
+    up to 0.2 %.
+    """
     dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
     hidden, head, labels = made(512, 64, dtype=dtype)
     for factor in (1 / 358, 1 / 611, 0.7777):
@@ -130,7 +141,12 @@ def test_small_probabilities_are_not_lost_in_fp16():
 
 
 def objective_of(tied=False):
-    model = build(ModelSettings(vocabulary_size=61, tied_embeddings=tied), 16, objective="causal", kernel="sdpa")
+    model = build(
+        ModelSettings(vocabulary_size=61, tied_embeddings=tied),
+        16,
+        objective="causal",
+        kernel="sdpa",
+    )
     initialise(model, 0)
     tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))
     labels = tokens.roll(-1, 1)
@@ -140,7 +156,9 @@ def objective_of(tied=False):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Traced and made functional as by torch.compile, then run as it is: to make code of it takes half a minute."""
+    """Traced and made functional as by torch.compile, then run as it is: to make code of it takes
+    half a minute.
+    """
     for module in ("losses", "objective"):
         function = partial(torch.compile, backend="aot_eager")
         monkeypatch.setattr(f"tokenscale.train.models.{module}.compile_function", function)
@@ -149,21 +167,28 @@ def traced(monkeypatch):
 @pytest.mark.parametrize(
     ("tied", "options"),
     [(tied, {"loss_chunk": 5}) for tied in (True, False)]
-    + [(False, {"loss_chunk": chunk, "compiled": True}) for chunk in (0, 20)],  # the last chunk is shorter
+    # the last chunk is shorter
+    + [(False, {"loss_chunk": chunk, "compiled": True}) for chunk in (0, 20)],
 )
 def test_an_objective_in_chunks_or_compiled_is_the_plain_one(traced, tied, options):
     model, tokens, labels = objective_of(tied)
     weights = list(model.parameters())
     plain, other = Objective(model)(tokens, labels), Objective(model, **options)(tokens, labels)
     torch.testing.assert_close(other, plain, rtol=1e-6, atol=0)
-    for a, b in zip(torch.autograd.grad(other, weights), torch.autograd.grad(plain, weights), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(other, weights), torch.autograd.grad(plain, weights), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("chunk", [0, 20])
-@pytest.mark.parametrize(("dtype", "bias"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)])
-def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(traced, monkeypatch, dtype, bias, chunk, compiled):
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)]
+)
+def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(
+    traced, monkeypatch, dtype, bias, chunk, compiled
+):
     hidden, head, labels = made(bias=bias, dtype=dtype)
     objective = Objective(nn.ModuleDict({"head": head}), loss_chunk=chunk, compiled=compiled)
     right = gradients(objective.loss(hidden, labels), hidden, head)
@@ -179,11 +204,16 @@ def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(traced, monkeypa
 
 
 def test_a_label_of_another_share_is_not_among_the_added_rows(monkeypatch):
-    monkeypatch.setattr("tokenscale.train.models.losses.aligned_rows", lambda rows, _: aligned_rows(rows, "cuda"))
+    monkeypatch.setattr(
+        "tokenscale.train.models.losses.aligned_rows", lambda rows, _: aligned_rows(rows, "cuda")
+    )
     hidden, head, labels = made(ignored=0.0)
     alone = SimpleNamespace(first=0, maximum=lambda values: values, sum=lambda values: values)
-    loss = linear_cross_entropy_sum(hidden, head, labels + 97, 7, share=alone)  # all in another rank's share
-    torch.testing.assert_close(loss, (head(hidden) - head(hidden).amax(-1, keepdim=True)).logsumexp(-1).sum())
+    # all in another rank's share
+    loss = linear_cross_entropy_sum(hidden, head, labels + 97, 7, share=alone)
+    torch.testing.assert_close(
+        loss, (head(hidden) - head(hidden).amax(-1, keepdim=True)).logsumexp(-1).sum()
+    )
     assert aligned_rows(50_257, "cuda") == 50_304 and aligned_rows(131_072, "cuda") == 131_072
     assert aligned_rows(50_257, "cpu") == 50_257
 
@@ -194,8 +224,14 @@ def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
     logits = head(hidden)
     labels[0, ::3] = logits[0, ::3].argmax(dim=-1)
     loss_sum, correct = linear_scores(hidden, head, labels, chunk)
-    torch.testing.assert_close(loss_sum, cross_entropy_sum(logits, labels).detach(), rtol=1e-6, atol=0)
-    counted = [(p, n) for p, n in zip(logits.flatten(0, 1), labels.flatten().tolist(), strict=True) if n != IGNORED]
+    torch.testing.assert_close(
+        loss_sum, cross_entropy_sum(logits, labels).detach(), rtol=1e-6, atol=0
+    )
+    counted = [
+        (p, n)
+        for p, n in zip(logits.flatten(0, 1), labels.flatten().tolist(), strict=True)
+        if n != IGNORED
+    ]
     assert correct.item() == sum(p.argmax().item() == n for p, n in counted) >= 10
     _, none = linear_scores(hidden, head, torch.full_like(labels, IGNORED), chunk)
     assert none.item() == 0

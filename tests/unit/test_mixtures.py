@@ -1,4 +1,6 @@
-"""Weighted mixtures: exact shares, one order at every world size and after restarts, and what is refused."""
+"""Weighted mixtures: exact shares, one order at every world size and after restarts, and what is
+refused.
+"""
 
 import shutil
 import tracemalloc
@@ -64,14 +66,18 @@ def test_shares_are_exact_and_no_source_repeats_early(mixture):
     positions = np.arange(stages[-1][0] + 3000)
     sources, numbers = order.locate(positions)
     samples = order.samples(positions)
-    assert len({order.source_seed(source) for source in range(len(sizes))}) == len(sizes), "equal sources differ"
+    assert len({order.source_seed(source) for source in range(len(sizes))}) == len(sizes), (
+        "equal sources differ"
+    )
     for source, size in enumerate(sizes):
         own = sources == source
         # all samples of a source in its own order, which is no other source's, without gaps
         assert np.array_equal(numbers[own], np.arange(own.sum()))
         expected = get_samples(np.arange(own.sum()), size, order.source_seed(source))
         assert np.array_equal(samples[own] - sum(sizes[:source]), expected)
-    for (first, weights), end in zip(stages, [*(f for f, _ in stages[1:]), len(positions)], strict=True):
+    for (first, weights), end in zip(
+        stages, [*(f for f, _ in stages[1:]), len(positions)], strict=True
+    ):
         counts = block_counts(tuple(weights))
         drawn = np.cumsum(sources[first:end, None] == np.arange(len(sizes)), axis=0)
         share = counts / counts.sum()
@@ -79,7 +85,9 @@ def test_shares_are_exact_and_no_source_repeats_early(mixture):
         assert (np.abs(drawn - ideal) <= 1 + len(sizes) * share + 1e-9).all()
         if end - first >= counts.sum():
             assert np.array_equal(drawn[counts.sum() - 1], counts)
-        assert (np.abs(share - weights) < 0.5 / counts.sum() + 1e-12).all() and not counts[np.array(weights) == 0].any()
+        assert (np.abs(share - weights) < 0.5 / counts.sum() + 1e-12).all() and not counts[
+            np.array(weights) == 0
+        ].any()
 
 
 @given(mixtures(), st.integers(1, 7), st.integers(0, 900))
@@ -91,10 +99,14 @@ def test_an_order_is_a_function_of_the_position(mixture, global_batch, steps):
     shuffled = np.random.default_rng(0).permutation(positions)
     assert np.array_equal(order.samples(shuffled), order.samples(positions)[shuffled])
     for count in (0, steps, len(positions)):
-        assert np.array_equal(order.count(count), np.bincount(sources[:count], minlength=len(mixture[0])))
+        assert np.array_equal(
+            order.count(count), np.bincount(sources[:count], minlength=len(mixture[0]))
+        )
     slots = np.arange(global_batch)[::2]
     by_step = sources[: steps * global_batch].reshape(steps, global_batch)
-    expected = [[np.count_nonzero(by_step[:, slot] == k) for k in range(len(mixture[0]))] for slot in slots]
+    expected = [
+        [np.count_nonzero(by_step[:, slot] == k) for k in range(len(mixture[0]))] for slot in slots
+    ]
     assert order.count_by_slot(steps, global_batch, slots).tolist() == expected
 
 
@@ -115,7 +127,11 @@ class MixedLab:
 
     def __init__(self, folder, validation_share=1e-9):
         self.folder = folder
-        texts = ([*HOSTILE, *texts_around(T)], [f"def f{i}(): {'pass ' * i}" for i in range(40)], ["x" * 9, "y" * 50])
+        texts = (
+            [*HOSTILE, *texts_around(T)],
+            [f"def f{i}(): {'pass ' * i}" for i in range(40)],
+            ["x" * 9, "y" * 50],
+        )
         self.corpora = [
             make_corpus(folder / "corpus" / name, of_name, validation_share=validation_share)
             for name, of_name in zip(NAMES, texts, strict=True)
@@ -131,17 +147,31 @@ class MixedLab:
                 if not (path / "manifest.json").exists():
                     make_store(path.parent, corpus, self.tokenizer, store)
             found[name] = path / "manifest.json"
-        path = self.folder / "mixtures" / "-".join(names) / (store.directory if store else "") / "manifest.json"
+        path = (
+            self.folder
+            / "mixtures"
+            / "-".join(names)
+            / (store.directory if store else "")
+            / "manifest.json"
+        )
         write_mixture(found, path)
         return path
 
     def batches(self, run, rank=0, world_size=1):
         if run.mixture is None:
-            text, store = self.corpora[0], self.folder / "tokens/prose" / run.store.directory if run.store else None
+            text, store = (
+                self.corpora[0],
+                self.folder / "tokens/prose" / run.store.directory if run.store else None,
+            )
         else:
             names = [corpus.name for corpus in run.trained_corpora]
-            text, store = self.manifest(names).parent, self.manifest(names, run.store) if run.store else None
-        return open_batches(run, Inputs(text, self.tokenizer, store, rank=rank, world_size=world_size))
+            text, store = (
+                self.manifest(names).parent,
+                self.manifest(names, run.store) if run.store else None,
+            )
+        return open_batches(
+            run, Inputs(text, self.tokenizer, store, rank=rank, world_size=world_size)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -170,10 +200,15 @@ def test_a_mixture_of_one_corpus_is_the_corpus(mixed, approach):
     assert all(same(a, b) for a, b in zip(take(found, 40), take(expected, 40), strict=True))
 
 
-@pytest.mark.parametrize(("online", "offline"), [(entry.twin, name) for name, entry in BATCHES.items() if entry.twin])
+@pytest.mark.parametrize(
+    ("online", "offline"), [(entry.twin, name) for name, entry in BATCHES.items() if entry.twin]
+)
 def test_online_and_offline_are_bit_identical(mixed, online, offline):
     for global_batch in (1, 3, 8):
-        found = [take(mixed.batches(mixed_run(name, global_batch=global_batch)), 60) for name in (online, offline)]
+        found = [
+            take(mixed.batches(mixed_run(name, global_batch=global_batch)), 60)
+            for name in (online, offline)
+        ]
         assert all(same(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -185,21 +220,33 @@ def test_every_world_size_reads_the_same_global_batches_from_any_step_on(mixed, 
         check_order(lambda rank, size: mixed.batches(run, rank, size), worlds, stop)
 
 
-@pytest.mark.parametrize("approach", [name for name, entry in BATCHES.items() if name != "length-bucketed"])
+@pytest.mark.parametrize(
+    "approach", [name for name, entry in BATCHES.items() if name != "length-bucketed"]
+)
 def test_rows_and_their_document_masks_are_those_of_the_sources_in_their_own_order(mixed, approach):
-    """Each source's rows in a mixture are the rows of a mixture of that source alone, for one slot."""
+    """Each source's rows in a mixture are the rows of a mixture of that source alone, for one
+    slot.
+    """
     run = mixed_run(approach, global_batch=1, document_mask=approach == "packed")
     starts = run.mixture.stage_starts(T)
-    order = MixtureOrder([5, 5, 5], list(zip(starts, (s.weights for s in run.mixture.stages), strict=True)), 5)
+    order = MixtureOrder(
+        [5, 5, 5], list(zip(starts, (s.weights for s in run.mixture.stages), strict=True)), 5
+    )
     sources, _ = order.locate(np.arange(200))
     rows = take(mixed.batches(run), 200)
     assert starts == [0, 37, 87] and not sources[:37].any() and set(sources[37:]) == {0, 1, 2}
     for source, name in enumerate(NAMES):
-        alone = replace(run, mixture=make_mixture([(None, (1.0,))], [name]), seed=order.source_seed(source))
+        alone = replace(
+            run, mixture=make_mixture([(None, (1.0,))], [name]), seed=order.source_seed(source)
+        )
         expected = mixed.batches(alone)
         for i in np.flatnonzero(sources == source):
             row = expected.next()
-            for name in ("tokens_bt", "labels_bt", *(["document_ids_bt"] if approach == "packed" else [])):
+            for name in (
+                "tokens_bt",
+                "labels_bt",
+                *(["document_ids_bt"] if approach == "packed" else []),
+            ):
                 assert getattr(row, name).tolist() == getattr(rows[i], name).tolist()
 
 
@@ -216,7 +263,9 @@ def test_digests_tell_the_documents_of_corpora_apart(mixed, approach):
 def test_what_rows_cut_is_counted_by_corpus(mixed, approach):
     run = mixed_run(approach)
     found = mixed.batches(run).count_cut()
-    assert list(found) == [corpus.name for corpus in run.trained_corpora] and len(set(found.values())) == len(found)
+    assert list(found) == [corpus.name for corpus in run.trained_corpora] and len(
+        set(found.values())
+    ) == len(found)
 
 
 def test_each_corpus_has_its_own_held_out_rows(tmp_path):
@@ -225,15 +274,20 @@ def test_each_corpus_has_its_own_held_out_rows(tmp_path):
     path = mixed.manifest(NAMES[:2], run.validation_store)
     run = replace(run, mixture=make_mixture([(None, (0.0, 1.0))], NAMES[:2]))
     slices = load_held_out(run, Inputs(validation_store=path), 262)
-    assert [held_out.corpus for held_out in slices] == ["prose", "code"]  # also of the corpus without a weight
-    ranks = [load_held_out(run, Inputs(validation_store=path, rank=rank, world_size=3), 262) for rank in range(3)]
+    # also of the corpus without a weight
+    assert [held_out.corpus for held_out in slices] == ["prose", "code"]
+    ranks = [
+        load_held_out(run, Inputs(validation_store=path, rank=rank, world_size=3), 262)
+        for rank in range(3)
+    ]
     for number, held_out in enumerate(slices):
         alone = replace(run, mixture=None, corpus=CorpusSettings(NAMES[number]))
         store = mixed.folder / "tokens" / NAMES[number] / run.validation_store.directory
         (expected,) = load_held_out(alone, Inputs(validation_store=store), 262)
         assert held_out.tokens_bt.tolist() == expected.tokens_bt.tolist()
         assert held_out.global_rows == expected.global_rows > 0
-        rows = [row for rank in ranks for row in rank[number].tokens_bt.tolist()]  # each slice over all ranks
+        # each slice over all ranks
+        rows = [row for rank in ranks for row in rank[number].tokens_bt.tolist()]
         assert rows == held_out.tokens_bt.tolist()
 
 
@@ -253,7 +307,8 @@ def test_more_text_than_there_is_is_refused_before_training(mixed, approach):
     with pytest.raises(UserError, match="maximum number of repetitions") as error:
         check_repetitions(replace(limited, budget=BudgetSettings(steps=enough + 2)), manifests)
     assert error.value.facts["source"] == NAMES[int(np.argmin(per_pass))]
-    check_repetitions(replace(run, budget=BudgetSettings(steps=10**9)), {})  # no limits: nothing is read
+    # no limits: nothing is read
+    check_repetitions(replace(run, budget=BudgetSettings(steps=10**9)), {})
 
 
 def test_a_launch_refuses_more_text_than_there_is_before_the_ranks_start(mixed, tmp_path, capsys):
@@ -261,16 +316,27 @@ def test_a_launch_refuses_more_text_than_there_is_before_the_ranks_start(mixed, 
     run = replace(mixed_run("packed", mixture), budget=BudgetSettings(steps=50))
     store = mixed.manifest(NAMES[:2], run.store)
     words = ["launch", "--run", run.to_json(), "--output", tmp_path / "done.json", "--store", store]
-    words += ["--corpus", mixed.manifest(NAMES[:2]), "--tokenizer", mixed.tokenizer / "manifest.json"]
+    words += [
+        "--corpus",
+        mixed.manifest(NAMES[:2]),
+        "--tokenizer",
+        mixed.tokenizer / "manifest.json",
+    ]
     assert "raise mixtures.mix.maximum_repetitions" in refused(capsys, words)
     assert not list(tmp_path.glob("attempt=*"))
 
 
 def test_only_what_is_needed_is_tokenized_to_be_counted(mixed):
     """A corpus that has a weight only in a stage that the run does not reach is not counted."""
-    run = mixed_run("padding-free", make_mixture([(T * 10_000, (1.0, 0.0)), (None, (0.5, 0.5))], NAMES[:2], limit=9))
+    run = mixed_run(
+        "padding-free",
+        make_mixture([(T * 10_000, (1.0, 0.0)), (None, (0.5, 0.5))], NAMES[:2], limit=9),
+    )
     run = replace(run, budget=BudgetSettings(steps=2))
-    manifests = {"corpus": mixed.manifest(NAMES[:2]), "tokenizer": mixed.tokenizer / "manifest.json"}
+    manifests = {
+        "corpus": mixed.manifest(NAMES[:2]),
+        "tokenizer": mixed.tokenizer / "manifest.json",
+    }
     assert count_sequences(run, manifests, [18, 0])[1] == np.inf
     check_repetitions(run, manifests)
 
@@ -278,7 +344,9 @@ def test_only_what_is_needed_is_tokenized_to_be_counted(mixed):
 def test_a_corpus_without_a_weight_changes_no_batch(mixed):
     for approach in ("packed", "token-list"):
         run = mixed_run(approach, make_mixture([(None, (0.4, 0.6))], ("code", "prose")))
-        more = mixed_run(approach, make_mixture([(None, (0.4, 0.0, 0.6))], ("code", "notes", "prose")))
+        more = mixed_run(
+            approach, make_mixture([(None, (0.4, 0.0, 0.6))], ("code", "notes", "prose"))
+        )
         both = [take(mixed.batches(each), 30) for each in (run, more)]
         assert all(same(a, b) for a, b in zip(*both, strict=True))
 
@@ -315,7 +383,10 @@ def test_changed_missing_and_other_sources_are_refused(tmp_path):
             open_batches(run, Inputs(store=path, tokenizer=lab.tokenizer))
         return error.value.facts
 
-    facts = refuse("other sources than the run", replace(run, mixture=make_mixture([(None, (0.5, 0.5))], NAMES[:2])))
+    facts = refuse(
+        "other sources than the run",
+        replace(run, mixture=make_mixture([(None, (0.5, 0.5))], NAMES[:2])),
+    )
     assert facts["expected"] == "prose, code" and "snakemake -f" in facts["next"]
     text = source.read_text()
     source.write_text(text + "\n")
@@ -336,7 +407,14 @@ TOKENIZERS = {"numbers": {"kind": "numbers", "vocabulary_size": 50260}}
 
 
 def configure(weights, name="mix", **runs):
-    config = Config({"corpora": CORPORA, "tokenizers": TOKENIZERS, "mixtures": {name: weights}, "experiments": []})
+    config = Config(
+        {
+            "corpora": CORPORA,
+            "tokenizers": TOKENIZERS,
+            "mixtures": {name: weights},
+            "experiments": [],
+        }
+    )
     values = {"corpus": name, "tokenizer": "numbers", **runs}
     return config.run_settings(values, repeat=0, file="e.yaml")
 
@@ -346,32 +424,69 @@ WRONG = [
     ({"weights": {"a": -1, "b": 2}}, "weights.a", "from 0 to 1e"),
     ({"weights": {"a": 0, "b": 0}}, "weights", "add up to 0"),
     ({"weights": {"a": float("nan")}}, "weights.a", "not a finite number"),
-    *(({"weights": {"a": value, "b": 1}}, "weights.a", "from 0 to 1e") for value in (1e308, True, "0.5", None)),
+    *(
+        ({"weights": {"a": value, "b": 1}}, "weights.a", "from 0 to 1e")
+        for value in (1e308, True, "0.5", None)
+    ),
     ({"weights": {1: 0.5}}, "weights.1", "not text: 1"),
     ({"weights": [1, 2]}, "weights", "cannot be"),
     ({"weights": {"a": 1, "c": 1}}, "weights.c", "unknown corpus 'c'"),
     ({"weights": {"a": 1, "b": 1e-6}}, "weights.b", "below 0.0001"),
     ({"weights": {}}, "weights", "either `weights` or `stages`"),
-    ({"weights": {"a": 1}, "stages": [{"weights": {"a": 1}}]}, "weights", "either `weights` or `stages`"),
-    ({"stages": [{"weights": {"a": 1}}, {"weights": {"b": 1}}]}, "stages.0.tokens", "length in tokens"),
+    (
+        {"weights": {"a": 1}, "stages": [{"weights": {"a": 1}}]},
+        "weights",
+        "either `weights` or `stages`",
+    ),
+    (
+        {"stages": [{"weights": {"a": 1}}, {"weights": {"b": 1}}]},
+        "stages.0.tokens",
+        "length in tokens",
+    ),
     ({"stages": [{"weights": {"a": 1}, "tokens": 5}]}, "stages.0.tokens", "lasts to the end"),
-    *(({"stages": [{"weights": {"a": 1}, "tokens": tokens}, {"weights": {"b": 1}}]}, "stages.0.tokens", "cannot be")
-      for tokens in (0, True, 10**22)),
-    ({"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"c": 1}}]}, "stages.1.weights.c", "unknown"),
-    ({"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"b": -1}}]}, "stages.1.weights.b", "from 0"),
-    *(({"weights": {"a": 1}, "maximum_repetitions": limit}, "maximum_repetitions", "above 0|not a finite")
-      for limit in (0, True, [1], float("inf"))),
+    *(
+        (
+            {"stages": [{"weights": {"a": 1}, "tokens": tokens}, {"weights": {"b": 1}}]},
+            "stages.0.tokens",
+            "cannot be",
+        )
+        for tokens in (0, True, 10**22)
+    ),
+    (
+        {"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"c": 1}}]},
+        "stages.1.weights.c",
+        "unknown",
+    ),
+    (
+        {"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"b": -1}}]},
+        "stages.1.weights.b",
+        "from 0",
+    ),
+    *(
+        (
+            {"weights": {"a": 1}, "maximum_repetitions": limit},
+            "maximum_repetitions",
+            "above 0|not a finite",
+        )
+        for limit in (0, True, [1], float("inf"))
+    ),
     ({"weights": {"a": 1}, "maximum_repetitions": {"a": "x"}}, "maximum_repetitions.a", "above 0"),
-    ({"weights": {"a": 1}, "maximum_repetitions": {"b": 2}}, "maximum_repetitions.b", "no such corpus"),
+    (
+        {"weights": {"a": 1}, "maximum_repetitions": {"b": 2}},
+        "maximum_repetitions.b",
+        "no such corpus",
+    ),
     ({"weights": {"a": 1}, "weight": 3}, "weight", "unknown key"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("mixture", "key", "says"), WRONG)
 def test_a_wrong_mixture_is_one_message(mixture, key, says):
     with pytest.raises(UserError, match=says) as error:
         configure(mixture)
-    assert error.value.facts["key"].startswith(f"mixtures.mix.{key}") and "next" in error.value.facts
+    assert (
+        error.value.facts["key"].startswith(f"mixtures.mix.{key}") and "next" in error.value.facts
+    )
 
 
 def test_what_a_mixture_cannot_have_is_named():
@@ -391,19 +506,36 @@ def test_weights_are_shares_and_names_are_labels():
     assert base.mixture.stages[0].weights == (0.7, 0.3) and base.corpora[1].source.documents == 6
     assert configure({"weights": {"a": 0.7, "b": 0.3}}).identity == base.identity
     assert configure({"weights": {"b": 3, "a": 7}}).identity == base.identity
-    assert configure({"stages": [{"weights": {"a": 70, "b": 30}}]}, name="other").identity == base.identity
+    assert (
+        configure({"stages": [{"weights": {"a": 70, "b": 30}}]}, name="other").identity
+        == base.identity
+    )
     assert configure({"weights": {"a": 0.6, "b": 0.4}}).identity != base.identity
-    assert configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": 2}).identity == base.identity
-    assert configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": {}}).identity == base.identity
-    thirds = [configure({"weights": {"a": 9 * x, "b": 7 * x}}).identity for x in (1, 0.1, 1e-3, 1e6)]
+    assert (
+        configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": 2}).identity == base.identity
+    )
+    assert (
+        configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": {}}).identity
+        == base.identity
+    )
+    thirds = [
+        configure({"weights": {"a": 9 * x, "b": 7 * x}}).identity for x in (1, 0.1, 1e-3, 1e6)
+    ]
     assert len(set(thirds)) == 1
     assert RunSettings.from_json(base.to_json()) == base
     assert "mixture" not in to_dict(RunSettings())
-    limits = configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": {"b": None}}).mixture.sources
+    limits = configure(
+        {"weights": {"a": 7, "b": 3}, "maximum_repetitions": {"b": None}}
+    ).mixture.sources
     assert [source.maximum_repetitions for source in limits] == [1.0, None]
 
 
 def test_shares_of_a_run_follow_its_stages():
-    for steps, code, notes in ((10, 0, 0), (37, 0, 0), (87, 15, 20), (1000, 15 + 913 * 0.65, 20 + 913 * 0.25)):
+    for steps, code, notes in (
+        (10, 0, 0),
+        (37, 0, 0),
+        (87, 15, 20),
+        (1000, 15 + 913 * 0.65, 20 + 913 * 0.25),
+    ):
         shares = {"prose": 1 - (code + notes) / steps, "code": code / steps, "notes": notes / steps}
         assert make_mixture().shares(steps, T) == pytest.approx(shares)

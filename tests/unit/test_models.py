@@ -36,10 +36,16 @@ def test_the_future_changes_the_past_of_an_encoder_alone():
 
 @pytest.mark.parametrize(
     "name, digest",
-    [("llama-micro", "02739352263a220c"), ("llama-tiny", "d15124565e058fc3"), ("gpt2-micro", "889e11480afd9d4e")],
+    [
+        ("llama-micro", "02739352263a220c"),
+        ("llama-tiny", "d15124565e058fc3"),
+        ("gpt2-micro", "889e11480afd9d4e"),
+    ],
 )
 def test_initial_weights_stay_what_they_were_with_biases_at_zero_and_norms_at_one(name, digest):
-    """Bit for bit, with their names. They changed once, when each rank began to make its own part."""
+    """Bit for bit, with their names. They changed once, when each rank began to make its own
+    part.
+    """
     model = Decoder(PRESETS[name].with_vocabulary(300), 32)
     initialise(model, 3)
     found = hashlib.sha256()
@@ -80,15 +86,24 @@ def test_slowed_frequencies_are_those_of_llama_3_2():
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     numbers = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling = numbers | {"rope_type": "llama3", "original_max_position_embeddings": 8192, "rope_theta": 500_000.0}
+    scaling = numbers | {
+        "rope_type": "llama3",
+        "original_max_position_embeddings": 8192,
+        "rope_theta": 500_000.0,
+    }
     config = LlamaConfig(
-        hidden_size=2048, num_attention_heads=32, max_position_embeddings=131_072, rope_parameters=scaling
+        hidden_size=2048,
+        num_attention_heads=32,
+        max_position_embeddings=131_072,
+        rope_parameters=scaling,
     )
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     shape = PRESETS["llama-3.2-1b"]
     slowed = rotary_frequencies(shape)
     torch.testing.assert_close(slowed.float(), expected, rtol=1e-6, atol=1e-9)
-    assert not torch.allclose(rotary_frequencies(replace(shape, rope_scaling="none")), slowed, rtol=1e-3, atol=1e-9)
+    assert not torch.allclose(
+        rotary_frequencies(replace(shape, rope_scaling="none")), slowed, rtol=1e-3, atol=1e-9
+    )
 
 
 # -- generation
@@ -146,7 +161,9 @@ def test_a_run_that_its_model_cannot_hold_is_told_before_it_starts():
     assert run.problems() == []
     (problem,) = replace(run, sequence_length=2048).problems()
     assert problem == ("model.maximum_positions", "1024 is less than sequence_length 2048")
-    (problem,) = RunSettings(model=PRESETS["bert-tiny"], objective="masked", attention="flex").problems()
+    (problem,) = RunSettings(
+        model=PRESETS["bert-tiny"], objective="masked", attention="flex"
+    ).problems()
     assert problem[0] == "attention"
 
 
@@ -158,12 +175,22 @@ def test_presets_hold_together():
 
 
 def library_shape(kind, **changes) -> ModelSettings:
-    sizes = {"dimension": 64, "layers": 3, "heads": 4, "key_value_heads": 4, "hidden": 160, "vocabulary_size": 300}
+    sizes = {
+        "dimension": 64,
+        "layers": 3,
+        "heads": 4,
+        "key_value_heads": 4,
+        "hidden": 160,
+        "vocabulary_size": 300,
+    }
     return ModelSettings(**{"name": kind, "transformers": kind} | sizes | changes)
 
 
 KINDS = [
-    *((kind, "masked", 4) for kind in ("distilbert", "bert", "roberta", "modernbert", "electra", "albert")),
+    *(
+        (kind, "masked", 4)
+        for kind in ("distilbert", "bert", "roberta", "modernbert", "electra", "albert")
+    ),
     *((kind, "causal", 2) for kind in ("llama", "qwen2", "qwen3", "mistral")),
     *((kind, "causal", 4) for kind in ("bert", "opt", "gpt2", "gpt_neox")),
 ]
@@ -171,9 +198,13 @@ KINDS = [
 
 @pytest.mark.parametrize("kind, objective, key_value_heads", KINDS, ids=lambda v: str(v))
 def test_a_model_of_transformers_computes_what_it_does_there(kind, objective, key_value_heads):
-    """Hidden states and head beside each other against the library's forward pass of the same weights, at full length,
-    with ids that the library holds to be padding; and the future is seen where the objective is masked only."""
-    model = build(library_shape(kind, key_value_heads=key_value_heads), 32, objective=objective, kernel="sdpa").eval()
+    """Hidden states and head beside each other against the library's forward pass of the same
+    weights, at full length, with ids that the library holds to be padding; and the future is seen
+    where the objective is masked only.
+    """
+    model = build(
+        library_shape(kind, key_value_heads=key_value_heads), 32, objective=objective, kernel="sdpa"
+    ).eval()
     initialise_any(model, 1)
     tokens = torch.randint(2, 300, (2, 32))
     tokens[0, :4] = torch.tensor([0, 1, 2, 0])
@@ -182,7 +213,9 @@ def test_a_model_of_transformers_computes_what_it_does_there(kind, objective, ke
         assert torch.equal(found, model.head(model.hidden(tokens)))
         changed = tokens.clone()
         changed[:, 20:] = 7
-        assert torch.allclose(model(changed)[:, :20], found[:, :20], atol=1e-5) == (objective == "causal")
+        assert torch.allclose(model(changed)[:, :20], found[:, :20], atol=1e-5) == (
+            objective == "causal"
+        )
         model.put_head(model.head)
         positions = {"position_ids": torch.arange(32)[None]} if kind == "roberta" else {}
         expected = model.model(input_ids=tokens, **positions).logits
@@ -190,7 +223,9 @@ def test_a_model_of_transformers_computes_what_it_does_there(kind, objective, ke
     assert len(model.blocks) == (0 if kind == "albert" else 3)
 
 
-@pytest.mark.parametrize("kind, objective", [("distilbert", "masked"), ("gpt2", "causal"), ("modernbert", "masked")])
+@pytest.mark.parametrize(
+    "kind, objective", [("distilbert", "masked"), ("gpt2", "causal"), ("modernbert", "masked")]
+)
 def test_weights_of_a_library_model_follow_from_the_seed(kind, objective):
     def weights(seed, before):
         torch.manual_seed(before)
@@ -228,7 +263,11 @@ def test_every_id_of_a_library_model_learns_and_its_dropout_and_attention_are_th
         ({"transformers": "bloom"}, "causal", "no width to set"),
         ({"transformers": "bart"}, "masked", "an encoder with a decoder"),
         ({"transformers": "qwen2_moe"}, "causal", "mixture of experts"),
-        ({"transformers": "bert", "key_value_heads": 2}, "masked", "as many key-value heads as heads"),
+        (
+            {"transformers": "bert", "key_value_heads": 2},
+            "masked",
+            "as many key-value heads as heads",
+        ),
         ({"transformers": "bert", "maximum_positions": 4}, "masked", "fewer positions"),
     ],
     ids=str,
@@ -241,7 +280,9 @@ def test_what_a_library_model_cannot_be_is_said(changes, objective, words):
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(UserError, match="library transformers, which this environment lacks") as error:
+    with pytest.raises(
+        UserError, match="library transformers, which this environment lacks"
+    ) as error:
         build(library_shape("opt"), 8, objective="causal", kernel="sdpa")
     assert "make setup" in error.value.facts["next"]
     decoder()  # its own models need it not

@@ -1,4 +1,6 @@
-"""Folders of `torch.distributed.checkpoint`: written by us and read by torch, written by torch and read by us."""
+"""Folders of `torch.distributed.checkpoint`: written by us and read by torch, written by torch and
+read by us.
+"""
 
 import os
 import pickle
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def written(folder: Path, name="llama", convert=lambda weights: weights):
-    """A folder with a model's configuration and its weights by torchtitan's names, or by the library's."""
+    """A folder with a model's configuration and its weights by torchtitan's names, or by the
+    library's.
+    """
     model, config, weights = converted(name)
     folder.mkdir()
     write_json(folder / "config.json", config)
@@ -42,7 +46,9 @@ def test_what_is_written_torch_reads_and_we_read_back_to_the_last_bit(tmp_path, 
     folder, expected = written(tmp_path / "out", name)
     config, weights = to_hf(SHAPES[name], expected, LENGTH)
     weights = to_titan(config, weights)
-    assert ("layers.1.attention.wq.weight" in weights) == (name in ("llama", "llama-tied", "llama-3.1", "llama-3.2"))
+    assert ("layers.1.attention.wq.weight" in weights) == (
+        name in ("llama", "llama-tied", "llama-3.1", "llama-3.2")
+    )
     found = {key: torch.zeros_like(weight) for key, weight in weights.items()}
     dcp.load(found, checkpoint_id=folder)
     assert all(torch.equal(found[key], weight) for key, weight in weights.items())
@@ -50,20 +56,28 @@ def test_what_is_written_torch_reads_and_we_read_back_to_the_last_bit(tmp_path, 
 
 
 def test_rows_of_a_head_are_in_the_order_of_torchtitan(tmp_path):
-    """Its rotation multiplies pairs (2i, 2i+1) of a head by complex numbers: scores are those of our rotation."""
+    """Its rotation multiplies pairs (2i, 2i+1) of a head by complex numbers: scores are those of
+    our rotation.
+    """
     model, config, weights = converted("llama")
     shape = model.settings
     titan, width = to_titan(config, weights), shape.head_dimension
     x = torch.randn(LENGTH, shape.dimension, generator=torch.Generator().manual_seed(0))
-    angles = torch.outer(torch.arange(LENGTH, dtype=torch.float64), rotary_frequencies(shape)).float()
+    angles = torch.outer(
+        torch.arange(LENGTH, dtype=torch.float64), rotary_frequencies(shape)
+    ).float()
     turns = torch.polar(torch.ones_like(angles), angles)
 
     def complex_pairs(name, heads):
-        rows = (x @ titan[f"layers.0.attention.{name}.weight"].t()).view(LENGTH, heads, width // 2, 2)
+        rows = (x @ titan[f"layers.0.attention.{name}.weight"].t()).view(
+            LENGTH, heads, width // 2, 2
+        )
         return torch.view_as_real(torch.view_as_complex(rows) * turns[:, None]).flatten(2)
 
     def halves(name, heads):
-        rows = (x @ weights[f"model.layers.0.self_attn.{name}.weight"].t()).view(LENGTH, heads, 2, width // 2)
+        rows = (x @ weights[f"model.layers.0.self_attn.{name}.weight"].t()).view(
+            LENGTH, heads, 2, width // 2
+        )
         first, second = rows.unbind(2)
         cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
@@ -81,7 +95,9 @@ def save_sharded(world, weights, folder):
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (world.size,))
-    sharded = {name: distribute_tensor(weight, mesh, [Shard(0)]) for name, weight in weights.items()}
+    sharded = {
+        name: distribute_tensor(weight, mesh, [Shard(0)]) for name, weight in weights.items()
+    }
     moments = {f"{name}.exp_avg": torch.ones(3) for name in weights}
     dcp.save({"model": sharded, "optimizer": {"state": moments}, "step": 3}, checkpoint_id=folder)
 
@@ -103,7 +119,8 @@ def test_a_state_that_torch_wrote_is_read_by_its_model_alone(tmp_path, prefix):
         convert=lambda weights: {
             **{prefix + name: weight for name, weight in weights.items()},
             **{f"optimizer.state.{name}.exp_avg": weight for name, weight in weights.items()},
-            **{"train_state": torch.ones(2), "step": 3},
+            "train_state": torch.ones(2),
+            "step": 3,
         },
     )
     same(folder, expected)
@@ -120,11 +137,17 @@ class Evil:
 @pytest.mark.parametrize("place", ["whole", "planner_data", "storage_data"])
 @pytest.mark.parametrize(
     "function, arguments",
-    [(os.mkdir, ["{mark}"]), (os.system, ["mkdir {mark}"]), (eval, ["__import__('os').mkdir('{mark}')"]),
-     (shutil.copytree, ["{folder}", "{mark}"])],
+    [
+        (os.mkdir, ["{mark}"]),
+        (os.system, ["mkdir {mark}"]),
+        (eval, ["__import__('os').mkdir('{mark}')"]),
+        (shutil.copytree, ["{folder}", "{mark}"]),
+    ],
     ids=["mkdir", "system", "eval", "copytree"],
-)  # fmt: skip
-def test_an_index_that_would_run_something_is_refused_and_runs_nothing(tmp_path, place, function, arguments):
+)
+def test_an_index_that_would_run_something_is_refused_and_runs_nothing(
+    tmp_path, place, function, arguments
+):
     folder, _ = written(tmp_path / "out")
     mark = tmp_path / "ran"
     evil = Evil(function, *(argument.format(mark=mark, folder=folder) for argument in arguments))
@@ -137,7 +160,8 @@ def test_an_index_that_would_run_something_is_refused_and_runs_nothing(tmp_path,
     assert {"checkpoint", "next"} <= set(error.value.facts) and not mark.exists()
     pickle.loads((folder / ".metadata").read_bytes())  # as torch does
     assert mark.exists()
-    for module in (b"torch", b"torch.distributed.checkpoint.metadata"):  # a dotted name reaches no other module
+    # a dotted name reaches no other module
+    for module in (b"torch", b"torch.distributed.checkpoint.metadata"):
         code = b"\x80\x04\x8c" + bytes([len(module)]) + module + b"\x8c\x09os.getcwd\x93)R."
         (folder / ".metadata").write_bytes(code)
         with pytest.raises(UserError, match="getcwd"):
@@ -163,7 +187,9 @@ def output_of(rows, size=None):
     def change(index):
         stated = index.state_dict_metadata["output.weight"]
         stated.size = size or stated.size
-        stated.chunks = [ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((rows, stated.size[1])))]
+        stated.chunks = [
+            ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((rows, stated.size[1])))
+        ]
 
     return edited(change)
 

@@ -36,7 +36,16 @@ def test_the_permutation_works_at_large_sizes():
 def test_the_permutation_is_pinned():
     """Golden values: a changed order would silently make old runs irreproducible."""
     assert permute(np.arange(8), 1000, seed=0).tolist() == [187, 648, 346, 904, 667, 892, 766, 790]
-    assert permute(np.arange(8), 1000, seed=0, epoch=1).tolist() == [777, 94, 174, 22, 916, 881, 791, 485]
+    assert permute(np.arange(8), 1000, seed=0, epoch=1).tolist() == [
+        777,
+        94,
+        174,
+        22,
+        916,
+        881,
+        791,
+        485,
+    ]
     assert get_samples(np.arange(98, 104), 100, 7).tolist() == [84, 22, 11, 63, 91, 9]
     assert row_digest(3, range(8), np.arange(100, 108)) == 4157173186050314
     assert row_digest(0, range(2, 4), np.arange(2), np.arange(2)) == 2813490987593071
@@ -56,7 +65,9 @@ def test_seeds_and_epochs_give_unlike_orders():
 
 
 def test_positions_are_spread_evenly():
-    """Mean rank correlation of index and image over seeds is near zero: no drift along the epoch."""
+    """Mean rank correlation of index and image over seeds is near zero: no drift along the
+    epoch.
+    """
     index = np.arange(1000)
     found = [np.corrcoef(index, permute(index, 1000, seed))[0, 1] for seed in range(40)]
     assert abs(np.mean(found)) < 0.03 and np.max(np.abs(found)) < 0.15
@@ -77,13 +88,17 @@ def test_shares_cover_the_batch_and_differ_by_at_most_one():
         sizes = [len(s) for s in shares]
         assert max(sizes) - min(sizes) <= 1
         for micro_batch in (1, 2, 3):
-            assert micro_steps(batch, world_size, micro_batch) == max(-(-size // micro_batch) for size in sizes)
+            assert micro_steps(batch, world_size, micro_batch) == max(
+                -(-size // micro_batch) for size in sizes
+            )
 
 
 def test_shards_are_those_of_chunk():
     for rows, sizes in ((8, [3, 3, 2]), (4, [2, 2, 0]), (2, [1, 1, 0]), (9, [3, 3, 3])):
         shards = [shard_rows(rows, index, 3) for index in range(3)]
-        assert [len(shard) for shard in shards] == sizes and [row for s in shards for row in s] == list(range(rows))
+        assert [len(shard) for shard in shards] == sizes and [
+            row for s in shards for row in s
+        ] == list(range(rows))
 
 
 def test_digests_of_ranks_add_up():
@@ -124,7 +139,9 @@ def naive(lengths: list[int], capacity: int) -> int:
 def test_packing_holds_every_piece_once_and_is_best_fit(lengths, capacity):
     pieces, rows = best_fit_decreasing(np.array(lengths, dtype=np.int64), capacity)
     assert sorted(pieces.tolist()) == list(range(len(lengths)))
-    sums = [int(np.array(lengths)[pieces[a:b]].sum()) for a, b in zip(rows[:-1], rows[1:], strict=True)]
+    sums = [
+        int(np.array(lengths)[pieces[a:b]].sum()) for a, b in zip(rows[:-1], rows[1:], strict=True)
+    ]
     assert all(0 < s <= capacity for s in sums)
     assert len(sums) == naive(lengths, capacity)
 
@@ -135,14 +152,19 @@ def test_cutting_keeps_every_label_and_makes_no_lone_overlap(lengths, t):
     assert int((sizes - 1).sum()) == sum(n - 1 for n in lengths)
     assert sizes.max() <= t + 1
     for d, n in enumerate(lengths):
-        mine = [(s, s + z) for s, z in zip(starts[documents == d], sizes[documents == d], strict=True)]
+        mine = [
+            (s, s + z) for s, z in zip(starts[documents == d], sizes[documents == d], strict=True)
+        ]
         assert mine[0][0] == 0 and mine[-1][1] == n
-        assert all(a[1] - 1 == b[0] for a, b in zip(mine, mine[1:], strict=False))  # overlap of exactly one token
+        # overlap of exactly one token
+        assert all(a[1] - 1 == b[0] for a, b in zip(mine, mine[1:], strict=False))
         assert len(mine) == 1 if n <= t + 1 else all(b - a >= 2 for a, b in mine)
 
 
 def test_packing_is_deterministic_full_and_fast():
-    lengths = np.minimum(np.random.default_rng(0).lognormal(6, 1.2, 100_000).astype(np.int64) + 1, 2049)
+    lengths = np.minimum(
+        np.random.default_rng(0).lognormal(6, 1.2, 100_000).astype(np.int64) + 1, 2049
+    )
     start = time.perf_counter()
     pieces, rows = best_fit_decreasing(lengths, 2049)
     assert time.perf_counter() - start < 5  # 0.1 s here; a quadratic search needs minutes
@@ -158,7 +180,9 @@ def test_windows_are_packed_one_after_the_other():
 
     lengths = np.random.default_rng(0).integers(1, 41, 50)
     windows = [(i, listed(*best_fit_decreasing(lengths[i : i + 7], 40))) for i in range(0, 50, 7)]
-    assert listed(*pack(lengths, 40, 7)) == [[i + piece for piece in row] for i, rows in windows for row in rows]
+    assert listed(*pack(lengths, 40, 7)) == [
+        [i + piece for piece in row] for i, rows in windows for row in rows
+    ]
     assert listed(*pack(lengths, 40)) == listed(*best_fit_decreasing(lengths, 40))
 
 
@@ -171,13 +195,19 @@ def test_pieces_that_fit_no_row_are_bugs_and_none_make_no_row():
         assert len(pieces) == 0 and rows.tolist() == [0]
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.integers(1, 12),
+    st.randoms(use_true_random=False),
+)
 def test_concatenated_rows_are_the_stream_cut_at_every_row(lengths, sequence_length, chance):
     order = list(range(len(lengths)))
     chance.shuffle(order)
     stream = [(d, t) for d in order for t in range(lengths[d])]
     document, start, length, rows = concatenate(np.array(lengths), sequence_length, np.array(order))
-    found = [[(d, s + k) for k in range(n)] for d, s, n in zip(document, start, length, strict=True)]
+    found = [
+        [(d, s + k) for k in range(n)] for d, s, n in zip(document, start, length, strict=True)
+    ]
     rebuilt = [sum(found[a:b], []) for a, b in zip(rows[:-1], rows[1:], strict=True)]
     T = sequence_length
     expected = [stream[r * T : r * T + T + 1] for r in range(max(1, -(-(len(stream) - 1) // T)))]

@@ -1,4 +1,6 @@
-"""One list of dependencies, import groups, nothing of one machine in the project; and what others read about it."""
+"""One list of dependencies, import groups, nothing of one machine in the project; and what others
+read about it.
+"""
 
 import importlib.metadata
 import os
@@ -44,7 +46,9 @@ def test_every_dependency_has_both_bounds():
         *(r for of in project()["optional-dependencies"].values() for r in of),
     ]
     bounds = dict(split(r) for r in stated)
-    assert {name: both for name, both in bounds.items() if not re.fullmatch(r"<[\d.]+,>=[\d.]+", both)} == {}
+    assert {
+        name: both for name, both in bounds.items() if not re.fullmatch(r"<[\d.]+,>=[\d.]+", both)
+    } == {}
     assert bounds["torch"] == "<2.16,>=2.9"
 
 
@@ -67,16 +71,29 @@ def test_a_lock_names_packages_by_version_and_hash_and_no_place_to_get_them_from
     entries = re.findall(r"(?m)^(?!#)\S.*\n(?:    .*\n)+", text)
     assert len(entries) == len(locked(path)) > 100
     assert all(
-        re.fullmatch(r"[\w.-]+==[\w.]+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry) for entry in entries
+        re.fullmatch(r"[\w.-]+==[\w.]+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry)
+        for entry in entries
     )
-    assert not [name for name in locked(path) if lock.OF_TORCH.match(f"{name}==")], "its builds differ in hashes"
+    assert not [name for name in locked(path) if lock.OF_TORCH.match(f"{name}==")], (
+        "its builds differ in hashes"
+    )
 
 
 @only_locked
 def test_the_lock_is_what_pyproject_asks_for():
-    """Everything that is required, by the metadata of what is installed, is in the lock and within its bounds."""
-    versions = locked() | {"torch": re.search(r"==(\S+)", (ROOT / "constraints.txt").read_text())[1]}
-    todo, seen = [Requirement(r) for r in project()["dependencies"] + project()["optional-dependencies"]["test"]], set()
+    """Everything that is required, by the metadata of what is installed, is in the lock and within
+    its bounds.
+    """
+    versions = locked() | {
+        "torch": re.search(r"==(\S+)", (ROOT / "constraints.txt").read_text())[1]
+    }
+    todo, seen = (
+        [
+            Requirement(r)
+            for r in project()["dependencies"] + project()["optional-dependencies"]["test"]
+        ],
+        set(),
+    )
     while todo:
         requirement = todo.pop()
         name, key = canonicalize_name(requirement.name), str(requirement)
@@ -85,7 +102,9 @@ def test_the_lock_is_what_pyproject_asks_for():
         seen.add(key)
         if lock.OF_TORCH.match(f"{name}==") and name != "torch":
             continue
-        assert requirement.specifier.contains(versions[name]), f"{requirement}: the lock has {versions[name]}"
+        assert requirement.specifier.contains(versions[name]), (
+            f"{requirement}: the lock has {versions[name]}"
+        )
         for extra in ("", *requirement.extras):
             further = map(Requirement, importlib.metadata.requires(name) or [])
             todo += [r for r in further if not r.marker or r.marker.evaluate({"extra": extra})]
@@ -95,12 +114,16 @@ def test_the_lock_is_what_pyproject_asks_for():
 def test_this_environment_is_the_lock():
     """Unless somebody asked for the newest versions, in which case all of them are newer."""
     installed = {canonicalize_name(d.name): d.version for d in importlib.metadata.distributions()}
-    assert locked().items() <= installed.items() or os.environ.get("NEWEST"), "make setup installs the lock"
+    assert locked().items() <= installed.items() or os.environ.get("NEWEST"), (
+        "make setup installs the lock"
+    )
 
 
 @pytest.fixture
 def makefile(tmp_path):
-    """A folder with nothing but what `make setup` reads, and a function that runs make there on a PATH."""
+    """A folder with nothing but what `make setup` reads, and a function that runs make there on a
+    PATH.
+    """
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
@@ -114,7 +137,12 @@ def makefile(tmp_path):
             program(tools, name.replace("_", "."), script)
         environment = {"PATH": str(tools), "MAKEFLAGS": ""}
         return subprocess.run(
-            ["make", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            ["make", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
 
     return make
@@ -126,7 +154,10 @@ LOCKED = "--require-hashes --no-deps -r locks/"
 @pytest.mark.parametrize(
     "platform, flags, installs",
     [
-        *((path.stem, (), [f"{LOCKED}{path.name}", "--constraint constraints.txt -e"]) for path in lock.LOCKS),
+        *(
+            (path.stem, (), [f"{LOCKED}{path.name}", "--constraint constraints.txt -e"])
+            for path in lock.LOCKS
+        ),
         (lock.PLATFORM[:-4], ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
         ("linux-aarch64-python3.12", (), ["--constraint constraints.txt -e"]),
     ],
@@ -136,9 +167,13 @@ def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags
     python = f'case "$2" in *uname*) echo {platform};; esac'
     lines = makefile("-n", "setup", *flags, python3=python).stdout.splitlines()
     found = [line for line in lines if " pip install" in line]
-    assert len(found) == len(installs) and all(part in line for part, line in zip(installs, found, strict=True)), found
+    assert len(found) == len(installs) and all(
+        part in line for part, line in zip(installs, found, strict=True)
+    ), found
     notes = [line for line in lines if "there is no lock for" in line]
-    assert [platform in note for note in notes] == ([True] if len(installs) == 1 and not flags else [])
+    assert [platform in note for note in notes] == (
+        [True] if len(installs) == 1 and not flags else []
+    )
 
 
 def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
@@ -168,13 +203,23 @@ REAL = f'exec {sys.executable} "$@"'
     "goal, pythons, next",
     [
         ((), {"python3": OLD, "python3_11": REAL}, "make run PYTHON=python3.11"),
-        (("setup",), {"python3": OLD, "python3_13": SHIM, "python3_12": REAL}, "make setup PYTHON=python3.12"),
-        (("run", "CONFIG=mine.yaml"), {"python3_11": REAL}, "make run CONFIG=mine.yaml PYTHON=python3.11"),
+        (
+            ("setup",),
+            {"python3": OLD, "python3_13": SHIM, "python3_12": REAL},
+            "make setup PYTHON=python3.12",
+        ),
+        (
+            ("run", "CONFIG=mine.yaml"),
+            {"python3_11": REAL},
+            "make run CONFIG=mine.yaml PYTHON=python3.11",
+        ),
         (("test",), {"python3": OLD, "python3_13": SHIM}, "then  make test PYTHON=python3.13"),
     ],
     ids=["another is on PATH", "a command of pyenv that does not run", "no python3", "none"],
 )
-def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tmp_path, goal, pythons, next):
+def test_an_unsupported_python_is_refused_with_a_command_that_works(
+    makefile, tmp_path, goal, pythons, next
+):
     done = makefile(*goal, **pythons)
     assert done.returncode == 2 and not (tmp_path / ".venv").exists()
     shown = done.stderr.splitlines()
@@ -203,7 +248,9 @@ GROUPS = {
 
 @pytest.mark.parametrize("modules, forbidden", GROUPS.items())
 def test_import_groups(modules, forbidden):
-    """Each group runs where the others' packages are not installed: they are made unimportable here."""
+    """Each group runs where the others' packages are not installed: they are made unimportable
+    here.
+    """
     imports = "".join(f"import tokenscale.{name}\n" for name in modules.split())
     code = f"import sys\nfor name in {forbidden.split()!r}: sys.modules[name] = None\n{imports}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -211,19 +258,38 @@ def test_import_groups(modules, forbidden):
 
 
 def test_no_file_names_a_path_of_this_machine():
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
     for name in tracked:
         path = ROOT / name
-        if path.is_file() and path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".smk", ".sql", ".j2", ""}:
+        if path.is_file() and path.suffix in {
+            ".py",
+            ".md",
+            ".yaml",
+            ".yml",
+            ".toml",
+            ".smk",
+            ".sql",
+            ".j2",
+            "",
+        }:
             text = path.read_text(errors="ignore")
             assert f"{ROOT}/" not in text and f"{Path.home()}/" not in text, name
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+    "name",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")),
+    ],
 )
 def test_links_lead_somewhere(name):
-    """Files of the project that a text links to are there, and of headings those that a link names."""
+    """Files of the project that a text links to are there, and of headings those that a link
+    names.
+    """
     text = (ROOT / name).read_text()
     for target in re.findall(r"\]\((?!https?://|mailto:)([^)\s]+)\)", text):
         file, _, heading = target.partition("#")
@@ -243,7 +309,9 @@ def test_rows_of_the_table_of_faults_name_tests_that_are_there_and_no_kill_lost_
     for row in page.split("<!-- faults -->")[1].splitlines()[3:]:
         file = ""
         for named in re.findall(r"`(.*?)`", row.rsplit("|", 2)[1]):
-            path, _, name = named.rpartition("::") if named.startswith("tests/") else (file, "", named)
+            path, _, name = (
+                named.rpartition("::") if named.startswith("tests/") else (file, "", named)
+            )
             file = path or named
             assert f"def {name if path else 'test_'}" in (ROOT / file).read_text(), named
     rows = campaign.read(campaign.LOG)
@@ -251,10 +319,14 @@ def test_rows_of_the_table_of_faults_name_tests_that_are_there_and_no_kill_lost_
     assert sum(row["injected"] for row in rows) >= 200 and not any(row["lost"] for row in rows)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem
+)
 def test_actions_are_pinned_by_commit_and_name_the_tag(path):
     used = re.findall(r"(?m)^\s*(?:- )?uses:\s*(.*)$", path.read_text())
-    assert used and all(re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", name) for name in used), used
+    assert used and all(
+        re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", name) for name in used
+    ), used
 
 
 def test_github_runs_the_suites_of_ci_and_every_supported_python():
@@ -265,6 +337,11 @@ def test_github_runs_the_suites_of_ci_and_every_supported_python():
     suites = {target for suite in matrix["suite"] for target in suite.split()}
     started = re.findall(r"(?m)^(?:suite|start) (\S+)", (ROOT / ".ci/run").read_text())
     assert suites | {"setup"} == set(started)
-    runs = {(python, target) for python in matrix["python"] for suite in matrix["suite"] for target in suite.split()}
+    runs = {
+        (python, target)
+        for python in matrix["python"]
+        for suite in matrix["suite"]
+        for target in suite.split()
+    }
     runs |= {(row["python"], row["suite"]) for row in matrix["include"]}
     assert {(python, suite) for python in SUPPORTED for suite in ("test", "run")} <= runs

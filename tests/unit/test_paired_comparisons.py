@@ -1,4 +1,6 @@
-"""What stands beside a verdict on pairs of runs: drift, order, suspect runs, unequal updates, and what is left out."""
+"""What stands beside a verdict on pairs of runs: drift, order, suspect runs, unequal updates, and
+what is left out.
+"""
 
 import numpy as np
 import pandas as pd
@@ -8,28 +10,60 @@ from tokenscale.report.paired_comparisons import answers, comparison_table, comp
 
 CELLS = {"packed": "approach=packed", "padded": "approach=padded"}
 PRIMARY = {
-    "of": CELLS["packed"], "over": CELLS["padded"], "names": list(CELLS.values()), "at": "", "factor": "approach",
+    "of": CELLS["packed"],
+    "over": CELLS["padded"],
+    "names": list(CELLS.values()),
+    "at": "",
+    "factor": "approach",
     "quantity": "useful_tokens_per_s",
-}  # fmt: skip
-ABBA, LAST = "ABBAABBAABBA", "BBBBBBAAAAAA"  # A is packed; the letters are runs in order of their starts
+}
+# A is packed; the letters are runs in order of their starts
+ABBA, LAST = "ABBAABBAABBA", "BBBBBBAAAAAA"
 
 
 def campaign(order=ABBA, ratio=1.0, drift=0.0, validity=None):
-    """Rows of `throughput` and `inventory`: noise of 0.3 %, a drift by that share to the last run."""
+    """Rows of `throughput` and `inventory`: noise of 0.3 %, a drift by that share to the last
+    run.
+    """
     random, repeats, rows = np.random.default_rng(1), {"A": 0, "B": 0}, []
     for place, letter in enumerate(order):
         name = "packed" if letter == "A" else "padded"
-        rate = (ratio if letter == "A" else 1.0) * np.exp(0.003 * random.normal()) * (1 + drift * place / len(order))
+        rate = (
+            (ratio if letter == "A" else 1.0)
+            * np.exp(0.003 * random.normal())
+            * (1 + drift * place / len(order))
+        )
         rows.append(
-            {"run_id": f"{name}-{repeats[letter]}", "approach": name, "series": name, "cell": CELLS[name]}
-            | {"repeat": repeats[letter], "useful_tokens_per_s": rate, "started_unix_s": 100.0 * place}
+            {
+                "run_id": f"{name}-{repeats[letter]}",
+                "approach": name,
+                "series": name,
+                "cell": CELLS[name],
+            }
+            | {
+                "repeat": repeats[letter],
+                "useful_tokens_per_s": rate,
+                "started_unix_s": 100.0 * place,
+            }
         )
         repeats[letter] += 1
     runs = pd.DataFrame(rows).assign(
-        factors="", storage="", layout="", world_size=1, external=False, seed=lambda r: r["repeat"], science="s",
-        code_digest="c", steps_asked=24, global_batch=8, sequence_length=256, validity="valid", reasons="",
-        versions=None, arm=None,
-    )  # fmt: skip
+        factors="",
+        storage="",
+        layout="",
+        world_size=1,
+        external=False,
+        seed=lambda r: r["repeat"],
+        science="s",
+        code_digest="c",
+        steps_asked=24,
+        global_batch=8,
+        sequence_length=256,
+        validity="valid",
+        reasons="",
+        versions=None,
+        arm=None,
+    )
     for run_id, (word, reason) in (validity or {}).items():
         runs.loc[runs["run_id"] == run_id, ["validity", "reasons"]] = word, reason
     return runs[runs["validity"].isin(["valid", "suspect"])].drop(columns="started_unix_s"), runs
@@ -50,22 +84,29 @@ def answer(throughput, runs, *frames, **changes):
         (LAST, 1.0, -0.25, "no verdict: drift"),
         (LAST, 0.8, -0.1, "slower, with drift"),
         ("BABABABABABA", 1.0, 0.25, "no verdict: drift"),
-        ("BABABABABABA", 1 / 1.025, 0.25, "no verdict: drift"),  # hidden by the drift: no equivalence
+        # hidden by the drift: no equivalence
+        ("BABABABABABA", 1 / 1.025, 0.25, "no verdict: drift"),
         ("ABBAABBAAB", 1.2, 0.25, "too few runs"),
     ],
 )
 def test_a_verdict_is_not_what_drift_makes(order, ratio, drift, verdict):
     found = answer(*campaign(order, ratio, drift))
     assert found["verdict"] == verdict, found
-    assert ("throughput drifted by" in found["spread"] and "ran first in" in found["spread"]) is bool(drift)
+    assert (
+        "throughput drifted by" in found["spread"] and "ran first in" in found["spread"]
+    ) is bool(drift)
 
 
-@pytest.mark.parametrize(("order", "pairs", "spread"), [("AA", 0, False), ("AB", 1, False), ("ABBA", 2, True)])
+@pytest.mark.parametrize(
+    ("order", "pairs", "spread"), [("AA", 0, False), ("AB", 1, False), ("ABBA", 2, True)]
+)
 def test_no_spread_is_shown_of_a_single_pair_or_of_none(order, pairs, spread):
     compared, _ = comparisons(*campaign(order), [PRIMARY])
     table = comparison_table(compared)
     shown = dict(zip(dict(table.columns), table.rows[0], strict=True))
-    assert ("–" in answers(compared)[0]["spread"]) == ("–" in shown.get("spread", "")) == spread, shown
+    assert ("–" in answers(compared)[0]["spread"]) == ("–" in shown.get("spread", "")) == spread, (
+        shown
+    )
     assert answers(compared)[0]["spread"].startswith(f"{pairs} pair") is not spread
 
 
@@ -81,7 +122,7 @@ def test_no_spread_is_shown_of_a_single_pair_or_of_none(order, pairs, spread):
     ],
 )
 def test_what_makes_runs_suspect_reaches_the_verdict(suspect, verdict):
-    reasons = {run_id: ("suspect", "overlaps run x by 3 s; later reason") for run_id in suspect}
+    reasons = dict.fromkeys(suspect, ("suspect", "overlaps run x by 3 s; later reason"))
     found = answer(*campaign(ratio=2.2, validity=reasons))
     assert found["verdict"] == verdict and "overlaps run x by 3 s" in found["spread"]
     assert "later reason" not in found["spread"] and "2.2" in found["text"]
@@ -93,7 +134,10 @@ def test_what_makes_runs_suspect_reaches_the_verdict(suspect, verdict):
         ({"packed-6": ("invalid", "no seal; and more")}, "packed-6 (invalid: no seal)"),
         ({"padded-6": ("missing", "not started")}, "padded-6 (missing: not started)"),
         ({f"packed-{k}": ("invalid", f"reason {k}") for k in range(1, 7)}, "(invalid: reason 3)"),
-        ({f"packed-{k}": ("invalid", "no seal") for k in range(1, 7)}, "left out: 6 runs (invalid: no seal)"),
+        (
+            {f"packed-{k}": ("invalid", "no seal") for k in range(1, 7)},
+            "left out: 6 runs (invalid: no seal)",
+        ),
     ],
 )
 def test_runs_that_are_left_out_stand_at_the_verdict_with_their_reasons(validity, said):
@@ -109,11 +153,17 @@ def test_a_run_that_is_not_comparable_is_left_out_with_what_differs():
     assert "packed-6 (not comparable: " in found["spread"] and "512" in found["spread"]
 
 
-@pytest.mark.parametrize(("step", "tokens", "marked"), [(24, 480, False), (7, 480, True), (24, 140, False)])
+@pytest.mark.parametrize(
+    ("step", "tokens", "marked"), [(24, 480, False), (7, 480, True), (24, 140, False)]
+)
 def test_losses_after_unequal_updates_say_so(step, tokens, marked):
     throughput, runs = campaign()
     losses = runs[["run_id"]].assign(last=True, step=24, useful_tokens_seen=480, loss=5.0)
-    losses.loc[runs["approach"] == "packed", ["step", "useful_tokens_seen", "loss"]] = step, tokens, 6.0
+    losses.loc[runs["approach"] == "packed", ["step", "useful_tokens_seen", "loss"]] = (
+        step,
+        tokens,
+        6.0,
+    )
     found = answer(throughput, runs, losses, quantity="validation_loss")
     assert found["verdict"] == "higher loss" + ", unequal updates" * marked
     assert ("after 7 against 24 updates" in found["spread"]) is marked

@@ -47,8 +47,12 @@ def test_other_places_are_refused_with_what_was_found(ranks, nodes, said):
     ],
 )
 def test_what_nccl_says_of_its_network(tmp_path, said, network):
-    (tmp_path / f"nccl.nid1.{os.getpid()}.log").write_text(f"before\nnid1:12:34 [0] NCCL INFO {said}\nafter\n")
-    (tmp_path / "nccl.nid1.1.log").write_text("nid1:1:1 [0] NCCL INFO Using network of another rank\n")
+    (tmp_path / f"nccl.nid1.{os.getpid()}.log").write_text(
+        f"before\nnid1:12:34 [0] NCCL INFO {said}\nafter\n"
+    )
+    (tmp_path / "nccl.nid1.1.log").write_text(
+        "nid1:1:1 [0] NCCL INFO Using network of another rank\n"
+    )
     assert places.reported_network({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p.log")}) == network
     assert places.reported_network({}) is None
 
@@ -71,7 +75,12 @@ def test_a_rank_that_is_told_of_another_world_is_refused(monkeypatch):
 
 def set_variables(monkeypatch, values):
     """The variables of a rank, and no others."""
-    others = (places.RENDEZVOUS_SECRET, "TOKENSCALE_ROOT", "TORCHELASTIC_USE_AGENT_STORE", "LOCAL_WORLD_SIZE")
+    others = (
+        places.RENDEZVOUS_SECRET,
+        "TOKENSCALE_ROOT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "LOCAL_WORLD_SIZE",
+    )
     for name in (*others, "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in values.items():
@@ -84,7 +93,9 @@ def test_variables_that_another_launcher_left_are_named(monkeypatch, rank, addre
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     values = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank}
-    set_variables(monkeypatch, values | ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if address else {}))
+    set_variables(
+        monkeypatch, values | ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if address else {})
+    )
     monkeypatch.setattr(places, "MEET_S", 1.0)
     with pytest.raises(UserError, match="WORLD_SIZE=4") as refused:
         join(4, "cpu")
@@ -103,11 +114,19 @@ def test_variables_that_another_launcher_left_are_named(monkeypatch, rank, addre
     ],
 )
 def test_a_variable_without_sense_is_named(monkeypatch, size, name, value):
-    values = {"RANK": "0", "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", name: value}
+    values = {
+        "RANK": "0",
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        name: value,
+    }
     set_variables(monkeypatch, values)
     if size == "1" and name.startswith("MASTER"):
         assert join(None, "cpu").size == 1  # one rank needs no address
         return
     with pytest.raises(UserError) as refused:
         join(None, "cpu")
-    assert value in " ".join(map(str, refused.value.facts.values())) and name in refused.value.render()
+    assert (
+        value in " ".join(map(str, refused.value.facts.values())) and name in refused.value.render()
+    )

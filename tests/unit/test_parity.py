@@ -1,4 +1,6 @@
-"""Parity certificates: planted differences are found and named, refactorings raise no alarm, bad input is refused."""
+"""Parity certificates: planted differences are found and named, refactorings raise no alarm, bad
+input is refused.
+"""
 
 import json
 import os
@@ -26,13 +28,18 @@ pytestmark = pytest.mark.slow(30)
 
 #: the tests that are not left to make long-test
 FEW = {"no bias in a layer", "rope base 10,000", "label smoothing", "learning rate one step late"}
-FEW |= {"attention by matrix products", "linear layers by matrix products", "micro-batches in another order"}
+FEW |= {
+    "attention by matrix products",
+    "linear layers by matrix products",
+    "micro-batches in another order",
+}
 FEW |= {"renamed, fused and transposed (GPT-2)"}
 #: case → words of its cause, and how many hypotheses were tried before it was found
 TRIED = {
     "gradients never cleared": ("gradients not cleared in B", 3),  # a scale; in A; in B
     "clipping by value": ("0.5 in A, by value, to 0.01 in B", 2),
-    "GELU in place of SiLU": ("SiLU in A, GELU, exact (erf) in B", 7 + 4),  # of A; of B, A's own first
+    # of A; of B, A's own first
+    "GELU in place of SiLU": ("SiLU in A, GELU, exact (erf) in B", 7 + 4),
     "weight decay 0.01 (our trainer)": ("0.1 in A, 0.01 in B", 0),  # stated, not searched for
 }
 FEW |= TRIED.keys()
@@ -47,14 +54,21 @@ def references(tmp_path_factory):
 
 
 def marked(cases):
-    return [pytest.param(case, id=case.name, marks=() if case.name in FEW else pytest.mark.long) for case in cases]
+    return [
+        pytest.param(case, id=case.name, marks=() if case.name in FEW else pytest.mark.long)
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize("case", marked([*FAULTS, *HELD_OUT]))
-def test_a_planted_difference_is_found_and_named_if_a_hypothesis_was_written_for_it(case, references):
+def test_a_planted_difference_is_found_and_named_if_a_hypothesis_was_written_for_it(
+    case, references
+):
     certificate = references.certificate_of(case)
     allowed = ("named",) if case in FAULTS else ("named", "found")
-    assert judge(case, certificate) in allowed, certificate["cause"] or certificate["first_difference"]
+    assert judge(case, certificate) in allowed, (
+        certificate["cause"] or certificate["first_difference"]
+    )
     if case.name in TRIED:
         words, tried = TRIED[case.name]
         assert words in certificate["cause"]["text"] and certificate["hypotheses_tried"] == tried
@@ -66,8 +80,11 @@ def test_a_refactoring_is_no_false_alarm(case, references):
     certificate = references.certificate_of(case)
     assert certificate["verdict"] in (EQUAL, ROUNDING), certificate["first_difference"]
     # the first micro-batches of both hold other sequences: their modules are not compared
-    assert ("module output" in certificate["stages"]) == (case.name != "micro-batches in another order")
-    if case.name.startswith("renamed, fused and transposed"):  # two embeddings, six modules a layer, norm and head
+    assert ("module output" in certificate["stages"]) == (
+        case.name != "micro-batches in another order"
+    )
+    # two embeddings, six modules a layer, norm and head
+    if case.name.startswith("renamed, fused and transposed"):
         assert certificate["stages"]["module output"]["compared"] == 2 + 6 * 4 + 2
 
 
@@ -76,27 +93,38 @@ def test_an_update_that_differs_in_its_norm_alone_is_explained_by_all_parameters
     (case,) = (case for case in FAULTS if case.name == "bias correction off")
     parity = compare(*references.recorded(case))
     parity.comparisons = [
-        replace(c, floor=c.difference) if c.stage == "update" and c.match else c for c in parity.comparisons
+        replace(c, floor=c.difference) if c.stage == "update" and c.match else c
+        for c in parity.comparisons
     ]
     certificate = certify(parity)
     assert certificate["first_difference"]["name"] == "update_norm"
-    assert certificate["cause"]["text"] == "bias correction of all parameters: on in A, of the second moment only in B"
+    assert (
+        certificate["cause"]["text"]
+        == "bias correction of all parameters: on in A, of the second moment only in B"
+    )
 
 
 def test_the_recorder_needs_only_torch_and_safetensors():
     text = Path(recorder.__file__).read_text(encoding="utf-8")
-    imports = {name for pair in re.findall(r"(?m)^\s*(?:from (\w+)[\w.]* import|import (\w+))", text) for name in pair}
+    imports = {
+        name
+        for pair in re.findall(r"(?m)^\s*(?:from (\w+)[\w.]* import|import (\w+))", text)
+        for name in pair
+    }
     assert imports - {""} <= sys.stdlib_module_names | {"torch", "safetensors"}
 
 
-# --- a recording of one linear layer --------------------------------------------------------------------------------
+# --- a recording of one linear layer
+# --------------------------------------------------------------------------------
 
 
 def make_model():
     return torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
 
 
-def record(folder, make=make_model, *, steps=3, seed=0, shift=0.0, batch=1, rate=0.1, floor=0, close=True):
+def record(
+    folder, make=make_model, *, steps=3, seed=0, shift=0.0, batch=1, rate=0.1, floor=0, close=True
+):
     torch.manual_seed(seed)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -106,7 +134,9 @@ def record(folder, make=make_model, *, steps=3, seed=0, shift=0.0, batch=1, rate
     torch.set_num_threads(threads)
     for step in range(steps):
         tokens = torch.arange(16).roll(step).view(2, 8) * batch % 8
-        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()) + shift
+        loss = (
+            torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()) + shift
+        )
         recording.loss(loss)
         loss.backward()
         optimizer.step()
@@ -125,11 +155,17 @@ def recorded(tmp_path):
     return tmp_path
 
 
-def test_the_command_writes_a_certificate_and_its_exit_code_tells_equal_from_different(recorded, capsys):
+def test_the_command_writes_a_certificate_and_its_exit_code_tells_equal_from_different(
+    recorded, capsys
+):
     a, b, output = str(recorded / "a"), recorded / "b", recorded / "certificate.json"
     assert main(["parity", a, str(b), "--output", str(output)]) == 0
     certificate = json.loads(output.read_text())
-    assert certificate["verdict"] == EQUAL and certificate["schema_version"] == 1 and len(certificate["by_step"]) == 3
+    assert (
+        certificate["verdict"] == EQUAL
+        and certificate["schema_version"] == 1
+        and len(certificate["by_step"]) == 3
+    )
     record(b, shift=0.01)
     assert main(["parity", a, str(b), "--output", str(output)]) == 1
     assert json.loads(output.read_text())["first_difference"]["stage"] == "loss"
@@ -139,29 +175,49 @@ def test_the_command_writes_a_certificate_and_its_exit_code_tells_equal_from_dif
 def test_a_difference_is_rounding_up_to_a_multiple_of_the_measured_floor(recorded):
     def verdict(shift):
         record(recorded / "b", shift=shift)
-        main(["parity", str(recorded / "a"), str(recorded / "b"), "--output", str(recorded / "c.json")])
+        main(
+            [
+                "parity",
+                str(recorded / "a"),
+                str(recorded / "b"),
+                "--output",
+                str(recorded / "c.json"),
+            ]
+        )
         return json.loads((recorded / "c.json").read_text())
 
     floor = verdict(0.0)["by_step"][0]["loss"]["floor"]
     assert 0 < floor < 1e-6
     # on a loss of about 2 in fp32
-    assert verdict(8 * floor)["verdict"] == ROUNDING and verdict(100 * floor)["verdict"] == "different"
+    assert (
+        verdict(8 * floor)["verdict"] == ROUNDING and verdict(100 * floor)["verdict"] == "different"
+    )
 
 
 class WithNorm(torch.nn.Module):
-    """A model that registers its norm first and calls it last, or not at all; `checkpoint`: with a reentrant one."""
+    """A model that registers its norm first and calls it last, or not at all; `checkpoint`: with a
+    reentrant one.
+    """
 
     def __init__(self, calls_norm=True, checkpoint=False):
         super().__init__()
         self.calls_norm, self.checkpoint = calls_norm, checkpoint
-        self.embedding, self.norm, self.linear = torch.nn.Embedding(8, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4)
+        self.embedding, self.norm, self.linear = (
+            torch.nn.Embedding(8, 4),
+            torch.nn.LayerNorm(4),
+            torch.nn.Linear(4, 4),
+        )
 
     def last(self, x):
         return self.norm(x) if self.calls_norm else x
 
     def forward(self, tokens):
         x = self.linear(self.embedding(tokens))
-        x = torch.utils.checkpoint.checkpoint(self.last, x, use_reentrant=True) if self.checkpoint else self.last(x)
+        x = (
+            torch.utils.checkpoint.checkpoint(self.last, x, use_reentrant=True)
+            if self.checkpoint
+            else self.last(x)
+        )
         return x @ self.embedding.weight.T
 
 
@@ -187,7 +243,9 @@ def test_a_reentrant_checkpoint_is_no_difference_and_its_modules_are_compared(tm
 
 def test_a_learning_rate_that_is_a_tensor_is_that_number(tmp_path):
     assert certificate_of_models(tmp_path, torch.tensor(0.1))["verdict"] in (EQUAL, ROUNDING)
-    assert "learning rate" in certificate_of_models(tmp_path, torch.tensor(0.100001))["cause"]["text"]
+    assert (
+        "learning rate" in certificate_of_models(tmp_path, torch.tensor(0.100001))["cause"]["text"]
+    )
 
 
 def test_names_align_parameters_and_other_initial_values_are_a_difference(recorded, capsys):
@@ -196,7 +254,10 @@ def test_names_align_parameters_and_other_initial_values_are_a_difference(record
     command = ["parity", str(recorded / "a"), str(recorded / "b"), "--names", str(names)]
     names.write_text(json.dumps({name: name for name in same}))
     assert main(command) == 1
-    assert "initial weights: 0.weight, 1.weight, 1.bias have other values in B" in capsys.readouterr().out
+    assert (
+        "initial weights: 0.weight, 1.weight, 1.bias have other values in B"
+        in capsys.readouterr().out
+    )
     names.write_text(json.dumps({"0.weight": "2.weight"}))
     assert main(command) == 2
     assert "a name in --names is no parameter" in capsys.readouterr().err
@@ -216,17 +277,32 @@ BAD = {
     "an empty folder": (lambda b: (shutil.rmtree(b), b.mkdir()), "the recording is missing"),
     "not closed": (lambda b: record(b, close=False), "the recording is truncated"),
     "a line too few": (truncate, "the recording is truncated"),
-    "half a file": (lambda b: (b / "trace.safetensors").write_bytes(b"{"), "the recording is truncated"),
-    "not JSON": (lambda b: (b / "recording.json").write_text("{"), "the manifest of the recording is not readable"),
+    "half a file": (
+        lambda b: (b / "trace.safetensors").write_bytes(b"{"),
+        "the recording is truncated",
+    ),
+    "not JSON": (
+        lambda b: (b / "recording.json").write_text("{"),
+        "the manifest of the recording is not readable",
+    ),
     "keys missing": (lambda b: edit(b, steps=None), "the recording is truncated"),
-    "another version": (lambda b: edit(b, schema_version=99), "the recording was written by a newer tokenscale"),
+    "another version": (
+        lambda b: edit(b, schema_version=99),
+        "the recording was written by a newer tokenscale",
+    ),
     "no step": (lambda b: record(b, steps=0), "the recording has no optimizer step"),
     "other steps": (lambda b: record(b, steps=2), "the recordings have other numbers of steps"),
     "other weights": (lambda b: record(b, seed=1), "the recordings have other initial weights"),
     "other batches": (lambda b: record(b, batch=3), "the recordings have other batches"),
     "not finite": (lambda b: record(b, shift=float("nan")), "a recorded value is not finite"),
-    "a floor of other batches": (lambda b: record(b.parent / "a", batch=3), "a floor is of another training"),
-    "no floor": (lambda b: shutil.rmtree(b.parent / "a" / "floor-1"), "the rounding floor was not measured"),
+    "a floor of other batches": (
+        lambda b: record(b.parent / "a", batch=3),
+        "a floor is of another training",
+    ),
+    "no floor": (
+        lambda b: shutil.rmtree(b.parent / "a" / "floor-1"),
+        "the rounding floor was not measured",
+    ),
 }
 
 
@@ -236,4 +312,8 @@ def test_bad_input_is_one_message(recorded, capsys, harm, message):
     capsys.readouterr()
     assert main(["parity", str(recorded / "a"), str(recorded / "b")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"tokenscale: {message}") and "  next" in error and "Traceback" not in error
+    assert (
+        error.startswith(f"tokenscale: {message}")
+        and "  next" in error
+        and "Traceback" not in error
+    )

@@ -1,4 +1,6 @@
-"""Parity certificates of nanoGPT, litgpt and transformers with one line of their installed code changed."""
+"""Parity certificates of nanoGPT, litgpt and transformers with one line of their installed code
+changed.
+"""
 
 import os
 import time
@@ -19,9 +21,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Certificates of all cases: planted differences and refactorings, each with result and cause."""
+    """Certificates of all cases: planted differences and refactorings, each with result and
+    cause.
+    """
     if not (os.environ.get(BUNDLES) or os.environ.get("TOKENSCALE_ARM_REMOTES") == "1"):
-        pytest.skip(f"set {BUNDLES} to a folder of bundles, or TOKENSCALE_ARM_REMOTES=1 to read the repositories")
+        pytest.skip(
+            f"set {BUNDLES} to a folder of bundles, or TOKENSCALE_ARM_REMOTES=1 to read the "
+            "repositories"
+        )
     folder = tmp_path_factory.mktemp("arms")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -53,7 +60,11 @@ def test_planted_differences_are_found_and_most_are_named_and_no_refactoring_is_
     results, title, expected, share
 ):
     rows = results[title]
-    others = [(case.model, case.name, result, cause) for case, result, cause, _ in rows if result not in expected]
+    others = [
+        (case.model, case.name, result, cause)
+        for case, result, cause, _ in rows
+        if result not in expected
+    ]
     assert len(rows) - len(others) >= share * len(rows) > 0, others
 
 

@@ -27,11 +27,20 @@ from tokenscale.settings.run import RunSettings
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted(
-    path.stem for path in (ROOT / "config/experiments").glob("*.yaml") if "\n  alps:" in path.read_text()
+    path.stem
+    for path in (ROOT / "config/experiments").glob("*.yaml")
+    if "\n  alps:" in path.read_text()
 )
 RUNS = {
-    **{"corpus": "text", "tokenizer": "bpe", "model": "llama-micro", "sequence_length": 32, "global_batch": 4},
-    **{"micro_batch": 2, "precision": "bf16", "budget": {"steps": 5}, "schedule": {"warmup_steps": 2}},
+    "corpus": "text",
+    "tokenizer": "bpe",
+    "model": "llama-micro",
+    "sequence_length": 32,
+    "global_batch": 4,
+    "micro_batch": 2,
+    "precision": "bf16",
+    "budget": {"steps": 5},
+    "schedule": {"warmup_steps": 2},
 }
 
 
@@ -63,7 +72,11 @@ def project(tmp_path, monkeypatch):
 
 
 def write_experiment(project, name, runs=(), **fields):
-    experiment = {"question": "?", "runs": RUNS | dict(runs), "scales": {"workstation": {}, "alps": {}, "study": {}}}
+    experiment = {
+        "question": "?",
+        "runs": RUNS | dict(runs),
+        "scales": {"workstation": {}, "alps": {}, "study": {}},
+    }
     (project / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment | fields))
 
 
@@ -83,7 +96,9 @@ def printed(capsys, *arguments):
 
 
 def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_path):
-    assert alps.settings.budget == configuration.SubmissionBudget() and alps.settings.scale == "alps"
+    assert (
+        alps.settings.budget == configuration.SubmissionBudget() and alps.settings.scale == "alps"
+    )
     assert next(plan(alps, ["demo"])) == "scale alps"
     totals = RunPrices(alps, tmp_path).sum_by_experiment(alps.all_runs(alps.settings.experiments))
     assert not any(of.unknown or of.bounded for of in totals.values())
@@ -93,7 +108,9 @@ def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_
 def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
     config = load_box()
     totals = RunPrices(config).sum_by_experiment(config.all_runs(["a", "b"]))
-    assert {name: of.node_hours for name, of in totals.items()} == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
+    assert {name: of.node_hours for name, of in totals.items()} == pytest.approx(
+        {"a": 2 / 30, "b": 1 / 30}, rel=0.01
+    )
     (only, *_) = config.all_runs(["b"])
     (of,) = RunPrices(config).sum_by_experiment([only]).values()
     assert of.node_hours == pytest.approx(1 / 30, rel=0.01), "of those asked for"
@@ -101,20 +118,28 @@ def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_at_scale_alps_has_its_price(alps, tmp_path, name):
-    """Runs whose steps follow from what their stores hold, which are not made yet, have an upper bound."""
+    """Runs whose steps follow from what their stores hold, which are not made yet, have an upper
+    bound.
+    """
     runs = alps.all_runs([name])
     found = sum_prices(RunPrices(alps, tmp_path).price(run) for run in runs.values())
     asked = [run.settings for run in runs.values()]
     assert not found.unknown and found.timed == len(runs) and (found.node_hours > 0 or not runs)
-    assert sum(found.bounded.values()) == sum(run.budget.kind in ("epochs", "useful_tokens") for run in asked)
+    assert sum(found.bounded.values()) == sum(
+        run.budget.kind in ("epochs", "useful_tokens") for run in asked
+    )
     # of packed rows and of streams a least fill is known, and of pairs the published number
     limited = sum(count for why, count in found.bounded.items() if why.startswith("the time limit"))
     kinds = ("padded", "pretokenized-padded", "length-bucketed")
-    assert limited == sum(run.budget.kind == "useful_tokens" and run.approach in kinds for run in asked)
+    assert limited == sum(
+        run.budget.kind == "useful_tokens" and run.approach in kinds for run in asked
+    )
 
 
 def test_shared_runs_count_once_and_columns_add_up(project, capsys):
-    """120 s and next to nothing: one run on one node is 1/30 h. Files: six, SLURM's and three a rank."""
+    """120 s and next to nothing: one run on one node is 1/30 h. Files: six, SLURM's and three a
+    rank.
+    """
     lines = printed(capsys, "--profile", "box")
     found = table(lines)
     columns = {n: [found[name][n] for name in ("a", "b", "total")] for n in (0, 2, 4)}
@@ -124,8 +149,14 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
     text = (project / "config/config.yaml").read_text()
     (project / "config/config.yaml").write_text(text[:-1] + ', "budget": {"node_hours": 0.05}}')
     *_, said, _, line = printed(capsys, "--profile", "box")
-    assert "0.100 node-hours: over the budget of 0.05" in said and line == "    --config 'budget={node_hours: 10}'"
-    assert printed(capsys, "--scale", "workstation", "--machine", "profiles/box/machine.toml")[-1] == line
+    assert (
+        "0.100 node-hours: over the budget of 0.05" in said
+        and line == "    --config 'budget={node_hours: 10}'"
+    )
+    assert (
+        printed(capsys, "--scale", "workstation", "--machine", "profiles/box/machine.toml")[-1]
+        == line
+    )
 
 
 def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
@@ -134,7 +165,11 @@ def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
         (project / f"results/runs/{run_id}").mkdir(parents=True)
         (project / f"results/runs/{run_id}/done.json").write_text("{}")
     lines = printed(capsys, "--profile", "box")
-    assert [table(lines)[name][:2] for name in ("a", "b", "total")] == [["2", "2"], ["2", "1"], ["3", "2"]]
+    assert [table(lines)[name][:2] for name in ("a", "b", "total")] == [
+        ["2", "2"],
+        ["2", "1"],
+        ["3", "2"],
+    ]
     assert lines[-1].startswith("  1 runs are left to do, 0.0333 node-hours: within")
 
 
@@ -142,9 +177,13 @@ def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, ca
     lines = printed(capsys)
     assert table(lines)["total"][2:4] == ["not known", "not known"]
     assert int(table(lines)["total"][4]) == 39 and table(lines)["total"][5].endswith("KiB")
-    assert "  hours of 3 of 3 runs are not known: the machine (this machine) states no device" in lines
+    assert (
+        "  hours of 3 of 3 runs are not known: the machine (this machine) states no device" in lines
+    )
     assert not any("budget" in line for line in lines)
-    (project / "machine.toml").write_text(re.search("echo '(.*)' > machine.toml", "\n".join(lines))[1])
+    (project / "machine.toml").write_text(
+        re.search("echo '(.*)' > machine.toml", "\n".join(lines))[1]
+    )
     assert table(printed(capsys, "--machine", "machine.toml"))["total"][2] != "not known"
 
 
@@ -161,8 +200,17 @@ def priced(project):
     return RunPrices(config).price(run)
 
 
-STORE = {"rows": 1000, "documents": 50, "tokens_useful": 31000, "tokens_cut": 0, "vocabulary_size": 300}
-STORE |= {"options": {"split": "train", "eos": False}, "files": [{"bytes": 66000, "name": "tokens.bin"}]}
+STORE = {
+    "rows": 1000,
+    "documents": 50,
+    "tokens_useful": 31000,
+    "tokens_cut": 0,
+    "vocabulary_size": 300,
+}
+STORE |= {
+    "options": {"split": "train", "eos": False},
+    "files": [{"bytes": 66000, "name": "tokens.bin"}],
+}
 
 
 def test_what_cannot_be_priced_exactly_has_an_upper_bound_until_its_store_is_there(project, capsys):
@@ -172,19 +220,26 @@ def test_what_cannot_be_priced_exactly_has_an_upper_bound_until_its_store_is_the
     manifest(project, "tokens/text/bpe/packed-sequence_length=32", **STORE)
     assert priced(project).steps == 2 * 1000 / 4 and priced(project).bound is None
     lines = printed(capsys, "--profile", "box")
-    assert "≤" not in "".join(lines) and any("token stores, in addition: 1 here with 3 files" in line for line in lines)
+    assert "≤" not in "".join(lines) and any(
+        "token stores, in addition: 1 here with 3 files" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize(
     ("approach", "rows"),
-    # 32,050 tokens: rows of 32, which packing fills half at least; or a row for each of 50 documents
+    # 32,050 tokens: rows of 32, which packing fills half at least; or a row for each of 50
+    # documents
     [("packed", 2 * 32050 / 32 + 1), ("token-list", 32050 / 32), ("padded", 50)],
 )
 def test_rows_of_an_epoch_are_bounded_by_another_store_of_the_text(project, approach, rows):
     write_experiment(project, "b", {"budget": {"epochs": 2}, "approach": approach})
-    manifest(project, "tokens/text/bpe/packed-sequence_length=64", **STORE | {"tokens_useful": 32000})
+    manifest(
+        project, "tokens/text/bpe/packed-sequence_length=64", **STORE | {"tokens_useful": 32000}
+    )
     found = priced(project)
-    assert found.steps == math.ceil(2 * rows / 4) and "another store of the same text" in found.bound
+    assert (
+        found.steps == math.ceil(2 * rows / 4) and "another store of the same text" in found.bound
+    )
 
 
 def test_rows_of_an_epoch_are_bounded_by_the_corpus_and_by_what_is_declared_of_it(project):
@@ -205,15 +260,30 @@ def test_rows_of_an_epoch_are_bounded_by_the_corpus_and_by_what_is_declared_of_i
 def test_a_budget_in_useful_tokens_is_bounded_by_the_least_fill_of_a_row(project, approach, share):
     write_experiment(project, "b", {"budget": {"useful_tokens": 100_000}, "approach": approach})
     found = priced(project)
-    assert found.steps == math.ceil(100_000 / (32 * share) / 4) and "fewest useful tokens" in found.bound
+    assert (
+        found.steps == math.ceil(100_000 / (32 * share) / 4)
+        and "fewest useful tokens" in found.bound
+    )
     write_experiment(project, "b", {"budget": {"useful_tokens": 100_000}, "approach": "padded"})
-    assert priced(project).bound.startswith("the time limit"), "documents of any length: nothing is known of padding"
+    assert priced(project).bound.startswith("the time limit"), (
+        "documents of any length: nothing is known of padding"
+    )
 
 
 def end(project, run, *, seconds, machine="box", steps=5, begins_at=0, **hardware):
     """A run that ended, as its record has it."""
-    outcome = {"status": "complete", "steps": steps, "begins_at": begins_at, "ended_unix_s": 1000 + seconds}
-    record = {"run": to_dict(run.settings), "launch": {"machine": machine}, "started_unix_s": 1000, "outcome": outcome}
+    outcome = {
+        "status": "complete",
+        "steps": steps,
+        "begins_at": begins_at,
+        "ended_unix_s": 1000 + seconds,
+    }
+    record = {
+        "run": to_dict(run.settings),
+        "launch": {"machine": machine},
+        "started_unix_s": 1000,
+        "outcome": outcome,
+    }
     path = project / f"results/runs/{run.run_id}/run.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record | {"hardware": describe_machine() | hardware}))
@@ -234,10 +304,15 @@ def test_repeats_of_a_cell_that_ran_here_are_priced_by_it(project, capsys):
         end(project, run, seconds=seconds)
     prices = RunPrices(config)
     assert [prices.price(run).seconds for run in cell] == [100, 300, 200, 200]
-    assert prices.price(cell[3]).measured and prices.price(cell[3]).node_hours == pytest.approx(200 / 3600)
+    assert prices.price(cell[3]).measured and prices.price(cell[3]).node_hours == pytest.approx(
+        200 / 3600
+    )
     others = [prices.price(run) for run in runs if run not in cell]
     assert not any(price.measured for price in others)
-    assert any("measured: hours of 4 of 8 runs" in line for line in printed(capsys, "b", "--profile", "box"))
+    assert any(
+        "measured: hours of 4 of 8 runs" in line
+        for line in printed(capsys, "b", "--profile", "box")
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,7 +328,9 @@ def test_only_whole_runs_of_this_machine_are_a_measure(project, changes, seconds
     config, (run, *_) = repeats(project)
     end(project, run, seconds=90, **changes)
     found = RunPrices(config).price(run)
-    assert found.measured == (seconds is not None) and (not seconds or found.seconds == pytest.approx(seconds))
+    assert found.measured == (seconds is not None) and (
+        not seconds or found.seconds == pytest.approx(seconds)
+    )
 
 
 def test_hours_here_are_known_once_the_cells_ran_on_this_very_machine(project, capsys):
@@ -266,18 +343,24 @@ def test_hours_here_are_known_once_the_cells_ran_on_this_very_machine(project, c
     for run in runs[:2]:
         end(project, run, seconds=7200, machine="this machine")
     lines = printed(capsys, "b", "--scale", "workstation")
-    assert {run.settings.layout.data for run in runs[:2]} == {1, 2} and table(lines)["b"][2] == "16.0"
+    assert {run.settings.layout.data for run in runs[:2]} == {1, 2} and table(lines)["b"][
+        2
+    ] == "16.0"
     assert not any("not known" in line for line in lines)
 
 
 def test_tekken_has_as_many_entries_as_a_price_takes_for_granted():
     file = Path(mistral_common.__file__).parent / "data" / tekken.FILE
-    assert VOCABULARIES == {"tekken": json.loads(file.read_text())["config"]["default_vocab_size"]}
+    assert {"tekken": json.loads(file.read_text())["config"]["default_vocab_size"]} == VOCABULARIES
 
 
 def test_a_profile_is_read_as_snakemake_reads_it(project):
     expected = {"scale": "workstation", "machine": "profiles/box/machine.toml"}
-    assert profile.load_profile_config("box") == profile.load_profile_config("profiles/box") == expected
+    assert (
+        profile.load_profile_config("box")
+        == profile.load_profile_config("profiles/box")
+        == expected
+    )
     file = project / "profiles/box/config.yaml"
     file.write_text("configfile: mine.yaml\nconfig: {scale: alps}\n")
     (project / "mine.yaml").write_text("scale: demo\nbudget: {node_hours: 3}\n")
@@ -297,15 +380,24 @@ def test_rent_is_gpu_hours_times_the_price(project, capsys):
     entry = {"usd_per_gpu_hour": 3, "source": "a provider", "date": "2026-11-25"}
     (project / "prices.yaml").write_text(json.dumps({GPU: entry, "NVIDIA L40S": {}}))
     lines = printed(capsys, "--prices", "prices.yaml")
-    rows = [re.split(r" {2,}", row.strip()) for row in lines[lines.index("rent, if each rank rents one GPU") + 2 :]]
-    assert rows[0][1:] == ["0.233", "3.00 (a provider, 2026-11-25)", "0.70"] and rows[1][2:] == ["not set"]
+    rows = [
+        re.split(r" {2,}", row.strip())
+        for row in lines[lines.index("rent, if each rank rents one GPU") + 2 :]
+    ]
+    assert rows[0][1:] == ["0.233", "3.00 (a provider, 2026-11-25)", "0.70"] and rows[1][2:] == [
+        "not set"
+    ]
     shipped = read_gpu_prices(ROOT / "config/prices.yaml")
     assert shipped and all(price.usd_per_gpu_hour is None for price in shipped.values())
 
 
 @pytest.mark.parametrize(
     ("gpu", "entry", "key"),
-    [(GPU, {"usd_per_gpu_hour": -1}, "usd_per_gpu_hour"), (GPU, {"date": "soon"}, "date"), ("NVIDIA H100", {}, GPU)],
+    [
+        (GPU, {"usd_per_gpu_hour": -1}, "usd_per_gpu_hour"),
+        (GPU, {"date": "soon"}, "date"),
+        ("NVIDIA H100", {}, GPU),
+    ],
 )
 def test_a_wrong_price_or_gpu_is_one_message(project, capsys, gpu, entry, key):
     (project / "prices.yaml").write_text(json.dumps({gpu: entry}))
@@ -328,21 +420,34 @@ def test_a_plan_states_held_out_texts_that_are_trained_on(tmp_path, monkeypatch)
 
 # -- memory
 
-LARGE = RunSettings(model=PRESETS["llama-1.4b-nemo"], sequence_length=2048, global_batch=32, micro_batch=2)
+LARGE = RunSettings(
+    model=PRESETS["llama-1.4b-nemo"], sequence_length=2048, global_batch=32, micro_batch=2
+)
 
 
 def test_a_line_says_the_sum_and_its_parts():
-    """By hand, in GiB: 1.41 G weights in fp32; inputs of 16 blocks 0.50, autocast's copies of their matrices 1.63, the
-    loss' gradients by the head's weight 1.00 and by what goes into it 0.03, and the last norm 0.03."""
-    _, line = render_memory([replace(LARGE, precision="bf16", activation_checkpointing="block", loss_chunk=1024)])
+    """By hand, in GiB: 1.41 G weights in fp32; inputs of 16 blocks 0.50, autocast's copies of their
+    matrices 1.63, the loss' gradients by the head's weight 1.00 and by what goes into it 0.03, and
+    the last norm 0.03.
+    """
+    _, line = render_memory(
+        [replace(LARGE, precision="bf16", activation_checkpointing="block", loss_chunk=1024)]
+    )
     named, _, parts = line.partition(" = ")
     assert "block checkpointing, loss_chunk 1024" in named and named.endswith("24.2 GiB")
     assert parts == "5.25 parameters + 5.25 gradients + 10.5 optimizer + 3.19 activations"
 
 
 def test_layouts_that_need_the_same_share_a_line_and_repeats_add_none():
-    layouts = [LayoutSettings(), LayoutSettings(data=2), LayoutSettings(data=16), LayoutSettings(shard=2)]
-    runs = [replace(LARGE, layout=layout, repeat=repeat) for layout in layouts for repeat in range(3)]
+    layouts = [
+        LayoutSettings(),
+        LayoutSettings(data=2),
+        LayoutSettings(data=16),
+        LayoutSettings(shard=2),
+    ]
+    runs = [
+        replace(LARGE, layout=layout, repeat=repeat) for layout in layouts for repeat in range(3)
+    ]
     lines = list(render_memory(runs))[1:]
     data = "one rank, data 2 (5.25 GiB sent), data 16 (9.84 GiB sent)"
     assert [(data in line, "zero3 2" in line) for line in lines] == [(True, False), (False, True)]
@@ -350,8 +455,15 @@ def test_layouts_that_need_the_same_share_a_line_and_repeats_add_none():
 
 def test_a_vocabulary_that_is_not_known_is_said_and_not_guessed():
     unknown = replace(LARGE, model=PRESETS["llama-150m"])
-    lines = list(render_memory([replace(unknown, layout=LayoutSettings(data=n)) for n in (1, 2, 4)]))[1:]
-    assert lines == ["    llama-150m: not known before the tokenizer tekken is built, which decides the vocabulary"]
+    lines = list(
+        render_memory([replace(unknown, layout=LayoutSettings(data=n)) for n in (1, 2, 4)])
+    )[1:]
+    assert lines == [
+        (
+            "    llama-150m: not known before the tokenizer tekken is built, which decides the "
+            "vocabulary"
+        )
+    ]
     tokenizer = replace(LARGE.tokenizer, kind="numbers", name="numbers", vocabulary_size=512)
     (line,) = list(render_memory([replace(unknown, tokenizer=tokenizer)]))[1:]
     assert "not known" not in line and "activations" in line
@@ -361,7 +473,10 @@ def test_a_vocabulary_that_is_not_known_is_said_and_not_guessed():
 
 
 def test_runs_that_do_not_fit_the_machines_gpu_are_listed():
-    runs = [replace(LARGE, layout=LayoutSettings(data=2)), replace(LARGE, layout=LayoutSettings(shard=4))]
+    runs = [
+        replace(LARGE, layout=LayoutSettings(data=2)),
+        replace(LARGE, layout=LayoutSettings(shard=4)),
+    ]
     large, small = sorted(list(render_memory(runs, 33.0))[1:])
     assert "data 2" in large and large.endswith(": does not fit a GPU of 33 GiB")
     assert "zero3 4" in small and "fit" not in small

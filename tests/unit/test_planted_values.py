@@ -1,4 +1,6 @@
-"""Faults in values, planted in logs (`tests/planted_faults.py`): each is named at its smallest magnitude."""
+"""Faults in values, planted in logs (`tests/planted_faults.py`): each is named at its smallest
+magnitude.
+"""
 
 import re
 import tempfile
@@ -12,7 +14,15 @@ import pytest
 
 from tests import logs
 from tests.once import once
-from tests.planted_faults import LENGTHS, SYNTHETIC, TABLE, Experiment, Fault, make_bases, make_kinds
+from tests.planted_faults import (
+    LENGTHS,
+    SYNTHETIC,
+    TABLE,
+    Experiment,
+    Fault,
+    make_bases,
+    make_kinds,
+)
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.runs import run_row
 from tokenscale.analysis.tables import TABLES
@@ -38,7 +48,11 @@ def bases(tmp_path_factory) -> Path:
 def read(experiment: Experiment) -> pd.DataFrame:
     """The table `runs` of an experiment's logs, by run."""
     tables = experiment.target / "tables/planted"
-    stores = sorted((experiment.bases / "lab/tokens").glob("*/manifest.json")) if experiment.base == "trained" else []
+    stores = (
+        sorted((experiment.bases / "lab/tokens").glob("*/manifest.json"))
+        if experiment.base == "trained"
+        else []
+    )
     ingest(experiment.target / "runs.json", experiment.target / "runs", tables, stores=stores)
     return pd.read_parquet(tables / "runs.parquet").set_index("run_id")
 
@@ -46,7 +60,12 @@ def read(experiment: Experiment) -> pd.DataFrame:
 def statements(experiment: Experiment) -> list[str]:
     """What the page says beside the runs' own reasons, after `read`."""
     part = summary.experiment("planted", experiment.target / "tables")
-    found = [*summary.list_cautions(part), part["text"], part["campaign"], part["comparisons"].caption]
+    found = [
+        *summary.list_cautions(part),
+        part["text"],
+        part["campaign"],
+        part["comparisons"].caption,
+    ]
     found += [part["design"].caption, *part["machines"]]
     found += [proof["text"] for proof in part["proof"]["parts"] if proof["state"] != "proven"]
     return [text for text in found if text]
@@ -62,7 +81,9 @@ def honest(bases: Path, base: str) -> tuple[dict[str, str], list[str]]:
 
 
 def said(bases: Path, fault: Fault) -> Iterator[tuple[str, str]]:
-    """(word of `STRENGTH`, sentence) that the fault's words are found in and nobody says of honest runs."""
+    """(word of `STRENGTH`, sentence) that the fault's words are found in and nobody says of honest
+    runs.
+    """
     reasons, sentences = honest(bases, fault.base)
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(bases, fault.base, Path(folder))
@@ -74,7 +95,11 @@ def said(bases: Path, fault: Fault) -> Iterator[tuple[str, str]]:
             return
         for run in runs[runs.index == experiment.run_id(fault.run)].itertuples():
             for reason in run.reasons.split("; "):
-                if reason and reason not in reasons[run.Index] and re.search(fault.says, reason, re.IGNORECASE):
+                if (
+                    reason
+                    and reason not in reasons[run.Index]
+                    and re.search(fault.says, reason, re.IGNORECASE)
+                ):
                     yield run.validity, reason
         for sentence in statements(experiment):
             if sentence not in sentences and re.search(fault.says, sentence, re.IGNORECASE):
@@ -89,9 +114,13 @@ def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
     assert set(runs["status"]) == {"complete"}
     assert not [text for text in runs["reasons"] if text and not STATED.search(text)]
     cautions = "; ".join(runs["cautions"])
-    assert cautions.count("steps before 6 had the learning rates of other settings (budget.steps 6)") == 2
+    assert (
+        cautions.count("steps before 6 had the learning rates of other settings (budget.steps 6)")
+        == 2
+    )
     checked = runs[runs["precision"] == "fp32"]["unchecked"]
-    assert not checked.str.contains("learning_rate of each step").sum() > 1, checked.tolist()  # of the clock
+    # of the clock
+    assert not checked.str.contains("learning_rate of each step").sum() > 1, checked.tolist()
 
 
 @pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name)
@@ -107,11 +136,16 @@ def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(bases, tm
     folder.shift(end - 0.5 - first["t_mono_s"])
 
     def start_in(boot):
-        folder.edit(lambda line: line | ({"boot": boot} if line["event"] == "run_start" else {}), "events")
+        folder.edit(
+            lambda line: line | ({"boot": boot} if line["event"] == "run_start" else {}), "events"
+        )
 
     start_in("another boot")
     runs = read(experiment)
-    assert set(runs["validity"]) == {"valid"} and "other boot" in runs.loc[experiment.run_id("packed-1"), "cautions"]
+    assert (
+        set(runs["validity"]) == {"valid"}
+        and "other boot" in runs.loc[experiment.run_id("packed-1"), "cautions"]
+    )
     start_in(first["boot"])
     assert read(experiment)["reasons"].str.contains("overlaps").any()
     for run in (experiment.target / "runs").iterdir():
@@ -119,26 +153,43 @@ def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(bases, tm
     assert not read(experiment)["reasons"].str.contains("overlaps").any()
 
 
-def test_runs_that_another_experiment_lists_are_not_missed_and_a_table_without_a_seal_is_a_caution(bases, tmp_path):
+def test_runs_that_another_experiment_lists_are_not_missed_and_a_table_without_a_seal_is_a_caution(
+    bases, tmp_path
+):
     experiment = Experiment(bases, "24", tmp_path)
     runs = [run for (length, _), run in SYNTHETIC.items() if length == 24]
     logs.write_table(tmp_path / "experiments/all/runs.json", runs)
-    fewer = logs.write_table(tmp_path / "experiments/few/runs.json", [run for run in runs if run.repeat < 2])
+    fewer = logs.write_table(
+        tmp_path / "experiments/few/runs.json", [run for run in runs if run.repeat < 2]
+    )
     ingest(fewer, experiment.target / "runs", tmp_path / "tables")
     assert set(pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"]) == {""}
     write_json(fewer, logs.unsealed(fewer))
     ingest(fewer, experiment.target / "runs", tmp_path / "tables")
-    assert pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"].str.contains("has no seal").all()
+    assert (
+        pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"]
+        .str.contains("has no seal")
+        .all()
+    )
 
 
 #: what may be true of an honest run on a busy or shared machine
 STATED = re.compile("no steady state|overlaps|cores")
 #: layouts of two and four ranks
-LAYOUTS = ({"data": 2}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}, {"data": 2, "shard": 2}, {"data": 2, "tensor": 2})
+LAYOUTS = (
+    {"data": 2},
+    {"shard": 2},
+    {"tensor": 2},
+    {"pipeline": 2},
+    {"data": 2, "shard": 2},
+    {"data": 2, "tensor": 2},
+)
 
 
 def make_honest(folder: Path) -> None:
-    """`runs` and `runs.json` of approaches, world sizes and repeats, resumed runs, layouts, precisions, objectives."""
+    """`runs` and `runs.json` of approaches, world sizes and repeats, resumed runs, layouts,
+    precisions, objectives.
+    """
     runs = [logs.settings(a, w, r) for r in range(3) for a in logs.APPROACHES for w in (1, 2)]
     runs += [logs.settings(repeat=3 + r) for r in range(3)]  # resumed below
     base = logs.settings(model=PRESETS["llama-small"])
@@ -149,19 +200,31 @@ def make_honest(folder: Path) -> None:
     for run in runs:
         resumed = [{"stop": 6, "stopped": False}, {"start": 4}] if run.repeat > 2 else None
         logs.write_run(folder / "runs", run, hardware=hardware, attempts=resumed)
-    further = (*(f"layout.{degree}" for degree in DEGREES), "micro_batch", "model.name", "precision", "schedule.shape")
+    further = (
+        *(f"layout.{degree}" for degree in DEGREES),
+        "micro_batch",
+        "model.name",
+        "precision",
+        "schedule.shape",
+    )
     logs.write_table(folder / "runs.json", runs, further=further)
 
 
 def honest_runs(bases: Path, folder: Path) -> pd.DataFrame:
     """The tables `runs` of honest logs: the bases', synthetic ones, and those of the evidence."""
-    found = [read(Experiment(bases, base, folder / base)).reset_index() for base in ("trained", *map(str, LENGTHS))]
+    found = [
+        read(Experiment(bases, base, folder / base)).reset_index()
+        for base in ("trained", *map(str, LENGTHS))
+    ]
     make_honest(folder / "synthetic")
     ingest(folder / "synthetic/runs.json", folder / "synthetic/runs", folder / "synthetic/tables")
     found.append(pd.read_parquet(folder / "synthetic/tables/runs.parquet"))
     for archive in sorted(Path("evidence").glob("*/logs.json.xz")):
-        for name in restore(archive, folder / archive.parent.name):
-            found.append(pd.read_parquet(folder / archive.parent.name / f"tables/{name}/runs.parquet"))
+        restored = folder / archive.parent.name
+        found += [
+            pd.read_parquet(restored / f"tables/{name}/runs.parquet")
+            for name in restore(archive, restored)
+        ]
     return pd.concat(found)
 
 
@@ -177,18 +240,38 @@ def test_honest_logs_raise_nothing(bases, tmp_path):
 
 
 def make_campaign(load=1.0, drift=1.0, spread=1.0, efficiency=0.9):
-    """Rows of inventory, throughput and scaling of one approach on one and two ranks, six repeats each."""
-    machine = {"device_kind": "cpu", "load_average": load, "cores": 2, "threads_per_rank": 1, "external": False}
+    """Rows of inventory, throughput and scaling of one approach on one and two ranks, six repeats
+    each.
+    """
+    machine = {
+        "device_kind": "cpu",
+        "load_average": load,
+        "cores": 2,
+        "threads_per_rank": 1,
+        "external": False,
+    }
     rows = []
     for position in range(12):
         world, repeat = 1 + position % 2, position // 2
-        rate = 1000.0 * (1 if world == 1 else 2 * efficiency) * drift**position * (spread if repeat == 2 else 1)
-        shown = {"run_id": f"packed-{world}-{repeat}", "series": "packed", "world_size": world, "base_world_size": 1}
+        rate = (
+            1000.0
+            * (1 if world == 1 else 2 * efficiency)
+            * drift**position
+            * (spread if repeat == 2 else 1)
+        )
+        shown = {
+            "run_id": f"packed-{world}-{repeat}",
+            "series": "packed",
+            "world_size": world,
+            "base_world_size": 1,
+        }
         shown |= {"useful_tokens_per_s": rate * (1 + 0.001 * (position * 7 % 5))}
         shown |= {"started_unix_s": 1.7e9 + 60 * position}
         rows.append(machine | shown | {"efficiency": efficiency if world > 1 else 1.0})
     frame = pd.DataFrame(rows)
-    runs = frame.reindex(columns=list(TABLES["runs"])).assign(validity="valid", reasons="", cautions="", unchecked="")
+    runs = frame.reindex(columns=list(TABLES["runs"])).assign(
+        validity="valid", reasons="", cautions="", unchecked=""
+    )
     return runs, frame[["run_id", "series", "world_size", "useful_tokens_per_s"]], frame
 
 
@@ -208,7 +291,13 @@ def test_a_disturbed_campaign_is_cautioned_about(disturbance, words):
 
 def test_held_out_texts_that_are_trained_on_are_a_caution():
     stores = pd.DataFrame(
-        [("web", 3, True), ("web", 3, True), ("own", 1200, False), ("clean", 0, True), ("elsewhere", None, None)],
+        [
+            ("web", 3, True),
+            ("web", 3, True),
+            ("own", 1200, False),
+            ("clean", 0, True),
+            ("elsewhere", None, None),
+        ],
         columns=["corpus", "held_out_in_training", "held_out_dropped"],
     )
     own, web = find_cautions(*make_campaign(), stores=stores)
@@ -219,7 +308,10 @@ def test_invalid_runs_and_open_verdicts_are_cautions():
     runs, throughput, scaling = make_campaign()
     runs.loc[3, ["validity", "reasons"]] = ["invalid", "a step that took no time; negative rows"]
     invalid, open_ = find_cautions(runs, throughput, scaling, verdicts=["too few runs", "faster"])
-    assert invalid == "1 invalid of 12 runs: a step that took no time (packed-2-1)." and "1 of 2" in open_
+    assert (
+        invalid == "1 invalid of 12 runs: a step that took no time (packed-2-1)."
+        and "1 of 2" in open_
+    )
     runs.loc[runs.index[-5:], "validity"] = "missing"
     assert "5 missing of 12 runs." in find_cautions(runs, throughput, scaling)
 

@@ -1,4 +1,6 @@
-"""`predict --tables`: an experiment's own runs through the model, from tables alone, and what it refuses."""
+"""`predict --tables`: an experiment's own runs through the model, from tables alone, and what it
+refuses.
+"""
 
 import json
 
@@ -12,24 +14,45 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 
 RUN = {
-    "experiment": "e", "approach": "packed", "series": "packed", "model": "m", "method": "ddp", "pipeline": 1,
-    "data": 1, "shard": 1, "tensor": 1, "sharding": "zero3", "schedule": "1f1b", "stages_per_rank": 1,
+    "experiment": "e",
+    "approach": "packed",
+    "series": "packed",
+    "model": "m",
+    "method": "ddp",
+    "pipeline": 1,
+    "data": 1,
+    "shard": 1,
+    "tensor": 1,
+    "sharding": "zero3",
+    "schedule": "1f1b",
+    "stages_per_rank": 1,
     "sequence_length": 128,
-    "micro_batch": 1, "precision": "fp32", "validity": "valid", "device": "cpu", "device_kind": "cpu", "cores": 64,
-    "threads_per_rank": 1, "oversubscribed": False,
-}  # fmt: skip
+    "micro_batch": 1,
+    "precision": "fp32",
+    "validity": "valid",
+    "device": "cpu",
+    "device_kind": "cpu",
+    "cores": 64,
+    "threads_per_rank": 1,
+    "oversubscribed": False,
+}
 
 
 def write(folder, runs):
-    """Tables of runs given as columns that differ from `RUN`, with `step_s` of each. The first three steps are slow."""
+    """Tables of runs given as columns that differ from `RUN`, with `step_s` of each. The first
+    three steps are slow.
+    """
     rows, steps = [], []
     for number, run in enumerate(runs):
         n = run["world_size"]
         row = {**RUN, "run_id": f"r{number}", "data": n, "global_batch": 8 * n, **run}
-        seconds = row.pop("step_s", 1 + 0.02 * (n.bit_length() - 1))  # weak scaling: 2 % more for each doubling
+        # weak scaling: 2 % more for each doubling
+        seconds = row.pop("step_s", 1 + 0.02 * (n.bit_length() - 1))
         rows.append(row)
         times = {"step_s": lambda step, _, seconds=seconds: (9.0 if step < 3 else 1.0) * seconds}
-        steps += tables.steps(row["run_id"], 8, n, useful_tokens=row["global_batch"] * 100 // n, **times)
+        steps += tables.steps(
+            row["run_id"], 8, n, useful_tokens=row["global_batch"] * 100 // n, **times
+        )
     return tables.write(folder, runs=rows, steps=steps)
 
 
@@ -61,17 +84,32 @@ def test_weak_scaling_whose_batch_is_a_factor_is_one_series(tables_of):
     assert found.series == "packed" and found.fit.world_sizes == [1, 2]
 
 
-@pytest.mark.parametrize("sharding, data, full", [("zero3", 1, True), ("zero1", 1, False), ("zero3", 2, False)])
+@pytest.mark.parametrize(
+    "sharding, data, full", [("zero3", 1, True), ("zero1", 1, False), ("zero3", 2, False)]
+)
 def test_weights_sharded_over_all_ranks_widen_the_band(tables_of, sharding, data, full):
     """Sharding degrees are one series. Sharded within nodes (data above 1) is no full sharding."""
     shards = [
-        run | {"series": f"packed, layout.shard={run['world_size']}", "shard": run["world_size"] // data, "data": data}
+        run
+        | {
+            "series": f"packed, layout.shard={run['world_size']}",
+            "shard": run["world_size"] // data,
+            "data": data,
+        }
         for run in runs([2, 4], method="fsdp", sharding=sharding)
     ]
     (found,) = project(tables_of([*runs([1], sharding=None), *shards]), world_sizes=[8, 32])
-    assert found.series == "packed" and found.fit.world_sizes == [1, 2, 4] and found.fit.fully_sharded is full
+    assert (
+        found.series == "packed"
+        and found.fit.world_sizes == [1, 2, 4]
+        and found.fit.fully_sharded is full
+    )
     near, far = found.predictions
-    assert near.measure is None and (near.high_s > 1.3 * near.step_s) is full and (far.measure == 16) is full
+    assert (
+        near.measure is None
+        and (near.high_s > 1.3 * near.step_s) is full
+        and (far.measure == 16) is full
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +125,9 @@ def test_series_that_differ_in_more_are_not_put_together(tables_of, given):
         project(tables_of(given))
 
 
-THEIRS = {name: None for name in ("pipeline", "data", "shard", "tensor", "sharding", "schedule", "stages_per_rank")}
+THEIRS = dict.fromkeys(
+    ("pipeline", "data", "shard", "tensor", "sharding", "schedule", "stages_per_rank")
+)
 
 
 def test_runs_of_other_programs_are_left_out_and_it_says_so(tables_of):
@@ -95,7 +135,9 @@ def test_runs_of_other_programs_are_left_out_and_it_says_so(tables_of):
     (found,) = project(tables_of([*runs([1, 2]), *theirs]), world_sizes=[4])
     assert len(found.fit.sizes) == 4 and found.notes[0] == "excluded: 4 runs of other programs"
     named = [run | {"series": "theirs"} for run in theirs]
-    assert [one.series for one in project(tables_of([*runs([1, 2]), *named]), world_sizes=[4])] == ["packed"]
+    assert [one.series for one in project(tables_of([*runs([1, 2]), *named]), world_sizes=[4])] == [
+        "packed"
+    ]
     with pytest.raises(UserError, match="another program"):
         project(tables_of(named), series="theirs")
 
@@ -113,10 +155,16 @@ def test_json_says_that_it_is_a_model(tables_of, capsys):
     arguments = ["--world-sizes", "1,4,1000000000", "--json"]
     assert main(["predict", "--tables", str(tables_of(runs([1, 2]))), *arguments]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["kind"] == "model" and found["fit"]["sizes"] == [1, 1, 2, 2] and found["band"] == 0.9
+    assert (
+        found["kind"] == "model" and found["fit"]["sizes"] == [1, 1, 2, 2] and found["band"] == 0.9
+    )
     near = found["predictions"][1]
     assert near["low_s"] < near["step_s"] < near["high_s"] and near["measure"] is None
-    assert near["useful_tokens_per_s_low"] < near["useful_tokens_per_s"] < near["useful_tokens_per_s_high"]
+    assert (
+        near["useful_tokens_per_s_low"]
+        < near["useful_tokens_per_s"]
+        < near["useful_tokens_per_s_high"]
+    )
     assert found["predictions"][2]["measure"] == 2**27, "three doublings before a thousand million"
 
 
@@ -147,7 +195,10 @@ def test_runs_whose_ranks_share_cores_are_excluded(tables_of, fields):
     [
         ([*runs([1]), *runs([2], oversubscribed=True, cores=1)], "2 ranks: 1 thread each, 1 core"),
         ([*runs([1]), *runs([2], cores=None)], "2 ranks: 1 thread each, unknown cores"),
-        ([*runs([1], threads_per_rank=2, cores=2), *runs([2], cores=2)], "1 rank: 2 threads each, 2 cores"),
+        (
+            [*runs([1], threads_per_rank=2, cores=2), *runs([2], cores=2)],
+            "1 rank: 2 threads each, 2 cores",
+        ),
     ],
 )
 def test_nothing_is_predicted_from_ranks_that_share_cores(tables_of, capsys, given, found):
@@ -160,14 +211,22 @@ def test_nothing_is_predicted_from_ranks_that_share_cores(tables_of, capsys, giv
         (runs([2]), {}, "at least two world sizes"),
         (runs([1, 2]), {"series": "paked"}, "did you mean 'packed'"),
         ([*runs([1], precision="bf16"), *runs([2])], {}, "differ in precision"),
-        ([*runs([1]), *runs([2], global_batch=24)], {}, "neither the rows per rank nor the global batch"),
+        (
+            [*runs([1]), *runs([2], global_batch=24)],
+            {},
+            "neither the rows per rank nor the global batch",
+        ),
         (runs([1, 2], global_batch=64), {}, r"strong scaling.*\n(.*\n)+  next      measure 4, or"),
         (runs([1, 2], validity="invalid"), {}, "needs finished runs(.*\n)+  next    snakemake e"),
         (runs([1, 2], tensor=None), {}, "valid value of `tensor`"),
         (runs([1, 2], global_batch=0), {}, "valid value of `global_batch`"),
         (runs([2, 4]), {"world_sizes": [1]}, "below the smallest measured one"),
         (runs([2, 4], tensor=2), {"world_sizes": [7]}, "a multiple of 2"),
-        (runs([1, 4]), {"world_sizes": [16], "ranks_per_node": 4}, "no measured run uses two nodes; measure 8"),
+        (
+            runs([1, 4]),
+            {"world_sizes": [16], "ranks_per_node": 4},
+            "no measured run uses two nodes; measure 8",
+        ),
     ],
 )
 def test_what_cannot_be_modelled_is_refused(tables_of, given, options, said):
@@ -177,7 +236,12 @@ def test_what_cannot_be_modelled_is_refused(tables_of, given, options, said):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--world-sizes", "2,0"], ["--world-sizes", "2;4"], ["--world-sizes", "10" * 6], ["--ranks-per-node", "0"]],
+    [
+        ["--world-sizes", "2,0"],
+        ["--world-sizes", "2;4"],
+        ["--world-sizes", "10" * 6],
+        ["--ranks-per-node", "0"],
+    ],
 )
 def test_options_that_say_nothing_or_too_much_are_refused(arguments, capsys):
     with pytest.raises(SystemExit, match="^2$"):
@@ -185,8 +249,12 @@ def test_options_that_say_nothing_or_too_much_are_refused(arguments, capsys):
     assert arguments[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("tables_at", "name"), [("results/tables/mine", "mine"), ("x", "ddp_scaling_weak")])
-def test_without_tables_the_command_that_makes_them_is_named(tables_at, name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("tables_at", "name"), [("results/tables/mine", "mine"), ("x", "ddp_scaling_weak")]
+)
+def test_without_tables_the_command_that_makes_them_is_named(
+    tables_at, name, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "config/experiments").mkdir(parents=True)
     (tmp_path / "config/experiments/mine.yaml").touch()
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,6 @@
-"""`ready` says whether experiments can start, and names each thing that is missing with the step that mends it."""
+"""`ready` says whether experiments can start, and names each thing that is missing with the step
+that mends it.
+"""
 
 import argparse
 import json
@@ -22,7 +24,8 @@ WELL = {name: Finding("ok", "fine") for name in {*ready.HERE, *ready.SUBMITTED}}
 def project(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
-    monkeypatch.setattr(RunPrices, "is_done", lambda prices, run_id: False)  # whatever this clone has built
+    # whatever this clone has built
+    monkeypatch.setattr(RunPrices, "is_done", lambda prices, run_id: False)
 
 
 def find(profile=None, machine=(), experiments=("demo",), **overrides):
@@ -48,21 +51,33 @@ FULL = shutil.disk_usage(".")._replace(free=1000)
 UNDECIDED = check.Problem("refuse", "factor a never changes alone", "factors.a", "fix one")
 NOWHERE = {"corpora": {"own": {"source": {"files": "nowhere/*.parquet"}}}, "corpus": "own"}
 OPTIONAL = {"no_such": lambda run: True, "numpy": lambda run: True}
-WITHOUT = {"container_packages": tuple({*load_config(profile="alps").machine.container_packages} - {"numpy"})}
+WITHOUT = {
+    "container_packages": tuple(
+        {*load_config(profile="alps").machine.container_packages} - {"numpy"}
+    )
+}
 #: what is missing → how, and words of the next step
 CASES = {
-    "an account": (lambda patch: (patch.delenv("ALPS_ACCOUNT"), find("alps", ALPS))[1], "export ALPS_ACCOUNT="),
+    "an account": (
+        lambda patch: (patch.delenv("ALPS_ACCOUNT"), find("alps", ALPS))[1],
+        "export ALPS_ACCOUNT=",
+    ),
     "a digest": (lambda patch: find("alps"), "container_digest"),
     "a package": (lambda patch: find("alps", ALPS | WITHOUT), "container_packages"),
-    "a budget": (lambda patch: find("alps", ALPS, budget={"node_hours": 0.5}), "budget={node_hours:"),
+    "a budget": (
+        lambda patch: find("alps", ALPS, budget={"node_hours": 0.5}),
+        "budget={node_hours:",
+    ),
     "memory": (changed(provenance, "read_memory", lambda: (1 << 20, None)), "micro_batch"),
     "memory of GPUs": (lambda patch: find("alps", ALPS | {"gpu_memory_gib": 0.001}), "micro_batch"),
     "space": (changed(shutil, "disk_usage", lambda path: FULL), "free space"),
     "files of the corpus": (lambda patch: find(**NOWHERE), "corpora.own.source.files"),
     "an optional package": (changed(check, "ONLY_FOR", OPTIONAL), "pip install no-such"),
     "a design that decides": (
-        changed(check, "find_design_problems", lambda design: [UNDECIDED]), "config/experiments/demo.yaml: factors.a"),
-}  # fmt: skip
+        changed(check, "find_design_problems", lambda design: [UNDECIDED]),
+        "config/experiments/demo.yaml: factors.a",
+    ),
+}
 
 
 @pytest.mark.parametrize(("lacking", "following"), CASES.values(), ids=CASES)
@@ -77,7 +92,9 @@ def test_warnings_are_listed_and_do_not_count(monkeypatch):
     lacks = find(experiments=["ddp_scaling_weak"])
     assert lacks and not any(lack.refuses for lack in lacks)
     config = load_config()
-    assert next(ready.render(config, ["demo"], RunPrices(config), lacks)).startswith(f"ready: {len(lacks)} warnings")
+    assert next(ready.render(config, ["demo"], RunPrices(config), lacks)).startswith(
+        f"ready: {len(lacks)} warnings"
+    )
     entries = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 131_072}
     (large,) = find(tokenizers={"bpe-4096": entries})
     assert "131,072 entries" in large.what and not large.refuses
@@ -111,7 +128,9 @@ def test_the_partition_its_gpus_and_the_image_are_those_of_the_cluster(monkeypat
     ):
         found = {"slurm": Finding("ok", "", values={"partitions": partitions})}
         lacks = ready.judge_machine(config, ["demo"], found, "alps")
-        assert [text in lack.what for text, lack in zip(words, lacks, strict=True)] == [True] * len(words)
+        assert [text in lack.what for text, lack in zip(words, lacks, strict=True)] == [True] * len(
+            words
+        )
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     (lack,) = ready.judge_machine(config, ["demo"], {}, "alps")
     assert f"{tmp_path}/ce-images/" in lack.what and "step 5" in lack.next
@@ -129,13 +148,21 @@ def test_the_partition_its_gpus_and_the_image_are_those_of_the_cluster(monkeypat
         ({"results folder": Finding("no", "read-only", "choose another")}, 1),
         ({"gpu": Finding("no", "none"), "nccl": Finding("no", "no GPU")}, 0),  # the CPU does
         ({"gloo": Finding("no", "hangs")}, 1),
-        ({"gpu": Finding("ok", "", values={"devices": [GPU]})}, 1),  # there are runs of two ranks and more
+        # there are runs of two ranks and more
+        ({"gpu": Finding("ok", "", values={"devices": [GPU]})}, 1),
         ({"gpu": Finding("ok", "", values={"devices": [GPU] * 4})}, 0),
-        ({"gpu": Finding("ok", "", values={"devices": [GPU] * 4}), "nccl": Finding("no", "no path")}, 1),
+        (
+            {
+                "gpu": Finding("ok", "", values={"devices": [GPU] * 4}),
+                "nccl": Finding("no", "no path"),
+            },
+            1,
+        ),
     ],
 )
 def test_what_doctor_finds_counts_where_runs_need_it(findings, lacks):
-    config = load_config(overrides={"scale": "workstation" if findings.get("gpu") else "demo"})  # demo: device cpu
+    # demo: device cpu
+    config = load_config(overrides={"scale": "workstation" if findings.get("gpu") else "demo"})
     assert len(list(ready.judge_machine(config, ["demo"], WELL | findings))) == lacks
 
 
@@ -146,7 +173,9 @@ def test_the_first_line_is_the_verdict_and_the_exit_code_agrees(monkeypatch, cap
         (WELL, "ready: ", 0),
         ({"python": Finding("no", "3.9", "install")}, "not ready: 1 missing", 2),
     ):
-        monkeypatch.setattr(ready.doctor, "examine", lambda results, only, findings=findings: findings)
+        monkeypatch.setattr(
+            ready.doctor, "examine", lambda results, only, findings=findings: findings
+        )
         assert ready.run(parser.parse_args(["demo"])) == exit_code
         assert capsys.readouterr().out.startswith(verdict)
     assert main.main(["ready", "no-such-experiment"]) == 2

@@ -53,7 +53,9 @@ def test_lines_that_a_full_disk_took_in_part_are_written_once(tmp_path, monkeypa
 
 
 def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path, monkeypatch):
-    """What the commit of a record lacks is beside it: `git apply dirty.diff` makes the tree that was run."""
+    """What the commit of a record lacks is beside it: `git apply dirty.diff` makes the tree that
+    was run.
+    """
 
     def git(*arguments):
         who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
@@ -67,7 +69,10 @@ def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path,
     git("add", ".")
     git("commit", "--quiet", "-m", "x")
     clean = {"dirty": False, "changed": [], "changes_sha256": None, "diff_sha256": None}
-    assert provenance.read_git_state() == ({"commit": git("rev-parse", "HEAD").strip(), **clean}, "")
+    assert provenance.read_git_state() == (
+        {"commit": git("rev-parse", "HEAD").strip(), **clean},
+        "",
+    )
     (package / "old.py").write_bytes("a = 'é'\n".encode("latin-1"))
     (package / "new module.py").write_text("b = 2\n")
     names = ["package/records/new module.py", "package/records/old.py"]
@@ -75,7 +80,9 @@ def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path,
     assert (state["dirty"], state["changed"], state["diff_sha256"], diff) == (True, names, None, "")
     monkeypatch.setenv("TOKENSCALE_KEEP_DIFF", "1")
     kept, diff = provenance.read_git_state()
-    assert kept == state | {"diff_sha256": sha256_text(diff)} and kept["changes_sha256"] == sha256_text(diff)
+    assert kept == state | {"diff_sha256": sha256_text(diff)} and kept[
+        "changes_sha256"
+    ] == sha256_text(diff)
     assert "new file mode" in diff and "+b = 2" in diff and "-a = 1" in diff
     git("checkout", "--quiet", "package/records/old.py")
     (package / "new module.py").unlink()

@@ -1,4 +1,6 @@
-"""Answers of the first screen, short captions, figures with nothing to show, and pages as narrow as a phone."""
+"""Answers of the first screen, short captions, figures with nothing to show, and pages as narrow as
+a phone.
+"""
 
 import re
 from importlib import resources
@@ -13,7 +15,13 @@ from tokenscale.report.style import number
 
 def padding(**shares):
     rows = [
-        {"run_id": f"{name}-{i}", "approach": name, "series": name, "world_size": world, "repeat": i}
+        {
+            "run_id": f"{name}-{i}",
+            "approach": name,
+            "series": name,
+            "world_size": world,
+            "repeat": i,
+        }
         | {"not_useful_share": of + i / 50}
         for name, share in shares.items()
         for world, of in ((1, share), (2, 0.9))
@@ -40,7 +48,9 @@ def test_padding_is_counted_by_approach_at_the_fewest_ranks():
         *((wrong, "not known") for wrong in ({"another": 0.75}, {"docstrings": 7}, "75 %")),
     ],
 )
-def test_what_runs_count_reaches_answers_and_tables_and_is_never_taken_for_nothing(tmp_path, recorded, said):
+def test_what_runs_count_reaches_answers_and_tables_and_is_never_taken_for_nothing(
+    tmp_path, recorded, said
+):
     runs = [logs.settings(approach) for approach in ("padded", "packed")]
     assert runs[0].corpus.name == "docstrings"
     logs.write_run(tmp_path / "runs", runs[0], text_cut=recorded)
@@ -50,8 +60,14 @@ def test_what_runs_count_reaches_answers_and_tables_and_is_never_taken_for_nothi
     assert found["answers"][0]["text"] == f"Text dropped: {said} with padded; packed keeps all"
     assert said in found["cautions"][0]
     for table in (found["throughput"], found["validation"]):
-        assert [table.columns[-1][0], *(row[-1] for row in table.rows)] == ["text dropped", said, "0 %"]
-    assert any(said in answer["spread"] for answer in found["answers"] if answer["part"] == "throughput")
+        assert [table.columns[-1][0], *(row[-1] for row in table.rows)] == [
+            "text dropped",
+            said,
+            "0 %",
+        ]
+    assert any(
+        said in answer["spread"] for answer in found["answers"] if answer["part"] == "throughput"
+    )
 
 
 NAN = float("nan")
@@ -70,25 +86,50 @@ def text(shares, counted_by_run=False):
 @pytest.mark.parametrize(
     ("shares", "said", "verdict", "cautioned"),
     [
-        ({"padded": 0.752, "length-bucketed": 0.12, "packed": 0.0, "padding-free": 0.0},
-         "75 % with padded, 12 % with length-bucketed; padding-free and packed keep all", answers.COUNTED,
-         ["75 %", "12 %"]),
-        ({"padded": {"web": 0.5, "books": 0.9, "code": 0.0}, "packed": {"web": 0.0, "books": 0.0, "code": 0.0}},
-         "50 % of web, 90 % of books, 0 % of code with padded; packed keeps all", answers.COUNTED, ["90 % of books"]),
-        ({"padded": NAN, "packed": 0.0}, "not known with padded; packed keeps all", answers.OPEN, ["not known"]),
-        ({"padded": {"web": 0.5, "books": NAN}, "packed": 0.0}, "not known of books", answers.OPEN, ["not known of"]),
+        (
+            {"padded": 0.752, "length-bucketed": 0.12, "packed": 0.0, "padding-free": 0.0},
+            "75 % with padded, 12 % with length-bucketed; padding-free and packed keep all",
+            answers.COUNTED,
+            ["75 %", "12 %"],
+        ),
+        (
+            {
+                "padded": {"web": 0.5, "books": 0.9, "code": 0.0},
+                "packed": {"web": 0.0, "books": 0.0, "code": 0.0},
+            },
+            "50 % of web, 90 % of books, 0 % of code with padded; packed keeps all",
+            answers.COUNTED,
+            ["90 % of books"],
+        ),
+        (
+            {"padded": NAN, "packed": 0.0},
+            "not known with padded; packed keeps all",
+            answers.OPEN,
+            ["not known"],
+        ),
+        (
+            {"padded": {"web": 0.5, "books": NAN}, "packed": 0.0},
+            "not known of books",
+            answers.OPEN,
+            ["not known of"],
+        ),
         ({"padded": 0.004, "packed": 0.0}, "0.4 % with padded", answers.COUNTED, []),
         ({"padded": 0.752, "pretokenized-padded": 0.752}, "", "", ["75 %"]),
         ({"packed": 0.0, "token-list": 0.0}, "", "", []),
         ({}, "", "", []),
     ],
-)  # fmt: skip
+)
 def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, verdict, cautioned):
     rows = text(shares)
-    found, cautions = answers.answer_dropped(rows), answers.caution_dropped(answers.dropped_shares(rows))
+    found, cautions = (
+        answers.answer_dropped(rows),
+        answers.caution_dropped(answers.dropped_shares(rows)),
+    )
     assert [answer["verdict"] for answer in found] == [verdict] * bool(said)
     assert all(said in answer["text"] for answer in found)
-    assert bool(cautions) == bool(cautioned) and all(words in " ".join(cautions) for words in cautioned)
+    assert bool(cautions) == bool(cautioned) and all(
+        words in " ".join(cautions) for words in cautioned
+    )
     assert ("Text is dropped" in " ".join(cautions)) == any("%" in words for words in cautioned)
 
 
@@ -110,14 +151,28 @@ def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_cou
     ],
 )
 def test_losses_of_unequal_text_say_so(of, over, noted):
-    rows = validation({"padded": (LINE, [0], 0.0), "packed": ((9, 8, 7, 6), [0], 0.0)}, {"padded": 10, "packed": 10})
-    (answer,) = answer_loss(rows, dropped=answers.dropped_shares(text({"padded": of, "packed": over})))
-    assert noted in answer["spread"] and answer["verdict"].endswith(answers.UNEQUAL_TEXT) == bool(noted)
+    rows = validation(
+        {"padded": (LINE, [0], 0.0), "packed": ((9, 8, 7, 6), [0], 0.0)},
+        {"padded": 10, "packed": 10},
+    )
+    (answer,) = answer_loss(
+        rows, dropped=answers.dropped_shares(text({"padded": of, "packed": over}))
+    )
+    assert noted in answer["spread"] and answer["verdict"].endswith(answers.UNEQUAL_TEXT) == bool(
+        noted
+    )
 
 
 def validation(curves, tokens_per_step):
     rows = [
-        {"run_id": f"{name}-{i}", "series": name, "world_size": 1, "repeat": i, "step": step, "last": step == 24}
+        {
+            "run_id": f"{name}-{i}",
+            "series": name,
+            "world_size": 1,
+            "repeat": i,
+            "step": step,
+            "last": step == 24,
+        }
         | {"useful_tokens_seen": step * tokens_per_step[name], "loss": loss + i * noise}
         for name, (losses, repeats, noise) in curves.items()
         for i in repeats
@@ -129,7 +184,9 @@ def validation(curves, tokens_per_step):
 def answer_loss(rows, *invalid, dropped=None):
     """The answer of these runs and of invalid ones."""
     runs = rows[["run_id", "world_size"]].drop_duplicates().assign(validity="valid", reasons="")
-    more = pd.DataFrame({"run_id": invalid, "world_size": 1, "validity": "invalid", "reasons": "no seal; more"})
+    more = pd.DataFrame(
+        {"run_id": invalid, "world_size": 1, "validity": "invalid", "reasons": "no seal; more"}
+    )
     return answers.answer_loss(rows, pd.concat([runs, more]), {}, dropped or {})
 
 
@@ -147,7 +204,9 @@ LINE = (8.0, 7.0, 6.0, 5.0)
     ],
 )
 def test_losses_are_compared_at_equal_useful_tokens(losses, repeats, noise, verdict, said):
-    """`padded` sees half as many useful tokens, so it ends (at 5.0) where the other has done 12 of 24 steps."""
+    """`padded` sees half as many useful tokens, so it ends (at 5.0) where the other has done 12 of
+    24 steps.
+    """
     curves = {"padded": (LINE, range(repeats), noise), "packed": (losses, range(repeats), noise)}
     rows = validation(curves, {"padded": 10, "packed": 20})
     (answer,) = answer_loss(rows)
@@ -159,39 +218,62 @@ def test_losses_are_compared_at_equal_useful_tokens(losses, repeats, noise, verd
 
 @pytest.mark.parametrize(
     ("repeats", "verdict", "of"),
-    [([0], "one run each", {0}), ([0, 2], "beyond the spread of repeats", {0, 2}), ([0, 1, 2], "beyond", {0, 1, 2})],
+    [
+        ([0], "one run each", {0}),
+        ([0, 2], "beyond the spread of repeats", {0, 2}),
+        ([0, 1, 2], "beyond", {0, 1, 2}),
+    ],
 )
 def test_losses_are_those_of_repeats_that_all_series_have(repeats, verdict, of):
     curves = {"padded": (LINE, [0, 1, 2], 1.0), "packed": ((8.0, 7.0, 6.0, 1.0), repeats, 1.0)}
     (answer,) = answer_loss(validation(curves, {"padded": 10, "packed": 10}), "packed-9")
     middle = sorted(of)[len(of) // 2] if len(of) % 2 else sum(of) / 2
-    assert answer["verdict"].startswith(verdict) and f"{number(1.0 + middle, 4)} with packed" in answer["text"]
+    assert (
+        answer["verdict"].startswith(verdict)
+        and f"{number(1.0 + middle, 4)} with packed" in answer["text"]
+    )
     assert "packed-9 (invalid: no seal)" in answer["spread"]
     assert len(of) == 3 or "(nothing to compare in their repeat)" in answer["spread"]
     curves = {"padded": (LINE, [1, 2], 0.0), "packed": (LINE, [0], 0.0)}
     (answer,) = answer_loss(validation(curves, {"padded": 10, "packed": 10}))
     assert answer["verdict"] == "too few runs" and "apart" not in answer["text"]
-    equal = validation(dict.fromkeys(("padded", "packed"), (LINE, repeats, 0.0)), {"padded": 10, "packed": 10})
+    equal = validation(
+        dict.fromkeys(("padded", "packed"), (LINE, repeats, 0.0)), {"padded": 10, "packed": 10}
+    )
     assert "are equal: 5 nats" in answer_loss(equal)[0]["text"]
     assert answer_loss(equal[:0]) == [] == answer_loss(equal[equal["series"] == "padded"])
 
 
 def order(largest=1e-6, kind="world sizes"):
-    pair = {"kind": kind, "world_size": 1, "other_world_size": 2, "largest_loss_difference": largest}
+    pair = {
+        "kind": kind,
+        "world_size": 1,
+        "other_world_size": 2,
+        "largest_loss_difference": largest,
+    }
     return pd.DataFrame([pair, pair | {"largest_loss_difference": 0.0}])
 
 
 @pytest.mark.parametrize(
     ("state", "largest", "verdict", "said"),
     [
-        ("proven", 1e-6, "proven", "same data as 1: equal samples and useful tokens at every step, losses within "
-                                   "rounding (1e-6 nats)"),
+        (
+            "proven",
+            1e-6,
+            "proven",
+            "same data as 1: equal samples and useful tokens at every step, losses within "
+            "rounding (1e-6 nats)",
+        ),
         ("proven", 0.0, "proven", "bit-identical losses"),
         ("broken", 7.2, "not proven", "1 of 2 pairs have other losses"),
     ],
-)  # fmt: skip
+)
 def test_equal_data_is_answered_by_the_proof(state, largest, verdict, said):
-    proof = {"parts": [{"kind": "world sizes", "state": state, "text": "1 of 2 pairs have other losses."}]}
+    proof = {
+        "parts": [
+            {"kind": "world sizes", "state": state, "text": "1 of 2 pairs have other losses."}
+        ]
+    }
     (answer,) = answers.answer_data(order(largest), proof)
     assert answer["verdict"] == verdict and said in answer["text"]
     assert answers.answer_data(order(largest, "online and offline"), proof) == []
@@ -204,19 +286,37 @@ def test_scaling_is_one_sentence_over_all_series():
         for w in (1, 2, 4)
     )
     (answer,) = answers.answer_scaling(rows)
-    assert answer["text"] == "4 ranks reach 75 % with padded to 90 % with packed of ideal scaling from 1"
+    assert (
+        answer["text"]
+        == "4 ranks reach 75 % with padded to 90 % with packed of ideal scaling from 1"
+    )
     assert answers.answer_scaling(rows[rows["world_size"] == 1]) == []
 
 
 def test_memory_is_compared_at_the_most_ranks_that_have_several_methods():
-    cells = [("single", 1, 112e6), ("ddp", 2, 112e6), ("tp", 2, 57e6), ("tp", 2, 59e6), ("tp", 4, 30e6)]
-    rows = pd.DataFrame(cells, columns=["method", "world_size", "memory_bytes"]).assign(factors="", repeat=0)
+    cells = [
+        ("single", 1, 112e6),
+        ("ddp", 2, 112e6),
+        ("tp", 2, 57e6),
+        ("tp", 2, 59e6),
+        ("tp", 4, 30e6),
+    ]
+    rows = pd.DataFrame(cells, columns=["method", "world_size", "memory_bytes"]).assign(
+        factors="", repeat=0
+    )
     (answer,) = answers.answer_memory(rows)
     assert answer["text"] == "The fullest of 2 ranks holds 58 MB with tp to 112 MB with ddp"
-    assert answer["spread"] == "3 runs, in their first step; 112 MB on one rank" and answer["part"] == "memory"
+    assert (
+        answer["spread"] == "3 runs, in their first step; 112 MB on one rank"
+        and answer["part"] == "memory"
+    )
     assert answers.answer_memory(rows[rows["method"] == "tp"]) == [], "one method is no comparison"
-    assert answers.answer_memory(rows.assign(memory_bytes=float("nan"))) == [], "nothing was measured"
-    assert answers.answer_memory(rows.assign(factors=list("aabbb"))) == [], "another factor changes memory, too"
+    assert answers.answer_memory(rows.assign(memory_bytes=float("nan"))) == [], (
+        "nothing was measured"
+    )
+    assert answers.answer_memory(rows.assign(factors=list("aabbb"))) == [], (
+        "another factor changes memory, too"
+    )
 
 
 def test_waiting_is_compared_at_the_most_micro_batches_that_have_several_schedules():
@@ -225,14 +325,20 @@ def test_waiting_is_compared_at_the_most_micro_batches_that_have_several_schedul
     rows = pd.DataFrame(cells, columns=["schedule", "micro_batches", "bubble_share"])
     rows = rows.assign(pipeline=2, stages_per_rank=1, repeat=0)
     (answer,) = answers.answer_waiting(rows)
-    assert "8 micro-batches" in answer["text"] and "51 % with naive and 15 % with 1f1b" in answer["text"]
+    assert (
+        "8 micro-batches" in answer["text"]
+        and "51 % with naive and 15 % with 1f1b" in answer["text"]
+    )
     assert answer["spread"] == "3 runs, up to 2 of a schedule; predicted: 50 %, 11.1 %"
     assert answers.answer_waiting(rows[rows["schedule"] == "1f1b"]) == []
 
 
 @pytest.mark.parametrize("count", [1, 3, 30])
 def test_a_caption_is_short_and_nothing_of_it_is_lost(count):
-    text = " ".join(f"Sentence {n} of a caption (Chowdhery et al. 2022) has N0 = 1.5 points." for n in range(count))
+    text = " ".join(
+        f"Sentence {n} of a caption (Chowdhery et al. 2022) has N0 = 1.5 points."
+        for n in range(count)
+    )
     caption, method = captions.split_caption(text)
     assert f"{caption} {method}".strip() == text
     assert caption.endswith("points.") and len(caption) <= captions.SHORT

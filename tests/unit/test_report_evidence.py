@@ -31,23 +31,33 @@ COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.
 LEDGER = ROOT / "config/claims.yaml"
 EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")}
 INPUTS = TableInputs(
-    "demo", ("benchmarks/data/bench.json",), ("tokens/web/bpe/packed/manifest.json",), ("corpus/web/manifest.json",)
+    "demo",
+    ("benchmarks/data/bench.json",),
+    ("tokens/web/bpe/packed/manifest.json",),
+    ("corpus/web/manifest.json",),
 )
 
 
 def ingest_again(results):
-    inputs = {kind: [results / name for name in getattr(INPUTS, kind)] for kind in ("benchmarks", "stores", "corpora")}
+    inputs = {
+        kind: [results / name for name in getattr(INPUTS, kind)]
+        for kind in ("benchmarks", "stores", "corpora")
+    }
     ingest(results / INPUTS.table, results / "runs", results / "tables/demo", **inputs)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Results of four resumed runs, one with a damaged log, a benchmark and a store. Nobody may change them."""
+    """Results of four resumed runs, one with a damaged log, a benchmark and a store. Nobody may
+    change them.
+    """
 
     def make(results):
         runs = [logs.settings(a, repeat=r, steps=8) for a in ("padded", "packed") for r in range(2)]
         for run in runs:
-            folder = logs.write_run(results / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
+            folder = logs.write_run(
+                results / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}]
+            )
         with open(folder / "attempt=00/rank=00000/steps.jsonl", "ab") as log:
             log.write(b"\xff\xfe no text\n")
         logs.write_table(results / INPUTS.table, runs, figures=["padding_share"])
@@ -74,7 +84,9 @@ def archive(made, tmp_path_factory):
     return path
 
 
-def test_tables_claims_and_report_come_again_from_the_archive_alone(made, archive, tmp_path, capsys):
+def test_tables_claims_and_report_come_again_from_the_archive_alone(
+    made, archive, tmp_path, capsys
+):
     output = tmp_path / "build"
     write_json(output / INDEX, [])
     write_json(output / "stores/stale.json", {})  # of an earlier call
@@ -127,7 +139,11 @@ def test_what_token_stores_showed_is_packed_and_can_only_add_to_what_logs_say(re
     tables, restored = again(results, tmp_path)
     said = words(tables)
     run = next(run for run, row in said.items() if row["reasons"])
-    more = said[run] | {"reasons": f"{said[run]['reasons']}; more", "validity": "invalid", "unchecked": ""}
+    more = said[run] | {
+        "reasons": f"{said[run]['reasons']}; more",
+        "validity": "invalid",
+        "unchecked": "",
+    }
     for packed, expected in (
         (more, more),
         (said[run] | {"validity": "valid"}, said[run]),
@@ -141,7 +157,9 @@ def test_what_token_stores_showed_is_packed_and_can_only_add_to_what_logs_say(re
         assert words(restored) == said | {run: expected}
 
 
-def test_an_input_that_is_missing_elsewhere_or_names_a_folder_of_this_machine_is_refused(results, tmp_path):
+def test_an_input_that_is_missing_elsewhere_or_names_a_folder_of_this_machine_is_refused(
+    results, tmp_path
+):
     manifest = results / INPUTS.corpora[0]
     write_json(manifest, {"splits": {}, "source": f"{Path.cwd()}/texts.parquet"})
     with pytest.raises(UserError, match="names a folder of this machine"):
@@ -157,7 +175,11 @@ def test_an_input_that_is_missing_elsewhere_or_names_a_folder_of_this_machine_is
 
 
 def archive_of(path, content):
-    content = {"schema": 1, "experiments": [], "files": {}} | content if isinstance(content, dict) else content
+    content = (
+        {"schema": 1, "experiments": [], "files": {}} | content
+        if isinstance(content, dict)
+        else content
+    )
     path.write_bytes(lzma.compress(json.dumps(content).encode()))
 
 
@@ -173,8 +195,14 @@ DAMAGES = {
     "judgements that are no text": holding(judged={"demo": {"run": {"reasons": 5}}}),
     "a judgement that is a number": holding(judged={"demo": {"run": 5}}),
     "more than it may unpack to": holding(files={"a": "x" * (80 << 20)}),
-    **{f"the path {path!r}": holding(files={path: "x"}) for path in ("../outside", "/outside", "a/../b", "a\0b")},
-    **{f"the experiment {name!r}": holding(experiments=[{"experiment": name}]) for name in ("../outside", "/x", 5)},
+    **{
+        f"the path {path!r}": holding(files={path: "x"})
+        for path in ("../outside", "/outside", "a/../b", "a\0b")
+    },
+    **{
+        f"the experiment {name!r}": holding(experiments=[{"experiment": name}])
+        for name in ("../outside", "/x", 5)
+    },
     **{f"the schema {schema!r}": holding(schema=schema) for schema in (99, True, "1", None)},
     "an input outside": holding(experiments=[{"experiment": "demo", "table": "../runs.json"}]),
     "no text": holding(files={"runs/x": 1}),
@@ -224,11 +252,18 @@ def test_evidence_is_rebuilt_by_the_commands_of_its_readme(name, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "evidence" / name / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    \.venv/bin/tokenscale (.*)$", readme, re.MULTILINE)
-    assert [command.split()[:2] for command in commands] == [["verify", f"evidence/{name}"], ["report", "rebuild"]]
+    assert [command.split()[:2] for command in commands] == [
+        ["verify", f"evidence/{name}"],
+        ["report", "rebuild"],
+    ]
     for command in commands:
         assert main(shlex.split(command)) == 0, capsys.readouterr()
-    judged, committed = (Path(folder, "claims.json") for folder in (f"build/{name}/report", f"evidence/{name}"))
+    judged, committed = (
+        Path(folder, "claims.json") for folder in (f"build/{name}/report", f"evidence/{name}")
+    )
     assert judged.read_bytes() == committed.read_bytes(), "docs/development.md, Evidence"
     golden.compare(f"evidence/{name}", golden.describe_rebuilt(Path("build", name)))
-    pages = [path.read_text(encoding="utf-8") for path in Path("build", name, "report").glob("*.html")]
+    pages = [
+        path.read_text(encoding="utf-8") for path in Path("build", name, "report").glob("*.html")
+    ]
     assert pages and max(len(visible_words(page)) for page in pages) <= 9000

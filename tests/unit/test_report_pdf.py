@@ -18,12 +18,21 @@ def test_columns_fit_the_page():
     assert sum(column_widths(WIDE, ROOM)) + GAP * (len(WIDE.columns) - 1) <= ROOM + 1e-6
     narrow = Table([("a", False), ("b", True)], [["x", "1"]])
     assert sum(column_widths(narrow, ROOM)) < 30
-    row = ["a sentence of a claim " * 2, "1.7 against 2.8 GB", "what the data say of it, at length " * 12, "supported"]
-    claim, figure, text, verdict = column_widths(Table([(name, False) for name in "abcd"], [row]), ROOM)
+    row = [
+        "a sentence of a claim " * 2,
+        "1.7 against 2.8 GB",
+        "what the data say of it, at length " * 12,
+        "supported",
+    ]
+    claim, figure, text, verdict = column_widths(
+        Table([(name, False) for name in "abcd"], [row]), ROOM
+    )
     assert text > 2 * claim > 2 * figure > verdict and text > ROOM / 2, "most room for most text"
 
 
-@pytest.mark.parametrize("text", ["a few words in a row", "pretokenized-padded-llama-tiny-ddp-w2-0123", "x" * 90, ""])
+@pytest.mark.parametrize(
+    "text", ["a few words in a row", "pretokenized-padded-llama-tiny-ddp-w2-0123", "x" * 90, ""]
+)
 @pytest.mark.parametrize("width", [18.0, 60.0, 500.0])
 def test_lines_are_no_wider_than_asked_and_lose_nothing(text, width):
     lines = wrap(text, width, SIZE)
@@ -34,7 +43,9 @@ def test_lines_are_no_wider_than_asked_and_lose_nothing(text, width):
 def test_the_width_of_letters_is_that_of_the_drawing():
     figure = pdf.Figure(figsize=(8, 2), dpi=72)
     drawn = figure.text(0, 0.5, "useful tokens / s", fontsize=40, fontfamily="DejaVu Sans")
-    assert drawn.get_window_extent().width == pytest.approx(text_width("useful tokens / s", 40), rel=0.03)
+    assert drawn.get_window_extent().width == pytest.approx(
+        text_width("useful tokens / s", 40), rel=0.03
+    )
 
 
 def test_every_row_is_on_a_page_below_its_head_and_above_the_margin():
@@ -60,7 +71,9 @@ def one_page(width, height):
 def test_two_figures_fit_a_page_and_none_leaves_it(height):
     writer, drawing = pdf.PageWriter("demo"), one_page(576, height)
     for n in range(6):
-        writer.drawing(drawing, f"A finding with its number {n}", "A caption of several words. " * 10)
+        writer.drawing(
+            drawing, f"A finding with its number {n}", "A caption of several words. " * 10
+        )
     counts = [len(placed) for placed in writer.drawings]
     assert sum(counts) == 6 and min(counts) >= (2 if height < 500 else 1)
     for page, drawings in zip(writer.figures, writer.drawings, strict=True):

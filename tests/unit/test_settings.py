@@ -13,7 +13,12 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.order.permutation import get_samples
 from tokenscale.settings import flags, options, source_studies
 from tokenscale.settings.config import ConfigFile
-from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    CorpusSettings,
+    SourceSettings,
+    StoreSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureStage
 from tokenscale.settings.options import LARGEST, decode, from_json, raise_errors
@@ -30,7 +35,12 @@ def run(**changes) -> RunSettings:
 def test_ids_of_runs_stay_what_they_were():
     """Golden ids: a new option must not change the identity of runs that do not use it."""
     assert run().identity == "packed-llama-tiny-single-w1-ef886c7152"
-    changed = run(approach="padded", layout=LayoutSettings(data=4), repeat=2, optimizer=OptimizerSettings(beta2=0.99))
+    changed = run(
+        approach="padded",
+        layout=LayoutSettings(data=4),
+        repeat=2,
+        optimizer=OptimizerSettings(beta2=0.99),
+    )
     assert changed.identity == "padded-llama-tiny-ddp-w4-63550b0c44"
     assert run(layout=LayoutSettings(shard=4)).identity == "packed-llama-tiny-fsdp-w4-e4918f6b2c"
     hybrid = LayoutSettings(data=2, shard=2, sharding="zero2")
@@ -54,9 +64,13 @@ def test_science_changes_the_identity(change):
 
 
 def test_a_run_survives_its_json():
-    before = run(approach="token-list", storage=StorageSettings(codec="zstd", codec_level=9), seed=3)
+    before = run(
+        approach="token-list", storage=StorageSettings(codec="zstd", codec_level=9), seed=3
+    )
     assert RunSettings.from_json(before.to_json()) == before
-    assert json.loads(run(global_batch=8).to_json()).keys() == {"model", "sequence_length"}, "defaults are left out"
+    assert json.loads(run(global_batch=8).to_json()).keys() == {"model", "sequence_length"}, (
+        "defaults are left out"
+    )
     assert replace(before, corpus=replace(before.corpus, name="other")).identity == before.identity
 
 
@@ -66,7 +80,9 @@ CLASSES = [
     cls
     for path in sorted(Path(options.__file__).parent.glob("*.py"))
     for cls in vars(importlib.import_module(f"tokenscale.settings.{path.stem}")).values()
-    if dataclasses.is_dataclass(cls) and hasattr(cls, "__pydantic_config__") and cls.__module__.endswith(path.stem)
+    if dataclasses.is_dataclass(cls)
+    and hasattr(cls, "__pydantic_config__")
+    and cls.__module__.endswith(path.stem)
 ]
 
 
@@ -103,9 +119,21 @@ def test_a_boolean_is_no_number_and_an_empty_text_separates_nothing(cls, values)
 def test_no_number_is_without_bounds_and_none_is_converted(cls):
     """Seeds of 64 bits, sizes of 10**30, infinity: all that are in a file are named at once."""
     integers, numbers = fields_of(cls, int), fields_of(cls, float)
-    lists = [name for name in integers + numbers if typing.get_origin(typing.get_type_hints(cls)[name]) is tuple]
-    for values in ((10**30, float("inf")), (1 << 63, float("nan")), (-(10**30), -float("inf")), ("x", "x")):
-        wrong = {n: [values[n in numbers]] if n in lists else values[n in numbers] for n in integers + numbers}
+    lists = [
+        name
+        for name in integers + numbers
+        if typing.get_origin(typing.get_type_hints(cls)[name]) is tuple
+    ]
+    for values in (
+        (10**30, float("inf")),
+        (1 << 63, float("nan")),
+        (-(10**30), -float("inf")),
+        ("x", "x"),
+    ):
+        wrong = {
+            n: [values[n in numbers]] if n in lists else values[n in numbers]
+            for n in integers + numbers
+        }
         named = {f"{name}.0" if name in lists else name for name in wrong}
         assert not wrong or named <= refused_keys(decode, cls, wrong, file="f.yaml")
         assert not wrong or named <= refused_keys(from_json, cls, json.dumps(wrong))
@@ -115,15 +143,23 @@ def test_no_number_is_without_bounds_and_none_is_converted(cls):
 
 
 def test_true_and_false_are_taken_as_text_as_snakemake_passes_them():
-    assert [decode(ConfigFile, {"strict_claims": text}).strict_claims for text in ("true", "false")] == [True, False]
+    assert [
+        decode(ConfigFile, {"strict_claims": text}).strict_claims for text in ("true", "false")
+    ] == [True, False]
     for value in ("yes", "1", 1, "True "):
-        assert refused_keys(decode, ConfigFile, {"strict_claims": value}, file="f.yaml") == {"strict_claims"}
+        assert refused_keys(decode, ConfigFile, {"strict_claims": value}, file="f.yaml") == {
+            "strict_claims"
+        }
 
 
-@pytest.mark.parametrize("flag", source_studies.RUN_FLAGS + source_studies.TRAIN_FLAGS, ids=lambda flag: flag.name)
+@pytest.mark.parametrize(
+    "flag", source_studies.RUN_FLAGS + source_studies.TRAIN_FLAGS, ids=lambda flag: flag.name
+)
 def test_flags_have_the_bounds_of_their_settings(flag):
     kinds = {flag.hint, *typing.get_args(flag.hint)}
-    texts = ["1" + "0" * 30, str(1 << 63), "-9", "1e3x"] if int in kinds else ["inf", "nan", "1e999"]
+    texts = (
+        ["1" + "0" * 30, str(1 << 63), "-9", "1e3x"] if int in kinds else ["inf", "nan", "1e999"]
+    )
     for text in texts if kinds & {int, float} else ():
         with pytest.raises(UserError) as error:
             flags.parse_value(flag, text)
@@ -149,20 +185,33 @@ def test_all_problems_are_listed_with_the_nearest_spelling():
         "model": {"layers": 10**9},
     }
     keys = {"layout.dta", "layout.shard", "approach", "budget.steps", "model.layers"}
-    assert refused_keys(decode, RunSettings, wrong, file="f.yaml", key="runs") == {f"runs.{key}" for key in keys}
+    assert refused_keys(decode, RunSettings, wrong, file="f.yaml", key="runs") == {
+        f"runs.{key}" for key in keys
+    }
     with pytest.raises(UserError) as error:
         decode(RunSettings, wrong, file=lambda key: f"file of {key}")
-    assert error.value.facts["file"] == "file of layout.dta" and "did you mean 'data'" in error.value.facts["next"]
+    assert (
+        error.value.facts["file"] == "file of layout.dta"
+        and "did you mean 'data'" in error.value.facts["next"]
+    )
     assert "did you mean 'packed'?" in error.value.facts["also"]
     problems = [("seed", "one"), ("layout.data", "another")]
     assert refused_keys(raise_errors, problems, file="f.yaml") == {"seed", "layout.data"}
 
 
 def test_a_seed_of_63_bits_trains_and_repeats_do_not_leave_them():
-    largest = run(model=replace(PRESETS["llama-micro"], vocabulary_size=64), seed=LARGEST, layout=LayoutSettings())
-    assert largest.problems() == [] and [key for key, _ in replace(largest, repeat=1).problems()] == ["seed"]
+    largest = run(
+        model=replace(PRESETS["llama-micro"], vocabulary_size=64),
+        seed=LARGEST,
+        layout=LayoutSettings(),
+    )
+    assert largest.problems() == [] and [
+        key for key, _ in replace(largest, repeat=1).problems()
+    ] == ["seed"]
     Trainer(largest, largest.model, World(0, 1, 0, torch.device("cpu")), "sdpa")
-    assert get_samples(np.arange(9), 9, LARGEST).tolist() != get_samples(np.arange(9), 9, 0).tolist()
+    assert (
+        get_samples(np.arange(9), 9, LARGEST).tolist() != get_samples(np.arange(9), 9, 0).tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +225,13 @@ def test_a_seed_of_63_bits_trains_and_repeats_do_not_leave_them():
 )
 def test_a_store_is_its_folders_name_in_one_spelling(store):
     assert StoreSettings.parse(store.directory) == store
-    for name in "padded-sequence_length=1024 padded-eos=false packed-codec=zstd padded-sequence_length=0 pad".split():
+    for name in [
+        "padded-sequence_length=1024",
+        "padded-eos=false",
+        "packed-codec=zstd",
+        "padded-sequence_length=0",
+        "pad",
+    ]:
         with pytest.raises(UserError):
             StoreSettings.parse(name)
 
@@ -204,7 +259,9 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
 def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
     layout = LayoutSettings(pipeline=2, data=2, shard=2, tensor=2)
     places = [layout.coordinate(rank) for rank in range(16)]
-    assert [p.tensor for p in places] == [0, 1] * 8 and [p.pipeline for p in places] == [0] * 8 + [1] * 8
+    assert [p.tensor for p in places] == [0, 1] * 8 and [p.pipeline for p in places] == [0] * 8 + [
+        1
+    ] * 8
     assert [p.data_rank for p in places] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
     assert sorted(p.data_rank for p in places if p.is_group_leader) == [0, 1, 2, 3], (
         "one rank speaks for each that reads"
@@ -220,7 +277,9 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("cls, field", [(cls, field) for cls, fields in PATHS.items() for field in fields])
+@pytest.mark.parametrize(
+    "cls, field", [(cls, field) for cls, fields in PATHS.items() for field in fields]
+)
 def test_paths_are_recorded_as_a_shell_expands_them(cls, field, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DATA", "/scratch")

@@ -1,4 +1,6 @@
-"""What an experiment asks for beside its runs: going on from a run's state, canaries, texts that its models write."""
+"""What an experiment asks for beside its runs: going on from a run's state, canaries, texts that
+its models write.
+"""
 
 import json
 
@@ -11,7 +13,13 @@ from tokenscale.settings.benchmarks import InferenceBenchmarkSettings
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import list_kept_steps
 from tokenscale.settings.options import from_json, to_dict
-from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings, parse_run_id, start_step
+from tokenscale.settings.run import (
+    BudgetSettings,
+    CheckpointSettings,
+    RunSettings,
+    parse_run_id,
+    start_step,
+)
 
 RUNS = EXPERIMENT["runs"] | {
     "budget": {"steps": 24},
@@ -20,14 +28,19 @@ RUNS = EXPERIMENT["runs"] | {
 FROM_ONE = {"run": {"layout.data": 1}, "step": 8}
 
 
-def project(tmp_path, levels, *, runs=RUNS, factor="layout.data, resume_from", factors=None, **more) -> Config:
+def project(
+    tmp_path, levels, *, runs=RUNS, factor="layout.data, resume_from", factors=None, **more
+) -> Config:
     every = {factor: levels} | (factors or {})
     return of_experiment(tmp_path, {"question": "?", "runs": runs, "factors": every, **more})
 
 
 def by_cell(config: Config) -> dict[tuple, RunSettings]:
     """(level of data, step it begins at, repeat) → run."""
-    found = {(r.cell["layout.data"], start_step(r.settings), r.repeat): r.settings for r in config.runs("e")}
+    found = {
+        (r.cell["layout.data"], start_step(r.settings), r.repeat): r.settings
+        for r in config.runs("e")
+    }
     assert len(found) == len(config.runs("e"))
     return found
 
@@ -36,12 +49,19 @@ def test_a_run_goes_on_from_the_state_of_the_named_cell_and_the_same_repeat(tmp_
     levels = [[1, None], [2, FROM_ONE], [2, None]]
     runs = by_cell(project(tmp_path, levels, repeats=2))
     other = by_cell(project(tmp_path, levels, runs=RUNS | {"seed": 5}))
-    assert other[2, 8, 0].resume_from == f"results/runs/{other[1, 0, 0].identity}/checkpoints/step=00000008"
+    assert (
+        other[2, 8, 0].resume_from
+        == f"results/runs/{other[1, 0, 0].identity}/checkpoints/step=00000008"
+    )
     for repeat in (0, 1):
         source, resumed = runs[1, 0, repeat], runs[2, 8, repeat]
         assert resumed.resume_from == f"results/runs/{source.identity}/checkpoints/step=00000008"
-        assert parse_run_id(resumed.resume_from) == source.identity and resumed.repeat == source.repeat
-        assert to_dict(resumed) | {"resume_from": None} == to_dict(runs[2, 0, repeat]) | {"resume_from": None}
+        assert (
+            parse_run_id(resumed.resume_from) == source.identity and resumed.repeat == source.repeat
+        )
+        assert to_dict(resumed) | {"resume_from": None} == to_dict(runs[2, 0, repeat]) | {
+            "resume_from": None
+        }
 
 
 def test_a_resumed_run_may_be_left_in_turn_and_is_meant_only_where_that_is_said(tmp_path):
@@ -52,7 +72,9 @@ def test_a_resumed_run_may_be_left_in_turn_and_is_meant_only_where_that_is_said(
 
 
 def test_factors_that_are_not_named_have_the_same_level_in_both(tmp_path):
-    config = project(tmp_path, [[1, None], [2, FROM_ONE]], factors={"optimizer.learning_rate": [0.1, 0.2]})
+    config = project(
+        tmp_path, [[1, None], [2, FROM_ONE]], factors={"optimizer.learning_rate": [0.1, 0.2]}
+    )
     runs = {r.run_id: r.settings for r in config.runs("e")}
     resumed = [run for run in runs.values() if run.resume_from]
     assert len(resumed) == 2
@@ -61,9 +83,17 @@ def test_factors_that_are_not_named_have_the_same_level_in_both(tmp_path):
 
 
 def test_mappings_of_a_layout_are_named_by_their_settings(tmp_path):
-    levels = [[{"data": 2}, None], [{"shard": 2, "sharding": "zero3"}, {"run": {"layout.data": 2}, "step": 8}]]
-    first, second = (run.settings for run in project(tmp_path, levels, factor="layout, resume_from").runs("e"))
-    assert (first.layout.method, second.layout.method) == ("ddp", "fsdp") and second.layout.data == 1
+    levels = [
+        [{"data": 2}, None],
+        [{"shard": 2, "sharding": "zero3"}, {"run": {"layout.data": 2}, "step": 8}],
+    ]
+    first, second = (
+        run.settings for run in project(tmp_path, levels, factor="layout, resume_from").runs("e")
+    )
+    assert (first.layout.method, second.layout.method) == (
+        "ddp",
+        "fsdp",
+    ) and second.layout.data == 1
     assert parse_run_id(second.resume_from) == first.identity
 
 
@@ -71,7 +101,9 @@ def test_runs_come_after_those_whose_states_they_go_on_from(tmp_path):
     again = {"run": {"layout.data": 2, "resume_from": {"step": 8}}, "step": 16}
     levels = [[4, again], [2, FROM_ONE], [1, None], [2, None], [4, None]]
     for seed in range(5):
-        places = {r.run_id: r.position for r in project(tmp_path, levels, order_seed=seed).runs("e")}
+        places = {
+            r.run_id: r.position for r in project(tmp_path, levels, order_seed=seed).runs("e")
+        }
         for run in project(tmp_path, levels, order_seed=seed).runs("e"):
             if run.settings.resume_from:
                 assert places[parse_run_id(run.settings.resume_from)] < run.position
@@ -104,7 +136,9 @@ def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
     ],
 )
 def test_states_that_are_kept_are_those_that_a_run_writes_and_does_not_delete(checkpoints, steps):
-    run = RunSettings(budget=BudgetSettings(steps=24), checkpoints=CheckpointSettings(**checkpoints))
+    run = RunSettings(
+        budget=BudgetSettings(steps=24), checkpoints=CheckpointSettings(**checkpoints)
+    )
     assert list_kept_steps(run) == steps
 
 
@@ -115,7 +149,9 @@ def test_a_canary_stands_first_last_and_between_and_changes_no_other_run(tmp_pat
     places = [r.position for r in runs if r.repeat >= EXPERIMENT["repeats"]]
     assert [r.position for r in runs] == list(range(len(runs))) and len(runs) == 8 + 4
     assert places == [0, 4, 8, 11]
-    assert {(r.cell["approach"], r.cell["layout.data"]) for r in runs if r.position in places} == {("packed", 1)}
+    assert {(r.cell["approach"], r.cell["layout.data"]) for r in runs if r.position in places} == {
+        ("packed", 1)
+    }
     assert [r.repeat for r in runs if r.position in places] == [2, 3, 4, 5]
     assert [r.run_id for r in runs if r.repeat < EXPERIMENT["repeats"]] == [r.run_id for r in plain]
     assert len({r.run_id for r in runs}) == len(runs)

@@ -1,4 +1,6 @@
-"""Profiles: machines, the container of Alps with its image, what users copy, what a command line takes away."""
+"""Profiles: machines, the container of Alps with its image, what users copy, what a command line
+takes away.
+"""
 
 import json
 import re
@@ -33,28 +35,41 @@ def container():
 @pytest.fixture(scope="module")
 def exported():
     alps = machine.load_machine(ALPS / "machine.toml")
-    return start.srun_environment(alps, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7")
+    return start.srun_environment(
+        alps, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7"
+    )
 
 
 def containerfile():
     """Its instructions, each on one line, without comments."""
-    lines = [x for x in (ALPS / "Containerfile").read_text().splitlines() if not x.lstrip().startswith("#")]
+    lines = [
+        x
+        for x in (ALPS / "Containerfile").read_text().splitlines()
+        if not x.lstrip().startswith("#")
+    ]
     return [line for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.glob("profiles/*/machine.toml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "file", sorted(ROOT.glob("profiles/*/machine.toml")), ids=lambda path: path.parent.name
+)
 def test_every_machine_is_understood(file):
     found = machine.load_machine(file)
     assert found.name == file.parent.name
     assert found.container is None or (ROOT / found.container).is_file()
-    stated = dict(item.split("=") for item in yaml.safe_load((file.parent / "config.yaml").read_text())["config"])
+    stated = dict(
+        item.split("=")
+        for item in yaml.safe_load((file.parent / "config.yaml").read_text())["config"]
+    )
     assert stated["machine"] == str(file.relative_to(ROOT)), "a profile names its own machine"
 
 
 # -- the container
 
 
-def test_paths_of_the_container_begin_with_what_the_launcher_or_the_site_exports(container, exported):
+def test_paths_of_the_container_begin_with_what_the_launcher_or_the_site_exports(
+    container, exported
+):
     texts = [container["image"], container["workdir"], *container["mounts"]]
     used = {name for text in texts for name in re.findall(r"\$\{(\w+)\}", text)}
     assert used <= {*exported, *OF_THE_SITE}
@@ -65,40 +80,55 @@ def test_paths_of_the_container_begin_with_what_the_launcher_or_the_site_exports
 def test_a_rank_begins_in_the_project_and_sees_it_where_it_is(container, exported):
     assert container["workdir"] == "${TOKENSCALE_ROOT}" and exported["TOKENSCALE_ROOT"] == "/p"
     assert "${TOKENSCALE_ROOT}:${TOKENSCALE_ROOT}" in container["mounts"]
-    assert all(len(set(mount.split(":"))) == 1 for mount in container["mounts"])  # links lead where they lead outside
+    # links lead where they lead outside
+    assert all(len(set(mount.split(":"))) == 1 for mount in container["mounts"])
     hook = container["annotations"]["com"]["hooks"]["aws_ofi_nccl"]
     assert machine.load_machine(ALPS / "machine.toml").network == "AWS Libfabric"
     assert hook["enabled"] == "true" and "variant" in hook
 
 
-def test_variables_of_the_container_are_in_a_runs_record_and_none_is_the_launchers(container, exported, monkeypatch):
+def test_variables_of_the_container_are_in_a_runs_record_and_none_is_the_launchers(
+    container, exported, monkeypatch
+):
     """What the container's file says wins: the launcher would be silently overruled."""
     assert not set(container["env"]) & set(exported)
     for name, value in container["env"].items():
         monkeypatch.setenv(name, value)
-    assert {"NCCL_PROTO", "FI_CXI_RX_MATCH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"} <= set(container["env"])
+    assert {"NCCL_PROTO", "FI_CXI_RX_MATCH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"} <= set(
+        container["env"]
+    )
     assert all(isinstance(value, str) for value in container["env"].values())
-    assert set(container["env"]) - set(provenance.allowed_environment()) == CACHES & set(container["env"])
+    assert set(container["env"]) - set(provenance.allowed_environment()) == CACHES & set(
+        container["env"]
+    )
 
 
 # -- its image
 
 
 def test_the_image_is_the_workflows_and_checks_the_bounds_of_pyproject():
-    (stated,) = re.findall(r'^container: "docker://(.+)"$', (ROOT / "workflow/Snakefile").read_text(), re.M)
+    (stated,) = re.findall(
+        r'^container: "docker://(.+)"$', (ROOT / "workflow/Snakefile").read_text(), re.MULTILINE
+    )
     assert containerfile()[0] == f"FROM {stated}"
     (install,) = [line for line in containerfile() if "pip install" in line]
     kept = re.search(r"'\^\((.+?)\)=='", install)[1].split("|")
-    assert OF_THE_IMAGE <= set(kept) and "--constraint /opt/image.txt" in install, "what it has is held"
+    assert set(kept) >= OF_THE_IMAGE and "--constraint /opt/image.txt" in install, (
+        "what it has is held"
+    )
     (check,) = [line for line in containerfile() if line.startswith("RUN python -c")]
     imported = re.search(r"import ([\w, ]+);", check)[1].split(", ")
-    assert sorted(imported) == sorted(machine.load_machine(ALPS / "machine.toml").container_packages)
+    assert sorted(imported) == sorted(
+        machine.load_machine(ALPS / "machine.toml").container_packages
+    )
     program = re.search(r'-c "(.+)"$', check)[1]
     compile(program, "Containerfile", "exec")
     for requirement in project()["dependencies"]:
         name, bounds = split(requirement)
         if name in OF_THE_IMAGE:
-            high, low = (tuple(int(n) for n in b.strip("<>=").split(".")) for b in bounds.split(","))
+            high, low = (
+                tuple(int(n) for n in b.strip("<>=").split(".")) for b in bounds.split(",")
+            )
             high = high if len(high) > 1 else (*high, 0)
             assert f"{low} <= of({name}.__version__) < {high}" in program
 
@@ -108,19 +138,29 @@ def test_the_image_is_the_workflows_and_checks_the_bounds_of_pyproject():
 
 @pytest.mark.parametrize("readme", ["docs/operations.md", "profiles/alps/README.md"])
 def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, tmp_path):
-    blocks = re.findall(r"```\w+\n(# profiles/mine/([\w.]+)\n.+?)```", (ROOT / readme).read_text(), re.S)
+    blocks = re.findall(
+        r"```\w+\n(# profiles/mine/([\w.]+)\n.+?)```", (ROOT / readme).read_text(), re.DOTALL
+    )
     files = {name: text for text, name in blocks}
-    ours, changed = yaml.safe_load((ALPS / "config.yaml").read_text()), yaml.safe_load(files["config.yaml"])
+    ours, changed = (
+        yaml.safe_load((ALPS / "config.yaml").read_text()),
+        yaml.safe_load(files["config.yaml"]),
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.yaml").write_text(yaml.safe_dump(ours | changed))
     values = profile.load_profile_config("mine", tmp_path)
     assert values["machine"] == "profiles/mine/machine.toml" and values["scale"] in ("demo", "alps")
     for name in ("default-resources", "set-threads"):  # what replaces a map has all of it
-        assert set(changed.get(name, ours[name])) >= set(ours[name]) - {"constraint"}  # a feature of Alps
+        # a feature of Alps
+        assert set(changed.get(name, ours[name])) >= set(ours[name]) - {"constraint"}
     lines = tomllib.loads(files["machine.toml"])
-    stated = lines if "name" in lines else tomllib.loads((ALPS / "machine.toml").read_text()) | lines
+    stated = (
+        lines if "name" in lines else tomllib.loads((ALPS / "machine.toml").read_text()) | lines
+    )
     flat = {key: value for key, value in stated.items() if key != "environment"}
-    (tmp_path / "machine.toml").write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in flat.items()))
+    (tmp_path / "machine.toml").write_text(
+        "\n".join(f"{key} = {json.dumps(value)}" for key, value in flat.items())
+    )
     found = machine.load_machine(tmp_path / "machine.toml")
     assert found.starter == "srun" and found.name == ("mine" if "name" in lines else "alps")
 
@@ -133,12 +173,17 @@ def test_the_debug_profile_is_that_of_alps_within_the_partitions_limits():
     own = {key: getattr(machines[0], key) for key in ("name", "minutes", "signal_s")}
     assert replace(machines[1], **own) == machines[0] and machines[1].minutes == 20 <= 90 / 4
     own = {"jobs": 1, "config": ["scale=demo", "machine=profiles/alps-debug/machine.toml"]}
-    own["default-resources"] = alps["default-resources"] | {"slurm_partition": "debug", "runtime": 20}
+    own["default-resources"] = alps["default-resources"] | {
+        "slurm_partition": "debug",
+        "runtime": 20,
+    }
     assert {key: value for key, value in debug.items() if key != "set-resources"} == alps | own
     rules = "".join(file.read_text() for file in (ROOT / "workflow/rules").glob("*.smk"))
     long = {
         name
-        for name, text in re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", rules, re.M | re.S)
+        for name, text in re.findall(
+            r"^rule (\w+):\n(.*?)(?=^\S|\Z)", rules, re.MULTILINE | re.DOTALL
+        )
         if int((re.findall(r"runtime=(\d+)", text) or [0])[0]) > 90
     }
     assert long and {name: {"runtime": 60} for name in long} == debug["set-resources"]
@@ -163,11 +208,17 @@ MAPS = {
     ],
 )
 @pytest.mark.parametrize("named", ["option", "joined", "variable", "nobody", "elsewhere"])
-def test_what_an_option_took_away_from_the_profile_is_known(used, lost, named, tmp_path, monkeypatch):
+def test_what_an_option_took_away_from_the_profile_is_known(
+    used, lost, named, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "profiles/p").mkdir(parents=True)
     (tmp_path / "profiles/p/config.yaml").write_text(yaml.safe_dump(MAPS))
-    argv = {"option": ["--profile", "p"], "joined": ["--profile=profiles/p"], "elsewhere": ["--profile", "q"]}
+    argv = {
+        "option": ["--profile", "p"],
+        "joined": ["--profile=profiles/p"],
+        "elsewhere": ["--profile", "q"],
+    }
     environment = {"SNAKEMAKE_PROFILE": "profiles/p"} if named == "variable" else {}
     given = profile.find_profile(["snakemake", *argv.get(named, []), "-n"], environment)
     found = profile.find_replaced_entries({**MAPS, **used}, {"train"}, given)
@@ -186,15 +237,23 @@ OF_ALPS = {"scale": "alps", "machine": "profiles/alps/machine.toml"}
         ({}, ["snakemake", "--profile=profiles/alps"], {}, OF_ALPS),
         ({}, ["snakemake", "--workflow-profile", "alps"], {}, OF_ALPS),
         ({}, ["snakemake"], {"SNAKEMAKE_PROFILE": "alps"}, OF_ALPS),
-        ({}, ["snakemake", "--mode", "remote"], {profile.PROFILE_VARIABLE: "alps"}, OF_ALPS),  # a job of such a call
-        ({"scale": "demo"}, ["snakemake", "--profile", "alps"], {}, {"machine": OF_ALPS["machine"]}),
+        # a job of such a call
+        ({}, ["snakemake", "--mode", "remote"], {profile.PROFILE_VARIABLE: "alps"}, OF_ALPS),
+        (
+            {"scale": "demo"},
+            ["snakemake", "--profile", "alps"],
+            {},
+            {"machine": OF_ALPS["machine"]},
+        ),
         ({**OF_ALPS, "corpus": "mine"}, ["snakemake", "--profile", "alps"], {}, {}),
         ({"corpus": "mine"}, ["snakemake", "--cores", "2"], {}, {}),
         ({}, ["snakemake", "--profile", "somebody-elses"], {}, {}),
         ({}, ["snakemake", "--profile"], {}, {}),
     ],
 )
-def test_what_a_command_line_left_out_of_its_profile_is_filled_in(stated, argv, environment, found, monkeypatch):
+def test_what_a_command_line_left_out_of_its_profile_is_filled_in(
+    stated, argv, environment, found, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     assert profile.find_dropped_values(stated, profile.find_profile(argv, environment)) == found
 
@@ -202,12 +261,19 @@ def test_what_a_command_line_left_out_of_its_profile_is_filled_in(stated, argv, 
 def test_jobs_find_the_profile_of_their_snakemake(monkeypatch):
     monkeypatch.chdir(ROOT)
     environment = {}
-    assert profile.parse_call(["snakemake", "--profile", "alps"], environment, [], {}).profile == "alps"
+    assert (
+        profile.parse_call(["snakemake", "--profile", "alps"], environment, [], {}).profile
+        == "alps"
+    )
     assert environment == {profile.PROFILE_VARIABLE: "alps"}
 
 
-@pytest.mark.parametrize("line", ["config: {scale: .inf}", "configfile: none.yaml", "config: 5", "jobs: 0100"])
-def test_an_error_in_a_profile_is_not_taken_for_a_profile_from_elsewhere(tmp_path, monkeypatch, line):
+@pytest.mark.parametrize(
+    "line", ["config: {scale: .inf}", "configfile: none.yaml", "config: 5", "jobs: 0100"]
+)
+def test_an_error_in_a_profile_is_not_taken_for_a_profile_from_elsewhere(
+    tmp_path, monkeypatch, line
+):
     """Its scale and machine would be missing without a word."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p").mkdir()

@@ -1,4 +1,6 @@
-"""Private parts of Snakemake are used in one file, and a release without one of them is refused clearly."""
+"""Private parts of Snakemake are used in one file, and a release without one of them is refused
+clearly.
+"""
 
 import json
 import logging
@@ -32,7 +34,9 @@ def test_a_second_interrupt_waits_and_a_third_ends():
                 assert expected
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stderr.count("tokenscale: ") == 1 and "save" in done.stderr, done.stderr
+    assert (
+        done.returncode == 0 and done.stderr.count("tokenscale: ") == 1 and "save" in done.stderr
+    ), done.stderr
 
 
 def test_a_signal_that_comes_while_jobs_are_selected_does_not_hang_the_call():
@@ -54,17 +58,26 @@ def test_a_signal_that_comes_while_jobs_are_selected_does_not_hang_the_call():
 
 def test_jobs_to_submit_leave_out_local_rules_and_targets_and_another_release_is_refused():
     names = {"train": False, "figure": False, "all": True}
-    jobs = [SimpleNamespace(rule=SimpleNamespace(name=name), is_norun=norun) for name, norun in names.items()]
+    jobs = [
+        SimpleNamespace(rule=SimpleNamespace(name=name), is_norun=norun)
+        for name, norun in names.items()
+    ]
     dag = SimpleNamespace(jobs=jobs, needrun_jobs=lambda exclude_finished: jobs)
-    assert internals.get_jobs_to_submit(SimpleNamespace(dag=dag, _localrules={"figure"})) == jobs[:1]
+    assert (
+        internals.get_jobs_to_submit(SimpleNamespace(dag=dag, _localrules={"figure"})) == jobs[:1]
+    )
     with pytest.raises(UserError, match="does not fit the workflow") as caught:
         internals.get_jobs_to_submit(SimpleNamespace())
-    assert "_localrules" in caught.value.facts["found"] and "pip install" in caught.value.facts["next"]
+    assert (
+        "_localrules" in caught.value.facts["found"] and "pip install" in caught.value.facts["next"]
+    )
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
 def test_rules_use_no_private_part_themselves(path):
-    private = r"workflow\._|workflow\.dag|workflow\.scheduler|os\._exit|sys\.argv|from snakemake\.cli"
+    private = (
+        r"workflow\._|workflow\.dag|workflow\.scheduler|os\._exit|sys\.argv|from snakemake\.cli"
+    )
     assert re.findall(private, path.read_text()) == []
 
 
@@ -106,8 +119,26 @@ def test_jobs_are_recorded_whatever_the_logger_but_not_in_a_dry_run(tmp_path, op
 
 def test_a_group_that_fails_is_one_job_with_its_own_log(tmp_path):
     handler = internals.JobEvents(str(tmp_path / "events.jsonl"))
-    of_job = {"rule_name": "corpus_part", "jobid": 7, "output": ["a"], "log": ["a.log"], "aux": {}, "indent": True}
-    group = {"event": "group_error", "groupid": "parts", "aux_logs": ["8.log"], "job_error_info": [of_job]}
-    for fields in (group | {"external_jobid": "8"}, of_job | {"event": "job_error"}, {"event": "progress"}):
+    of_job = {
+        "rule_name": "corpus_part",
+        "jobid": 7,
+        "output": ["a"],
+        "log": ["a.log"],
+        "aux": {},
+        "indent": True,
+    }
+    group = {
+        "event": "group_error",
+        "groupid": "parts",
+        "aux_logs": ["8.log"],
+        "job_error_info": [of_job],
+    }
+    for fields in (
+        group | {"external_jobid": "8"},
+        of_job | {"event": "job_error"},
+        {"event": "progress"},
+    ):
         handler.handle(logging.makeLogRecord(fields))
-    assert read_failed_jobs(tmp_path / "events.jsonl") == [Job("parts", (), ("8.log",), {"other": ""}, slurm="8")]
+    assert read_failed_jobs(tmp_path / "events.jsonl") == [
+        Job("parts", (), ("8.log",), {"other": ""}, slurm="8")
+    ]

@@ -1,4 +1,6 @@
-"""The user's own files, in every shape they come in, pairs of texts among them, and the dummy source."""
+"""The user's own files, in every shape they come in, pairs of texts among them, and the dummy
+source.
+"""
 
 import gzip
 import json
@@ -35,7 +37,11 @@ from tokenscale.settings.data import (
 )
 
 #: what any text file can hold; line ends only where a test puts them
-TEXTS = [text.replace("\x00", "").replace("\n", " ") for text in HOSTILE if text and not text.startswith("\ufeff")]
+TEXTS = [
+    text.replace("\x00", "").replace("\n", " ")
+    for text in HOSTILE
+    if text and not text.startswith("\ufeff")
+]
 
 
 def source(*names, **more) -> SourceSettings:
@@ -51,7 +57,9 @@ def texts_of(settings: SourceSettings) -> list[str | None]:
 
 def write_parquet(path, texts, column="text", type_=None):
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"n": list(range(len(texts))), column: pa.array(texts, type=type_)}), path)
+    pq.write_table(
+        pa.table({"n": list(range(len(texts))), column: pa.array(texts, type=type_)}), path
+    )
 
 
 PACK = {"": lambda data: data, ".gz": gzip.compress, ".zst": zstandard.compress}
@@ -78,7 +86,9 @@ def test_text_between_separators_lines_and_whole_files(tmp_path, ending):
     assert texts_of(source(path, text_column="body")) == [*HOSTILE, None]
 
 
-@pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_any_text_column_of_parquet(tmp_path, type_):
     write_parquet(tmp_path / "a.parquet", [*HOSTILE, None], "body", type_)
     assert texts_of(source(tmp_path / "a.parquet", text_column="body")) == [*HOSTILE, None]
@@ -107,19 +117,35 @@ def test_globs_are_sorted_and_no_file_is_read_twice(tmp_path, monkeypatch):
     found = list(files.documents(source("data/b/2.parquet", "data/**/*.parquet")))
     assert [t for t, _ in found] == ["b/2.parquet", "a.parquet", "b/10.parquet", "b/deep/x.parquet"]
     assert found[0] == ("b/2.parquet", "b/2.parquet::0")
-    assert texts_of(source("data/**/*.parquet", maximum_documents=2)) == [t for t, _ in sorted(found)][:2]
+    assert (
+        texts_of(source("data/**/*.parquet", maximum_documents=2))
+        == [t for t, _ in sorted(found)][:2]
+    )
 
 
 def test_two_keys_make_a_corpus_and_no_path_is_in_its_manifest(tmp_path):
-    write_parquet(tmp_path / "in" / "mine.parquet", [f"document {i}" for i in range(50)] + ["document 1", None], "body")
-    settings = CorpusSettings(name="mine", source=source(tmp_path / "in" / "*.parquet", text_column="body"))
+    write_parquet(
+        tmp_path / "in" / "mine.parquet",
+        [f"document {i}" for i in range(50)] + ["document 1", None],
+        "body",
+    )
+    settings = CorpusSettings(
+        name="mine", source=source(tmp_path / "in" / "*.parquet", text_column="body")
+    )
     manifest = build(settings, tmp_path / "c")
     counts = manifest["cleaning"]["documents"]
-    assert (counts["read"], counts["duplicates"], counts["no_text"], counts["kept"]) == (52, 1, 1, 50)
+    assert (counts["read"], counts["duplicates"], counts["no_text"], counts["kept"]) == (
+        52,
+        1,
+        1,
+        50,
+    )
     assert str(tmp_path) not in (tmp_path / "c/manifest.json").read_text()
     before = (tmp_path / "c/manifest.json").read_bytes()
     shutil.copytree(tmp_path / "in", tmp_path / "elsewhere")
-    moved = CorpusSettings(name="mine", source=source(tmp_path / "elsewhere" / "mine.parquet", text_column="body"))
+    moved = CorpusSettings(
+        name="mine", source=source(tmp_path / "elsewhere" / "mine.parquet", text_column="body")
+    )
     build(moved, tmp_path / "d")
     assert (tmp_path / "d/manifest.json").read_bytes() == before
 
@@ -148,12 +174,24 @@ def test_missing_files_are_named_with_the_nearest(tmp_path):
         ("url", {"files": ("a.txt",)}, "files"),
         ("url", {"files": ("http://h/a.txt#sha256=beef",)}, "files"),
         ("dummy", {}, "documents"),
-        ("dummy", {"documents": 1, "lengths": LengthSettings(minimum=5, maximum=4)}, "lengths.minimum"),
+        (
+            "dummy",
+            {"documents": 1, "lengths": LengthSettings(minimum=5, maximum=4)},
+            "lengths.minimum",
+        ),
         ("docstrings", {"files": ("a.parquet",)}, "files"),
-        ("files", {"files": ("a",), "target_files": ("b",), "target_column": "en"}, "target_column"),
+        (
+            "files",
+            {"files": ("a",), "target_files": ("b",), "target_column": "en"},
+            "target_column",
+        ),
         ("files", {"files": ("a",), "target_files": ("b",), "format": "jsonl"}, "target_files"),
         ("files", {"files": ("a",), "target_files": ("b",), "separator": "||"}, "separator"),
-        ("files", {"files": ("a",), "target_files": ("b",), "validation_files": ("c",)}, "validation_target_files"),
+        (
+            "files",
+            {"files": ("a",), "target_files": ("b",), "validation_files": ("c",)},
+            "validation_target_files",
+        ),
         ("files", {"files": ("a",), "validation_target_files": ("c",)}, "validation_target_files"),
     ],
 )
@@ -179,15 +217,21 @@ def test_the_keys_say_the_kind():
 
 def cleaned(texts, **options):
     counts = dict.fromkeys(FATES, 0)
-    kept = [d.text for d in clean(((t, "") for t in texts), CleaningSettings(**options), counts, set())]
+    kept = [
+        d.text for d in clean(((t, "") for t in texts), CleaningSettings(**options), counts, set())
+    ]
     return kept, counts
 
 
-@given(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=20), st.booleans(), st.booleans())
+@given(
+    st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=20), st.booleans(), st.booleans()
+)
 def test_every_document_has_one_fate_and_cleaning_twice_changes_nothing(texts, nfc, collapse):
     options = {"nfc": nfc, "collapse": collapse, "maximum_characters": 15}
     kept, counts = cleaned(texts, **options)
-    gone = sum(counts[name] for name in ("no_text", "not_unicode", "too_short", "too_long", "duplicates"))
+    gone = sum(
+        counts[name] for name in ("no_text", "not_unicode", "too_short", "too_long", "duplicates")
+    )
     assert counts["read"] == len(texts) == gone + counts["kept"] and len(kept) == counts["kept"]
     again, counts = cleaned(kept, **options)
     assert again == kept and counts["collapsed"] == counts["composed"] == counts["stripped"] == 0
@@ -211,7 +255,9 @@ def test_a_touch_or_a_copy_keeps_the_fingerprint_and_an_edit_changes_it(tmp_path
     first = now()
     build(corpus, tmp_path / "corpus" / "c", content=first)
     read_files = []
-    monkeypatch.setattr(fingerprint, "sha256_file", lambda p: read_files.append(p) or files.sha256_file(p))
+    monkeypatch.setattr(
+        fingerprint, "sha256_file", lambda p: read_files.append(p) or files.sha256_file(p)
+    )
     assert now() == first and read_files == []
     os.utime(path, (1, 1))
     assert now() == now() == first and read_files == [path]
@@ -230,11 +276,17 @@ def test_a_touch_or_a_copy_keeps_the_fingerprint_and_an_edit_changes_it(tmp_path
     assert now() != first
 
 
-@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"a"), lambda path: path.with_name("b.txt").touch()])
+@pytest.mark.parametrize(
+    "change", [lambda path: path.write_bytes(b"a"), lambda path: path.with_name("b.txt").touch()]
+)
 def test_a_source_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match="changed while it was read"):
-        build(CorpusSettings(source=source(tmp_path / "*.txt")), tmp_path / "c", lambda *_: change(tmp_path / "a.txt"))
+        build(
+            CorpusSettings(source=source(tmp_path / "*.txt")),
+            tmp_path / "c",
+            lambda *_: change(tmp_path / "a.txt"),
+        )
     assert not list((tmp_path / "c").iterdir())
 
 
@@ -247,15 +299,23 @@ def test_dummy_documents_are_random_numbers_of_the_stated_lengths():
     texts = [text for text, _ in dummy.documents(settings)]
     lengths = [len(text.split()) for text in texts]
     assert texts == [text for text, _ in dummy.documents(settings)] and len(set(texts)) == 3000
-    assert 57 < statistics.mean(lengths) < 63 and 27 < statistics.stdev(lengths) < 37  # sqrt(e^0.25 - 1) * 60 = 32.0
+    # sqrt(e^0.25 - 1) * 60 = 32.0
+    assert 57 < statistics.mean(lengths) < 63 and 27 < statistics.stdev(lengths) < 37
     counts = np.bincount([int(n) for text in texts for n in text.split()], minlength=97)
     assert len(counts) == 97 and counts.min() > 0.9 * counts.mean()
 
 
 def test_dummy_numbers_never_change():
-    """The bits are PCG64's, which NumPy keeps; written down here so that a new version that does not is found."""
+    """The bits are PCG64's, which NumPy keeps; written down here so that a new version that does
+    not is found.
+    """
     lengths = LengthSettings("uniform", minimum=3, maximum=5)
-    found = [text for text, _ in dummy.documents(SourceSettings(kind="dummy", documents=2, lengths=lengths, seed=7))]
+    found = [
+        text
+        for text, _ in dummy.documents(
+            SourceSettings(kind="dummy", documents=2, lengths=lengths, seed=7)
+        )
+    ]
     assert found == ["48457 8141 11293 11813", "48917 12425 31060 38146 8833"]
 
 
@@ -271,7 +331,11 @@ def test_a_number_is_a_token(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     for text, _ in dummy.documents(SourceSettings(kind="dummy", documents=20, vocabulary_size=50)):
         ids = tokenizer.encode_batch([text])[0]
-        assert ids.dtype == np.int32 and len(ids) == len(text.split()) and 3 <= ids.min() <= ids.max() < 53
+        assert (
+            ids.dtype == np.int32
+            and len(ids) == len(text.split())
+            and 3 <= ids.min() <= ids.max() < 53
+        )
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode_batch([""])[0].shape == (0,)
     for text in ("ten", "50", "-1", "1.5", "９"):
@@ -279,9 +343,14 @@ def test_a_number_is_a_token(tmp_path):
             tokenizer.encode_batch([text])
 
 
-# --- pairs of texts, and the corpus grammar --------------------------------------------------------------------------
+# --- pairs of texts, and the corpus grammar
+# --------------------------------------------------------------------------
 
-PAIRS = [("ein Haus", "a house"), ("zwei  B\u00e4ume ", "two trees"), ("drei\u2028Wege", "three\x85ways")]
+PAIRS = [
+    ("ein Haus", "a house"),
+    ("zwei  B\u00e4ume ", "two trees"),
+    ("drei\u2028Wege", "three\x85ways"),
+]
 DE, EN = ("".join(pair[side] + "\n" for pair in PAIRS) for side in (0, 1))
 TSV = "id\tde\ten\n" + "".join(f"{i}\t{a}\t{b}\r\n" for i, (a, b) in enumerate(PAIRS))
 
@@ -346,26 +415,44 @@ LINES = '{"de": "a", "en": %s}\n'
         ("a.tsv", TSV, ("1", "4"), {}, "1, 2, 3"),
         ("a.jsonl", LINES % '"b"', ("de", "fr"), {}, "source.target_column"),
         ("a.jsonl", LINES % "3", ("de", "en"), {}, "does not hold text in the key 'en'"),
-        ("a.jsonl", LINES % '"b"', ("de", "en"), {"format": "text"}, "a text file has no columns to hold pairs"),
+        (
+            "a.jsonl",
+            LINES % '"b"',
+            ("de", "en"),
+            {"format": "text"},
+            "a text file has no columns to hold pairs",
+        ),
         ("a.jsonl", LINES % f'"b{PAIR}c"', ("de", "en"), {}, "separates the two texts of a pair"),
     ],
 )
 def test_what_holds_no_pairs_is_refused(tmp_path, name, text, columns, more, says):
     with pytest.raises(UserError) as error:
-        pairs_of(source(write(tmp_path / name, text), text_column=columns[0], target_column=columns[1], **more))
+        pairs_of(
+            source(
+                write(tmp_path / name, text),
+                text_column=columns[0],
+                target_column=columns[1],
+                **more,
+            )
+        )
     assert says in error.value.render()
 
 
 def test_a_corpus_of_two_files_is_one_of_pairs_and_its_content_is_both(tmp_path):
     de, en = write(tmp_path / "a.de", DE + "only\n"), write(tmp_path / "a.en", EN + "\n")
-    settings = CorpusSettings(name="tiny", source=source(de, target_files=[en]), validation_share=0.0)
+    settings = CorpusSettings(
+        name="tiny", source=source(de, target_files=[en]), validation_share=0.0
+    )
     manifest = build(settings, tmp_path / "corpus")
     assert manifest["pairs"] is True and len(RawText(tmp_path / "corpus")) == 3
     assert manifest["cleaning"]["documents"]["no_text"] == 1
     assert [file["name"] for file in manifest["source"]["target_files"]] == ["a.en"]
     before = fingerprint.fingerprint_sources(settings, tmp_path, memory=tmp_path / "memory.json")
     write(en, EN.replace("house", "hut") + "\n")
-    assert fingerprint.fingerprint_sources(settings, tmp_path, memory=tmp_path / "memory.json") != before
+    assert (
+        fingerprint.fingerprint_sources(settings, tmp_path, memory=tmp_path / "memory.json")
+        != before
+    )
 
 
 def test_two_files_from_the_web(tmp_path):
@@ -387,7 +474,9 @@ def test_two_files_from_the_web(tmp_path):
 
 @pytest.fixture(scope="module")
 def splits():
-    return [pq.read_table(GRAMMAR / f"{split}.parquet").to_pylist() for split in ("train", "validation")]
+    return [
+        pq.read_table(GRAMMAR / f"{split}.parquet").to_pylist() for split in ("train", "validation")
+    ]
 
 
 def test_the_script_makes_the_files_again(splits, tmp_path):
@@ -395,7 +484,8 @@ def test_the_script_makes_the_files_again(splits, tmp_path):
     for split, pairs in zip(("train", "validation"), splits, strict=True):
         made, kept = tmp_path / f"{split}.parquet", GRAMMAR / f"{split}.parquet"
         assert pq.read_table(made).to_pylist() == pairs
-        if pq.read_metadata(made).created_by == pq.read_metadata(kept).created_by:  # the same version of pyarrow
+        # the same version of pyarrow
+        if pq.read_metadata(made).created_by == pq.read_metadata(kept).created_by:
             assert made.read_bytes() == kept.read_bytes()
 
 
@@ -404,5 +494,7 @@ def test_no_held_out_sentence_is_trained_on_and_all_of_its_words_are(splits):
     for language in ("german", "english"):
         seen, unseen = ({pair[language] for pair in pairs} for pairs in (training, held_out))
         assert (len(training), len(held_out)) == (4000, 500) and not seen & unseen
-        words, known = (set(re.findall(r"\w+", " ".join(texts).lower())) for texts in (unseen, seen))
+        words, known = (
+            set(re.findall(r"\w+", " ".join(texts).lower())) for texts in (unseen, seen)
+        )
         assert words <= known

@@ -19,12 +19,19 @@ H200 = {**logs.HARDWARE, "device": "NVIDIA H200", "device_kind": "cuda"}
 
 
 def recorded(folder, *runs):
-    """Rows of the inventory of runs, each (changes of its settings, fields of its record), by repeat."""
-    settings = [logs.settings(model=PRESETS["llama-tiny"], sequence_length=256, **changes) for changes, _ in runs]
+    """Rows of the inventory of runs, each (changes of its settings, fields of its record), by
+    repeat.
+    """
+    settings = [
+        logs.settings(model=PRESETS["llama-tiny"], sequence_length=256, **changes)
+        for changes, _ in runs
+    ]
     for run, (_, fields) in zip(settings, runs, strict=True):
         logs.write_run(folder / "runs", run, **{"parameters": parameters(SHAPE), **fields})
     further = ("activation_checkpointing", "precision", "float8")
-    rows = query("inventory", logs.ingested(folder, settings, further=further)).sort_values("repeat")
+    rows = query("inventory", logs.ingested(folder, settings, further=further)).sort_values(
+        "repeat"
+    )
     return rows.to_dict("records")
 
 
@@ -32,11 +39,15 @@ def test_flops_are_counted_from_the_settings_whatever_the_record_says(tmp_path):
     shape, n = SHAPE, parameters(SHAPE) - (0 if SHAPE.tied_embeddings else 1000 * SHAPE.dimension)
     attention = 12 * shape.layers * shape.dimension * 256
     stated = {"flops_per_token": {"full": 5.0, "causal": 4.0, "hardware": 5.0}}
-    row, again = recorded(tmp_path, ({}, stated), ({"repeat": 1, "activation_checkpointing": "block"}, {}))
+    row, again = recorded(
+        tmp_path, ({}, stated), ({"repeat": 1, "activation_checkpointing": "block"}, {})
+    )
     assert row["flops_per_token"] == row["flops_per_token_hardware"] == 6 * n + attention
     assert row["flops_per_token_causal"] == 6 * n + attention / 2
     assert row["flops_per_token_stated"] == 5.0
-    assert again["flops_per_token"] == row["flops_per_token"], "what backward computes again is the hardware's alone"
+    assert again["flops_per_token"] == row["flops_per_token"], (
+        "what backward computes again is the hardware's alone"
+    )
     assert again["flops_per_token_hardware"] > row["flops_per_token_hardware"]
 
 
@@ -45,7 +56,9 @@ def test_of_an_unknown_shape_the_record_is_believed_and_without_it_nothing_is(tm
     runs = [({"repeat": n}, {"parameters": 7, "flops_per_token": of}) for n, of in enumerate(flops)]
     stated, *others = recorded(tmp_path, *runs)
     assert (stated["flops_per_token"], stated["flops_per_token_causal"]) == (5.0, 4.0)
-    assert pd.isna(stated["flops_per_token_hardware"]) and all(pd.isna(row["flops_per_token"]) for row in others)
+    assert pd.isna(stated["flops_per_token_hardware"]) and all(
+        pd.isna(row["flops_per_token"]) for row in others
+    )
 
 
 #: (changes of the settings, fields of the record, number format, peak)
@@ -62,11 +75,16 @@ PEAKS = [
 
 
 def test_the_peak_is_that_of_the_device_in_the_runs_number_format(tmp_path):
-    rows = recorded(tmp_path, *(({"repeat": n, **PEAKS[n][0]}, {"hardware": H200, **PEAKS[n][1]}) for n in range(8)))
+    rows = recorded(
+        tmp_path,
+        *(({"repeat": n, **PEAKS[n][0]}, {"hardware": H200, **PEAKS[n][1]}) for n in range(8)),
+    )
     for row, (_, _, number, peak) in zip(rows, PEAKS, strict=True):
         assert row["number_format"] == number
         assert pd.isna(row["peak_flops"]) == pd.isna(row["peak_source"]) == (peak is None)
-        assert peak is None or (row["peak_flops"] == pytest.approx(peak) and "H200" in row["peak_source"])
+        assert peak is None or (
+            row["peak_flops"] == pytest.approx(peak) and "H200" in row["peak_source"]
+        )
 
 
 def test_a_run_names_the_manifests_that_it_read(tmp_path):
@@ -102,10 +120,14 @@ def test_the_rank_that_held_the_most_stands_beside_what_is_predicted_for_its_dev
     gpu = fields | {"hardware": H200}
     run, expected = run_of(), largest_memory(replace(run_of(), model=SHAPE))
     row, other = measured_memory(
-        tmp_path, (run, [(10, 10, 20, 5), (10, 10, 21, 7)], fields), (run_of(seed=1), [(1, 1, 1, 1)], gpu)
+        tmp_path,
+        (run, [(10, 10, 20, 5), (10, 10, 21, 7)], fields),
+        (run_of(seed=1), [(1, 1, 1, 1)], gpu),
     )
     assert [row[f"{part}_bytes"] for part in PARTS] == [10, 10, 21, 7]
-    assert [row[f"predicted_{part}_bytes"] for part in PARTS] == [getattr(expected, part) for part in PARTS]
+    assert [row[f"predicted_{part}_bytes"] for part in PARTS] == [
+        getattr(expected, part) for part in PARTS
+    ]
     assert (row["rank"], row["bytes"], row["predicted_bytes"]) == (1, 48, expected.total)
     assert row["predicted_per_measured"] == pytest.approx(expected.total / 48)
     on_gpu = largest_memory(replace(run, model=SHAPE), "cuda").activations
@@ -113,19 +135,30 @@ def test_the_rank_that_held_the_most_stands_beside_what_is_predicted_for_its_dev
 
 
 def test_what_is_not_measured_or_not_predicted_is_null(tmp_path):
-    """Activations under torch.compile; a count that no vocabulary makes; a model of transformers; settings that no
-    training would take."""
+    """Activations under torch.compile; a count that no vocabulary makes; a model of transformers;
+    settings that no training would take.
+    """
     cases = {
         "compiled": (run_of(compile=True, seed=3), parameters(SHAPE)),
         "odd count": (run_of(seed=1), parameters(SHAPE) + 1),
         "transformers": (run_of("bert-base", seed=4, sequence_length=512), 5_000_000),
-        "too many stages": (replace(run_of(seed=2), layout=LayoutSettings(pipeline=4)), parameters(SHAPE)),
+        "too many stages": (
+            replace(run_of(seed=2), layout=LayoutSettings(pipeline=4)),
+            parameters(SHAPE),
+        ),
     }
     sizes = [(10, 10, 20, None)]
-    listed = [(run, sizes, {"parameters": count, "flops_per_token": None}) for run, count in cases.values()]
+    listed = [
+        (run, sizes, {"parameters": count, "flops_per_token": None})
+        for run, count in cases.values()
+    ]
     found = {row["run_id"]: row for row in measured_memory(tmp_path, *listed)}
     for name, (run, _) in cases.items():
         row = pd.Series(found[run.identity])
         assert row["parameters_bytes"] == 10
-        assert row[["activations_bytes", "bytes", "predicted_activations_bytes", "predicted_bytes"]].isna().all(), name
+        assert (
+            row[["activations_bytes", "bytes", "predicted_activations_bytes", "predicted_bytes"]]
+            .isna()
+            .all()
+        ), name
         assert pd.isna(row["predicted_parameters_bytes"]) == (name != "compiled"), name

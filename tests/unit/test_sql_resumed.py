@@ -1,4 +1,6 @@
-"""Runs that go on from another's state, held against the run that was never interrupted: pairs, claims, words."""
+"""Runs that go on from another's state, held against the run that was never interrupted: pairs,
+claims, words.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,23 +27,44 @@ def made(folder, rows, steps):
 
 def resumed(run_id: str, source: str, at: int, world_size=2, **fields):
     words = {"series": f"packed, resumed (from {source})", "factors": f"resumed (from {source})"}
-    row = tables.run(run_id, **words, world_size=world_size, resumed_from=source, resumed_at=at, tokens_before=30 * at)
+    row = tables.run(
+        run_id,
+        **words,
+        world_size=world_size,
+        resumed_from=source,
+        resumed_at=at,
+        tokens_before=30 * at,
+    )
     return row | {"steps_asked": 8 - at} | fields
 
 
 def rest(run_id: str, at: int, world_size=2, **fields):
-    """The steps of a run that begins at one: of two ranks, each has half of the tokens and of the loss."""
-    halves = {"useful_tokens": 30 // world_size, "loss_sum": 60.0 / world_size, "order_digest": whole(world_size)}
-    return [row for row in tables.steps(run_id, 8, world_size, **halves | fields) if row["step"] >= at]
+    """The steps of a run that begins at one: of two ranks, each has half of the tokens and of the
+    loss.
+    """
+    halves = {
+        "useful_tokens": 30 // world_size,
+        "loss_sum": 60.0 / world_size,
+        "order_digest": whole(world_size),
+    }
+    return [
+        row for row in tables.steps(run_id, 8, world_size, **halves | fields) if row["step"] >= at
+    ]
 
 
 def whole(ranks: int, wrong: int | None = None):
-    """Digests of `ranks` ranks whose sum is that of a step's samples; of step `wrong` another one."""
-    return lambda step, rank: (1000 + step - (ranks - 1) if rank == 0 else 1) + (step == wrong and rank == 0)
+    """Digests of `ranks` ranks whose sum is that of a step's samples; of step `wrong` another
+    one.
+    """
+    return lambda step, rank: (
+        (1000 + step - (ranks - 1) if rank == 0 else 1) + (step == wrong and rank == 0)
+    )
 
 
 def chain(folder, wrong=None, loss_sum=30.0):
-    """One run to the end on 1 rank; from its step 2 on 2 ranks; from step 5 of that one on 1 rank again."""
+    """One run to the end on 1 rank; from its step 2 on 2 ranks; from step 5 of that one on 1 rank
+    again.
+    """
     runs = [tables.run("a"), resumed("b", "a", 2), resumed("c", "b", 5, world_size=1)]
     steps = tables.steps("a", 8, order_digest=whole(1))
     steps += rest("b", 2, order_digest=whole(2, wrong), loss_sum=loss_sum) + rest("c", 5, 1)
@@ -50,16 +73,25 @@ def chain(folder, wrong=None, loss_sum=30.0):
 
 def verdicts(folder):
     ledger = load_claims(LEDGER)
-    ledger = replace(ledger, claims={k: v for k, v in ledger.claims.items() if k.startswith("resumed-")})
+    ledger = replace(
+        ledger, claims={k: v for k, v in ledger.claims.items() if k.startswith("resumed-")}
+    )
     return {one.id: one.verdict for one in claims.judge(ledger, folder, ["elastic_resume"])}
 
 
-def test_a_resumed_run_is_held_against_the_one_that_was_never_interrupted_however_often_it_went_on(tmp_path):
+def test_a_resumed_run_is_held_against_the_one_that_was_never_interrupted_however_often_it_went_on(
+    tmp_path,
+):
     folder = chain(tmp_path)
-    order = query("order", folder)[["kind", "reference", "compared", "steps_compared", "steps_equal"]]
+    order = query("order", folder)[
+        ["kind", "reference", "compared", "steps_compared", "steps_equal"]
+    ]
     assert order.values.tolist() == [[KIND, "a", "b", 6, 6], [KIND, "a", "c", 3, 3]]
     found = query("loss_difference", folder)
-    assert found.groupby("run_id")["step"].agg(["min", "max"]).loc[["b", "c"]].values.tolist() == [[2, 7], [5, 7]]
+    assert found.groupby("run_id")["step"].agg(["min", "max"]).loc[["b", "c"]].values.tolist() == [
+        [2, 7],
+        [5, 7],
+    ]
     assert set(found["reference"]) == {"a"} and set(found["largest_difference"]) == {0.0}
     # tokens seen count those before the state
     for name in ("loss", "loss_curves"):
@@ -70,21 +102,37 @@ def test_a_resumed_run_is_held_against_the_one_that_was_never_interrupted_howeve
 def test_runs_at_several_world_sizes_are_paired_as_before(tmp_path):
     two = tables.run("a2", world_size=2)
     # one of them not told from the others by its cell
-    runs = [tables.run("a"), two, resumed("b", "a", 2, series="packed"), resumed("d", "a", 2, world_size=4)]
-    folder = made(tmp_path, runs, tables.steps("a", 8) + rest("a2", 0) + rest("b", 2) + rest("d", 2, 4))
+    runs = [
+        tables.run("a"),
+        two,
+        resumed("b", "a", 2, series="packed"),
+        resumed("d", "a", 2, world_size=4),
+    ]
+    folder = made(
+        tmp_path, runs, tables.steps("a", 8) + rest("a2", 0) + rest("b", 2) + rest("d", 2, 4)
+    )
     order = query("order", folder)
-    assert order[order["kind"] == "world sizes"][["reference", "compared"]].values.tolist() == [["a", "a2"]]
+    assert order[order["kind"] == "world sizes"][["reference", "compared"]].values.tolist() == [
+        ["a", "a2"]
+    ]
     assert sorted(order[order["kind"] == KIND]["compared"]) == ["b", "d"]
     found = query("loss_difference", folder)
     assert set(found["reference"]) == {"a"}
-    assert found.groupby("run_id")["steps"].sum().to_dict() == {"a2": 8, "b": 6, "d": 6}, "each is held against one"
+    assert found.groupby("run_id")["steps"].sum().to_dict() == {"a2": 8, "b": 6, "d": 6}, (
+        "each is held against one"
+    )
 
 
 @pytest.mark.parametrize(
     "source, change",
-    [*(({}, change) for change in ({"science": "other"}, {"repeat": 1}, {"resumed_from": "elsewhere"})),
-     ({"validity": "invalid"}, {})],
-)  # fmt: skip
+    [
+        *(
+            ({}, change)
+            for change in ({"science": "other"}, {"repeat": 1}, {"resumed_from": "elsewhere"})
+        ),
+        ({"validity": "invalid"}, {}),
+    ],
+)
 def test_runs_of_other_settings_or_repeats_or_from_elsewhere_are_no_pair(tmp_path, source, change):
     runs = [tables.run("a", **source), resumed("b", "a", 2, **change)]
     folder = made(tmp_path, runs, tables.steps("a", 8) + rest("b", 2))
@@ -96,7 +144,11 @@ def test_claims_hold_where_samples_and_losses_are_equal_and_are_contradicted_by_
     cases = {
         "good": ({}, SUPPORTED, SUPPORTED),
         "order": ({"wrong": 6}, SUPPORTED, CONTRADICTED),
-        "loss": ({"loss_sum": lambda step, rank: 30.0 + 0.1 * (step == 4)}, CONTRADICTED, SUPPORTED),
+        "loss": (
+            {"loss_sum": lambda step, rank: 30.0 + 0.1 * (step == 4)},
+            CONTRADICTED,
+            SUPPORTED,
+        ),
     }
     for case, (fields, *expected) in cases.items():
         chain(tmp_path / case, **fields)
@@ -112,12 +164,25 @@ def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):
     made = {"run": to_dict(run), "digest": "with-state", "code_and_inputs": "alone"}
     outcome = {"status": "complete", "steps": 12, "begins_at": 4, "begins_at_useful_tokens": 99}
     row = run_row(entry, "e", made | {"outcome": outcome})
-    assert (row["resumed_from"], row["resumed_at"], row["tokens_before"]) == (source.identity, 4, 99)
-    assert row["steps_asked"] == 8 and row["code_digest"] == "alone", "repeats share it, each with its own state"
-    assert row["science_per_rank"] != run_row(entry | {"run": to_dict(source)}, "e", None)["science_per_rank"]
+    assert (row["resumed_from"], row["resumed_at"], row["tokens_before"]) == (
+        source.identity,
+        4,
+        99,
+    )
+    assert row["steps_asked"] == 8 and row["code_digest"] == "alone", (
+        "repeats share it, each with its own state"
+    )
+    assert (
+        row["science_per_rank"]
+        != run_row(entry | {"run": to_dict(source)}, "e", None)["science_per_rank"]
+    )
     missing = run_row(entry, "e", None)
     assert (missing["resumed_from"], missing["resumed_at"]) == (source.identity, 4)
-    begun = run_row({"run_id": source.identity, "cell": {"resume_from": None}, "run": to_dict(source)}, "e", None)
+    begun = run_row(
+        {"run_id": source.identity, "cell": {"resume_from": None}, "run": to_dict(source)},
+        "e",
+        None,
+    )
     assert begun["resumed_from"] is None and begun["resumed_at"] is None
 
 
@@ -135,4 +200,6 @@ TWICE = {"run": {"layout.data": 2, "resume_from": {"step": 4}}, "step": 6}
 def test_series_name_what_was_before_in_words(level, series):
     cell = {"approach": "packed", "layout": {"data": 2}, "resume_from": level}
     assert grouping("packed", cell)["series"] == series and grouping("packed", cell)["layout"] == ""
-    assert grouping("packed", cell | {"layout": {"shard": 2}})["series"] == f"{series}, layout.shard=2"
+    assert (
+        grouping("packed", cell | {"layout": {"shard": 2}})["series"] == f"{series}, layout.shard=2"
+    )

@@ -31,7 +31,10 @@ def folder(tmp_path, monkeypatch):
         listing = Path(code(name))
         write_json(listing, {"files": now})
         write_text(listing.with_name(f"{sha256_text(text)}.json"), text)
-        record = {"log": [LOG], "input_checksums": {code(name): f"sha256:{sha256_text(text)}", STORE: "sha256:0"}}
+        record = {
+            "log": [LOG],
+            "input_checksums": {code(name): f"sha256:{sha256_text(text)}", STORE: "sha256:0"},
+        }
         write_json(f".snakemake/metadata/{name}", record)
     return tmp_path
 
@@ -53,7 +56,9 @@ def train(reason, output=RUN):
 
 
 def tables(reason):
-    return job("ingest", ["results/tables/ways/runs.parquet", "results/tables/ways/steps.parquet"], reason)
+    return job(
+        "ingest", ["results/tables/ways/runs.parquet", "results/tables/ways/steps.parquet"], reason
+    )
 
 
 def figure(reason):
@@ -62,7 +67,11 @@ def figure(reason):
 
 
 UPSTREAM = "Input files updated by another job: "
-PAGE = job("build_page", ["results/report/index.html"], f"{UPSTREAM}results/figures/ways/loss_over_time.svg")
+PAGE = job(
+    "build_page",
+    ["results/report/index.html"],
+    f"{UPSTREAM}results/figures/ways/loss_over_time.svg",
+)
 
 
 def way(*first):
@@ -82,7 +91,14 @@ def told(*jobs, targets=(), call=Call()):  # noqa: B008
 
 def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
     file = tmp_path / "events.jsonl"
-    event = {"event": "job_info", "jobid": 4, "log": [LOG], "message": "", "slurm": None, "reason": f"{UPSTREAM}x"}
+    event = {
+        "event": "job_info",
+        "jobid": 4,
+        "log": [LOG],
+        "message": "",
+        "slurm": None,
+        "reason": f"{UPSTREAM}x",
+    }
     outputs = [[STORE], [RUN], ["results/figures/ways/loss_over_time.svg"], ["elsewhere.txt"], []]
     events = [event | {"rule": f"rule{n}", "output": output} for n, output in enumerate(outputs)]
     jobs = list_planned_jobs(events)
@@ -94,8 +110,11 @@ def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
     ]
     assert jobs[0].reasons == {"upstream": "x"} and jobs[0].logs == (LOG,)
     lines = [json.dumps(event | {"event": "job_error"}) for event in events]
-    write_text(file, "\n".join([*lines, '{"event": "job_']))  # a killed process left the last line incomplete
-    assert [job.rule for job in read_failed_jobs(file)] == ["rule4"], "the last attempt of each job counts"
+    # a killed process left the last line incomplete
+    write_text(file, "\n".join([*lines, '{"event": "job_']))
+    assert [job.rule for job in read_failed_jobs(file)] == ["rule4"], (
+        "the last attempt of each job counts"
+    )
 
 
 def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
@@ -103,11 +122,17 @@ def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
         record = {"started_unix_s": 5.0, "outcome": {"ended_unix_s": 5.0 + seconds}}
         write_json(Path(path).with_name("run.json"), record)
     text = told(
-        *way(store(f"Updated input files: {code('list')}"), train(f"Updated input files: {code('decoder')}", WIDE))
+        *way(
+            store(f"Updated input files: {code('list')}"),
+            train(f"Updated input files: {code('decoder')}", WIDE),
+        )
     )
     assert text.splitlines()[:5] == [
         "2 runs, 1 store and 3 other jobs would run.",
-        "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks",
+        (
+            "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all "
+            "ranks"
+        ),
         "",
         f"code      {TOKEN_LIST} changed",
         "            store web/bpe/token-list",
@@ -145,7 +170,11 @@ def test_code_is_told_without_names_where_nobody_knows_what_the_job_ran_with(fol
     "before, now, words",
     [
         ("""'{"a":{"b":1}}'""", """'{"a":{"b":2}}'""", "a.b: 1 → 2"),
-        ("""'{"name":"x"}'""", """'{"cleaning":{"nfc":true},"name":"x"}'""", "cleaning.nfc: default → true"),
+        (
+            """'{"name":"x"}'""",
+            """'{"cleaning":{"nfc":true},"name":"x"}'""",
+            "cleaning.nfc: default → true",
+        ),
         (f"""'{"0" * 64}','{{"seed":1}}'""", f"""'{{"seed":2}}','{"1" * 64}'""", "seed: 1 → 2"),
         (f"'{'0' * 64}'", f"'{'1' * 64}'", "its content, compared by hash"),
         ("<nothing exclusive>", "'ranks'", "nothing → ranks"),
@@ -158,7 +187,9 @@ def test_code_is_told_without_names_where_nobody_knows_what_the_job_ran_with(fol
     ],
 )
 def test_a_setting_is_told_with_its_values_before_and_now(before, now, words):
-    text = f"Union of exclusive params before and now across all output: before: {before} now: {now} "
+    text = (
+        f"Union of exclusive params before and now across all output: before: {before} now: {now} "
+    )
     assert describe_changed_settings(text) == words
 
 
@@ -176,14 +207,23 @@ def test_other_reasons_are_told_by_their_kind():
         (tables("The moon is full"), "other     The moon is full"),
     ):
         assert f"\n{said}\n" in told(job)
-    assert "inputs" not in told(train(f"Missing output files: {RUN}"), tables(f"{UPSTREAM}{RUN}; {CHANGED}"))
+    assert "inputs" not in told(
+        train(f"Missing output files: {RUN}"), tables(f"{UPSTREAM}{RUN}; {CHANGED}")
+    )
     text = f"Missing output files: {RUN}; {UPSTREAM}{STORE}; {CHANGED}"
     assert split_reasons(text) == {"missing": RUN, "upstream": STORE, "inputs": ""}
 
 
 def test_settings_in_files_of_arguments_are_compared_by_their_content():
-    files = [["--run", '{"seed":1}'], ["--run", '{"seed":2}'], ["--experiments", "a", "b"], ["--experiments", "a"]]
-    seed, other, two, one = (write_arguments(f"results/arguments/{n}.json", words) for n, words in enumerate(files))
+    files = [
+        ["--run", '{"seed":1}'],
+        ["--run", '{"seed":2}'],
+        ["--experiments", "a", "b"],
+        ["--experiments", "a"],
+    ]
+    seed, other, two, one = (
+        write_arguments(f"results/arguments/{n}.json", words) for n, words in enumerate(files)
+    )
     assert describe_changed_settings(f"before: '{seed}' now: '{other}'") == "seed: 1 → 2"
     assert describe_changed_settings(f"before: '{two}' now: '{one}'") == "a, b → a"
     assert "by hash" in describe_changed_settings(

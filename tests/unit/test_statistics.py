@@ -1,4 +1,6 @@
-"""Order statistics, permutation tests, and words that promise no more than holds; drift and steadiness."""
+"""Order statistics, permutation tests, and words that promise no more than holds; drift and
+steadiness.
+"""
 
 import itertools
 import math
@@ -22,7 +24,13 @@ from tokenscale.analysis.statistics import (
 from tokenscale.analysis.steadiness import find_unsteadiness
 
 #: Conover, Practical Nonparametric Statistics; binomial tables with p = 1/2: runs, rank, coverage
-PUBLISHED = [(6, 1, 0.96875), (8, 1, 0.9921875), (9, 2, 0.9609375), (10, 2, 0.978515625), (12, 3, 0.961425781)]
+PUBLISHED = [
+    (6, 1, 0.96875),
+    (8, 1, 0.9921875),
+    (9, 2, 0.9609375),
+    (10, 2, 0.978515625),
+    (12, 3, 0.961425781),
+]
 
 
 @pytest.mark.parametrize(("n", "k", "coverage"), [*PUBLISHED, (20, 6, 0.9586105)])
@@ -36,7 +44,9 @@ def test_ranks_are_those_of_published_tables(n, k, coverage):
 def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused():
     for n in range(1, 6):
         assert order_statistic_rank(n) is None
-        assert summary(range(1, n + 1)).kind == ("single run" if n == 1 else "range, not an interval")
+        assert summary(range(1, n + 1)).kind == (
+            "single run" if n == 1 else "range, not an interval"
+        )
     assert summary([]).n == 0 and math.isnan(summary([]).median)
     with pytest.raises(ValueError, match="not finite"):
         summary([1.0, math.nan])
@@ -59,7 +69,7 @@ def test_sign_flips_of_many_pairs_are_drawn_with_one_seed():
 
 def cells(ratio, n=8, noise=0.004):
     noise = noise * np.cos(np.arange(n))
-    return {i: 100.0 * ratio * math.exp(noise[i]) for i in range(n)}, {i: 100.0 for i in range(n)}
+    return {i: 100.0 * ratio * math.exp(noise[i]) for i in range(n)}, dict.fromkeys(range(n), 100.0)
 
 
 def judge(values, baseline):
@@ -107,7 +117,9 @@ def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
 @pytest.mark.parametrize("change", [0.0, 0.25])
 @pytest.mark.parametrize("noise", verdicts.NOISE)
 @pytest.mark.parametrize(("family", "n"), [(1, 6), (3, 7)])
-def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(family, n, noise, change):
+def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(
+    family, n, noise, change
+):
     """In the order of the design; cells share one baseline, as packed and padded rows do."""
     faster, slower = verdicts.simulate(family, n, noise, 0.02, change, 200)
     assert faster + slower <= 0.05 + 3.5 * math.sqrt(0.05 * 0.95 / 200)
@@ -128,7 +140,9 @@ def test_neighbours_of_equal_settings_say_what_noise_makes():
 
 def test_a_drift_of_five_percent_is_found_and_named():
     start = np.linspace(0, 3600, 12)
-    values = 1000 * (1 + 0.05 * start / 3600) * np.exp(np.random.default_rng(1).normal(0, 0.003, 12))
+    values = (
+        1000 * (1 + 0.05 * start / 3600) * np.exp(np.random.default_rng(1).normal(0, 0.003, 12))
+    )
     found = drift(start, values)
     assert found.share == pytest.approx(0.05, abs=0.01)
     assert found.verdict == "drift" and found.p < 0.001
@@ -162,7 +176,9 @@ def test_noise_is_called_a_drift_as_often_as_the_level_says():
 def test_few_runs_or_runs_that_started_together_show_no_drift():
     for n in (0, 1, 4):
         assert drift(range(n), [100.0 + 10 * i for i in range(n)]).verdict == "too few runs"
-    assert drift(range(9), np.linspace(1, 2, 9), list("abcdefghi")).verdict == "too few runs", "of many cells"
+    assert drift(range(9), np.linspace(1, 2, 9), list("abcdefghi")).verdict == "too few runs", (
+        "of many cells"
+    )
     found = drift([1.0, 1.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "b"])
     assert (found.n, found.p, found.verdict) == (4, 1.0, "too few runs") and math.isnan(found.share)
 
@@ -190,7 +206,14 @@ def find(seconds, tokens=1024, world=1):
     n = len(seconds)
     columns = np.broadcast_arrays(np.arange(n), world, seconds, tokens)
     rows = [
-        {"step": step, "attempt_step": step, "world_size": ranks, "step_s": s, "total_tokens": total, "rank": rank}
+        {
+            "step": step,
+            "attempt_step": step,
+            "world_size": ranks,
+            "step_s": s,
+            "total_tokens": total,
+            "rank": rank,
+        }
         for step, ranks, s, total in zip(*(column.tolist() for column in columns), strict=True)
         for rank in range(ranks)
     ]
@@ -198,7 +221,9 @@ def find(seconds, tokens=1024, world=1):
 
 
 def noise(n, spread, seed, correlation=0.4):
-    """Log times that are heavy-tailed (Student's t with 4 degrees of freedom) and correlated with the step before."""
+    """Log times that are heavy-tailed (Student's t with 4 degrees of freedom) and correlated with
+    the step before.
+    """
     random = np.random.default_rng(seed)
     x = random.standard_t(4, n) / math.sqrt(2)
     for k in range(1, n):
@@ -220,7 +245,9 @@ def test_steps_of_unequal_size_and_world_sizes_are_honest():
     assert find(noise(60, 0.03, 0) / world, world=world) == []
 
 
-@pytest.mark.parametrize(("n", "spread", "words"), [(8, 0.01, "fewer than"), (24, 0.6, "vary so much")])
+@pytest.mark.parametrize(
+    ("n", "spread", "words"), [(8, 0.01, "fewer than"), (24, 0.6, "vary so much")]
+)
 def test_what_cannot_be_decided_is_said(n, spread, words):
     with pytest.raises(NotCheckedError, match=words):
         find(noise(n, spread, 1))

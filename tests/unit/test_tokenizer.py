@@ -1,4 +1,6 @@
-"""Tokenizers: exact, deterministic, special-token text stays text, files held against their hashes."""
+"""Tokenizers: exact, deterministic, special-token text stays text, files held against their
+hashes.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ from tokenscale.settings.data import TokenizerSettings
 
 pytestmark = pytest.mark.slow(23)
 
-TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
+TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(
+    HOSTILE
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,10 @@ def tekken(tekken_folder):
 
 def test_training_twice_gives_the_same_file(tmp_path, corpus):
     a, b = (make_tokenizer(tmp_path / name, corpus, 400) for name in "ab")
-    assert all((a / name).read_bytes() == (b / name).read_bytes() for name in ("tokenizer.json", "manifest.json"))
+    assert all(
+        (a / name).read_bytes() == (b / name).read_bytes()
+        for name in ("tokenizer.json", "manifest.json")
+    )
 
 
 @pytest.mark.parametrize("kind", ["bpe", "tekken"])
@@ -60,22 +67,34 @@ def reference():
     import mistral_common
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-    return Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data" / "tekken_240718.json")
+    return Tekkenizer.from_file(
+        Path(mistral_common.__file__).parent / "data" / "tekken_240718.json"
+    )
 
 
 def test_tekken_has_mistral_commons_control_ids(tekken, reference):
     found = (tekken.bos_id, tekken.eos_id, tekken.pad_id, tekken.vocabulary_size)
-    assert found == (reference.bos_id, reference.eos_id, reference.pad_id, reference.n_words) == (1, 2, 11, 131_072)
+    assert (
+        found
+        == (reference.bos_id, reference.eos_id, reference.pad_id, reference.n_words)
+        == (1, 2, 11, 131_072)
+    )
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200) | st.sampled_from(HOSTILE))
+@given(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200)
+    | st.sampled_from(HOSTILE)
+)
 @settings(max_examples=200)
 def test_tekken_is_exactly_mistral_commons(tekken, reference, text):
     assert tekken.encode_batch([text])[0].tolist() == reference.encode(text, bos=False, eos=False)
 
 
 def test_loading_tekken_does_not_import_its_package(tekken_folder):
-    code = "import sys; from tokenscale.data.tokenizers.load import load_tokenizer; load_tokenizer(sys.argv[1]); "
+    code = (
+        "import sys; from tokenscale.data.tokenizers.load import load_tokenizer; "
+        "load_tokenizer(sys.argv[1]); "
+    )
     code += "sys.exit('mistral_common' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, tekken_folder], check=True)
 
@@ -90,19 +109,28 @@ def test_a_changed_or_missing_tokenizer_and_one_to_train_on_nothing_are_refused(
     with pytest.raises(UserError, match=f"snakemake -f {tmp_path}/none/manifest.json"):
         load_tokenizer(tmp_path / "none")
     with pytest.raises(UserError, match="--corpus"):
-        build(TokenizerSettings(name="b", kind="bpe", corpus="tiny", vocabulary_size=300), tmp_path / "new")
+        build(
+            TokenizerSettings(name="b", kind="bpe", corpus="tiny", vocabulary_size=300),
+            tmp_path / "new",
+        )
 
 
 @pytest.fixture
 def folder(tmp_path, bpe, corpus):
-    """A folder as transformers writes it: a template that adds BOS, truncation and padding switched on."""
+    """A folder as transformers writes it: a template that adds BOS, truncation and padding switched
+    on.
+    """
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer = Tokenizer.from_file(str(make_tokenizer(tmp_path / "made", corpus, 320) / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(
+        str(make_tokenizer(tmp_path / "made", corpus, 320) / "tokenizer.json")
+    )
     tokenizer.add_special_tokens(["<|begin|>", "<|end|>"])
     begin = tokenizer.token_to_id("<|begin|>")
-    tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
+    )
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=4)
     path = tmp_path / "folder"
@@ -123,7 +151,9 @@ def test_a_folder_is_read_with_its_own_control_tokens(tmp_path, folder, bpe):
 
 
 def test_the_settings_go_before_the_folders_files(tmp_path, folder):
-    settings = TokenizerSettings(name="hf", kind="huggingface", source=str(folder), bos="<s>", eos="</s>")
+    settings = TokenizerSettings(
+        name="hf", kind="huggingface", source=str(folder), bos="<s>", eos="</s>"
+    )
     manifest = build(settings, tmp_path / "out")
     assert (manifest["bos_id"], manifest["eos_id"]) == (0, 1)
     with pytest.raises(UserError, match="not in the vocabulary"):
@@ -135,7 +165,9 @@ def test_a_tokenizer_without_bos_says_to_set_one(tmp_path):
 
     Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="`bos`"):
-        build(TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path)), tmp_path / "out")
+        build(
+            TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path)), tmp_path / "out"
+        )
 
 
 def test_a_hub_that_does_not_answer_is_a_users_error(tmp_path, monkeypatch):
@@ -155,17 +187,34 @@ def test_a_tokenizer_of_the_hub_is_read_through_its_client_with_what_its_files_n
     made = make_tokenizer(tmp_path / "bpe", make_corpus(tmp_path / "c", ["one two three"] * 3))
     named = json.dumps({"bos_token": {"content": "</s>"}, "eos_token": "<pad>"}).encode()
     stated = {"name": "hf", "kind": "huggingface", "source": "people/words", "revision": commit}
-    command = [sys.executable, "-m", "tokenscale", "tokenizer", "--settings", json.dumps(stated), "--output"]
+    command = [
+        sys.executable,
+        "-m",
+        "tokenscale",
+        "tokenizer",
+        "--settings",
+        json.dumps(stated),
+        "--output",
+    ]
     with Server() as web:
         hub = f"/people/words/resolve/{commit}"
         web.files[f"{hub}/tokenizer.json"] = (made / "tokenizer.json").read_bytes()
         web.files[f"{hub}/tokenizer_config.json"] = named
-        environment = {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
+        environment = {
+            "HF_ENDPOINT": web.address,
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
         for folder, offline in (("a", "0"), ("b", "1")):  # the second time from the client's cache
             environment = os.environ | environment | {"HF_HUB_OFFLINE": offline}
             subprocess.run(
-                [*command, str(tmp_path / folder / "manifest.json")], env=environment, check=True, timeout=60
+                [*command, str(tmp_path / folder / "manifest.json")],
+                env=environment,
+                check=True,
+                timeout=60,
             )
     manifest = json.loads((tmp_path / "a/manifest.json").read_text())
     assert (manifest["bos_id"], manifest["eos_id"], manifest["revision"]) == (1, 2, commit)
-    assert (tmp_path / "b/manifest.json").read_bytes() == (tmp_path / "a/manifest.json").read_bytes()
+    assert (tmp_path / "b/manifest.json").read_bytes() == (
+        tmp_path / "a/manifest.json"
+    ).read_bytes()

@@ -1,4 +1,6 @@
-"""Tokenizers account for their text: what they lose is measured, their ids are a function, control ids are no text."""
+"""Tokenizers account for their text: what they lose is measured, their ids are a function, control
+ids are no text.
+"""
 
 import functools
 import json
@@ -10,7 +12,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from tests.corpora import make_corpus, make_run, make_tokenizer
 from tokenscale.base.errors import UserError
@@ -35,7 +46,9 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @pytest.fixture(autouse=True)
 def few_fuzz_texts(monkeypatch):
-    monkeypatch.setattr(backends, "make_fuzz_texts", functools.partial(backends.make_fuzz_texts, count=200))
+    monkeypatch.setattr(
+        backends, "make_fuzz_texts", functools.partial(backends.make_fuzz_texts, count=200)
+    )
 
 
 def vocabulary(*entries):
@@ -52,13 +65,17 @@ def byte_level(*merged):
     parts = list(dict.fromkeys(word[:n] for word in merged for n in range(2, len(word) + 1)))
     entries = [*alphabet, *(part for part in parts if part not in CONTROL)]
     made = Tokenizer(models.BPE(vocabulary(*entries), [(part[:-1], part[-1]) for part in parts]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not {*merged} & {*CONTROL})
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=not {*merged} & {*CONTROL}
+    )
     made.decoder = decoders.ByteLevel()
     return made
 
 
 def byte_fallback():
-    return Tokenizer(models.BPE(vocabulary(*LETTERS, *BYTES), [], unk_token="<unk>", byte_fallback=True))
+    return Tokenizer(
+        models.BPE(vocabulary(*LETTERS, *BYTES), [], unk_token="<unk>", byte_fallback=True)
+    )
 
 
 def unigram(others=()):
@@ -69,7 +86,9 @@ def unigram(others=()):
 
 
 def words(unknown="<unk>"):
-    made = Tokenizer(models.WordLevel(vocabulary("the", "cat", "sat", "on", "mat"), unk_token=unknown))
+    made = Tokenizer(
+        models.WordLevel(vocabulary("the", "cat", "sat", "on", "mat"), unk_token=unknown)
+    )
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return made
 
@@ -77,7 +96,10 @@ def words(unknown="<unk>"):
 def pieces():
     entries = [*LETTERS, *(f"##{c}" for c in LETTERS)]
     made = Tokenizer(models.WordPiece(vocabulary(*entries), unk_token="<unk>"))
-    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    made.normalizer, made.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     made.decoder = decoders.WordPiece()
     return made
 
@@ -86,7 +108,13 @@ def save(tokenizer, folder, special=None, change=None, roles=None):
     """A folder as transformers writes it; `special` adds the control tokens with this flag."""
     folder.mkdir(parents=True)
     data = json.loads(tokenizer.to_str())
-    flags = {"single_word": False, "lstrip": True, "rstrip": True, "normalized": True, "special": special}
+    flags = {
+        "single_word": False,
+        "lstrip": True,
+        "rstrip": True,
+        "normalized": True,
+        "special": special,
+    }
     if special is not None:
         data["added_tokens"] = [{"id": i, "content": text, **flags} for text, i in CONTROL.items()]
     data |= (change or {}).get("file", {})
@@ -106,7 +134,9 @@ def made(tokenizer, folder, log=print, settings=None, **options):
 
 @pytest.mark.parametrize("special", [True, False, None])
 @pytest.mark.parametrize(
-    "tokenizer", [byte_level(), byte_level(*ROLES.values()), byte_fallback(), unigram(), words(), pieces()], ids=str
+    "tokenizer",
+    [byte_level(), byte_level(*ROLES.values()), byte_fallback(), unigram(), words(), pieces()],
+    ids=str,
 )
 def test_ids_of_the_roles_never_come_from_text(tmp_path, tokenizer, special):
     folder = made(tokenizer, tmp_path, special=special)
@@ -122,7 +152,9 @@ def test_ids_of_the_roles_never_come_from_text(tmp_path, tokenizer, special):
 @pytest.mark.parametrize("place", ["in the vocabulary", "after it"])
 @pytest.mark.parametrize("tokenizer", [byte_level, byte_fallback, unigram, words, pieces])
 def test_added_tokens_of_a_user_keep_their_ids(tmp_path, tokenizer, place):
-    """The package counts their ids from the size of the vocabulary, which is smaller without control tokens."""
+    """The package counts their ids from the size of the vocabulary, which is smaller without
+    control tokens.
+    """
     own = tokenizer()
     if place == "after it":
         own.add_special_tokens(["<|a|>", "<|b|>"])
@@ -130,8 +162,12 @@ def test_added_tokens_of_a_user_keep_their_ids(tmp_path, tokenizer, place):
     roles = {"bos": "<|a|>", "eos": "<|b|>"} if place == "after it" else {}
     folder = made(own, tmp_path, roles=roles)
     for engine in ("auto", "tokenizers"):
-        found = load_tokenizer(folder, engine).encode_batch(["cat <user> on", "<tool>", "<user><tool>"])
-        expected = own.encode_batch(["cat <user> on", "<tool>", "<user><tool>"], add_special_tokens=False)
+        found = load_tokenizer(folder, engine).encode_batch(
+            ["cat <user> on", "<tool>", "<user><tool>"]
+        )
+        expected = own.encode_batch(
+            ["cat <user> on", "<tool>", "<user><tool>"], add_special_tokens=False
+        )
         assert [ids.tolist() for ids in found] == [e.ids for e in expected], engine
 
 
@@ -139,7 +175,11 @@ def test_a_token_that_also_stands_for_something_else_has_one_meaning(tmp_path):
     tokenizer = load_tokenizer(made(words(), tmp_path / "pad", roles={"pad": "<unk>"}))
     assert tokenizer.pad_id == tokenizer.eos_id == 1
     assert tokenizer.encode(["the dog"])[0].tolist() == [5, 4]
-    found = load_tokenizer(made(characters(unk_token="<s>"), tmp_path / "unknown")).encode(["a日b"])[0].tolist()
+    found = (
+        load_tokenizer(made(characters(unk_token="<s>"), tmp_path / "unknown"))
+        .encode(["a日b"])[0]
+        .tolist()
+    )
     assert found == [CONTROL["<unk>"] + 1 + LETTERS.index(c) for c in "ab"]
     for role in ("bos", "eos"):
         with pytest.raises(UserError, match="white space"):
@@ -177,21 +217,28 @@ TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst",
         (byte_level(), {"file": {"truncation": TRUNCATION}}, "truncation"),
     ],
 )
-def test_what_makes_ids_random_or_cuts_them_is_switched_off_by_name(tmp_path, tokenizer, change, named):
+def test_what_makes_ids_random_or_cuts_them_is_switched_off_by_name(
+    tmp_path, tokenizer, change, named
+):
     said = []
     folder = made(tokenizer, tmp_path / "a", change=change, log=said.append)
     plain = load_tokenizer(made(tokenizer, tmp_path / "b"), "tokenizers")
     assert named in said[0] and "switched off" in said[0]
     texts = ["there and there again, there"] * 50
     for engine in ("auto", "tokenizers"):
-        assert np.array_equal(load_tokenizer(folder, engine).encode(texts)[0], plain.encode(texts)[0])
+        assert np.array_equal(
+            load_tokenizer(folder, engine).encode(texts)[0], plain.encode(texts)[0]
+        )
     engines = json.loads((folder / "build.json").read_text())["engines"]
     assert all(entry.get("exact", True) for entry in engines.values())
 
 
 def test_a_tokenizer_that_is_random_is_refused(tmp_path, monkeypatch):
     tokenizer, draw = load_tokenizer(made(byte_level(), tmp_path)), random.Random(0)
-    ids = lambda texts: (np.array([9 + draw.randrange(99) for _ in texts]), np.ones(len(texts), int))  # noqa: E731
+
+    def ids(texts):
+        return np.array([9 + draw.randrange(99) for _ in texts]), np.ones(len(texts), int)
+
     monkeypatch.setattr(tokenizer, "encode", ids)
     with pytest.raises(UserError, match="no function"):
         measure(tokenizer, PLAIN, "here")
@@ -203,15 +250,24 @@ def test_a_tokenizer_that_is_random_is_refused(tmp_path, monkeypatch):
         *((tokenizer, CJK, 0, 0, 0) for tokenizer in (byte_level(), byte_fallback())),
         *((tokenizer, PLAIN, 0, 0, 0) for tokenizer in (characters(), pieces())),
         (characters(), CJK, 1, 0, 0),
-        *((tokenizer, CJK, 1, 0, 1) for tokenizer in (characters(unk_token="<unk>"), unigram(), words(), pieces())),
+        *(
+            (tokenizer, CJK, 1, 0, 1)
+            for tokenizer in (characters(unk_token="<unk>"), unigram(), words(), pieces())
+        ),
         (pieces(), ["The Cat", "É"], 0, 1, 0),
     ],
 )
-def test_lost_bytes_and_unknown_ids_are_measured(tmp_path, tokenizer, texts, lost, normalised, unknown):
-    """Of CJK, 270 of 780 bytes other than white space are lost: 10 · 3 · 3 · 3 of 30 · 17 and these."""
+def test_lost_bytes_and_unknown_ids_are_measured(
+    tmp_path, tokenizer, texts, lost, normalised, unknown
+):
+    """Of CJK, 270 of 780 bytes other than white space are lost: 10 · 3 · 3 · 3 of 30 · 17 and
+    these.
+    """
     folder = made(tokenizer, tmp_path / "t", settings={"accepted_loss": 1.0})
     corpus, said = make_corpus(tmp_path / "c", texts), []
-    found = write_store(StoreSettings("token-list"), corpus, folder, tmp_path / "s", log=said.append)["text_sample"]
+    found = write_store(
+        StoreSettings("token-list"), corpus, folder, tmp_path / "s", log=said.append
+    )["text_sample"]
     assert found["lost"] == (pytest.approx(270 / 780, abs=1e-6) if lost else 0)
     assert (found["normalised"] > 0, found["unknown"] > 0) == (normalised, unknown)
     assert found["documents"] == len(texts) and any(f"{found['lost']:.2%}" in line for line in said)
@@ -230,11 +286,20 @@ NORMALIZED = [
     (normalizers.Sequence([UNTAGGED, normalizers.Lowercase()]), HTML.upper(), 14 / 30, 11 / 30),
     (normalizers.Replace(Regex("[0-9]{3,}"), ""), HTML, 5 / 30, 0),
     (normalizers.NFKC(), "ｶﾞｷﾞ ﬁ", 0, 1),
-    (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"), UNTAGGED]), HTML, 14 / 30, 0),
+    (
+        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"), UNTAGGED]),
+        HTML,
+        14 / 30,
+        0,
+    ),
     (normalizers.ByteLevel(), "日本 é", 0, 0),
-    (normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex("[日本語]"), "")]), CJK[-1] + " ﬁx", 27 / 31,
-     3 / 31),
-]  # fmt: skip
+    (
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex("[日本語]"), "")]),
+        CJK[-1] + " ﬁx",
+        27 / 31,
+        3 / 31,
+    ),
+]
 
 
 @pytest.mark.parametrize(("normalizer", "text", "lost", "normalised"), NORMALIZED)
@@ -246,15 +311,22 @@ def test_accents_and_width_are_normalised_and_what_a_pattern_deletes_is_lost(
     tokenizer.normalizer = normalizer
     if "ByteLevel" in repr(normalizer):
         tokenizer.pre_tokenizer = tokenizer.decoder = None
-    found = measure(load_tokenizer(made(tokenizer, tmp_path, settings={"accepted_loss": 1.0})), [text], "")
-    assert (found["lost"], found["normalised"]) == (pytest.approx(lost, abs=0.01), pytest.approx(normalised, abs=0.01))
+    found = measure(
+        load_tokenizer(made(tokenizer, tmp_path, settings={"accepted_loss": 1.0})), [text], ""
+    )
+    assert (found["lost"], found["normalised"]) == (
+        pytest.approx(lost, abs=0.01),
+        pytest.approx(normalised, abs=0.01),
+    )
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback(), unigram(BYTES)])
 def test_a_decoder_that_does_not_join_bytes_is_no_loss_of_text(tmp_path, tokenizer):
     for number, decoder in enumerate([None, decoders.Metaspace(), decoders.WordPiece()]):
         tokenizer.decoder = decoder
-        assert measure(load_tokenizer(made(tokenizer, tmp_path / str(number))), CJK, "")["lost"] == 0
+        assert (
+            measure(load_tokenizer(made(tokenizer, tmp_path / str(number))), CJK, "")["lost"] == 0
+        )
 
 
 def test_the_command_that_accepts_a_loss_names_bos_as_the_vocabulary_does(tmp_path):
@@ -264,11 +336,15 @@ def test_the_command_that_accepts_a_loss_names_bos_as_the_vocabulary_does(tmp_pa
     folder = made(own, tmp_path, roles={"bos": name})
     with pytest.raises(UserError) as error:
         measure(load_tokenizer(folder), CJK, "")
-    command = next(line for line in error.value.facts["next"].splitlines() if line.startswith("tokenscale"))
+    command = next(
+        line for line in error.value.facts["next"].splitlines() if line.startswith("tokenscale")
+    )
     settings = json.loads(shlex.split(command)[3])
     assert settings["bos"] == name
     build(TokenizerSettings(**settings), tmp_path / "again")
-    assert 0 < measure(load_tokenizer(tmp_path / "again"), CJK, "")["lost"] < settings["accepted_loss"]
+    assert (
+        0 < measure(load_tokenizer(tmp_path / "again"), CJK, "")["lost"] < settings["accepted_loss"]
+    )
 
 
 @pytest.mark.parametrize("tokenizer", [characters(), words(), words("none"), unigram()])
@@ -291,26 +367,36 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
         assert any("caution" in line and "34.6" in line for line in said)
         return 270 / 780
 
-    doors = [write, functools.partial(stream, approach="padded"), functools.partial(stream, approach="padding-free")]
+    doors = [
+        write,
+        functools.partial(stream, approach="padded"),
+        functools.partial(stream, approach="padding-free"),
+    ]
     for enter in [*doors, ask_advice]:
         with pytest.raises(UserError, match="loses|cannot encode") as error:
             enter(strict)
         assert "next" in error.value.facts and not (tmp_path / "store/manifest.json").exists()
     if "loses" in error.value.what:
         accepting = made(tokenizer, tmp_path / "again", settings={"accepted_loss": 0.9})
-        assert [enter(accepting) for enter in [*doors, ask_advice]] == pytest.approx([270 / 780] * 4, abs=1e-6)
+        assert [enter(accepting) for enter in [*doors, ask_advice]] == pytest.approx(
+            [270 / 780] * 4, abs=1e-6
+        )
 
 
 def test_a_tokenizer_without_unknown_token_serves_text_that_it_covers(tmp_path):
     folder, corpus = made(words("none"), tmp_path / "t"), make_corpus(tmp_path / "c", PLAIN)
     manifest = write_store(StoreSettings("token-list"), corpus, folder, tmp_path / "store")
     assert manifest["tokens_in_documents"] == 7 * len(PLAIN)
-    convert(ConvertSettings(to="packed", sequence_length=8), tmp_path / "store", tmp_path / "converted")
+    convert(
+        ConvertSettings(to="packed", sequence_length=8), tmp_path / "store", tmp_path / "converted"
+    )
     converted = json.loads((tmp_path / "converted/manifest.json").read_text())
     assert converted["text_sample"] == manifest["text_sample"]
 
 
-def test_the_sample_comes_from_all_over_the_corpus_and_has_the_beginnings_of_long_documents(tmp_path):
+def test_the_sample_comes_from_all_over_the_corpus_and_has_the_beginnings_of_long_documents(
+    tmp_path,
+):
     texts = [f"{i} " + "x" * 50_000 for i in range(100)]
     sample = draw_sample(make_corpus(tmp_path, texts))
     assert sum(map(len, sample)) <= PLACES * (32 << 10)
@@ -319,7 +405,9 @@ def test_the_sample_comes_from_all_over_the_corpus_and_has_the_beginnings_of_lon
 
 def test_the_report_cautions_of_unknown_ids_where_no_text_is_lost():
     shares = {"text_lost": 0.0, "text_unknown": [0, 0.03]}
-    runs = pd.DataFrame({"run_id": ["a", "b"], "tokenizer": "own", "corpus": "mine", "validity": "valid"} | shares)
+    runs = pd.DataFrame(
+        {"run_id": ["a", "b"], "tokenizer": "own", "corpus": "mine", "validity": "valid"} | shares
+    )
     assert "1 of 2 runs" in _describe_lost_text(runs) and not _describe_lost_text(runs[:1])
 
 
@@ -331,7 +419,10 @@ def test_training_looks_at_long_words_in_pieces_and_at_other_text_as_it_is(tmp_p
     for text in ("a" * 5000, "x " * 700 + "日" * 2500, " " * 3000 + "b", "\x1c=" * 2500):
         cut = huggingface._cut_words(text, words, [])
         assert "".join(cut) == text
-        assert max(last - first for piece in cut for _, (first, last) in words.pre_tokenize_str(piece)) <= 1000
+        assert (
+            max(last - first for piece in cut for _, (first, last) in words.pre_tokenize_str(piece))
+            <= 1000
+        )
     letters = random.Random(0).choices("abcdefghij", k=300_000)
     corpus = make_corpus(tmp_path / "c", ["".join(letters)])
     said = []
@@ -348,7 +439,10 @@ def test_ordinary_text_trains_the_tokenizer_that_the_library_trains(tmp_path):
     expected.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=290,
+        special_tokens=["<s>", "</s>", "<pad>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     expected.train_from_iterator(texts, trainer)
     assert json.loads((folder / "tokenizer.json").read_text()) == json.loads(expected.to_str())

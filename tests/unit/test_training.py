@@ -28,7 +28,9 @@ def decoder(seed=0) -> Decoder:
 
 
 def stepped(factor: float, limit: float | None, loss_scale: float, fused: bool, steps: int = 3):
-    """(norms before, norms after, norms of the gradients as they were used, weights) of some steps."""
+    """(norms before, norms after, norms of the gradients as they were used, weights) of some
+    steps.
+    """
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
     optimizer, found = adamw(model.parameters(), replace(SETTINGS, fused=fused)), []
     for _ in range(steps):
@@ -68,7 +70,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     optimizer = adamw(model.parameters(), OptimizerSettings())
     weights = [p.detach().clone() for p in model.parameters()]
     (cross_entropy_sum(model(tokens), tokens) * bad).backward()
-    assert update(optimizer, total_norm([p.grad for p in model.parameters()]), 1.0, torch.ones(()))[2] == 1
+    assert (
+        update(optimizer, total_norm([p.grad for p in model.parameters()]), 1.0, torch.ones(()))[2]
+        == 1
+    )
     assert all(torch.equal(p, q) for p, q in zip(weights, model.parameters(), strict=True))
     assert all(not state["exp_avg"].any() for state in optimizer.state.values())
 
@@ -97,14 +102,20 @@ def test_a_loss_scale_follows_the_rule_of_gradscaler():
 
 @pytest.mark.parametrize("useful", [1, 3])
 def test_a_step_takes_the_mean_over_the_useful_tokens(useful):
-    run = RunSettings(model=MICRO, sequence_length=16, global_batch=2, micro_batch=1, optimizer=SETTINGS)
+    run = RunSettings(
+        model=MICRO, sequence_length=16, global_batch=2, micro_batch=1, optimizer=SETTINGS
+    )
     trainer = Trainer(run, run.model, World(0, 1, 0, torch.device("cpu")), "sdpa")
     tokens, labels = np.ones((2, 16), np.int64), np.full((2, 16), -100)
     labels.flat[:useful] = 1
-    (cross_entropy_sum(trainer.model(torch.tensor(tokens)), torch.tensor(labels)) / useful).backward()
+    (
+        cross_entropy_sum(trainer.model(torch.tensor(tokens)), torch.tensor(labels)) / useful
+    ).backward()
     expected = total_norm([p.grad for p in trainer.model.parameters()]).item()
     trainer.model.zero_grad()
-    found = trainer.step(Batch.from_arrays(tokens, labels, 0), torch.tensor(float(useful)), 1e-3, HostTimer())
+    found = trainer.step(
+        Batch.from_arrays(tokens, labels, 0), torch.tensor(float(useful)), 1e-3, HostTimer()
+    )
     assert found.norm.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -122,29 +133,45 @@ def test_the_first_step_uses_the_warm_up(shape):
     assert all(b >= a for a, b in zip(rates[:9], rates[1:10], strict=True))
     assert rates[-1] == pytest.approx(2.0 if shape == "constant" else 0.2)
     assert all(b <= a for a, b in zip(rates[9:], rates[10:], strict=False))
-    assert [learning_rate(0, n, 1.0, ScheduleSettings(shape=shape, warmup_steps=0)) for n in (1, 10)] == [1.0, 1.0]
+    assert [
+        learning_rate(0, n, 1.0, ScheduleSettings(shape=shape, warmup_steps=0)) for n in (1, 10)
+    ] == [1.0, 1.0]
     middle = learning_rate(50, 101, 1.0, ScheduleSettings(shape=shape, warmup_steps=1, floor=0.0))
     assert middle == pytest.approx(1.0 if shape == "constant" else 0.5)
 
 
 def test_by_the_share_of_a_budget_the_rate_falls_to_the_floor():
-    rates = [learning_rate(5, None, 2.0, ScheduleSettings("linear", 1, floor=0.1), share) for share in (0, 0.5, 1, 1.5)]
+    rates = [
+        learning_rate(5, None, 2.0, ScheduleSettings("linear", 1, floor=0.1), share)
+        for share in (0, 0.5, 1, 1.5)
+    ]
     assert rates == pytest.approx([2.0, 1.1, 0.2, 0.2])
 
 
 @pytest.mark.parametrize(
     "budget, steps",
-    [({"epochs": 2}, 5), ({"epochs": 0.1}, 1), ({"flops": 1e6}, 250), ({"flops": 4001}, 2), ({"flops": 1}, 1)]
+    [
+        ({"epochs": 2}, 5),
+        ({"epochs": 0.1}, 1),
+        ({"flops": 1e6}, 250),
+        ({"flops": 4001}, 2),
+        ({"flops": 1}, 1),
+    ]
     + [({"steps": 7}, 7), ({"useful_tokens": 9}, None), ({"wall_s": 9}, None)],
 )
 def test_budgets_of_rows_and_flops_are_rounded_up_to_steps(budget, steps):
-    assert steps_of(BudgetSettings(**budget), rows_per_epoch=10, global_batch=4, flops_per_row=1000) == steps
+    assert (
+        steps_of(BudgetSettings(**budget), rows_per_epoch=10, global_batch=4, flops_per_row=1000)
+        == steps
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_moments_in_fp32_decay_and_are_those_of_fp32_weights(fused):
     """In bf16 a second moment stays where it is: 0.05 * 0.999 rounds to 0.05."""
-    settings = OptimizerSettings(learning_rate=1e-3, beta2=0.999, weight_decay=0, fused=fused, clip_norm=None)
+    settings = OptimizerSettings(
+        learning_rate=1e-3, beta2=0.999, weight_decay=0, fused=fused, clip_norm=None
+    )
     found = {}
     for name, moments in (("bf16", "weights"), ("mixed", "fp32"), ("fp32", "weights")):
         dtype = torch.float32 if name == "fp32" else torch.bfloat16
@@ -158,4 +185,6 @@ def test_moments_in_fp32_decay_and_are_those_of_fp32_weights(fused):
         found[name] = second, first.dtype, state["step"].item(), weight[0, 0].item()
     exact = found["fp32"][0]
     assert found["mixed"][0] == pytest.approx(exact, rel=1e-4) and found["bf16"][0] > 1.5 * exact
-    assert found["mixed"][1:3] == found["fp32"][1:3] and found["mixed"][3] == pytest.approx(found["fp32"][3], rel=4e-3)
+    assert found["mixed"][1:3] == found["fp32"][1:3] and found["mixed"][3] == pytest.approx(
+        found["fp32"][3], rel=4e-3
+    )

@@ -1,4 +1,6 @@
-"""A signal between two steps: a state, no seal, and the next attempt has the losses of a run that was never stopped."""
+"""A signal between two steps: a state, no seal, and the next attempt has the losses of a run that
+was never stopped.
+"""
 
 import json
 import os
@@ -34,7 +36,9 @@ def tell(monkeypatch, number):
     monkeypatch.setattr(loop.Training, "step", told)
 
 
-def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab, tmp_path, monkeypatch):
+def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(
+    lab, tmp_path, monkeypatch
+):
     """By SIGUSR1: test_stopping.py."""
     run = small_run(steps=6)
     loop.train(run, lab.inputs(run), tmp_path / "whole", WORLD)
@@ -61,7 +65,8 @@ def test_a_run_told_to_stop_in_its_last_step_is_complete(lab, tmp_path, monkeypa
 
 
 def test_a_second_interrupt_of_a_terminal_ends_at_once_and_what_nohup_ignores_stays_ignored():
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for its background jobs
+    # a shell ignores it for its background jobs
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals() as signals:
@@ -76,12 +81,18 @@ def test_a_second_interrupt_of_a_terminal_ends_at_once_and_what_nohup_ignores_st
         signal.signal(signal.SIGHUP, hangup)
 
 
-def test_a_run_of_some_seconds_that_was_stopped_before_its_last_step_still_has_it(lab, tmp_path, monkeypatch):
-    """Of a budget in seconds, the step that begins after them is the last; a stop before it must not take it away."""
+def test_a_run_of_some_seconds_that_was_stopped_before_its_last_step_still_has_it(
+    lab, tmp_path, monkeypatch
+):
+    """Of a budget in seconds, the step that begins after them is the last; a stop before it must
+    not take it away.
+    """
     run = small_run(budget=BudgetSettings(wall_s=600), schedule=ScheduleSettings(warmup_steps=1))
     tell(monkeypatch, signal.SIGTERM)
     with pytest.raises(Interrupted):
         loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 0)
     budget = loop.Training(run, lab.inputs(run), tmp_path / "run", WORLD, 1).budget
-    state = json.loads(next((tmp_path / "run/checkpoints").glob("step=*/checkpoint.json")).read_text())["budget"]
+    state = json.loads(
+        next((tmp_path / "run/checkpoints").glob("step=*/checkpoint.json")).read_text()
+    )["budget"]
     assert 0 < state["clock"] < state["seconds"] and budget._done == state["clock"]

@@ -1,4 +1,6 @@
-"""A copy of the project at tiny scale, in which the workflow runs: sources are copied, so that a test may edit them."""
+"""A copy of the project at tiny scale, in which the workflow runs: sources are copied, so that a
+test may edit them.
+"""
 
 import json
 import os
@@ -20,7 +22,13 @@ CONFIG = {
     "scale": "demo",
     "experiments": ["ways", "ranks"],
     "corpora": {
-        "small": {"source": {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}}
+        "small": {
+            "source": {
+                "kind": "docstrings",
+                "packages": ["pydoc_data", "numpy"],
+                "maximum_documents": 150,
+            }
+        }
     },
     "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
 }
@@ -97,9 +105,16 @@ class Project:
         return subprocess.CompletedProcess(arguments, code, text)
 
     def command(self, *arguments: str, offline: bool = False, timeout: float = 400) -> str:
-        """The same as a user starts it, in a process of its own; `offline` cuts it off where the machine allows it."""
+        """The same as a user starts it, in a process of its own; `offline` cuts it off where the
+        machine allows it.
+        """
         command = [*(OFFLINE if offline else ()), sys.executable, "-m", "snakemake", *arguments]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": timeout}
+        options = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "timeout": timeout,
+        }
         done = subprocess.run(command, cwd=self.root, env=self.environment, **options)
         assert done.returncode == 0, done.stdout[-6000:] + self.logs()
         return done.stdout
@@ -112,29 +127,53 @@ class Project:
         """Rule → number of jobs that a dry run would start, targets left out."""
         text = self.dry_run(*arguments)
         table = text.split("Job stats:")[1].split("\n\n")[0] if "Job stats:" in text else ""
-        counts = dict(line.split() for line in table.splitlines()[3:] if line.split()[:1] not in ([], ["total"]))
+        counts = dict(
+            line.split()
+            for line in table.splitlines()[3:]
+            if line.split()[:1] not in ([], ["total"])
+        )
         return {rule: int(count) for rule, count in counts.items() if rule not in TARGETS}
 
     def logs(self) -> str:
         """The last lines of every log that speaks of an error."""
-        texts = [(p, p.read_text(errors="replace")) for p in self.root.glob("results/logs/**/*.log")]
+        texts = [
+            (p, p.read_text(errors="replace")) for p in self.root.glob("results/logs/**/*.log")
+        ]
         return "".join(
-            f"\n--- {p.name}\n{text[-3000:]}" for p, text in texts if "Error" in text or "tokenscale:" in text
+            f"\n--- {p.name}\n{text[-3000:]}"
+            for p, text in texts
+            if "Error" in text or "tokenscale:" in text
         )
 
     def records(self) -> dict[str, dict]:
-        """What must be equal after a rebuild: manifests, and order digest and loss of every step of every rank."""
+        """What must be equal after a rebuild: manifests, and order digest and loss of every step of
+        every rank.
+        """
         found = {}
         for path in sorted(self.root.glob("results/to*/**/manifest.json")):
             found[str(path.relative_to(self.root))] = json.loads(path.read_text())
         for path in sorted(self.root.glob("results/runs/*/attempt=*/rank=*/steps.jsonl")):
             steps = [json.loads(line) for line in path.read_text().splitlines()]
-            kept = [(s["step"], s["order_digest"], s["loss_sum"], s["useful_tokens"], s["grad_norm"]) for s in steps]
+            kept = [
+                (s["step"], s["order_digest"], s["loss_sum"], s["useful_tokens"], s["grad_norm"])
+                for s in steps
+            ]
             found[str(path.relative_to(self.root))] = kept
         return found
 
 
-TARGETS = {"all", "corpus", "tokens", "runs", "tables", "figures", "report", "report_now", "claims", *EXPERIMENTS}
+TARGETS = {
+    "all",
+    "corpus",
+    "tokens",
+    "runs",
+    "tables",
+    "figures",
+    "report",
+    "report_now",
+    "claims",
+    *EXPERIMENTS,
+}
 TARGETS |= {"all_experiments"}
 
 
@@ -142,10 +181,24 @@ def _offline() -> list[str]:
     """A prefix that cuts the network off, where the machine allows it."""
     for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
         # the loopback interface must be up: ranks talk over it
-        command = [*command, "sh", "-c", 'ip link set lo up 2>/dev/null || ifconfig lo up; exec "$@"', "sh"]
+        command = [
+            *command,
+            "sh",
+            "-c",
+            'ip link set lo up 2>/dev/null || ifconfig lo up; exec "$@"',
+            "sh",
+        ]
         try:
-            probe = "import socket as s; a = s.create_server(('127.0.0.1', 0)); s.create_connection(a.getsockname(), 2)"
-            if subprocess.run([*command, sys.executable, "-c", probe], capture_output=True, timeout=20).returncode == 0:
+            probe = (
+                "import socket as s; a = s.create_server(('127.0.0.1', 0)); "
+                "s.create_connection(a.getsockname(), 2)"
+            )
+            if (
+                subprocess.run(
+                    [*command, sys.executable, "-c", probe], capture_output=True, timeout=20
+                ).returncode
+                == 0
+            ):
                 return command
         except (OSError, subprocess.TimeoutExpired):
             continue
@@ -159,7 +212,9 @@ def make_project(folder: Path) -> Project:
     """A fresh copy with nothing built."""
     root = folder / "project"
     for name in ("workflow", "src", "profiles"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     os.symlink("profiles/alps", root / "alps")
     (root / "config/experiments").mkdir(parents=True)
     (root / "config/config.yaml").write_text(json.dumps(CONFIG))
@@ -186,7 +241,9 @@ def build(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Project:
-    """A worker's copy of a project whose report is built. Tests leave it complete; what edits it copies it first."""
+    """A worker's copy of a project whose report is built. Tests leave it complete; what edits it
+    copies it first.
+    """
     made = once(tmp_path_factory, "built", build)
     return copy_of(Project(made / "project"), tmp_path_factory.mktemp("built-copy"))
 

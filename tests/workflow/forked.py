@@ -1,4 +1,6 @@
-"""Snakemake in a fork of a process that has imported it already: two thirds of a dry run's time are imports."""
+"""Snakemake in a fork of a process that has imported it already: two thirds of a dry run's time are
+imports.
+"""
 
 import atexit
 import os
@@ -14,7 +16,9 @@ class Started:
     """A `python -m snakemake` in a folder, on its way, with a process group of its own."""
 
     def __init__(self, arguments: list[str], root: Path, environment: dict[str, str]):
-        self._output = tempfile.NamedTemporaryFile(mode="r", errors="replace")
+        self._output = tempfile.NamedTemporaryFile(  # noqa: SIM115  # until the process ends
+            mode="r", errors="replace"
+        )
         asked = (arguments, str(root), environment, self._output.name, served.python())
         self._process = context.Process(target=_main, args=asked)
         self._process.start()
@@ -39,12 +43,16 @@ class Started:
             return self._process.exitcode, self._output.read()
 
 
-def snakemake(arguments: list[str], root: Path, environment: dict[str, str], timeout_s: float = 400) -> tuple[int, str]:
+def snakemake(
+    arguments: list[str], root: Path, environment: dict[str, str], timeout_s: float = 400
+) -> tuple[int, str]:
     """What `python -m snakemake` does in a folder: (exit code, stdout and stderr together)."""
     return Started(arguments, root, environment).wait(timeout_s)
 
 
-def _main(arguments: list[str], root: str, environment: dict[str, str], output: str, python: str) -> None:
+def _main(
+    arguments: list[str], root: str, environment: dict[str, str], output: str, python: str
+) -> None:
     os.setpgid(0, 0)
     file = os.open(output, os.O_WRONLY)
     os.dup2(file, 1)

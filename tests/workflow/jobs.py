@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tests.workflow.conftest import EXPERIMENTS
 
-# The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks` shares one of these
-# runs and adds one on two ranks. Four stores, one of them for the benchmark of `ways` alone.
+# The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks`
+# shares one of these runs and adds one on two ranks. Four stores, one of them for the benchmark of
+# `ways` alone.
 FOLDER = {"build_bundle": 1}
 PAGES = {"build_page": 1, "build_experiment_page": 2} | FOLDER
 PAPER = {"build_pdf": 1} | FOLDER
@@ -32,7 +33,9 @@ APPROACHES = EXPERIMENTS["ways"]["factors"]["approach"]
 
 @contextmanager
 def changed(path: Path, change=lambda text: text + "\n"):
-    """The file with another text, by default one empty line more; put back afterwards byte for byte."""
+    """The file with another text, by default one empty line more; put back afterwards byte for
+    byte.
+    """
     before = path.read_bytes()
     after = change(before.decode()).encode()
     assert after != before, f"nothing to change in {path}"
@@ -44,4 +47,8 @@ def changed(path: Path, change=lambda text: text + "\n"):
 
 
 def source_files(project):
-    return [p for p in project.root.rglob("*") if p.is_file() and not {".snakemake", "results"} & {*p.parts}]
+    return [
+        p
+        for p in project.root.rglob("*")
+        if p.is_file() and not {".snakemake", "results"} & {*p.parts}
+    ]

@@ -1,4 +1,6 @@
-"""Trainers beside each other, from raw text to the report: environments, runs, certificates, and an arm that fails."""
+"""Trainers beside each other, from raw text to the report: environments, runs, certificates, and an
+arm that fails.
+"""
 
 import json
 import os
@@ -29,7 +31,9 @@ EXPERIMENT = {
     "question": "Do both compute the same?",
     "runs": COMPARED,
     "factors": {"arm": ["tokenscale", "transformers", "silent"]},
-    "primary": [{"of": {"arm": name}, "over": {"arm": "tokenscale"}} for name in ("transformers", "silent")],
+    "primary": [
+        {"of": {"arm": name}, "over": {"arm": "tokenscale"}} for name in ("transformers", "silent")
+    ],
     "figures": ["frameworks", "loss_over_time"],
 }
 
@@ -40,7 +44,10 @@ class Connected(Project):
     @property
     def environment(self) -> dict[str, str]:
         here = super().environment
-        return {name: os.environ.get(name, "") if name in planted.ADDRESSES else value for name, value in here.items()}
+        return {
+            name: os.environ.get(name, "") if name in planted.ADDRESSES else value
+            for name, value in here.items()
+        }
 
 
 def with_arms(project: Project) -> Project:
@@ -64,7 +71,11 @@ def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_i
     project.snakemake("--cores", "1", "arms")
     tables = project.root / "results/tables/arms"
     runs = query("inventory", tables).set_index("arm")
-    assert runs["validity"].to_dict() == {"tokenscale": "valid", "transformers": "valid", "silent": "invalid"}
+    assert runs["validity"].to_dict() == {
+        "tokenscale": "valid",
+        "transformers": "valid",
+        "silent": "invalid",
+    }
     assert runs.loc["silent", "reasons"].startswith("the arm logged no step")
     rows = query("frameworks", tables).set_index("arm")
     ours, theirs = (rows.loc[name] for name in ("tokenscale", "transformers"))
@@ -73,10 +84,17 @@ def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_i
     found = query("certificates", tables).set_index("of_arm")
     assert found.loc["transformers", "verdict"] == "equal to rounding"
     assert 0 < found.loc["transformers", "loss_floor"] < 1e-5
-    assert found.loc["silent", "verdict"] == "none" and "no recording" in found.loc["silent", "reason"]
-    page = re.sub(r"\s+", " ", (project.root / "results/report-experiments=arms/index.html").read_text())
+    assert (
+        found.loc["silent", "verdict"] == "none" and "no recording" in found.loc["silent", "reason"]
+    )
+    page = re.sub(
+        r"\s+", " ", (project.root / "results/report-experiments=arms/index.html").read_text()
+    )
     assert "useful tokens per second as tokenscale (parity: equal to rounding)" in page
-    assert "no valid run: the arm logged no step" in page and "no certificate: the arm wrote no recording" in page
+    assert (
+        "no valid run: the arm logged no step" in page
+        and "no certificate: the arm wrote no recording" in page
+    )
     again = project.dry_run("arms")
     assert "Nothing to be done" in again
 
@@ -86,10 +104,15 @@ def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_i
 def test_all_seven_trainers_are_compared(tmp_path):
     """The shipped experiment at demo scale; its environments are built first, and timed apart."""
     if not (os.environ.get(BUNDLES) or os.environ.get("TOKENSCALE_ARM_REMOTES") == "1"):
-        pytest.skip(f"set {BUNDLES} to a folder of bundles, or TOKENSCALE_ARM_REMOTES=1 to read the repositories")
+        pytest.skip(
+            f"set {BUNDLES} to a folder of bundles, or TOKENSCALE_ARM_REMOTES=1 to read the "
+            "repositories"
+        )
     project = with_arms(make_project(tmp_path))
     config = read_yaml(ROOT / "config/config.yaml")
-    (project.root / "config/config.yaml").write_text(json.dumps(config | {"experiments": ["frameworks"]}))
+    (project.root / "config/config.yaml").write_text(
+        json.dumps(config | {"experiments": ["frameworks"]})
+    )
     shutil.copy(ROOT / "config/claims.yaml", project.root / "config/claims.yaml")
     shutil.copy(ROOT / "config/experiments/frameworks.yaml", project.root / "config/experiments")
     experiment = read_yaml(ROOT / "config/experiments/frameworks.yaml")
@@ -101,7 +124,10 @@ def test_all_seven_trainers_are_compared(tmp_path):
     for path in (project.root / record for record in records):
         assert read_json(path)["error"] is None, path
         build = read_json(path.with_name("build.json"))
-        lines.append(f"environment of {path.parent.name}: {build['seconds']:.0f} s, {build['bytes'] / 1e6:,.0f} MB")
+        lines.append(
+            f"environment of {path.parent.name}: {build['seconds']:.0f} s, "
+            f"{build['bytes'] / 1e6:,.0f} MB"
+        )
     began = time.monotonic()
     project.command("--cores", "2", "results/report/index.html", timeout=7200)
     lines.append(f"frameworks, environments built before: {time.monotonic() - began:.0f} s")
@@ -112,5 +138,8 @@ def test_all_seven_trainers_are_compared(tmp_path):
     values = table[["useful_tokens_per_s", "median_step_s", "memory_bytes", "final_loss"]].median()
     certificates = query("certificates", tables)
     assert len(certificates) == 7 and not (certificates["verdict"] == "none").any()
-    lines += [values.to_string(), certificates[["run_id", "verdict", "cause", "loss_difference"]].to_string()]
+    lines += [
+        values.to_string(),
+        certificates[["run_id", "verdict", "cause", "loss_difference"]].to_string(),
+    ]
     logs.write("frameworks", "\n".join(lines) + "\n")

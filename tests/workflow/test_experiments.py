@@ -1,4 +1,6 @@
-"""Every experiment of config/experiments, cut down, from an empty results folder to one report: `all_experiments`."""
+"""Every experiment of config/experiments, cut down, from an empty results folder to one report:
+`all_experiments`.
+"""
 
 import csv
 import json
@@ -23,16 +25,28 @@ from tokenscale.settings.yaml_files import read_yaml
 pytestmark = [pytest.mark.long, pytest.mark.slow(20), pytest.mark.workflow]
 REPORT = f"results/report-experiments={ALL}"
 
-#: cells of an experiment that are run, one repeat each; of these more: one reads a store, one is sharded
+#: cells of an experiment that are run, one repeat each; of these more: one reads a store, one is
+#: sharded
 MOST = 3
 MORE = {"data_path": 4, "elastic_resume": 4}
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
 BENCHMARKS = {
     "data_benchmark": {"sequence_length": 32, "rows": 2, "batches": 2, "rounds": 2},
-    "storage_benchmark": {"sequence_length": 32, "documents": 50, "codecs": ["none", "zstd-3"], "rounds": 2},
+    "storage_benchmark": {
+        "sequence_length": 32,
+        "documents": 50,
+        "codecs": ["none", "zstd-3"],
+        "rounds": 2,
+    },
 }
 #: in place of what the file says: lengths that fit short rows
-WRITTEN = {"prompt_tokens": [8], "new_tokens": [12, 40], "batches": [2], "sample_tokens": 10, "rounds": 2}
+WRITTEN = {
+    "prompt_tokens": [8],
+    "new_tokens": [12, 40],
+    "batches": [2],
+    "sample_tokens": 10,
+    "rounds": 2,
+}
 #: two trainings at a time, on a core each
 FAST = ("--cores", "2", "--set-threads", "train=1", "--resources", "machine=2")
 
@@ -40,7 +54,9 @@ FAST = ("--cores", "2", "--set-threads", "train=1", "--resources", "machine=2")
 def small(key, value):
     """The value of a setting at the size of a test; levels stay apart that are apart."""
     if isinstance(value, dict):
-        return {name: small(f"{key}.{name}" if key else name, inner) for name, inner in value.items()}
+        return {
+            name: small(f"{key}.{name}" if key else name, inner) for name, inner in value.items()
+        }
     shrunk = {
         "model": lambda v: v.replace("-tiny", "-micro") if v in ("llama-tiny", "gpt2-tiny") else v,
         "model.hidden": lambda v: 96,
@@ -59,12 +75,17 @@ def small(key, value):
 
 
 def few(every, most):
-    """At most so many cells: the first, then such as differ from it in one setting, then in several."""
+    """At most so many cells: the first, then such as differ from it in one setting, then in
+    several.
+    """
     first, *others = every
     apart = {}
     for cell in others:
         apart.setdefault(tuple(key for key in cell if cell[key] != first[key]), []).append(cell)
-    queues, chosen = sorted(apart.values(), key=lambda queue: sum(queue[0][k] != first[k] for k in first)), [first]
+    queues, chosen = (
+        sorted(apart.values(), key=lambda queue: sum(queue[0][k] != first[k] for k in first)),
+        [first],
+    )
     while any(queues):
         chosen += [queue.pop(-(len(chosen) % 2)) for queue in queues if queue]
     return chosen[:most]
@@ -73,7 +94,9 @@ def few(every, most):
 def cut(values, file):
     """An experiment's file with small settings, few cells and one repeat."""
     values = {
-        key: value for key, value in values.items() if key not in ("scales", "canary", "primary", "primary_repeats")
+        key: value
+        for key, value in values.items()
+        if key not in ("scales", "canary", "primary", "primary_repeats")
     }
     changed = {"repeats": 1, "left_out": []}
     for kind in BENCHMARKS.keys() & values.keys():
@@ -83,9 +106,14 @@ def cut(values, file):
     every = expand_cells(options.decode(Experiment, values, file=file))
     if every:
         keys = list(every[0])
-        levels = [[small(key, cell[key]) for key in keys] for cell in few(every, MORE.get(Path(file).stem, MOST))]
+        levels = [
+            [small(key, cell[key]) for key in keys]
+            for cell in few(every, MORE.get(Path(file).stem, MOST))
+        ]
         changed["runs"] = small("", values["runs"])
-        changed["factors"] = {", ".join(keys): levels if len(keys) > 1 else [level for (level,) in levels]}
+        changed["factors"] = {
+            ", ".join(keys): levels if len(keys) > 1 else [level for (level,) in levels]
+        }
     return values | changed
 
 
@@ -100,7 +128,11 @@ def make(folder):
     config["corpora"]["grammar"]["source"] = to_dict(pairs_source(200))
     for name, tokenizer in config["tokenizers"].items():
         if tokenizer["kind"] == "tekken" or tokenizer.get("corpus") == "docstrings":
-            config["tokenizers"][name] = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 300}
+            config["tokenizers"][name] = {
+                "kind": "bpe",
+                "corpus": "docstrings",
+                "vocabulary_size": 300,
+            }
     (project.root / "config/config.yaml").write_text(json.dumps(config))
     for path in sorted((ROOT / "config/experiments").glob("*.yaml")):
         if path.stem == "frameworks":  # needs environments of its own: test_arms.py
@@ -145,9 +177,15 @@ def test_every_claim_has_a_verdict_from_an_experiment_made_for_it(everything):
     judged = json.loads((everything.root / REPORT / "claims.json").read_text())["claims"]
     assert [claim["id"] for claim in judged] == [*ledger]
     for claim in judged:
-        assert claim["verdict"] in VERDICTS and (claim["experiment"] or claim["sentence"] or claim["reason"])
+        assert claim["verdict"] in VERDICTS and (
+            claim["experiment"] or claim["sentence"] or claim["reason"]
+        )
     answered = {claim["id"]: claim["experiment"] for claim in judged if claim["experiment"]}
-    assert {answered[name] for name in answered} >= {"formats_in_training", "parallelism", "precision"}
+    assert {answered[name] for name in answered} >= {
+        "formats_in_training",
+        "parallelism",
+        "precision",
+    }
     text = (everything.root / REPORT / "index.html").read_text()
     assert all(f'id="claim-{name}"' in text for name in ledger) and 'id="originals"' in text
 
@@ -157,20 +195,30 @@ def test_runs_that_experiments_share_ran_once(everything, config):
     assert len(listed) > len(set(listed)) and len(set(listed)) <= 60
     assert {path.name for path in everything.root.glob("results/runs/*")} == set(listed)
     for run_id in set(listed):
-        attempts = sorted(path.name for path in everything.root.glob(f"results/runs/{run_id}/attempt=*"))
+        attempts = sorted(
+            path.name for path in everything.root.glob(f"results/runs/{run_id}/attempt=*")
+        )
         assert attempts == ["attempt=00"], run_id
 
 
-def test_runs_that_go_on_in_other_layouts_have_the_samples_and_losses_of_what_was_not_interrupted(everything, config):
+def test_runs_that_go_on_in_other_layouts_have_the_samples_and_losses_of_what_was_not_interrupted(
+    everything, config
+):
     resumed = [run for run in config.runs("elastic_resume") if run.settings.resume_from]
     assert {run.settings.layout.method for run in resumed} == {"single", "fsdp"}
     pairs = query("order", everything.root / "results/tables/elastic_resume")
     pairs = pairs[pairs["kind"] == "resumed and uninterrupted"]
     assert sorted(pairs["compared"]) == sorted(run.run_id for run in resumed)
-    assert pairs["same_data"].all() and pairs["same_useful_tokens"].all() and set(pairs["steps_compared"]) == {4}
+    assert (
+        pairs["same_data"].all()
+        and pairs["same_useful_tokens"].all()
+        and set(pairs["steps_compared"]) == {4}
+    )
     assert (pairs["largest_loss_difference"] < 1e-5).all()
     judged = json.loads((everything.root / REPORT / "claims.json").read_text())["claims"]
-    verdicts = {claim["id"]: claim["verdict"] for claim in judged if claim["id"].startswith("resumed-")}
+    verdicts = {
+        claim["id"]: claim["verdict"] for claim in judged if claim["id"].startswith("resumed-")
+    }
     assert verdicts == {"resumed-same-samples": "supported", "resumed-same-losses": "supported"}
 
 

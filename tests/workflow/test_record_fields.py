@@ -1,4 +1,6 @@
-"""Units and plausible ranges in every JSON record and table of a small built project, by the end of a field's name."""
+"""Units and plausible ranges in every JSON record and table of a small built project, by the end of
+a field's name.
+"""
 
 import json
 import re
@@ -10,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.workflow.conftest import Project
-from tokenscale.data.stores.writing import write_store as write_store
 
 pytestmark = pytest.mark.workflow
 
@@ -38,7 +39,9 @@ UNITS = {
     "_utc": utc_time,
     "_s": number(0.0, 3600.0, float),  # nothing of this project takes an hour
     "_j": number(0.0, 1e9, float),
-    "sha256": lambda value, when: isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None,
+    "sha256": lambda value, when: (
+        isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+    ),
     "bytes": number(0, 1 << 50),
     "_share": number(0.0, 1.0, float, int),
     "_mb": number(0, 10**9),
@@ -53,11 +56,17 @@ def unit_of(field: str) -> str | None:
 def complaints(value, when, path="") -> list[str]:
     """`field = value` of each field below a value that is not in its unit."""
     if isinstance(value, dict):
-        return [text for key, item in value.items() for text in complaints(item, when, f"{path}.{key}")]
+        return [
+            text for key, item in value.items() for text in complaints(item, when, f"{path}.{key}")
+        ]
     if isinstance(value, list):
         return [text for item in value for text in complaints(item, when, path)]
     ending = None if value is None else unit_of(path.rpartition(".")[2])
-    return [] if ending is None or UNITS[ending](value, when) else [f"{path} = {json.dumps(value)[:80]}"]
+    return (
+        []
+        if ending is None or UNITS[ending](value, when)
+        else [f"{path} = {json.dumps(value)[:80]}"]
+    )
 
 
 def times_of(project: Project, file: Path):
@@ -82,7 +91,9 @@ def test_each_field_has_its_unit_and_a_plausible_value(built):
 
 
 def test_each_column_of_the_tables_holds_its_unit(built):
-    """Columns by the end of their names. `_mono_s` counts from a boot and is compared with itself alone."""
+    """Columns by the end of their names. `_mono_s` counts from a boot and is compared with itself
+    alone.
+    """
     found, units = {}, set()
     for file in sorted((built.root / "results/tables").glob("*/*.parquet")):
         when, table = times_of(built, file), pq.read_table(file)

@@ -1,9 +1,9 @@
 """What reruns and what does not: days of GPU time hang on it.
 
-The rerun matrix. A row changes something in a built project and states exactly which jobs a dry run then plans; rules
-that are not named plan none. A dry run cannot know that a rebuilt manifest will be equal, so below a store it names
-what could rerun (`make run` builds tokens first, which stops the wave). `guards.md` lists what was taken out to see
-these tests fail.
+The rerun matrix. A row changes something in a built project and states exactly which jobs a dry run
+then plans; rules that are not named plan none. A dry run cannot know that a rebuilt manifest will
+be equal, so below a store it names what could rerun (`make run` builds tokens first, which stops
+the wave). `guards.md` lists what was taken out to see these tests fail.
 """
 
 import json
@@ -45,7 +45,9 @@ def shared(built, tmp_path_factory) -> Project:
 
 
 def test_a_project_that_is_all_new_files_elsewhere_reruns_nothing(built, tmp_path):
-    """Content decides: every file is newer, sources last, and lists of source files are written again."""
+    """Content decides: every file is newer, sources last, and lists of source files are written
+    again.
+    """
     moved = copy_of(built, tmp_path, copy_function=shutil.copyfile)
     for path in source_files(moved):
         path.touch()
@@ -57,14 +59,21 @@ def test_a_project_that_is_all_new_files_elsewhere_reruns_nothing(built, tmp_pat
 
 
 def test_what_a_run_or_a_store_reads_is_small_enough_to_be_compared_by_content(built):
-    """Snakemake judges larger files by their time. Data enters as a manifest, so its size does not matter."""
+    """Snakemake judges larger files by their time. Data enters as a manifest, so its size does not
+    matter.
+    """
     rules = {"build_tokenizer", "pretokenize", "benchmark_data", "train"}
     found = set()
-    for record in map(json.loads, (p.read_text() for p in (built.root / ".snakemake/metadata").iterdir())):
+    for record in map(
+        json.loads, (p.read_text() for p in (built.root / ".snakemake/metadata").iterdir())
+    ):
         if record["rule"] in rules:
             found.add(record["rule"])
             for name in record["input"]:
-                assert name.startswith("results/code/") or name.endswith("/manifest.json"), (record["rule"], name)
+                assert name.startswith("results/code/") or name.endswith("/manifest.json"), (
+                    record["rule"],
+                    name,
+                )
                 assert (built.root / name).stat().st_size < 1_000_000
     assert found == rules
 
@@ -72,7 +81,9 @@ def test_what_a_run_or_a_store_reads_is_small_enough_to_be_compared_by_content(b
 def test_a_dry_run_in_a_fresh_clone_writes_nothing_but_lists_of_source_files_and_arguments(fresh):
     before = set(fresh.root.rglob("*"))
     assert fresh.planned()["train"] == 4
-    new = {p.relative_to(fresh.root).parts for p in set(fresh.root.rglob("*")) - before if p.is_file()}
+    new = {
+        p.relative_to(fresh.root).parts for p in set(fresh.root.rglob("*")) - before if p.is_file()
+    }
     written = {p for p in new if p[0] != ".snakemake" and "__pycache__" not in p}
     assert {p[:2] for p in written} == {("results", "code"), ("results", "arguments")}
     assert {p[-1] for p in written if p[1] == "code"} == {"sources.json"}
@@ -80,11 +91,16 @@ def test_a_dry_run_in_a_fresh_clone_writes_nothing_but_lists_of_source_files_and
 
 def test_a_comment_in_the_workflow_or_the_configuration_reruns_nothing(shared):
     def commented(text):
-        inside = text.replace("\n    input:\n", "\n    # a comment\n    input:\n        # another one\n")
+        inside = text.replace(
+            "\n    input:\n", "\n    # a comment\n    input:\n        # another one\n"
+        )
         return f"# at the top\n\n{inside}\n\n# at the end\n"
 
     with ExitStack() as edits:
-        for path in [shared.root / "workflow/Snakefile", *(shared.root / "workflow/rules").glob("*.smk")]:
+        for path in [
+            shared.root / "workflow/Snakefile",
+            *(shared.root / "workflow/rules").glob("*.smk"),
+        ]:
             edits.enter_context(changed(path, commented))
         for path in (shared.root / "config").rglob("*.yaml"):
             edits.enter_context(changed(path, lambda text: f"# a comment\n{text}\n"))
@@ -122,7 +138,8 @@ ROOMS = [
     ("settings/run.py", BENCHMARK | RUNS),
     ("costs/peaks.py", BOTH),  # what a device can do stands beside every run
     ("data/order/packing.py", STORES | {"pretokenize": 2}),
-    ("data/order/permutation.py", BENCHMARK | RUNS | {"pretokenize": 2}),  # rows of packed stores are shuffled by it
+    # rows of packed stores are shuffled by it
+    ("data/order/permutation.py", BENCHMARK | RUNS | {"pretokenize": 2}),
     ("data/corpus/build.py", CORPUS),
     ("data/tokenizers/tekken.py", TOKENIZER),  # tokenizers are one group
     ("data/batches/torch_data.py", BENCHMARK | WAYS),
@@ -146,9 +163,20 @@ ROOMS = [
 ]
 #: code of no job: what starts jobs, and trainers, models and sources that no run of the copy has
 NOBODYS = [
-    *("__init__.py", "base/errors.py", "settings/config.py", "settings/presets.py", "settings/registry.py"),
+    *(
+        "__init__.py",
+        "base/errors.py",
+        "settings/config.py",
+        "settings/presets.py",
+        "settings/registry.py",
+    ),
     *("cli/main.py", "cli/train.py", "cli/train_inputs.py", "cli/doctor.py", "cli/launch.py"),
-    *("runs/launch/attempts.py", "arms/train.py", "parity/certificate.py", "data/corpus/download.py"),
+    *(
+        "runs/launch/attempts.py",
+        "arms/train.py",
+        "parity/certificate.py",
+        "data/corpus/download.py",
+    ),
     *("train/models/library.py", "train/models/convert_hf.py"),
 ]
 
@@ -180,7 +208,9 @@ def test_an_accepted_edit_may_add_an_import(shared):
 
 def test_a_rules_shell_string_is_its_code(shared):
     path = shared.root / "workflow/rules/train.smk"
-    with changed(path, lambda text: text.replace("tokenscale launch {params", "tokenscale launch  {params")):
+    with changed(
+        path, lambda text: text.replace("tokenscale launch {params", "tokenscale launch  {params")
+    ):
         assert shared.planned() == RUNS
 
 
@@ -188,7 +218,8 @@ def test_a_rules_shell_string_is_its_code(shared):
 
 
 CORPORA, TOKENIZERS = CONFIG["corpora"], CONFIG["tokenizers"]
-#: what changes → (keys of the experiment `ways` or of the configuration with other values, what is planned)
+#: what changes → (keys of the experiment `ways` or of the configuration with other values, what is
+#: planned)
 SETTINGS = {
     "a learning rate trains the runs of its experiment": (
         {"runs": EXPERIMENTS["ways"]["runs"] | {"optimizer": {"learning_rate": 0.01}}},
@@ -211,16 +242,23 @@ SETTINGS = {
         {"run_table": 2} | TOKENIZER,
     ),
     "a corpus and a tokenizer that nobody uses build nothing": (
-        {"corpora": CORPORA | {"other": {}}, "tokenizers": TOKENIZERS | {"other": {"kind": "tekken"}}},
+        {
+            "corpora": CORPORA | {"other": {}},
+            "tokenizers": TOKENIZERS | {"other": {"kind": "tekken"}},
+        },
         {},
     ),
     "one experiment less in the report rebuilds the report": ({"experiments": ["ways"]}, REPORT),
 }
 
 
-@pytest.mark.parametrize("change, expected", [pytest.param(*row, id=name) for name, row in SETTINGS.items()])
+@pytest.mark.parametrize(
+    "change, expected", [pytest.param(*row, id=name) for name, row in SETTINGS.items()]
+)
 def test_a_setting_reruns_exactly_what_depends_on_it(shared, change, expected):
     of_config = change.keys() <= CONFIG.keys()
-    file, values = ("config.yaml", CONFIG) if of_config else ("experiments/ways.yaml", EXPERIMENTS["ways"])
+    file, values = (
+        ("config.yaml", CONFIG) if of_config else ("experiments/ways.yaml", EXPERIMENTS["ways"])
+    )
     with changed(shared.root / "config" / file, lambda text: json.dumps(values | change)):
         assert shared.planned() == expected

@@ -1,4 +1,6 @@
-"""Mistakes of users and the message each gets: exit code 2, the file or the key, the next step, no traceback."""
+"""Mistakes of users and the message each gets: exit code 2, the file or the key, the next step, no
+traceback.
+"""
 
 import argparse
 import contextlib
@@ -33,15 +35,24 @@ def shared(tmp_path_factory) -> Project:
 
 
 def said_by(command: str, project: Project, monkeypatch, capfd) -> tuple[int, str]:
-    """(exit code, output) of a command line in the project: tokenscale's in this process, Snakemake's in a fork."""
+    """(exit code, output) of a command line in the project: tokenscale's in this process,
+    Snakemake's in a fork.
+    """
     program, *arguments = shlex.split(command)
     if program == "make":
         makefile = ["--file", str(ROOT / "Makefile"), "READY=", f"VENV={sys.prefix}"]
-        options = {"cwd": project.root, "env": project.environment, "stderr": subprocess.STDOUT, "text": True}
+        options = {
+            "cwd": project.root,
+            "env": project.environment,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
         done = subprocess.run(["make", *makefile, *arguments], **options, stdout=subprocess.PIPE)
         return done.returncode, done.stdout
     if program == "snakemake":
-        return forked.snakemake([*arguments, "-n", "--quiet", "host"], project.root, project.environment)
+        return forked.snakemake(
+            [*arguments, "-n", "--quiet", "host"], project.root, project.environment
+        )
     monkeypatch.chdir(project.root)
     capfd.readouterr()
     try:
@@ -65,7 +76,9 @@ MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())
 
 
 def arrange(root: Path, files: dict) -> None:
-    """Write files of text or of values; those of an experiment change a valid one; `corpus` builds one of lines."""
+    """Write files of text or of values; those of an experiment change a valid one; `corpus` builds
+    one of lines.
+    """
     if "own/ways.yaml" in files:
         files = {"mine.yaml": {"experiments_folder": "own", "experiments": ["ways"]}} | files
     for name, content in files.items():
@@ -78,7 +91,9 @@ def arrange(root: Path, files: dict) -> None:
         elif isinstance(content, str):
             path.write_text(WORDS.get(content, content))
         elif name == "own/ways.yaml":
-            path.write_text(json.dumps(EXPERIMENTS["ways"] | content | {"runs": RUNS | content.get("runs", {})}))
+            path.write_text(
+                json.dumps(EXPERIMENTS["ways"] | content | {"runs": RUNS | content.get("runs", {})})
+            )
         else:
             path.write_text(json.dumps(content))
 
@@ -88,7 +103,10 @@ def build_corpus(root: Path, line: str, times: int) -> None:
     (root / "own.jsonl").write_text(f"{line}\n" * times)
     settings = {"name": "own", "source": {"kind": "files", "files": ["own.jsonl"]}}
     with contextlib.chdir(root):
-        assert cli.main(["corpus", "--settings", json.dumps(settings), "--output", "c/manifest.json"]) == 0
+        assert (
+            cli.main(["corpus", "--settings", json.dumps(settings), "--output", "c/manifest.json"])
+            == 0
+        )
         kind = '{"name": "t", "kind": "numbers", "vocabulary_size": 20}'
         assert cli.main(["tokenizer", "--settings", kind, "--output", "t/manifest.json"]) == 0
 
@@ -111,8 +129,14 @@ def test_a_mistake_gets_one_message(mistake, shared, monkeypatch, capfd):
     "typed, read",
     [
         ("--configfile mine.yaml corpus", "corpus --configfile mine.yaml"),
-        ("-n --configfile a.yaml b.yml runs tables -j all", "runs tables -n --configfile a.yaml b.yml -j unlimited"),
-        ("--configfiles a.json results/runs/x/done.json", "results/runs/x/done.json --configfiles a.json"),
+        (
+            "-n --configfile a.yaml b.yml runs tables -j all",
+            "runs tables -n --configfile a.yaml b.yml -j unlimited",
+        ),
+        (
+            "--configfiles a.json results/runs/x/done.json",
+            "results/runs/x/done.json --configfiles a.json",
+        ),
         ("--configfile nope", "--configfile nope"),  # a missing file is none of the targets
         ("--config scale=demo report", "report --config scale=demo"),
         ("--configfile a.yaml -- runs", "--configfile a.yaml -- runs"),
@@ -138,13 +162,18 @@ def test_a_source_without_files_is_a_line_of_the_plan(files, shared, monkeypatch
 
 def test_a_target_may_stand_behind_the_configuration_file(fresh):
     arrange(fresh.root, {"mine.yaml": {"experiments": ["ranks"]}})
-    said = fresh.command("-n", "--quiet", "host", "-j", "all", "--configfile", "mine.yaml", "corpus")
+    said = fresh.command(
+        "-n", "--quiet", "host", "-j", "all", "--configfile", "mine.yaml", "corpus"
+    )
     assert "build_corpus" in said and "train" not in said
 
 
 def test_an_experiment_that_does_not_fit_stops_no_other_target(fresh):
     """It is listed by its name, and refused where it is asked for."""
-    for name, text in {"mute": "question: [", "other": "question: ?\nruns: {model: lama}\n"}.items():
+    for name, text in {
+        "mute": "question: [",
+        "other": "question: ?\nruns: {model: lama}\n",
+    }.items():
         (fresh.root / f"config/experiments/{name}.yaml").write_text(text)
     done = fresh.snakemake("ways", "-n", "--quiet", "host")
     assert "experiments are left out" in done.stdout and "experiments  mute, other\n" in done.stdout
@@ -153,7 +182,8 @@ def test_an_experiment_that_does_not_fit_stops_no_other_target(fresh):
         assert done.returncode == 2 and f"config/experiments/{file}.yaml" in done.stdout
 
 
-# ------------------------------------------------------------------------------------------------------------ flags
+# --------------------------------------------------------------------------------------------------
+# flags
 
 
 def parsers() -> list[argparse.ArgumentParser]:
@@ -169,11 +199,17 @@ def parsers() -> list[argparse.ArgumentParser]:
 
 @pytest.mark.parametrize("parser", parsers(), ids=lambda parser: parser.prog)
 def test_an_unknown_flag_gets_the_nearest_spelling(parser, capsys):
-    """Of every flag with a letter doubled; also before a required flag that is missing, which is the same one."""
+    """Of every flag with a letter doubled; also before a required flag that is missing, which is
+    the same one.
+    """
     with contextlib.suppress(SystemExit):
         parser.parse_known_args([])  # which adds the options of a benchmark
     capsys.readouterr()
-    flags = [a.option_strings[-1] for a in parser._actions if a.option_strings and a.help != argparse.SUPPRESS]
+    flags = [
+        a.option_strings[-1]
+        for a in parser._actions
+        if a.option_strings and a.help != argparse.SUPPRESS
+    ]
     for flag in flags:
         wrong = f"--{flag[2]}{flag[2:]}"
         if wrong in parser._option_string_actions:
@@ -181,10 +217,14 @@ def test_an_unknown_flag_gets_the_nearest_spelling(parser, capsys):
         with pytest.raises(SystemExit, match="^2$"):
             parser.parse_args([wrong, "1"])
         said = capsys.readouterr().err
-        assert said.startswith(f"tokenscale: unknown flag {wrong}.") and f"did you mean {flag}?" in said, said
+        assert (
+            said.startswith(f"tokenscale: unknown flag {wrong}.")
+            and f"did you mean {flag}?" in said
+        ), said
 
 
-# ------------------------------------------------------------------------------------------------------------ tables
+# --------------------------------------------------------------------------------------------------
+# tables
 
 DAMAGES = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-9]),
@@ -201,7 +241,10 @@ def tables_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tables") / "results/tables/demo"
     steps = tables.steps("a", 2000, loss_sum=lambda step, _: 60.0 + math.sin(step))
     return tables.write(
-        folder, {"experiment": "demo", "scale": "demo"}, runs=[tables.run("a", steps_asked=2000)], steps=steps
+        folder,
+        {"experiment": "demo", "scale": "demo"},
+        runs=[tables.run("a", steps_asked=2000)],
+        steps=steps,
     )
 
 
@@ -223,7 +266,15 @@ def test_a_damaged_table_is_named_with_the_command_that_restores_it(
 
 def test_a_figures_path_may_have_an_ending(tables_folder, tmp_path):
     for name in ("plain", "svg.svg", "table.csv"):
-        arguments = ["report", "figure", "loss_over_time", "--tables", tables_folder, "--output", tmp_path / name]
+        arguments = [
+            "report",
+            "figure",
+            "loss_over_time",
+            "--tables",
+            tables_folder,
+            "--output",
+            tmp_path / name,
+        ]
         assert cli.main([str(argument) for argument in arguments]) == 0
     expected = {f"{name}.{kind}" for name in ("plain", "svg", "table") for kind in KINDS}
     assert {path.name for path in tmp_path.iterdir()} == expected

@@ -2,17 +2,17 @@
 
     python config/corpora/grammar/generate.py FOLDER
 
-writes train.parquet (4,000 pairs) and validation.parquet (500 pairs). The files beside this script are its output, byte
-for byte, with the version of pyarrow that they name.
+writes train.parquet (4,000 pairs) and validation.parquet (500 pairs). The files beside this script
+are its output, byte for byte, with the version of pyarrow that they name.
 
-A small model can learn this translation task, and a dictionary cannot solve it. German articles and adjectives agree in
-gender, number and case. An object may come first, marked by its case alone. Verbs come second, after their object
-(perfect, modal verbs, subordinate clauses) or around it (separable prefixes). This is not natural language: scores on
-it say nothing about German.
+A small model can learn this translation task, and a dictionary cannot solve it. German articles and
+adjectives agree in gender, number and case. An object may come first, marked by its case alone.
+Verbs come second, after their object (perfect, modal verbs, subordinate clauses) or around it
+(separable prefixes). This is not natural language: scores on it say nothing about German.
 
-The combination of a clause is (subject noun, verb, object noun). A tenth of all combinations, chosen by hash, is held
-out: no training sentence contains one, and the main clause of every held-out sentence is one. Every word of a held-out
-sentence occurs in training.
+The combination of a clause is (subject noun, verb, object noun). A tenth of all combinations,
+chosen by hash, is held out: no training sentence contains one, and the main clause of every
+held-out sentence is one. Every word of a held-out sentence occurs in training.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ SPLITS = {"train": (4000, 0), "validation": (500, 1_000_003)}
 #: one combination in HELD_OUT is held out
 HELD_OUT = 10
 
-#: (gender or plural, case) → definite article, ending of `ein` and `mein`, adjective endings after each of the two
+#: (gender or plural, case) → definite article, ending of `ein` and `mein`, adjective endings after
+#: each of the two
 _FORMS = {
     ("m", "n"): ("der", "", "e", "er"),
     ("m", "a"): ("den", "en", "en", "en"),
@@ -52,7 +53,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Noun:
-    """German noun: gender (m, f, n), nominative singular and plural, and the English singular and plural."""
+    """German noun: gender (m, f, n), nominative singular and plural, and the English singular and
+    plural.
+    """
 
     gender: str
     singular: str
@@ -63,7 +66,8 @@ class Noun:
 
 @dataclass(frozen=True)
 class Verb:
-    """German verb: third person present (singular, plural), infinitive, past participle, separable prefix.
+    """German verb: third person present (singular, plural), infinitive, past participle, separable
+    prefix.
 
     `case` is the case of the object: accusative (a) or dative (d).
     """
@@ -88,7 +92,9 @@ def _verbs(text: str) -> tuple[Verb, ...]:
 def _verb(row: list[str]) -> Verb:
     singular, plural, infinitive, participle, *english = row[:7]
     options = [word.strip("-") for word in row[7:]]
-    return Verb(singular, plural, infinitive, participle, (english[0], english[1], english[2]), *options)
+    return Verb(
+        singular, plural, infinitive, participle, (english[0], english[1], english[2]), *options
+    )
 
 
 #: persons: subjects, and objects of some verbs
@@ -204,7 +210,9 @@ CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "währe
 
 def is_held_out(subject: Noun, verb: Verb, noun: Noun) -> bool:
     """Return whether this combination is held out of training. Independent of the seed."""
-    digest = hashlib.sha256("|".join((subject.singular, verb.participle, noun.singular)).encode()).digest()
+    digest = hashlib.sha256(
+        "|".join((subject.singular, verb.participle, noun.singular)).encode()
+    ).digest()
     return int.from_bytes(digest[:8], "big") % HELD_OUT == 0
 
 
@@ -257,7 +265,9 @@ class _Phrase:
         noun = self.noun.plural if self.plural else self.noun.singular
         if self.plural and case == "d" and not noun.endswith(("n", "s")):
             noun += "n"
-        adjective = self.adjective and self.adjective + (behind_definite if stem is None else behind_other)
+        adjective = self.adjective and self.adjective + (
+            behind_definite if stem is None else behind_other
+        )
         return " ".join(filter(None, (article, adjective, noun)))
 
     def english(self) -> str:
@@ -287,7 +297,9 @@ class _Clause:
     modal: tuple[str, str, str]
 
     def german(self, first: str | None, *, verb_last: bool = False) -> str:
-        """Return the German clause. `first` precedes the verb; None means the subject, "object" the object."""
+        """Return the German clause. `first` precedes the verb; None means the subject, "object" the
+        object.
+        """
         subject, noun = self.subject.german("n"), self.object.german(self.verb.case)
         plural = self.subject.plural
         if self.tense == "present":
@@ -352,7 +364,9 @@ def _capitalise(text: str) -> str:
 def write(folder: Path) -> None:
     """Write the file of each split."""
     for split, (count, seed) in SPLITS.items():
-        german, english = zip(*generate_pairs(count, seed, held_out=split == "validation"), strict=True)
+        german, english = zip(
+            *generate_pairs(count, seed, held_out=split == "validation"), strict=True
+        )
         table = pa.table({"german": german, "english": english})
         pq.write_table(table, folder / f"{split}.parquet", compression="zstd", compression_level=19)
 

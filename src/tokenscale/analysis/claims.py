@@ -1,11 +1,13 @@
-"""Does a sentence hold? A claim's SQL is asked of an experiment's tables, and what it gives is held against its bound.
+"""Does a sentence hold? A claim's SQL is asked of an experiment's tables, and what it gives is held
+against its bound.
 
-A point is a run, or a pair of runs of one repeat, and no run is in two points of a cell. Below six points no statement
-about runs is more than inconclusive; what does not vary (counts of tokens and bytes) needs one. Each claim was stated
-before the runs and is tested at its own level of 5 %. A claim that must hold in all cells is supported where every cell
-supports it, each at 5 % (intersection-union test, Berger 1982). One cell is enough to contradict it, and the largest of
-several cells is chosen by its number, so both are corrected over the claim's cells (Holm 1979). Runs of other programs
-are none of these points.
+A point is a run, or a pair of runs of one repeat, and no run is in two points of a cell. Below six
+points no statement about runs is more than inconclusive; what does not vary (counts of tokens and
+bytes) needs one. Each claim was stated before the runs and is tested at its own level of 5 %. A
+claim that must hold in all cells is supported where every cell supports it, each at 5 %
+(intersection-union test, Berger 1982). One cell is enough to contradict it, and the largest of
+several cells is chosen by its number, so both are corrected over the claim's cells (Holm 1979).
+Runs of other programs are none of these points.
 """
 
 import functools
@@ -31,7 +33,8 @@ from tokenscale.settings.registry import list_figures
 QUERIES = tuple(queries.PARAMETERS)
 VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this scale")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
-#: a published figure is reproduced where the interval comes this close to it, as a share of the figure
+#: a published figure is reproduced where the interval comes this close to it, as a share of the
+#: figure
 REPRODUCED = 0.05
 #: what `as_rows` takes as it is from a claim, and from what is judged of it
 OF_CLAIM = ("claim", "figure", "unit", "direction", "bound", "margin", "remark")
@@ -44,8 +47,8 @@ NEVER = 1e12
 class Cell:
     """The points of one cell: their median, what `low` and `high` are (`kind`), and the test.
 
-    `p` and the smallest p that so many points can give are those of the cell alone; the corrected ones are Holm's over
-    the claim's cells.
+    `p` and the smallest p that so many points can give are those of the cell alone; the corrected
+    ones are Holm's over the claim's cells.
     """
 
     name: str
@@ -65,7 +68,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what the data say of it. Not tested: no experiment, no numbers, and `reason` says why."""
+    """A claim with what the data say of it. Not tested: no experiment, no numbers, and `reason`
+    says why.
+    """
 
     id: str
     verdict: str
@@ -80,7 +85,8 @@ class Judged:
 
 
 def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[Judged]:
-    """Every claim of the ledger, in its order, asked of the tables below `tables` of the named experiments.
+    """Every claim of the ledger, in its order, asked of the tables below `tables` of the named
+    experiments.
 
     Raises UserError for SQL that DuckDB refuses or that lacks the columns it needs.
     """
@@ -90,7 +96,11 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
     for name, claim in ledger.claims.items():
         experiment_tables, rows, refused = _points(name, claim, found)
         if rows is None:
-            reason = "" if refused or claim.needs else "no experiment of this report has the runs that it needs"
+            reason = (
+                ""
+                if refused or claim.needs
+                else "no experiment of this report has the runs that it needs"
+            )
             needs = f"Needs {claim.needs}." if claim.needs else ""
             judged.append(Judged(name, NOT_TESTED, reason, needs, refused=refused))
             continue
@@ -99,7 +109,10 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
             largest = min if claim.direction == "below" else max
             cells = [largest(cells, key=operator.attrgetter("number"))]
         verdicts = [verdict_of(claim, cell) for cell in cells]
-        cells = [replace(cell, verdict=v, reason=why) for cell, (v, why) in zip(cells, verdicts, strict=True)]
+        cells = [
+            replace(cell, verdict=v, reason=why)
+            for cell, (v, why) in zip(cells, verdicts, strict=True)
+        ]
         judged.append(_judged(name, claim, experiment_tables, rows, tuple(cells), refused))
     for experiment_tables in found.values():
         experiment_tables.close()
@@ -117,35 +130,55 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
             {name: getattr(one, name) for name in OF_VERDICT}
             | {name: getattr(claim, name) for name in OF_CLAIM}
             | {
-                **{"document": document.title, "study": document.study, "where": document.where},
-                **{"published": list(claim.published), "corrected": list(claim.corrected)},
-                "reproduced": is_near(low, high, claim.published) if claim.published and one.cells else None,
-                **{"number": _finite(number), "low": _finite(low), "high": _finite(high), "n": n},
+                "document": document.title,
+                "study": document.study,
+                "where": document.where,
+                "published": list(claim.published),
+                "corrected": list(claim.corrected),
+                "reproduced": is_near(low, high, claim.published)
+                if claim.published and one.cells
+                else None,
+                "number": _finite(number),
+                "low": _finite(low),
+                "high": _finite(high),
+                "n": n,
                 "kind": _kinds(one.cells) or None,
                 "run_ids": list(one.run_ids),
                 "sql_sha256": sha256_text(claim.sql),
                 "in_cells": claim.cells,
-                "cells": [{key: _finite(value) for key, value in vars(cell).items()} for cell in one.cells],
+                "cells": [
+                    {key: _finite(value) for key, value in vars(cell).items()} for cell in one.cells
+                ],
             }
         )
     return rows
 
 
 def lost(
-    ledger: ClaimsFile, judged: Iterable[Judged], scales: AbstractSet[str], experiments: Iterable[str]
+    ledger: ClaimsFile,
+    judged: Iterable[Judged],
+    scales: AbstractSet[str],
+    experiments: Iterable[str],
 ) -> list[Judged]:
-    """Return the claims that are required at one of the scales (`holds_at`) and that the data do not support.
+    """Return the claims that are required at one of the scales (`holds_at`) and that the data do
+    not support.
 
-    A claim is required where the report has one of its experiments. If their tables cannot test it, it is lost, too:
-    nothing shows that it holds.
+    A claim is required where the report has one of its experiments. If their tables cannot test it,
+    it is lost, too: nothing shows that it holds.
     """
     reported = set(experiments)
-    required = {name for name, c in ledger.claims.items() if scales & set(c.holds_at) and reported & set(c.experiments)}
+    required = {
+        name
+        for name, c in ledger.claims.items()
+        if scales & set(c.holds_at) and reported & set(c.experiments)
+    }
     return [one for one in judged if one.id in required and one.verdict != SUPPORTED]
 
 
 def summed_up(cells: Sequence[Cell]) -> tuple[float | None, float | None, float | None, int]:
-    """(median, lowest low, highest high, fewest points) of several cells; the median is that of one cell alone."""
+    """(median, lowest low, highest high, fewest points) of several cells; the median is that of one
+    cell alone.
+    """
     if not cells:
         return None, None, None, 0
     number = float(np.median([cell.number for cell in cells]))
@@ -153,7 +186,8 @@ def summed_up(cells: Sequence[Cell]) -> tuple[float | None, float | None, float 
 
 
 def is_near(low: float, high: float, figures: Sequence[float]) -> bool | None:
-    """Whether an interval lies within `REPRODUCED` of a figure, or of a range of figures; None where it does in part.
+    """Whether an interval lies within `REPRODUCED` of a figure, or of a range of figures; None
+    where it does in part.
 
     A direction can hold while the figure does not: "around 75 %" is another number than 67 to 70 %.
 
@@ -187,7 +221,9 @@ def written(number: float | None, unit: str, digits: int = 3) -> str:
 
 
 class ClaimTables:
-    """The tables of one experiment, with the named queries as tables made when they are first asked for."""
+    """The tables of one experiment, with the named queries as tables made when they are first asked
+    for.
+    """
 
     def __init__(self, name: str, folder: Path):
         self.name, self._folder = name, folder
@@ -198,25 +234,40 @@ class ClaimTables:
         self._made: set[str] = set()
         # a claim's SQL writes no file and reads none but these tables
         quoted = str(folder).replace("'", "''")
-        self.connection.execute(f"SET allowed_directories = ['{quoted}']; SET enable_external_access = false")
+        self.connection.execute(
+            f"SET allowed_directories = ['{quoted}']; SET enable_external_access = false"
+        )
 
     def rows(self, claim: str, sql: str) -> pd.DataFrame:
-        """Return what a claim's SQL gives. Raises UserError for anything but one SELECT that runs."""
+        """Return what a claim's SQL gives. Raises UserError for anything but one SELECT that
+        runs.
+        """
         try:
             kinds = [statement.type for statement in self.connection.extract_statements(sql)]
             if kinds == [duckdb.StatementType.SELECT]:
                 with queries.damage_reported(self.connection):
-                    wanted = {name.lower() for name in re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE)}
+                    wanted = {
+                        name.lower()
+                        for name in re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE)
+                    }
                     for query in sorted(wanted & set(QUERIES) - set(queries.VIEWS) - self._made):
                         text, parameters = queries.sql(query), queries.PARAMETERS[query]
-                        self.connection.execute(f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None)
+                        self.connection.execute(
+                            f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None
+                        )
                         self._made.add(query)
                     return self.connection.execute(sql).df()
             reason = "it has to be one SELECT, which changes nothing for the others"
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
         next = "correct the query of this claim in the claims file"
-        raise UserError("a claim's SQL does not run.", claim=claim, experiment=self.name, reason=reason, next=next)
+        raise UserError(
+            "a claim's SQL does not run.",
+            claim=claim,
+            experiment=self.name,
+            reason=reason,
+            next=next,
+        )
 
     def close(self) -> None:
         self.connection.close()
@@ -225,7 +276,9 @@ class ClaimTables:
 def _points(
     name: str, claim: Claim, found: dict[str, ClaimTables]
 ) -> tuple[ClaimTables | None, pd.DataFrame | None, str]:
-    """(the experiment that answers, its rows with a column `number`, who was left out); None where nobody has any."""
+    """(the experiment that answers, its rows with a column `number`, who was left out); None where
+    nobody has any.
+    """
     refused = ""
     for experiment in claim.experiments:
         if experiment not in found:
@@ -237,7 +290,9 @@ def _points(
             listed = {"column": ", ".join(missing), "found": ", ".join(rows.columns)}
             next = "select it, or leave it out of the sentence"
             raise UserError("a claim's SQL lacks a column.", claim=name, **listed, next=next)
-        rows = rows[rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)]
+        rows = rows[
+            rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)
+        ]
         rows, found_refused = _comparable(claim, rows, experiment_tables.inventory)
         refused = found_refused or refused
         over = _numbers(name, rows, "baseline") if "baseline" in rows else 1.0
@@ -253,8 +308,12 @@ def _ids(rows: pd.DataFrame) -> list[str]:
     return [column for column in rows if column == "run_id" or column.endswith("_run_id")]
 
 
-def _comparable(claim: Claim, rows: pd.DataFrame, inventory: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """(rows of our own runs that differ in nothing but what the claim compares, sentences on those that do not)."""
+def _comparable(
+    claim: Claim, rows: pd.DataFrame, inventory: pd.DataFrame
+) -> tuple[pd.DataFrame, str]:
+    """(rows of our own runs that differ in nothing but what the claim compares, sentences on those
+    that do not).
+    """
     columns = _ids(rows)
     out = set(inventory.loc[inventory["external"].fillna(False).astype(bool), "run_id"])
     refused = ""
@@ -271,7 +330,10 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
         return rows[column].astype(float)
     except (TypeError, ValueError):
         found = rows[column].iloc[0]
-        what, next = "a claim's SQL gives no number.", "have the query return one number in this column"
+        what, next = (
+            "a claim's SQL gives no number.",
+            "have the query return one number in this column",
+        )
         raise UserError(what, claim=name, column=column, found=found, next=next) from None
 
 
@@ -289,12 +351,20 @@ def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
             kind = "one value" if x.min() == x.max() else "lowest and highest value"
             spread = replace(spread, low=float(x.min()), high=float(x.max()), kind=kind)
         median, low, high = (
-            n if abs(n) < NEVER else math.copysign(math.inf, n) for n in (spread.median, spread.low, spread.high)
+            n if abs(n) < NEVER else math.copysign(math.inf, n)
+            for n in (spread.median, spread.low, spread.high)
         )
         ids = [run_id for column in _ids(group) for run_id in group[column].dropna()]
         shared = len(set(ids)) < len(ids)
-        found.append(Cell(str(name), len(x), median, low, high, spread.kind, p, smallest, p, smallest, shared))
-    corrected = statistics.holm([cell.p for cell in found]), statistics.holm([cell.smallest_p for cell in found])
+        found.append(
+            Cell(
+                str(name), len(x), median, low, high, spread.kind, p, smallest, p, smallest, shared
+            )
+        )
+    corrected = (
+        statistics.holm([cell.p for cell in found]),
+        statistics.holm([cell.smallest_p for cell in found]),
+    )
     return [
         replace(cell, corrected_p=p, corrected_smallest_p=smallest)
         for cell, p, smallest in zip(found, *corrected, strict=True)
@@ -308,8 +378,9 @@ def edges(claim: Claim) -> tuple[float, float]:
 
 
 def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
-    """(p, smallest p) against the edge that the claim, or what contradicts it, has to leave behind; inside of a margin,
-    the larger p of its two edges (Schuirmann 1987)."""
+    """(p, smallest p) against the edge that the claim, or what contradicts it, has to leave behind;
+    inside of a margin, the larger p of its two edges (Schuirmann 1987).
+    """
     near, far = edges(claim)
     median = float(np.median(x))
     if claim.direction == "equal":
@@ -323,36 +394,57 @@ def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
 def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
     """(verdict, why) of one cell.
 
-    `above`, `below`: supported where the whole interval, and the test, lie beyond the bound by more than the margin;
-    contradicted where they do not reach so far. `equal` (Schuirmann 1987): supported where they are within the margin,
-    contradicted where they are outside.
+    `above`, `below`: supported where the whole interval, and the test, lie beyond the bound by more
+    than the margin; contradicted where they do not reach so far. `equal` (Schuirmann 1987):
+    supported where they are within the margin, contradicted where they are outside.
     """
     low, high = cell.low, cell.high
     near, far = edges(claim)
     if not claim.exact and cell.repeated:
         return INCONCLUSIVE, "its points share runs, so that they are not independent"
     if not claim.exact and statistics.order_statistic_rank(cell.n) is None:
-        return INCONCLUSIVE, f"{cell.n} of the {statistics.fewest_pairs()} or more points that a verdict takes"
+        return (
+            INCONCLUSIVE,
+            f"{cell.n} of the {statistics.fewest_pairs()} or more points that a verdict takes",
+        )
     within = near <= low and high <= far
     holds = {"above": low > far, "below": high < near, "equal": within}[claim.direction]
-    fails = {"above": high <= far, "below": low >= near, "equal": high < near or low > far}[claim.direction]
+    fails = {"above": high <= far, "below": low >= near, "equal": high < near or low > far}[
+        claim.direction
+    ]
     alone = holds and claim.cells == "all"
-    p, smallest = (cell.p, cell.smallest_p) if alone else (cell.corrected_p, cell.corrected_smallest_p)
+    p, smallest = (
+        (cell.p, cell.smallest_p) if alone else (cell.corrected_p, cell.corrected_smallest_p)
+    )
     if (holds or fails) and smallest >= statistics.LEVEL:
         return INCONCLUSIVE, "too few points for tests of so many cells"
     if (holds or fails) and p >= statistics.LEVEL:
-        return INCONCLUSIVE, f"the test{'' if alone else ', corrected for the other cells,'} does not exclude chance"
+        return (
+            INCONCLUSIVE,
+            (
+                f"the test{'' if alone else ', corrected for the other cells,'} does not exclude "
+                "chance"
+            ),
+        )
     if holds:
         return SUPPORTED, ""
     if fails:
         small = claim.direction != "equal" and claim.margin and within
-        of = f"no further from {written(claim.bound, claim.unit)} than {written(claim.margin, 'percent')}"
+        of = (
+            f"no further from {written(claim.bound, claim.unit)} than "
+            f"{written(claim.margin, 'percent')}"
+        )
         return CONTRADICTED, of if small else ""
     return INCONCLUSIVE, f"the {'margin' if claim.margin else 'bound'} lies inside the interval"
 
 
 def _judged(
-    name: str, claim: Claim, experiment_tables: ClaimTables, rows: pd.DataFrame, cells: tuple[Cell, ...], refused: str
+    name: str,
+    claim: Claim,
+    experiment_tables: ClaimTables,
+    rows: pd.DataFrame,
+    cells: tuple[Cell, ...],
+    refused: str,
 ) -> Judged:
     verdicts = [cell.verdict for cell in cells]
     verdict = SUPPORTED if {*verdicts} == {SUPPORTED} else INCONCLUSIVE
@@ -370,17 +462,26 @@ def _judged(
     texts = [r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()]
     reason, sentence = "; ".join(texts + marks), _sentence(claim, shown, cells)
     # an experiment that was not made for the claim may have its rows without its figure
-    figure = claim.shown_in if claim.shown_in in (experiment_tables.figures or [claim.shown_in]) else None
+    figure = (
+        claim.shown_in
+        if claim.shown_in in (experiment_tables.figures or [claim.shown_in])
+        else None
+    )
     where = experiment_tables.name, experiment_tables.scale
-    return Judged(name, verdict, reason, sentence, *where, cells, tuple(sorted(used)), refused, figure)
+    return Judged(
+        name, verdict, reason, sentence, *where, cells, tuple(sorted(used)), refused, figure
+    )
 
 
 def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     _, low, high, n = summed_up(cells)
     digits = max(3, math.ceil(-math.log10(claim.margin)) + 2) if claim.direction == "equal" else 3
-    format_value = functools.partial(written, unit=claim.unit, digits=digits)  # which show what is equal
+    # which show what is equal
+    format_value = functools.partial(written, unit=claim.unit, digits=digits)
     # what does not vary from run to run is shown from end to end, not by a median of unlike things
-    ends = (low, high) if claim.exact else (min(c.number for c in cells), max(c.number for c in cells))
+    ends = (
+        (low, high) if claim.exact else (min(c.number for c in cells), max(c.number for c in cells))
+    )
     values: dict[str, str] = {
         "number": " to ".join(dict.fromkeys(map(format_value, ends))),
         "spread": f"{format_value(low)} to {format_value(high)}, " * (low != high) + _kinds(cells),

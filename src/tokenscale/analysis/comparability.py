@@ -1,7 +1,8 @@
 """Find runs that may not be compared, because they differ in more than the factor under comparison.
 
-In one source study the main trend, that reading tokens pays off with larger batches, came from one run with another
-sequence length. All recorded facts of the table `runs` are compared here before a figure is drawn.
+In one source study the main trend, that reading tokens pays off with larger batches, came from one
+run with another sequence length. All recorded facts of the table `runs` are compared here before a
+figure is drawn.
 """
 
 import json
@@ -10,22 +11,45 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-#: column of `runs` → its name in a sentence: what runs of one comparison share, whatever is compared
+#: column of `runs` → its name in a sentence: what runs of one comparison share, whatever is
+#: compared
 SETTINGS = (
     {"corpus": "corpus", "tokenizer": "tokenizer", "tokenizer_sha256": "content of the tokenizer"}
-    | {name: name for name in ("model", "sequence_length", "global_batch", "micro_batch", "precision")}
-    | {"base_seed": "seed", "positions": "positions trained on", "validation_store_sha256": "held-out rows"}
+    | {
+        name: name
+        for name in ("model", "sequence_length", "global_batch", "micro_batch", "precision")
+    }
+    | {
+        "base_seed": "seed",
+        "positions": "positions trained on",
+        "validation_store_sha256": "held-out rows",
+    }
 )
-PLACES = {"machine": "machine", "device": "device", "cpu": "CPU", "share": "runs at once on its node"}
+PLACES = {
+    "machine": "machine",
+    "device": "device",
+    "cpu": "CPU",
+    "share": "runs at once on its node",
+}
 #: the same of runs with as many ranks; of others see `report/captions.caution`
-RANKS = dict(world_size="world size", cores="cores", threads_per_rank="threads a rank", oversubscribed="oversubscribed")
+RANKS = {
+    "world_size": "world size",
+    "cores": "cores",
+    "threads_per_rank": "threads a rank",
+    "oversubscribed": "oversubscribed",
+}
 #: what is compared → keys of cells that are its levels
-LEVELS = {"approach": ("approach", "storage"), "world_size": ("layout.data",), "layout": ("layout",)}
+LEVELS = {
+    "approach": ("approach", "storage"),
+    "world_size": ("layout.data",),
+    "layout": ("layout",),
+}
 #: environment variables that only several ranks read
 COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_")
 #: what changes the number of ranks
 RANKS_CHANGE = ("world_size", "layout")
-#: section of a factor's key → columns that follow from it; of other factors the column of their name
+#: section of a factor's key → columns that follow from it; of other factors the column of their
+#: name
 FOLLOWING = {
     "budget": ("positions",),
     "corpus": ("corpus", "tokenizer_sha256", "validation_store_sha256"),
@@ -33,14 +57,38 @@ FOLLOWING = {
     "seed": ("base_seed",),
 }
 #: factors (or sections) that change the number of useful tokens in the held-out slice
-VALIDATION_CHANGE = ("sequence_length", "objective", "labels", "eos", "validation", "corpus", "tokenizer", "mixture")
+VALIDATION_CHANGE = (
+    "sequence_length",
+    "objective",
+    "labels",
+    "eos",
+    "validation",
+    "corpus",
+    "tokenizer",
+    "mixture",
+)
 #: what is compared beside these: a fourth of the table's columns in all
-OTHERS = """run_id validity cell repeat seed external science code_digest code versions environment steps_asked
-validation_tokens""".split()
+OTHERS = [
+    "run_id",
+    "validity",
+    "cell",
+    "repeat",
+    "seed",
+    "external",
+    "science",
+    "code_digest",
+    "code",
+    "versions",
+    "environment",
+    "steps_asked",
+    "validation_tokens",
+]
 
 
 class Refusal(NamedTuple):
-    """Runs that are not compared, `where` they stand, and what tells them apart beside the factor."""
+    """Runs that are not compared, `where` they stand, and what tells them apart beside the
+    factor.
+    """
 
     run_ids: tuple[str, ...]
     where: str
@@ -53,15 +101,19 @@ class Refusal(NamedTuple):
 
 
 def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
-    """Rows of `runs` that no comparison along `factor` may use, with the reasons; nothing where all are like for like.
+    """Rows of `runs` that no comparison along `factor` may use, with the reasons; nothing where all
+    are like for like.
 
-    `factor` is `approach`, `world_size` (of one layout), `layout`, or the dotted key of another factor. Runs that share
-    all other levels of their cells are a group. Where its runs differ in more than the factor, the part with the most
-    levels stays, if there are two of them or more; where two parts are as large, none does. What a run does not record
-    is taken to be as with the others. Runs that are invalid or missing are not asked. Runs of other programs stand
-    beside ours where approaches are compared, and are lines of their own else; their packages and seeds are theirs.
+    `factor` is `approach`, `world_size` (of one layout), `layout`, or the dotted key of another
+    factor. Runs that share all other levels of their cells are a group. Where its runs differ in
+    more than the factor, the part with the most levels stays, if there are two of them or more;
+    where two parts are as large, none does. What a run does not record is taken to be as with the
+    others. Runs that are invalid or missing are not asked. Runs of other programs stand beside ours
+    where approaches are compared, and are lines of their own else; their packages and seeds are
+    theirs.
 
-    World sizes whose global batch grows with them (weak scaling) may differ in it, and in what follows from it.
+    World sizes whose global batch grows with them (weak scaling) may differ in it, and in what
+    follows from it.
     """
     columns = [column for column in (*OTHERS, *SETTINGS, *PLACES, *RANKS) if column in runs]
     counted = runs.loc[runs["validity"].isin(["valid", "suspect"]), columns].reset_index(drop=True)
@@ -73,7 +125,9 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     rest = counted["cell"].map(lambda cell: _split(cell, factor)[1])
     apart = counted["external"] & (factor in RANKS_CHANGE)
     groups = counted.groupby([rest, apart], sort=False)
-    return [refusal for (shared, _), group in groups for refusal in _of_group(group, shared, factor)]
+    return [
+        refusal for (shared, _), group in groups for refusal in _of_group(group, shared, factor)
+    ]
 
 
 def refused(found: Iterable[Refusal]) -> set[str]:
@@ -88,28 +142,35 @@ def sentences(found: Iterable[Refusal]) -> str:
 
 def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
     outside = group["external"].map({True: " (external)", False: ""})
-    own = group["cell"].map(lambda cell: _split(cell, factor)[0].removeprefix("approach=") or "(one level)")
+    own = group["cell"].map(
+        lambda cell: _split(cell, factor)[0].removeprefix("approach=") or "(one level)"
+    )
     levels = own + outside
     alike = _filled(_facts(group, factor))
     stays, left = _parted(alike, levels)
     found = []
     if left:
         where = ", ".join(dict.fromkeys(levels[left])) + (f" at {rest}" if rest else "")
-        found.append(Refusal(tuple(group.loc[left, "run_id"]), where, _differences(alike, stays, levels)))
+        found.append(
+            Refusal(tuple(group.loc[left, "run_id"]), where, _differences(alike, stays, levels))
+        )
     return found + _digests(group.loc[stays], factor)
 
 
 def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
-    section = factor.split(".")[0]
+    section = factor.split(".", maxsplit=1)[0]
     free = () if factor in LEVELS else FOLLOWING.get(section, (section,))
     ours = group[~group["external"]]
     same_science = (ours.groupby("repeat")["science"].nunique() <= 1).all()
     if factor in RANKS_CHANGE and _weak(group):
         free = ("global_batch", "positions")
     elif factor in LEVELS and same_science and ours["positions"].nunique() > 1:
-        free = ("positions",)  # an equal budget of tokens or seconds is a number of steps for each approach
+        # an equal budget of tokens or seconds is a number of steps for each approach
+        free = ("positions",)
     wanted = {**SETTINGS, **PLACES, **({} if factor in RANKS_CHANGE else RANKS)}
-    return {column: name for column, name in wanted.items() if column in group and column not in free}
+    return {
+        column: name for column, name in wanted.items() if column in group and column not in free
+    }
 
 
 def _weak(group: pd.DataFrame) -> bool:
@@ -118,17 +179,27 @@ def _weak(group: pd.DataFrame) -> bool:
 
 
 def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
-    """Index → name → value of the facts that a row states: columns, versions of packages, environment variables (of
-    threads only where all have as many ranks, of communication only where there is any), hashes of the source files
-    that it imports, and the tokens that it validated on (which differ between repeats where labels are drawn)."""
+    """Index → name → value of the facts that a row states: columns, versions of packages,
+    environment variables (of threads only where all have as many ranks, of communication only where
+    there is any), hashes of the source files that it imports, and the tokens that it validated on
+    (which differ between repeats where labels are drawn).
+    """
     wanted, found = _wanted(group, factor), {}
     for row in group.itertuples():
         stated = {name: getattr(row, column) for column, name in wanted.items()}
         if not row.external:
-            stated |= {name: value for name, value in _decoded(row, "versions").items() if name != "tokenscale"}
-            stated |= {f"source file {name}": sha256 for name, sha256 in _decoded(row, "code").items()}
-            if factor.split(".")[0] not in VALIDATION_CHANGE:
-                stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(row, "validation_tokens", None)
+            stated |= {
+                name: value
+                for name, value in _decoded(row, "versions").items()
+                if name != "tokenscale"
+            }
+            stated |= {
+                f"source file {name}": sha256 for name, sha256 in _decoded(row, "code").items()
+            }
+            if factor.split(".", maxsplit=1)[0] not in VALIDATION_CHANGE:
+                stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(
+                    row, "validation_tokens", None
+                )
         found[row.Index] = {name: value for name, value in stated.items() if not pd.isna(value)}
     environments = {
         row.Index: (row.world_size, _decoded(row, "environment"))
@@ -149,13 +220,18 @@ def _decoded(row: Any, column: str) -> dict[str, Any]:
 
 
 def _filled(facts: dict[Any, dict[str, Any]]) -> dict[Any, tuple[tuple[str, Any], ...]]:
-    """Index → all facts that not all runs share; what a run does not state is as most of the others have it."""
+    """Index → all facts that not all runs share; what a run does not state is as most of the others
+    have it.
+    """
     values: dict[str, list] = {}
     for stated in facts.values():
         for name, value in stated.items():
             values.setdefault(name, []).append(value)
     varied = {name: max(v, key=v.count) for name, v in values.items() if len(set(v)) > 1}
-    return {i: tuple((name, stated.get(name, most)) for name, most in varied.items()) for i, stated in facts.items()}
+    return {
+        i: tuple((name, stated.get(name, most)) for name, most in varied.items())
+        for i, stated in facts.items()
+    }
 
 
 def _parted(alike: dict[Any, Any], levels: pd.Series) -> tuple[list, list]:
@@ -165,13 +241,18 @@ def _parted(alike: dict[Any, Any], levels: pd.Series) -> tuple[list, list]:
         parts.setdefault(facts, []).append(i)
     sizes = {facts: (levels[part].nunique(), len(part)) for facts, part in parts.items()}
     first, *others = sorted(parts, key=lambda facts: sizes[facts], reverse=True)
-    alone = not others or (sizes[first] > sizes[others[0]] and sizes[first][0] >= min(2, levels.nunique()))
-    return (parts[first] if alone else []), [i for facts in ([] if alone else [first]) + others for i in parts[facts]]
+    alone = not others or (
+        sizes[first] > sizes[others[0]] and sizes[first][0] >= min(2, levels.nunique())
+    )
+    return (parts[first] if alone else []), [
+        i for facts in ([] if alone else [first]) + others for i in parts[facts]
+    ]
 
 
 def _differences(alike: dict[Any, Any], stays: list, levels: pd.Series) -> tuple[str, ...]:
-    """Facts that differ between the left-out and the kept runs: `sequence_length 4096 vs 2048`. If none are kept, facts
-    that differ between all: `sequence_length 4096 (padding-free) vs 2048 (token-list)`.
+    """Facts that differ between the left-out and the kept runs: `sequence_length 4096 vs 2048`. If
+    none are kept, facts that differ between all: `sequence_length 4096 (padding-free) vs 2048
+    (token-list)`.
     """
     values: dict[str, dict[str, dict[str, None]]] = {}
     for i, facts in alike.items():
@@ -181,23 +262,38 @@ def _differences(alike: dict[Any, Any], stays: list, levels: pd.Series) -> tuple
     kept = {name: _text(value) for name, value in alike[stays[0]]} if stays else {}
     for name, of in values.items():
         if not stays:
-            found.append(f"{name} " + " vs ".join(f"{value} ({', '.join(where)})" for value, where in of.items()))
+            found.append(
+                f"{name} "
+                + " vs ".join(f"{value} ({', '.join(where)})" for value, where in of.items())
+            )
         elif others := [value for value in of if value != kept[name]]:
             found.append(f"{name} {', '.join(others)} vs {kept[name]}")
     return tuple(found)
 
 
 def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:
-    """Runs that agree in all columns but not in the digest of their settings, or of their code and inputs."""
+    """Runs that agree in all columns but not in the digest of their settings, or of their code and
+    inputs.
+    """
     found = []
     if factor in LEVELS and not (factor in RANKS_CHANGE and _weak(group)):
         for (repeat, _), runs in group.groupby(["repeat", "external"]):
             if runs["science"].nunique() > 1:
                 where = f"{', '.join(dict.fromkeys(runs['cell']))}, repeat {repeat}"
-                found.append(Refusal(tuple(runs["run_id"]), where, ("settings that the table of runs does not name",)))
+                found.append(
+                    Refusal(
+                        tuple(runs["run_id"]),
+                        where,
+                        ("settings that the table of runs does not name",),
+                    )
+                )
     for (cell, _), runs in group.groupby(["cell", "external"]):
         if runs["code_digest"].nunique() > 1:
-            found.append(Refusal(tuple(runs["run_id"]), cell, ("its repeats are of different code or inputs",)))
+            found.append(
+                Refusal(
+                    tuple(runs["run_id"]), cell, ("its repeats are of different code or inputs",)
+                )
+            )
     return found
 
 
@@ -205,12 +301,20 @@ def _split(cell: str, factor: str) -> tuple[str, str]:
     """(the levels of the factor, the others) of a cell's text."""
     keys = LEVELS.get(factor, (factor,))
     parts = [part for part in (cell or "").split(", ") if part]
-    own = [part for part in parts if part.startswith(tuple(f"{key}{end}" for key in keys for end in "=."))]
+    own = [
+        part
+        for part in parts
+        if part.startswith(tuple(f"{key}{end}" for key in keys for end in "=."))
+    ]
     return ", ".join(own), ", ".join(part for part in parts if part not in own)
 
 
 def _text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value > 99_999 else str(value)
+    text = (
+        f"{value:,}"
+        if isinstance(value, int) and not isinstance(value, bool) and value > 99_999
+        else str(value)
+    )
     return text[:12] if len(text) == 64 else text  # a digest

@@ -1,7 +1,8 @@
-"""Checks of an experiment's design: by `check` before it costs GPU hours, by `ingest` for the cautions of its report.
+"""Checks of an experiment's design: by `check` before it costs GPU hours, by `ingest` for the
+cautions of its report.
 
-Levels: `refuse`, its result would be wrong; `warn`, it shows less than it seems to; `note`, something to know when
-reading the result.
+Levels: `refuse`, its result would be wrong; `warn`, it shows less than it seems to; `note`,
+something to know when reading the result.
 """
 
 import functools
@@ -44,7 +45,9 @@ FEW_DOCUMENTS = 30
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: level, what is wrong, key of the experiment's file, next step; `mark` where losses are compared."""
+    """One finding: level, what is wrong, key of the experiment's file, next step; `mark` where
+    losses are compared.
+    """
 
     level: str
     what: str
@@ -57,8 +60,8 @@ class Problem:
 class Design:
     """An experiment at one scale, with what its checks need.
 
-    `steps`: cell as JSON → most steps that a run of it made, where that is known. `gpus` and `cores` are those of this
-    machine; None if the experiment is not meant for this machine.
+    `steps`: cell as JSON → most steps that a run of it made, where that is known. `gpus` and
+    `cores` are those of this machine; None if the experiment is not meant for this machine.
     """
 
     experiment: Experiment
@@ -85,42 +88,64 @@ class Design:
         """Return how each cell reads each of its corpora."""
         steps = [self.steps.get(canonical_json(cell)) for cell in self.cells]
         cells = zip(self.settings, steps, strict=True)
-        return [(cell, run, text) for (cell, run), n in cells for text in read_texts(run, self.texts, n)]
+        return [
+            (cell, run, text) for (cell, run), n in cells for text in read_texts(run, self.texts, n)
+        ]
 
     @functools.cached_property
     def factors(self) -> list[str]:
         """Return the dotted keys with at least two levels among the cells that are run."""
         names = varied_keys(self.experiment.factors)
-        return [name for name in names if len({canonical_json(cell[name]) for cell in self.cells}) > 1]
+        return [
+            name for name in names if len({canonical_json(cell[name]) for cell in self.cells}) > 1
+        ]
 
 
-def find_problems(design: Design, checks: Sequence[Callable[[Design], Iterable[Problem]]] = ()) -> list[Problem]:
+def find_problems(
+    design: Design, checks: Sequence[Callable[[Design], Iterable[Problem]]] = ()
+) -> list[Problem]:
     """Run all checks, or these, and return their problems, refusals first."""
     found = (problem for check in checks or (*OF_RESULTS, *BEFOREHAND) for problem in check(design))
     return sorted(found, key=lambda problem: ("refuse", "warn", "note").index(problem.level))
 
 
 def find_cautions(
-    table: Mapping[str, Any], stores: Sequence[Path], corpora: Sequence[Path], steps: Mapping[str, int]
+    table: Mapping[str, Any],
+    stores: Sequence[Path],
+    corpora: Sequence[Path],
+    steps: Mapping[str, int],
 ) -> list[dict[str, str]]:
-    """Return `level`, `what` and `mark` of what `check` refuses or warns of and no table of results says by itself.
+    """Return `level`, `what` and `mark` of what `check` refuses or warns of and no table of results
+    says by itself.
 
-    `table` is the run table; `stores` and `corpora` are manifests; `steps` is run id → its steps. A table whose
-    settings this version cannot read gives none.
+    `table` is the run table; `stores` and `corpora` are manifests; `steps` is run id → its steps. A
+    table whose settings this version cannot read gives none.
     """
     try:
         runs: list[Run] = []
         made: dict[str, int] = {}
         for entry in (entry for entry in table["runs"] if not entry.get("external")):
-            runs.append(Run(decode(RunSettings, entry["run"]), entry["cell"], entry["repeat"], entry["position"]))
+            runs.append(
+                Run(
+                    decode(RunSettings, entry["run"]),
+                    entry["cell"],
+                    entry["repeat"],
+                    entry["position"],
+                )
+            )
             cell = canonical_json(entry["cell"])
             made[cell] = max(made.get(cell, 0), steps.get(entry["run_id"], 0))
         left_out = tuple(LeftOut(**left) for left in table.get("left_out") or ())
-        more = {"factors": table["factors"], "left_out": left_out, "figures": tuple(table.get("figures") or ())}
+        more = {
+            "factors": table["factors"],
+            "left_out": left_out,
+            "figures": tuple(table.get("figures") or ()),
+        }
         experiment = Experiment(table["question"], table.get("note") or "", **more)
         sizes = read_sizes((run.settings for run in runs), stores, corpora)
         design = Design(experiment, runs, sizes, steps=made)
-        _, _ = design.settings, design.factors  # a LookupError where a cell lacks its factors or its run
+        # a LookupError where a cell lacks its factors or its run
+        _, _ = design.settings, design.factors
     except (UserError, LookupError, TypeError, ValueError, AttributeError):
         return []
     found = find_problems(design, OF_RESULTS)
@@ -128,23 +153,37 @@ def find_cautions(
 
 
 def check_confounding(design: Design) -> list[Problem]:
-    """Find factors that never vary alone, and cells that differ from every other cell in several factors.
+    """Find factors that never vary alone, and cells that differ from every other cell in several
+    factors.
 
-    A global batch that grows with the world size is weak scaling and counts as one factor with it. Keys that the file
-    changes together are one factor.
+    A global batch that grows with the world size is weak scaling and counts as one factor with it.
+    Keys that the file changes together are one factor.
     """
-    changing = [name for name in design.factors if name != "global_batch" or not is_weak_scaling(design)]
-    names = [factor for factor in design.experiment.factors if set(factor_keys(factor)) & set(changing)]
-    table = [{name: canonical_json(factor_level(cell, name)) for name in names} for cell in design.cells]
-    apart = [(a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)]
+    changing = [
+        name for name in design.factors if name != "global_batch" or not is_weak_scaling(design)
+    ]
+    names = [
+        factor for factor in design.experiment.factors if set(factor_keys(factor)) & set(changing)
+    ]
+    table = [
+        {name: canonical_json(factor_level(cell, name)) for name in names} for cell in design.cells
+    ]
+    apart = [
+        (a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)
+    ]
     alone = {different[0] for _, _, different in apart if len(different) == 1}
     found, reported = [], set(alone)
     for name in names:
-        always = set.intersection(*(set(different) for _, _, different in apart if name in different))
+        always = set.intersection(
+            *(set(different) for _, _, different in apart if name in different)
+        )
         if len(always) > 1 and name not in reported:
             reported |= always
             others = listing([n for n in names if n in always and n != name])
-            what = f"factor {name} never changes alone: {others} changes with it, so their effects cannot be separated"
+            what = (
+                f"factor {name} never changes alone: {others} changes with it, so their effects "
+                "cannot be separated"
+            )
             cure = "run cells that differ in one of them only (check left_out), or fix one"
             found.append(Problem("refuse", what, f"factors.{name}", cure))
     cure = "run cells that differ in one factor only, or leave out cells that differ in several"
@@ -155,47 +194,80 @@ def check_confounding(design: Design) -> list[Problem]:
             reported |= set(names)
             level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
             fewest = min(near, key=len)
-            what = f"cell {level} differs from every other in {listing(fewest)} at once: no other cell is comparable"
+            what = (
+                f"cell {level} differs from every other in {listing(fewest)} at once: no other "
+                "cell is comparable"
+            )
             found.append(Problem("refuse", what, key, cure))
     what = "no two cells differ in {} alone: its effect cannot be measured"
-    return found + [Problem("refuse", what.format(n), key, cure) for n in names if n not in reported]
+    return found + [
+        Problem("refuse", what.format(n), key, cure) for n in names if n not in reported
+    ]
 
 
 def check_compound_levels(design: Design) -> Iterator[Problem]:
     """Find levels that are mappings or lists and change several settings at once."""
     weak = is_weak_scaling(design)
     for factor in design.experiment.factors:
-        moved = [k for k in factor_keys(factor) if k in design.factors and not (weak and k == "global_batch")]
+        moved = [
+            k
+            for k in factor_keys(factor)
+            if k in design.factors and not (weak and k == "global_batch")
+        ]
         levels = [{key: canonical_json(cell[key]) for key in moved} for cell in design.cells]
-        apart = [[key for key in moved if a[key] != b[key]] for a, b in itertools.combinations(levels, 2)]
+        apart = [
+            [key for key in moved if a[key] != b[key]] for a, b in itertools.combinations(levels, 2)
+        ]
         together = [key for key in moved if [key] not in apart]
         if len(together) > 1:
-            what = f"levels change {listing(together)} together, so their effects cannot be separated"
-            cure = f"add levels that differ in {together[-1]} alone, or say in the note what is compared"
+            what = (
+                f"levels change {listing(together)} together, so their effects cannot be separated"
+            )
+            cure = (
+                f"add levels that differ in {together[-1]} alone, or say in the note what is "
+                "compared"
+            )
             yield Problem("warn", what, f"factors.{factor}", cure)
     for name in design.factors:
-        if name.split(".")[0] in ONE_CHOICE or not any(isinstance(c[name], dict) for c in design.cells):
+        if name.split(".")[0] in ONE_CHOICE or not any(
+            isinstance(c[name], dict) for c in design.cells
+        ):
             continue
-        values = [asdict(functools.reduce(getattr, name.split("."), settings)) for _, settings in design.settings]
+        values = [
+            asdict(functools.reduce(getattr, name.split("."), settings))
+            for _, settings in design.settings
+        ]
         moved = [key for key in values[0] if len({canonical_json(v[key]) for v in values}) > 1]
         if len(moved) > 1:
-            what = f"levels of {name} change {listing(moved)} together, so their effects cannot be separated"
-            cure = f"make {name}.{moved[0]} a factor of its own, or say in the question what is compared"
+            what = (
+                f"levels of {name} change {listing(moved)} together, so their effects cannot be "
+                "separated"
+            )
+            cure = (
+                f"make {name}.{moved[0]} a factor of its own, or say in the question what is "
+                "compared"
+            )
             yield Problem("warn", what, f"factors.{name}", cure)
 
 
 def is_weak_scaling(design: Design) -> bool:
     """Return whether the global batch grows in proportion to the world size (weak scaling)."""
     found = {(s.layout.world_size, s.global_batch) for _, s in design.settings}
-    return len({batch for _, batch in found}) > 1 and len({batch / world for world, batch in found}) == 1
+    return (
+        len({batch for _, batch in found}) > 1
+        and len({batch / world for world, batch in found}) == 1
+    )
 
 
 def check_scaling(design: Design) -> Iterator[Problem]:
-    """Find world sizes that change more than the number of ranks: the global batch, or the rows of a forward pass; and
-    those among which the batch cannot be divided evenly."""
+    """Find world sizes that change more than the number of ranks: the global batch, or the rows of
+    a forward pass; and those among which the batch cannot be divided evenly.
+    """
     sizes = {s.layout.world_size for _, s in design.settings}
     of_ranks = {(s.global_batch, s.layout.data_parallel_size) for _, s in design.settings}
-    if uneven := sorted((-(-batch // n) * n / batch, batch, n) for batch, n in of_ranks if batch % n):
+    if uneven := sorted(
+        (-(-batch // n) * n / batch, batch, n) for batch, n in of_ranks if batch % n
+    ):
         _, batch, n = uneven[-1]
         what = f"a batch of {batch} sequences does not divide among {n} data-parallel ranks: "
         what += f"those with {batch // n} wait for those with {-(-batch // n)}"
@@ -205,9 +277,17 @@ def check_scaling(design: Design) -> Iterator[Problem]:
     text = f"{design.experiment.question} {design.experiment.note}".lower()
     if is_weak_scaling(design):
         if "weak" not in text:
-            what = "the global batch grows with the world size (weak scaling), but neither question nor note says so"
-            key = next((f for f in design.experiment.factors if "global_batch" in factor_keys(f)), "global_batch")
-            yield Problem("warn", what, f"factors.{key}", "say “weak scaling” in the question or the note")
+            what = (
+                "the global batch grows with the world size (weak scaling), but neither question "
+                "nor note says so"
+            )
+            key = next(
+                (f for f in design.experiment.factors if "global_batch" in factor_keys(f)),
+                "global_batch",
+            )
+            yield Problem(
+                "warn", what, f"factors.{key}", "say “weak scaling” in the question or the note"
+            )
         return
     passes: dict[str, set[int]] = {}
     for cell, s in design.settings:
@@ -216,27 +296,44 @@ def check_scaling(design: Design) -> Iterator[Problem]:
         passes.setdefault(rest, set()).add(of_pass)
     rows = max(passes.values(), key=len)
     if len(rows) > 1:
-        what = f"strong scaling: the global batch is fixed, and a forward pass of a rank has {max(rows)} rows at the "
-        what += f"smallest world size and {min(rows)} at the largest, and small passes take longer per row"
+        what = (
+            "strong scaling: the global batch is fixed, and a forward pass of a rank has "
+            f"{max(rows)} rows at the "
+        )
+        what += (
+            f"smallest world size and {min(rows)} at the largest, and small passes take longer "
+            "per row"
+        )
         cure = f"micro_batch: {min(rows)} gives every pass the same number of rows"
         yield Problem("note", what, "runs.micro_batch", cure)
 
 
 def check_bases(design: Design) -> Iterator[Problem]:
-    """Find comparisons without a base: the smallest world size of a line, the baseline of an approach or a schedule."""
+    """Find comparisons without a base: the smallest world size of a line, the baseline of an
+    approach or a schedule.
+    """
     lines: dict[str, set[int]] = {}
     for cell, s in design.settings:
         rest = {k: v for k, v in cell.items() if not _is_layout_key(k) and k != "global_batch"}
         lines.setdefault(canonical_json(rest), set()).add(s.layout.world_size)
-    smallest = {min(sizes) for sizes in lines.values() if len(sizes) > 1}  # a single size has no efficiency
-    key = next((f"factors.{name}" for name in design.experiment.factors if _is_layout_key(name)), "factors")
+    # a single size has no efficiency
+    smallest = {min(sizes) for sizes in lines.values() if len(sizes) > 1}
+    key = next(
+        (f"factors.{name}" for name in design.experiment.factors if _is_layout_key(name)), "factors"
+    )
     if smallest and set(SCALING_FIGURES) & set(design.experiment.figures):
         if len(smallest) > 1:
             begins = listing(sorted(smallest))
-            what = f"lines begin at different world sizes, {begins}, so their efficiencies have different bases"
+            what = (
+                f"lines begin at different world sizes, {begins}, so their efficiencies have "
+                "different bases"
+            )
             yield Problem("refuse", what, key, f"run every line at world size {min(smallest)}")
         elif min(smallest) > 1:
-            what = f"no cell at world size 1, the base of efficiency T(N) / (N × T(1)); the smallest is {min(smallest)}"
+            what = (
+                "no cell at world size 1, the base of efficiency T(N) / (N × T(1)); the "
+                f"smallest is {min(smallest)}"
+            )
             cure = "add world size 1; where the model does not fit one device, say so in the note"
             yield Problem("warn", what, key, cure)
     there = {cell["approach"] for cell in design.cells} if "approach" in design.factors else set()
@@ -246,10 +343,17 @@ def check_bases(design: Design) -> Iterator[Problem]:
             what = f"approach {approach} has no baseline: it is compared with {' or '.join(bases)}"
             yield Problem("warn", what, "factors.approach", f"add {bases[0]}")
     piped = [s.layout for _, s in design.settings if s.layout.pipeline > 1]
-    without = {layout.pipeline for layout in piped} - {of.pipeline for of in piped if of.schedule == "naive"}
+    without = {layout.pipeline for layout in piped} - {
+        of.pipeline for of in piped if of.schedule == "naive"
+    }
     if without and "pipeline_bubble" in design.experiment.figures:
-        what = f"pipelines of {listing(sorted(without))} ranks have no cell with schedule naive, the reference for "
-        yield Problem("warn", f"{what}their speed", "factors.layout", "add {pipeline: N, schedule: naive}")
+        what = (
+            f"pipelines of {listing(sorted(without))} ranks have no cell with schedule naive, "
+            "the reference for "
+        )
+        yield Problem(
+            "warn", f"{what}their speed", "factors.layout", "add {pipeline: N, schedule: naive}"
+        )
 
 
 def check_budgets(design: Design) -> Iterator[Problem]:
@@ -270,11 +374,14 @@ def check_budgets(design: Design) -> Iterator[Problem]:
         moved = [n for n in design.factors if n in ("global_batch", "sequence_length")]
         changed = f", because {listing(moved)} changes" if moved else ""
         what = f"equal steps do not mean equal tokens: {low:,} to {high:,} positions{changed}"
-        yield Problem("warn", what, "runs.budget.steps", f"compare speeds, or losses by tokens; {equal}")
+        yield Problem(
+            "warn", what, "runs.budget.steps", f"compare speeds, or losses by tokens; {equal}"
+        )
     approaches = {s.approach for _, s in design.settings}
     if approaches & set(PADDED) and approaches - set(PADDED):
         what = (
-            "equal steps mean equal positions, but padded rows fill fewer of them: approaches differ in useful tokens"
+            "equal steps mean equal positions, but padded rows fill fewer of them: approaches "
+            "differ in useful tokens"
         )
         cure = f"compare losses at equal useful tokens, not at equal steps; {equal}"
         yield Problem("note", what, "runs.budget.steps", cure)
@@ -287,23 +394,50 @@ def _times(numbers: Sequence[float]) -> str:
 
 
 def check_repeated_data(design: Design) -> Iterator[Problem]:
-    """Find text that is read more than once, by all cells or by some of them, and batches that are larger than it."""
+    """Find text that is read more than once, by all cells or by some of them, and batches that are
+    larger than it.
+    """
     unknown = [run for _, run, text in design.readings if text.passes is None]
-    if built := sorted({f"{run.corpus.name}/{run.tokenizer.name}" for run in unknown if run.budget.kind in COUNTED}):
-        what = f"whether data are repeated is not known before the tokens of {listing(built)} are built"
+    if built := sorted(
+        {f"{run.corpus.name}/{run.tokenizer.name}" for run in unknown if run.budget.kind in COUNTED}
+    ):
+        what = (
+            f"whether data are repeated is not known before the tokens of {listing(built)} are "
+            "built"
+        )
         yield Problem("note", what, "runs.corpus", "snakemake tokens, then check again")
     if kinds := sorted({run.budget.kind for run in unknown} - set(COUNTED)):
-        what = f"with a budget in {listing(kinds)}, it is not known beforehand whether data are repeated"
-        yield Problem("note", what, "runs.budget", "read the cautions of the report once runs are there")
+        what = (
+            f"with a budget in {listing(kinds)}, it is not known beforehand whether data are "
+            "repeated"
+        )
+        yield Problem(
+            "note", what, "runs.budget", "read the cautions of the report once runs are there"
+        )
     known = [(cell, run, text) for cell, run, text in design.readings if text.passes is not None]
-    again = [(cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused]
+    again = [
+        (cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused
+    ]
     cure, passes = "fewer steps, or a larger corpus", [text.passes for *_, text in again]
     if any(run.mixture for _, run, _ in again):
-        of = {name: [t.passes for *_, t in known if t.corpus == name] for name in sorted({t.corpus for *_, t in again})}
+        of = {
+            name: [t.passes for *_, t in known if t.corpus == name]
+            for name in sorted({t.corpus for *_, t in again})
+        }
         texts = listing(f"{name} {_times(times)} times" for name, times in of.items())
-        yield Problem("warn", f"mixtures read their text more than once: {texts}", "runs.budget", cure, f"read {texts}")
+        yield Problem(
+            "warn",
+            f"mixtures read their text more than once: {texts}",
+            "runs.budget",
+            cure,
+            f"read {texts}",
+        )
     elif again and len(again) == len(known):
-        who = f"runs of {len(again)} of {len(design.readings)} cells read their" if unknown else "every run reads its"
+        who = (
+            f"runs of {len(again)} of {len(design.readings)} cells read their"
+            if unknown
+            else "every run reads its"
+        )
         what = f"{who} text {_times(passes)} times, so training losses are of text seen before"
         yield Problem("warn", what, "runs.budget", cure, f"text read {_times(passes)} times")
     elif again:
@@ -312,23 +446,38 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             all(_is_layout_key(k) or k == "global_batch" for k in a if a[k] != b[k])
             for (a, *_), b in itertools.product(again, once)
         )
-        factors = ([f"{k}={v}" for k, v in cell.items() if not _is_layout_key(k)] for cell, *_ in again)
+        factors = (
+            [f"{k}={v}" for k, v in cell.items() if not _is_layout_key(k)] for cell, *_ in again
+        )
         named = listing(sorted({", ".join(of).replace("approach=", "") or "all" for of in factors}))
-        what = f"some cells read their text up to {max(passes):.2g} times and others less than once: {named} repeat it"
-        what += ", at the larger world sizes" if scaled else "; their training loss includes text seen before"
+        what = (
+            f"some cells read their text up to {max(passes):.2g} times and others less than "
+            f"once: {named} repeat it"
+        )
+        what += (
+            ", at the larger world sizes"
+            if scaled
+            else "; their training loss includes text seen before"
+        )
         mark = f"text read up to {max(passes):.2g} times"
         yield Problem("refuse" if scaled else "warn", what, "runs.budget", cure, mark)
     batches = [
-        (text.share * run.global_batch, text.rows) for _, run, text in design.readings if text.share and text.rows
+        (text.share * run.global_batch, text.rows)
+        for _, run, text in design.readings
+        if text.share and text.rows
     ]
     if small := [(batch, rows) for batch, rows in batches if rows < batch]:
         what = f"a batch of {max(small)[0]:g} sequences is larger than its text, which has "
         what += f"{_times([rows for _, rows in small])} rows: a step repeats it"
-        yield Problem("warn", what, "runs.global_batch", "a smaller global_batch, or a larger corpus")
+        yield Problem(
+            "warn", what, "runs.global_batch", "a smaller global_batch, or a larger corpus"
+        )
 
 
 def check_held_out(design: Design) -> Iterator[Problem]:
-    """Find held-out text that is smaller than the requested validation, or too small to represent other text."""
+    """Find held-out text that is smaller than the requested validation, or too small to represent
+    other text.
+    """
     found = {}
     for _, run in design.settings:
         for corpus in run.corpora if run.validation_store else ():
@@ -341,18 +490,35 @@ def check_held_out(design: Design) -> Iterator[Problem]:
     if found:
         texts = listing(f"{documents} of {name}{of}" for name, (documents, of) in found.items())
         cure = "a larger corpus, or a larger validation_share"
-        what, mark = f"validation losses are of few held-out texts: {texts}", f"held-out text: {texts}"
+        what, mark = (
+            f"validation losses are of few held-out texts: {texts}",
+            f"held-out text: {texts}",
+        )
         yield Problem("warn", what, "runs.corpus", cure, mark)
 
 
 def check_mixtures(design: Design) -> Iterator[Problem]:
-    """Find mixtures that need more text of a source than there is, and stages that no run reaches."""
-    mixed = [(run, text) for _, run, text in design.readings if run.mixture is not None and text.sequences]
-    most = {(run.corpus.name, text.corpus): text for run, text in sorted(mixed, key=lambda pair: pair[1].passes or 0)}
+    """Find mixtures that need more text of a source than there is, and stages that no run
+    reaches.
+    """
+    mixed = [
+        (run, text)
+        for _, run, text in design.readings
+        if run.mixture is not None and text.sequences
+    ]
+    most = {
+        (run.corpus.name, text.corpus): text
+        for run, text in sorted(mixed, key=lambda pair: pair[1].passes or 0)
+    }
     for (name, corpus), text in most.items():
         if text.is_refused:
-            what = f"mixture {name} reads {corpus} {text.passes:.3g} times, and may {text.limit:g} times"
-            cure = f"raise mixtures.{name}.maximum_repetitions, lower the weight, or train fewer steps"
+            what = (
+                f"mixture {name} reads {corpus} {text.passes:.3g} times, and may {text.limit:g} "
+                "times"
+            )
+            cure = (
+                f"raise mixtures.{name}.maximum_repetitions, lower the weight, or train fewer steps"
+            )
             yield Problem("refuse", what, "runs.budget", cure)
     ends: dict[str, tuple[int, int]] = {}
     for run, text in mixed:
@@ -362,33 +528,51 @@ def check_mixtures(design: Design) -> Iterator[Problem]:
     for name, (last, of) in ends.items():
         if last < of:
             what = f"the run ends in stage {last} of the {of} stages of mixture {name}"
-            yield Problem("warn", what, "runs.budget", f"shorter stages in mixtures.{name}, or more steps")
+            yield Problem(
+                "warn", what, "runs.budget", f"shorter stages in mixtures.{name}, or more steps"
+            )
 
 
 def check_repeats(design: Design) -> Iterator[Problem]:
-    """Find too few repeats for any verdict, of the primary comparisons or of all pairs of approaches."""
+    """Find too few repeats for any verdict, of the primary comparisons or of all pairs of
+    approaches.
+    """
     experiment = design.experiment
     if len(design.cells) < 2 or experiment.primary == ():
         return
     if experiment.primary is None:
         family, given = max(1, sum(_count_comparisons(design).values())), experiment.repeats
-        key, next_step = "repeats", "name one to three comparisons under `primary`, with primary_repeats: {}"
+        key, next_step = (
+            "repeats",
+            "name one to three comparisons under `primary`, with primary_repeats: {}",
+        )
     else:
-        family, given = len(experiment.primary), max(experiment.repeats, experiment.primary_repeats or 1)
+        family, given = (
+            len(experiment.primary),
+            max(experiment.repeats, experiment.primary_repeats or 1),
+        )
         key, next_step = "primary_repeats", "primary_repeats: {}"
     needed = fewest_pairs(family)
     if given < needed:
-        of = f"{family} comparisons, corrected after Holm, need" if family > 1 else "one comparison needs"
+        of = (
+            f"{family} comparisons, corrected after Holm, need"
+            if family > 1
+            else "one comparison needs"
+        )
         times = f"{given} repeat{'s' * (given > 1)}"
         what = f"with {times} of a cell every verdict is “too few runs”: {of} at least {needed}"
         next_step = next_step.format(fewest_pairs(1) if experiment.primary is None else needed)
-        yield Problem("warn", what, key, f"{next_step}; or `primary: []` where counts and equalities answer")
+        yield Problem(
+            "warn", what, key, f"{next_step}; or `primary: []` where counts and equalities answer"
+        )
 
 
 def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:
-    """Count, for each comparison, the groups of cells that have both sides (`report/paired_comparisons.py`).
+    """Count, for each comparison, the groups of cells that have both sides
+    (`report/paired_comparisons.py`).
 
-    World sizes of data parallelism are one group; options of the Parquet store are those of an approach that reads one.
+    World sizes of data parallelism are one group; options of the Parquet store are those of an
+    approach that reads one.
     """
     groups: dict[str, set[tuple[str, str]]] = {}
     for cell in design.cells if "approach" in design.factors else ():
@@ -396,7 +580,9 @@ def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:
         rest = {k: v for k, v in flatten_cell(cell).items() if k not in ("approach", "layout.data")}
         stored = {k: rest.pop(k) for k in list(rest) if k.startswith("storage.")}
         parquet = reads_parquet(approach)
-        groups.setdefault(approach, set()).add((canonical_json(rest), canonical_json(stored if parquet else {})))
+        groups.setdefault(approach, set()).add(
+            (canonical_json(rest), canonical_json(stored if parquet else {}))
+        )
     return {
         (of, over): sum((rest, "{}") in groups.get(over, ()) for rest, _ in groups.get(of, ()))
         for of, over in COMPARISONS
@@ -406,20 +592,32 @@ def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:
 def check_validation(design: Design) -> Iterator[Problem]:
     """Find validation documents that are also trained on, and targets that no validation can reach.
 
-    A split by the text's hash cannot put one text on both sides. Separate validation files can: documents that also
-    occur in the training files are dropped only with deduplication.
+    A split by the text's hash cannot put one text on both sides. Separate validation files can:
+    documents that also occur in the training files are dropped only with deduplication.
     """
     without = [cell for cell, s in design.settings if not s.validation.rows]
     if design.experiment.target_loss is not None and without:
-        what = f"target_loss is a validation loss, but {len(without)} of {len(design.settings)} cells do not validate"
-        yield Problem("refuse", what, "runs.validation.rows", "validation.rows above 0, or no target_loss")
-    for corpus in {c.name: c for _, s in design.settings if s.validation.rows for c in s.corpora}.values():
+        what = (
+            f"target_loss is a validation loss, but {len(without)} of {len(design.settings)} "
+            "cells do not validate"
+        )
+        yield Problem(
+            "refuse", what, "runs.validation.rows", "validation.rows above 0, or no target_loss"
+        )
+    for corpus in {
+        c.name: c for _, s in design.settings if s.validation.rows for c in s.corpora
+    }.values():
         own, key = corpus.source.validation_files, f"corpora.{corpus.name}"
         if shared := sorted(set(own or ()) & set(corpus.source.files or ())):
-            what = f"corpus {corpus.name}: {listing(shared)} is used for training and for validation"
+            what = (
+                f"corpus {corpus.name}: {listing(shared)} is used for training and for validation"
+            )
             yield Problem("refuse", what, f"{key}.source.validation_files", "name other files")
         elif corpus.source.has_own_validation and not corpus.cleaning.deduplicate:
-            what = f"corpus {corpus.name}: validation documents that also occur in its training text are trained on"
+            what = (
+                f"corpus {corpus.name}: validation documents that also occur in its training "
+                "text are trained on"
+            )
             key += ".cleaning.deduplicate"
             yield Problem("refuse", what, key, f"{key}: true")
         elif not corpus.source.has_own_validation and corpus.validation_share == 0:
@@ -429,14 +627,19 @@ def check_validation(design: Design) -> Iterator[Problem]:
 
 
 def check_devices(design: Design) -> Iterator[Problem]:
-    """Find world sizes that do not fit this machine, and runs that fill a node beside runs that do not."""
+    """Find world sizes that do not fit this machine, and runs that fill a node beside runs that do
+    not.
+    """
     sizes = {s.layout.world_size for _, s in design.settings}
     node = design.machine.gpus_per_node
     if node is not None:
         part = sorted(n for n in sizes if n < node)
         if part and max(sizes) >= node:
             what = f"runs at world size {listing(part)} leave GPUs of a {node}-GPU node idle, "
-            what += "while larger runs fill it: their ranks have a larger share of its memory, power and cores"
+            what += (
+                "while larger runs fill it: their ranks have a larger share of its memory, power "
+                "and cores"
+            )
             cure = "start them one at a time (share 1), and say so where efficiency is shown"
             yield Problem("note", what, "factors.layout", cure)
         return
@@ -446,39 +649,76 @@ def check_devices(design: Design) -> Iterator[Problem]:
     on_cpu = {s.layout.world_size for _, s in design.settings if s.device == "cpu"}
     if design.gpus and auto and max(auto) > design.gpus:
         what = f"{max(auto)} ranks need a GPU each, but this machine has {design.gpus}"
-        yield Problem("refuse", what, "factors.layout", "fewer ranks, or --machine FILE for the one it runs on")
+        yield Problem(
+            "refuse",
+            what,
+            "factors.layout",
+            "fewer ranks, or --machine FILE for the one it runs on",
+        )
     if auto and not design.gpus:
         what = "this machine has no GPU: the runs would use its CPU"
-        yield Problem("warn", what, "runs.device", "--machine FILE or --profile NAME for the machine it runs on")
+        yield Problem(
+            "warn",
+            what,
+            "runs.device",
+            "--machine FILE or --profile NAME for the machine it runs on",
+        )
     if design.cores and on_cpu and max(on_cpu) > design.cores:
-        what = f"{max(on_cpu)} ranks oversubscribe {design.cores} cores: such runs test correctness, not speed"
-        yield Problem("warn", what, "factors.layout", f"do not measure scaling above {design.cores} ranks")
+        what = (
+            f"{max(on_cpu)} ranks oversubscribe {design.cores} cores: such runs test "
+            "correctness, not speed"
+        )
+        yield Problem(
+            "warn", what, "factors.layout", f"do not measure scaling above {design.cores} ranks"
+        )
     elif len(on_cpu) > 1:
-        what = "several ranks share the cores that a single rank has to itself: their speeds do not measure scaling"
+        what = (
+            "several ranks share the cores that a single rank has to itself: their speeds do not "
+            "measure scaling"
+        )
         cure = "--cores 1 gives every rank one thread, also in a run of one rank"
         yield Problem("note", what, "factors.layout", cure)
 
 
 def check_number_formats(design: Design) -> Iterator[Problem]:
-    """Find updates that bf16 loses: its numbers are 2**-8 of their size apart, and the half of it is rounded away."""
+    """Find updates that bf16 loses: its numbers are 2**-8 of their size apart, and the half of it
+    is rounded away.
+    """
     found = {}
     for _, run in design.settings:
         if run.precision != "bf16-true":
             continue
         optimizer, weight = run.optimizer, run.model.initial_deviation
         if optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
-            what = f"with bf16-true and beta2 {optimizer.beta2} a second moment in bf16 never decays"
+            what = (
+                f"with bf16-true and beta2 {optimizer.beta2} a second moment in bf16 never decays"
+            )
             found[what] = Problem("warn", what, "runs.optimizer.moments", "optimizer.moments: fp32")
         if optimizer.learning_rate < weight * 2**-9:
-            what = f"with bf16-true and a peak rate of {optimizer.learning_rate:g}, updates of weights above "
-            what += f"{optimizer.learning_rate * 2**9:.2g} (initial deviation {weight:g}) are mostly rounded away"
-            found[what] = Problem("warn", what, "runs.precision", "precision: bf16, which keeps fp32 weights")
+            what = (
+                f"with bf16-true and a peak rate of {optimizer.learning_rate:g}, updates of "
+                "weights above "
+            )
+            what += (
+                f"{optimizer.learning_rate * 2**9:.2g} (initial deviation {weight:g}) are mostly "
+                "rounded away"
+            )
+            found[what] = Problem(
+                "warn", what, "runs.precision", "precision: bf16, which keeps fp32 weights"
+            )
     yield from found.values()
 
 
 #: checks whose findings stay true of the results; the most important first
 OF_RESULTS = (
-    *(check_confounding, check_repeated_data, check_held_out, check_number_formats, check_budgets, check_mixtures),
+    *(
+        check_confounding,
+        check_repeated_data,
+        check_held_out,
+        check_number_formats,
+        check_budgets,
+        check_mixtures,
+    ),
     *(check_compound_levels, check_scaling, check_bases),
 )
 #: those that the tables of results answer themselves: verdicts, counts of shared texts, devices
@@ -486,4 +726,4 @@ BEFOREHAND = (check_repeats, check_validation, check_devices)
 
 
 def _is_layout_key(key: str) -> bool:
-    return key.split(".")[0] == "layout"
+    return key.split(".", maxsplit=1)[0] == "layout"

@@ -1,9 +1,10 @@
-"""What recorded values must equal or lie within: one table, from which the validity of every run follows.
+"""What recorded values must equal or lie within: one table, from which the validity of every run
+follows.
 
-An expectation states the value, what it must be, what that is known from, its tolerance, and the word for a run that
-violates it. `invalid`: a number from the run would be wrong. `suspect`: the numbers may be right, and a person should
-look. `caution`: the numbers are right, and a reader should know. An expectation without its reference is listed as not
-checked. It never passes.
+An expectation states the value, what it must be, what that is known from, its tolerance, and the
+word for a run that violates it. `invalid`: a number from the run would be wrong. `suspect`: the
+numbers may be right, and a person should look. `caution`: the numbers are right, and a reader
+should know. An expectation without its reference is listed as not checked. It never passes.
 """
 
 import functools
@@ -38,7 +39,8 @@ class NotCheckedError(Exception):
 
 @dataclass(frozen=True)
 class Expectation:
-    """A line of the table. `find(evidence)` yields a sentence for each violation; between runs, (run id, sentence).
+    """A line of the table. `find(evidence)` yields a sentence for each violation; between runs,
+    (run id, sentence).
 
     `find` raises NotCheckedError where its reference is absent.
     """
@@ -57,7 +59,12 @@ BETWEEN_RUNS: list[Expectation] = []
 
 
 def expect(
-    value: str, must: str, known_from: str, word: Word, tolerance: str = "none", of: list[Expectation] = OF_A_RUN
+    value: str,
+    must: str,
+    known_from: str,
+    word: Word,
+    tolerance: str = "none",
+    of: list[Expectation] = OF_A_RUN,
 ) -> Callable[[Find], Find]:
     """Register the decorated function as the `find` of an expectation."""
 
@@ -79,15 +86,25 @@ class Findings:
     unchecked: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add_to(self, row: Row) -> Row:
-        """Return a row of the table `runs` with validity, reasons, cautions and unchecked values extended by these."""
+        """Return a row of the table `runs` with validity, reasons, cautions and unchecked values
+        extended by these.
+        """
         if row.get("validity") == "missing":
             return row
-        worst = next((word for word in WORDS[:2] if self.sentences[word] or row.get("validity") == word), "valid")
+        worst = next(
+            (word for word in WORDS[:2] if self.sentences[word] or row.get("validity") == word),
+            "valid",
+        )
         texts = {"reasons": [*self.sentences["invalid"], *self.sentences["suspect"]]}
         texts |= {"cautions": self.sentences["caution"]}
-        texts |= {"unchecked": [f"{', '.join(dict.fromkeys(v))}: {reason}" for reason, v in self.unchecked.items()]}
+        texts |= {
+            "unchecked": [
+                f"{', '.join(dict.fromkeys(v))}: {reason}" for reason, v in self.unchecked.items()
+            ]
+        }
         joined = {
-            column: "; ".join(dict.fromkeys(filter(None, [row.get(column), *added]))) for column, added in texts.items()
+            column: "; ".join(dict.fromkeys(filter(None, [row.get(column), *added])))
+            for column, added in texts.items()
         }
         return row | {"validity": worst} | joined
 
@@ -105,7 +122,8 @@ def judge(evidence: "Evidence") -> Findings:
 
 
 def judge_together(evidence: Any, run_ids: Iterable[str]) -> dict[str, Findings]:
-    """Check the runs of an experiment against every expectation between runs. Return run id → findings.
+    """Check the runs of an experiment against every expectation between runs. Return run id →
+    findings.
 
     An expectation between runs that was not checked is listed with every run.
     """
@@ -121,7 +139,8 @@ def judge_together(evidence: Any, run_ids: Iterable[str]) -> dict[str, Findings]
 
 
 class Steps:
-    """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that reported it.
+    """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that
+    reported it.
 
     `numbers` are the steps, ascending, and `place` is the index of each row's step in them.
     """
@@ -194,7 +213,8 @@ class Evidence:
     copies: tuple[str, ...] = ()  # logs that repeat another one, in words
     vocabulary_size: int | None = None  # of the inputs
     counted: "Recount | str" = "the store or text that it trained on is not at hand"
-    held_out: "dict[str, tuple[int, int]] | str" = "the held-out store is not at hand"  # corpus → (rows, useful tokens)
+    # corpus → (rows, useful tokens)
+    held_out: "dict[str, tuple[int, int]] | str" = "the held-out store is not at hand"
 
     @property
     def settings(self) -> RunSettings:
@@ -236,7 +256,9 @@ class Evidence:
         return value
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column of the merged step rows. Raises NotCheckedError where no row has a value."""
+        """Return a column of the merged step rows. Raises NotCheckedError where no row has a
+        value.
+        """
         if np.isnan(values := self.steps[name]).all():
             raise NotCheckedError("the logs do not have it")
         return values
@@ -246,18 +268,34 @@ class Evidence:
         return [found for found in self.events if found["event"] == event]
 
 
-def at_step(steps: Steps, name: str, wrong: np.ndarray, must: np.ndarray | float | str) -> Iterator[str]:
+def at_step(
+    steps: Steps, name: str, wrong: np.ndarray, must: np.ndarray | float | str
+) -> Iterator[str]:
     """Yield a sentence on the first of the rows that are `wrong`."""
     places = np.flatnonzero(wrong)
     if len(places):
         found, at = steps[name][places[0]], int(steps["step"][places[0]])
-        expected = must if isinstance(must, str) else f"{np.broadcast_to(must, len(steps))[places[0]]:.12g}"
-        yield f"{name} is {found:.12g} at step {at}, expected {expected} ({len(places)} of {len(steps)} rows)"
+        expected = (
+            must
+            if isinstance(must, str)
+            else f"{np.broadcast_to(must, len(steps))[places[0]]:.12g}"
+        )
+        yield (
+            f"{name} is {found:.12g} at step {at}, expected {expected} ({len(places)} of "
+            f"{len(steps)} rows)"
+        )
 
 
 def differ(what: str, found: Any, expected: Any, tolerance: float = 0.0) -> Iterator[str]:
     """Yield a sentence if a recorded value is not the expected one."""
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, expected))
-    same = math.isclose(found, expected, rel_tol=tolerance) if numbers and tolerance else found == expected
+    numbers = all(
+        isinstance(value, (int, float)) and not isinstance(value, bool)
+        for value in (found, expected)
+    )
+    same = (
+        math.isclose(found, expected, rel_tol=tolerance)
+        if numbers and tolerance
+        else found == expected
+    )
     if not same:
         yield f"{what} {found}, expected {expected}"

@@ -1,4 +1,6 @@
-"""Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
+"""Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute
+path enters.
+"""
 
 import functools
 import json
@@ -41,8 +43,10 @@ SAMPLES = 1000
 
 @dataclass(frozen=True)
 class Bleu:
-    """Corpus BLEU, 0 to 100, the ends of its 95 % interval over sentences, and sacrebleu's signature, without which the
-    number says little: it names the tokenization, the smoothing, and the bootstrap with its seed."""
+    """Corpus BLEU, 0 to 100, the ends of its 95 % interval over sentences, and sacrebleu's
+    signature, without which the number says little: it names the tokenization, the smoothing, and
+    the bootstrap with its seed.
+    """
 
     score: float
     low: float
@@ -51,14 +55,19 @@ class Bleu:
     signature: str
 
     def __str__(self) -> str:
-        return f"{self.score:.2f} ({self.low:.2f} to {self.high:.2f}, 95 % over {self.sentences:,} sentences)"
+        return (
+            f"{self.score:.2f} ({self.low:.2f} to {self.high:.2f}, 95 % over {self.sentences:,} "
+            "sentences)"
+        )
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
-    """BLEU of hypotheses, each against its one reference; both as plain text, at least one. Equal texts, equal digits.
+    """BLEU of hypotheses, each against its one reference; both as plain text, at least one. Equal
+    texts, equal digits.
 
-    The interval is sacrebleu's: mean of the bootstrap plus and minus half the width between its 2.5th and 97.5th
-    percentile. It says how far other sentences would move the score, and nothing of other trainings.
+    The interval is sacrebleu's: mean of the bootstrap plus and minus half the width between its
+    2.5th and 97.5th percentile. It says how far other sentences would move the score, and nothing
+    of other trainings.
     """
     from sacrebleu.metrics import BLEU  # a tenth of a second, for those who translate
 
@@ -66,25 +75,39 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
     found = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=SAMPLES)
     signature = metric.get_signature().format()
     parsed = json.loads(found.format(is_json=True, width=6, signature=signature))
-    middle, half = parsed.get("confidence_mean", 0.0), parsed.get("confidence_var", 0.0)  # absent where nothing matches
-    return Bleu(parsed["score"], max(0.0, middle - half), min(100.0, middle + half), len(references), signature)
+    # absent where nothing matches
+    middle, half = parsed.get("confidence_mean", 0.0), parsed.get("confidence_var", 0.0)
+    return Bleu(
+        parsed["score"],
+        max(0.0, middle - half),
+        min(100.0, middle + half),
+        len(references),
+        signature,
+    )
 
 
 Row = dict[str, Any]
 
 
 def bleu_rows(events: list[Row]) -> list[Row]:
-    """Rows of the table `bleu`, one for each step after which the run translated, in their order. Of a sentence that
-    several attempts translated after the same step, the newest counts."""
+    """Rows of the table `bleu`, one for each step after which the run translated, in their order.
+    Of a sentence that several attempts translated after the same step, the newest counts.
+    """
     steps: dict[int, dict[int, Row]] = {}
     for event in sorted(events, key=lambda event: event.get("attempt") or 0):
         if event["event"] == "translation" and event["number"] is not None:
             steps.setdefault(event.get("step") or 0, {})[event["number"]] = event
     found = []
     for step, lines in sorted(steps.items()):
-        texts = [(lines[number]["hypothesis"] or "", lines[number]["reference"] or "") for number in sorted(lines)]
+        texts = [
+            (lines[number]["hypothesis"] or "", lines[number]["reference"] or "")
+            for number in sorted(lines)
+        ]
         score = bleu(*zip(*texts, strict=True))
-        ends = {f"bleu_{name}": getattr(score, name) for name in ("low", "high", "sentences", "signature")}
+        ends = {
+            f"bleu_{name}": getattr(score, name)
+            for name in ("low", "high", "sentences", "signature")
+        }
         found.append({"step": step, "bleu": score.score, **ends})
     return found
 
@@ -93,13 +116,25 @@ Tables = dict[str, pa.Table]
 
 #: tables beside `runs` that a run has rows in
 OF_RUNS = tuple(
-    name for name, columns in tables.TABLES.items() if "run_id" in columns and name not in ("runs", "certificates")
+    name
+    for name, columns in tables.TABLES.items()
+    if "run_id" in columns and name not in ("runs", "certificates")
 )
 #: large tables, written one row group per run; the others are written at once
 STREAMED = ("steps", "spans")
 #: keys of the run table that the report reads from `experiment.json`
 DESCRIBED = (
-    *("experiment", "question", "scale", "factors", "left_out", "repeats", "cell_repeats", "primary", "note"),
+    *(
+        "experiment",
+        "question",
+        "scale",
+        "factors",
+        "left_out",
+        "repeats",
+        "cell_repeats",
+        "primary",
+        "note",
+    ),
     *("original", "target_loss", "figures"),
 )
 #: columns that are 0 where there is no log
@@ -119,27 +154,34 @@ def ingest(
     certificates: Sequence[Path] = (),
     threads: int = 1,
 ) -> dict[str, int]:
-    """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, `experiment.json`, and last the manifest with
-    the SHA-256 of each file; return row counts. `experiment.json` names the inputs relative to the parent of `runs`.
+    """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, `experiment.json`, and
+    last the manifest with the SHA-256 of each file; return row counts. `experiment.json` names the
+    inputs relative to the parent of `runs`.
 
-    All logs are read on every call. A run without logs is listed as missing; a broken line goes to quarantine. Raises
-    UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
-    lists two runs as the same repeat.
+    All logs are read on every call. A run without logs is listed as missing; a broken line goes to
+    quarantine. Raises UserError only where the experiment's own table, a benchmark file or a
+    manifest cannot be read, or where the table lists two runs as the same repeat.
     """
     again = f"snakemake -f {experiment}"
     table = read_record(experiment, "run table", again, unsealed=True)
     if not isinstance(table.get("runs"), list):
         expected, next = 'an object with a list "runs"', "tokenscale plan EXPERIMENT --output FILE"
-        raise UserError("this is no run table of an experiment.", path=experiment, expected=expected, next=next)
+        raise UserError(
+            "this is no run table of an experiment.", path=experiment, expected=expected, next=next
+        )
     with report_malformed(experiment, "experiment's run table", next=again):
         check_types(table, {"experiment": str})
         for entry in table["runs"]:
             check_file_name(entry["run_id"])
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
     if len(listed) < len(table["runs"]):
-        twice = sorted(run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1)
+        twice = sorted(
+            run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1
+        )
         next = "tokenscale plan EXPERIMENT --output FILE"
-        raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(twice), next=next)
+        raise UserError(
+            "the run table lists a run twice.", path=experiment, run=", ".join(twice), next=next
+        )
     # refused before anything is written
     others = benchmark_rows(list(benchmarks)) | {"stores": store_rows(list(stores), list(corpora))}
     others["certificates"] = certificate_rows(certificates)
@@ -149,11 +191,16 @@ def ingest(
     def read(run_id: str) -> Tables:
         return one_run(listed[run_id], table["experiment"], runs, manifests)
 
-    # Close the generator here. If it were collected while a thread starts, both would wait for each other.
+    # Close the generator here. If it were collected while a thread starts, both would wait for each
+    # other.
     with closing(_ahead(read, list(listed), threads)) as runs_tables:
-        counts, steps = _write(output, runs_tables, others, experiment, find_gaps(table, experiment, runs))
+        counts, steps = _write(
+            output, runs_tables, others, experiment, find_gaps(table, experiment, runs)
+        )
     files = zip(KINDS, (benchmarks, stores, corpora, certificates), strict=True)
-    inputs: Row = {kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files}
+    inputs: Row = {
+        kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files
+    }
     inputs["table"] = os.path.relpath(experiment, runs.parent)
     described = {key: table.get(key) for key in DESCRIBED} | {"inputs": inputs}
     described["cautions"] = find_cautions(table, stores, corpora, steps)
@@ -164,9 +211,11 @@ def ingest(
 
 @dataclass(frozen=True)
 class TableInputs:
-    """What an experiment's tables are made of beside the logs of its runs, as paths below the folder of results.
+    """What an experiment's tables are made of beside the logs of its runs, as paths below the
+    folder of results.
 
-    `table` is the run table, which holds the resolved settings of every run; by default the one of the workflow.
+    `table` is the run table, which holds the resolved settings of every run; by default the one of
+    the workflow.
     """
 
     experiment: str
@@ -191,30 +240,48 @@ class TableInputs:
 
 def read_inputs(folder: Path) -> TableInputs:
     """Return the inputs of which `ingest` made an experiment's tables."""
-    with report_malformed(folder / tables.EXPERIMENT, "experiment's description", tables.restore_command(folder)):
+    with report_malformed(
+        folder / tables.EXPERIMENT, "experiment's description", tables.restore_command(folder)
+    ):
         return TableInputs(folder.name, **tables.read_experiment(folder).get("inputs", {}))
 
 
 def _write(
-    output: Path, runs: Iterator[tuple[str, Tables]], others: dict[str, list[Row]], experiment: Path, gaps: list[str]
+    output: Path,
+    runs: Iterator[tuple[str, Tables]],
+    others: dict[str, list[Row]],
+    experiment: Path,
+    gaps: list[str],
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Write the tables of all runs and the others; return row counts, and run id → steps behind its end."""
+    """Write the tables of all runs and the others; return row counts, and run id → steps behind its
+    end.
+    """
     counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
     siblings = Siblings(gaps)
-    small: dict[str, list[pa.Table]] = {name: [tables.schema(name).empty_table()] for name in tables.TABLES}
+    small: dict[str, list[pa.Table]] = {
+        name: [tables.schema(name).empty_table()] for name in tables.TABLES
+    }
     with ExitStack() as stack:
-        add = {name: stack.enter_context(tables.writer(output / f"{name}.parquet", name)) for name in tables.TABLES}
+        add = {
+            name: stack.enter_context(tables.writer(output / f"{name}.parquet", name))
+            for name in tables.TABLES
+        }
         for run_id, found in runs:
             siblings.add(run_id, found["steps"], found["events"])
             (row,) = found["runs"].to_pylist()
-            # all is grouped by series, world size and repeat: two runs there would count as one, or as two repeats
+            # all is grouped by series, world size and repeat: two runs there would count as one, or
+            # as two repeats
             other = places.setdefault((row["series"], row["world_size"], row["repeat"]), run_id)
             if other != run_id:
                 cell = f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}"
                 named = {"path": experiment, "cell": cell, "runs": f"{other}, {run_id}"}
                 next = "name what tells them apart as a factor, or as repeats"
-                raise UserError("two runs of the table are the same repeat of the same cell.", **named, next=next)
+                raise UserError(
+                    "two runs of the table are the same repeat of the same cell.",
+                    **named,
+                    next=next,
+                )
             for name, rows in found.items():
                 counts[name] += len(rows)
                 if name not in STREAMED:
@@ -229,12 +296,18 @@ def _write(
         for name in tables.TABLES:
             if name not in STREAMED:
                 add[name](pa.concat_tables(small[name]).combine_chunks())
-    steps = {row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in runs_rows}
+    steps = {
+        row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in runs_rows
+    }
     return {name: counts[name] for name in tables.TABLES}, steps
 
 
-def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Generator[tuple[str, Tables], None, None]:
-    """(item, work of it) in order, on so many threads, with at most twice as many results in memory."""
+def _ahead(
+    work: Callable[[str], Tables], items: list[str], threads: int
+) -> Generator[tuple[str, Tables], None, None]:
+    """(item, work of it) in order, on so many threads, with at most twice as many results in
+    memory.
+    """
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         waiting: deque[tuple[str, Future]] = deque()
         try:
@@ -249,14 +322,25 @@ def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Gen
                 future.cancel()
 
 
-def one_run(entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Path] | None = None) -> Tables:
-    """All rows of one run, by table. A record of other hands may hold anything: what no row can be made of counts as
-    one that cannot be read, and says why. `manifests`: SHA-256 → manifest of a store or corpus."""
+def one_run(
+    entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Path] | None = None
+) -> Tables:
+    """All rows of one run, by table. A record of other hands may hold anything: what no row can be
+    made of counts as one that cannot be read, and says why. `manifests`: SHA-256 → manifest of a
+    store or corpus.
+    """
     found = _record(runs / entry["run_id"] / "run.json")
     rows = functools.partial(_rows, entry, experiment, runs, manifests or {})
     try:
         return rows(found)
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, UserError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        UserError,
+    ) as error:
         if found[0] is None:
             raise
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -264,7 +348,11 @@ def one_run(entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Pat
 
 
 def _rows(
-    entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Path], found: tuple[Row | None, bool, str | None]
+    entry: Row,
+    experiment: str,
+    runs: Path,
+    manifests: Mapping[str, Path],
+    found: tuple[Row | None, bool, str | None],
 ) -> Tables:
     (record, sealed, trouble), run_id = found, entry["run_id"]
     folder = runs / run_id
@@ -275,21 +363,32 @@ def _rows(
     row |= launches(folder)
     if record is None and not trouble:
         reasons = "not started, or its folder is elsewhere (no run.json)"
-        row |= {"validity": "missing", "reasons": reasons, "sealed": False} | dict.fromkeys(COUNTED, 0)
-        return {"runs": tables.of_rows("runs", [row]), **{t: tables.schema(t).empty_table() for t in OF_RUNS}}
+        row |= {"validity": "missing", "reasons": reasons, "sealed": False} | dict.fromkeys(
+            COUNTED, 0
+        )
+        return {
+            "runs": tables.of_rows("runs", [row]),
+            **{t: tables.schema(t).empty_table() for t in OF_RUNS},
+        }
     log = read_run(folder, run_id, (record or {}).get("digest"))
     steps = merge(log.steps, log.events)
     whole = Steps(steps)
     stops = [e["status"] for e in log.events if e["event"] == "run_stop"]
     if row["status"] == "running" and "nonfinite" in stops:
         row["status"] = "nonfinite"
-    row |= {"status": "unreadable" if trouble else row["status"], "sealed": sealed, "attempts": len(log.merged)}
+    row |= {
+        "status": "unreadable" if trouble else row["status"],
+        "sealed": sealed,
+        "attempts": len(log.merged),
+    }
     row |= {"overlap_rows": len(log.steps) - len(steps), "quarantined": len(log.quarantine)}
     row["quarantined_benign"] = sum(q["benign"] for q in log.quarantine)
     row["steps_seen"] = int(whole.whole().sum()) if len(whole) else 0
     translated = [{"run_id": run_id, **score} for score in bleu_rows(log.events)] if sealed else []
     if translated:
-        row |= {column: value for column, value in translated[-1].items() if column.startswith("bleu")}
+        row |= {
+            column: value for column, value in translated[-1].items() if column.startswith("bleu")
+        }
     row |= log.lasted()
     row["validation_tokens"] = log.validation_tokens()
     run = None if row["external"] else read_settings((record or {}).get("run"))
@@ -299,22 +398,38 @@ def _rows(
     if run is not None and sealed:
         evidence = _count_again(evidence, run, manifests, runs.absolute().parents[1])
     row = judge(evidence).add_to(row)
-    others = {"attempts": log.attempts(steps), "events": log.events, "bleu": translated, "quarantine": log.quarantine}
+    others = {
+        "attempts": log.attempts(steps),
+        "events": log.events,
+        "bleu": translated,
+        "quarantine": log.quarantine,
+    }
     made = {name: tables.of_rows(name, rows) for name, rows in ({"runs": [row]} | others).items()}
     return made | {"steps": steps, "spans": log.spans}
 
 
-def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, Path], project: Path) -> Evidence:
-    """Return the evidence with counts of the run's inputs, as far as they are at hand with the hashes that it read: in
-    `manifests`, or where the workflow writes them below `project`."""
-    changes, objectives = "data/batches/objectives.py", Path(__file__).parents[1] / "data/batches/objectives.py"
-    if OBJECTIVES[run.objective].special_ids and (evidence.get("code") or {}).get(changes) != sha256_file(objectives):
+def _count_again(
+    evidence: Evidence, run: RunSettings, manifests: Mapping[str, Path], project: Path
+) -> Evidence:
+    """Return the evidence with counts of the run's inputs, as far as they are at hand with the
+    hashes that it read: in `manifests`, or where the workflow writes them below `project`.
+    """
+    changes, objectives = (
+        "data/batches/objectives.py",
+        Path(__file__).parents[1] / "data/batches/objectives.py",
+    )
+    if OBJECTIVES[run.objective].special_ids and (evidence.get("code") or {}).get(
+        changes
+    ) != sha256_file(objectives):
         reason = "the run chose labels by another version of the code"
         return replace(evidence, counted=reason, held_out=reason)
     found: dict[str, Path] = {}
     reasons: dict[str, str] = {}
     for role, name in list_manifests(run).items():
-        what, recorded = role.replace("_", " ").replace("validation", "held-out"), evidence.get(f"inputs.{role}")
+        what, recorded = (
+            role.replace("_", " ").replace("validation", "held-out"),
+            evidence.get(f"inputs.{role}"),
+        )
         path = manifests.get(recorded, project / name)
         if not path.is_file():
             reasons[role] = f"the {what} is not at hand"
@@ -331,22 +446,33 @@ def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, P
         needed += ["tokenizer"] * OBJECTIVES[run.objective].special_ids
         missing = [reasons[name] for name in needed if name in reasons]
         try:
-            from tokenscale.data.batches import batch, recount  # with packages that a report does without
+            # with packages that a report does without
+            from tokenscale.data.batches import batch, recount
 
             get = found.get
-            inputs = batch.Inputs(get("corpus"), get("tokenizer"), get("store"), get("validation_store"))
+            inputs = batch.Inputs(
+                get("corpus"), get("tokenizer"), get("store"), get("validation_store")
+            )
             return missing[0] if missing else count(recount, inputs)
         except (UserError, ImportError, OSError) as error:
-            return f"the inputs were not read again: {str(error).splitlines()[0].removeprefix('tokenscale: ')}"
+            return (
+                "the inputs were not read again: "
+                f"{str(error).splitlines()[0].removeprefix('tokenscale: ')}"
+            )
 
     numbers, counted = evidence.steps.numbers, "the logs hold no step"
     if len(numbers):
         counted = attempt(
-            "store", lambda r, inputs: r.recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1)
+            "store",
+            lambda r, inputs: r.recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1),
         )
     size = size if isinstance(counted, str) else counted.vocabulary_size
     rows = run.validation.rows
-    held_out = attempt("validation_store", lambda r, inputs: r.recount_held_out(run, inputs, 1 << 31)) if rows else {}
+    held_out = (
+        attempt("validation_store", lambda r, inputs: r.recount_held_out(run, inputs, 1 << 31))
+        if rows
+        else {}
+    )
     return replace(evidence, counted=counted, held_out=held_out, vocabulary_size=size)
 
 

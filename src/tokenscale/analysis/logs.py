@@ -1,4 +1,6 @@
-"""Typed rows and a quarantine from the event files of all attempts of a run. Every dropped line is counted."""
+"""Typed rows and a quarantine from the event files of all attempts of a run. Every dropped line is
+counted.
+"""
 
 import hashlib
 import json
@@ -25,7 +27,10 @@ from tokenscale.base.files import read_record
 from tokenscale.runs.records.events import FIELDS, VERSION
 
 #: kind of event file → Arrow schema of its rows
-SCHEMAS = {kind: pa.schema([(name, ARROW[sql]) for name, sql in fields.items()]) for kind, fields in FIELDS.items()}
+SCHEMAS = {
+    kind: pa.schema([(name, ARROW[sql]) for name, sql in fields.items()])
+    for kind, fields in FIELDS.items()
+}
 #: lines are read in blocks of about so many bytes
 BLOCK_BYTES = 1 << 20
 
@@ -38,7 +43,9 @@ _BOUNDS = {"INTEGER": 2**31, "BIGINT": 2**63}
 
 @dataclass
 class Lines:
-    """What one file holds: a table with every field of the schema (null where absent), and its broken lines."""
+    """What one file holds: a table with every field of the schema (null where absent), and its
+    broken lines.
+    """
 
     table: pa.Table
     broken: list[dict[str, Any]]  # line (from 1), reason, text, benign
@@ -55,7 +62,9 @@ class Broken(ValueError):
 
 
 def numbered(directory: Path, word: str) -> list[tuple[int, Path]]:
-    """(number, folder) of a run's attempts or an attempt's ranks, `<word>=<number>`, in ascending order."""
+    """(number, folder) of a run's attempts or an attempt's ranks, `<word>=<number>`, in ascending
+    order.
+    """
     paths = directory.iterdir() if directory.is_dir() else ()
     found = ((re.fullmatch(rf"{word}=(\d+)", path.name), path) for path in paths)
     return sorted((int(match[1]), path) for match, path in found if match and path.is_dir())
@@ -71,7 +80,8 @@ def read_launched(attempt: Path) -> dict[str, Any]:
 def read_lines(path: Path, kind: str) -> Lines:
     """Read one `steps.jsonl`, `spans.jsonl` or `events.jsonl`. A missing or empty file has no rows.
 
-    A broken line is benign only where a killed writer leaves one: at the very end, without its newline.
+    A broken line is benign only where a killed writer leaves one: at the very end, without its
+    newline.
     """
     if not path.is_file():
         return Lines(SCHEMAS[kind].empty_table(), [])
@@ -82,7 +92,11 @@ def read_lines(path: Path, kind: str) -> Lines:
     begin = line = 0
     while begin < len(content):
         # one broken line makes only its own block slow to read
-        end = content.find(b"\n", begin + BLOCK_BYTES) + 1 if begin + BLOCK_BYTES < len(content) else 0
+        end = (
+            content.find(b"\n", begin + BLOCK_BYTES) + 1
+            if begin + BLOCK_BYTES < len(content)
+            else 0
+        )
         end = end or content.rfind(b"\n", begin) + 1 or len(content)
         table, found = _clean(content, begin, end, kind), []
         if table is None:
@@ -92,11 +106,14 @@ def read_lines(path: Path, kind: str) -> Lines:
         begin, line = end, line + len(table) + len(found)
     if broken and not content.endswith(b"\n"):
         broken[-1]["benign"] = broken[-1]["line"] == line
-    return Lines(pa.concat_tables(tables).combine_chunks(), broken, hashlib.sha256(content).hexdigest())
+    return Lines(
+        pa.concat_tables(tables).combine_chunks(), broken, hashlib.sha256(content).hexdigest()
+    )
 
 
 def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
-    """The lines between two places that all hold what the schema says, read at once; None where `_by_line` must look.
+    """The lines between two places that all hold what the schema says, read at once; None where
+    `_by_line` must look.
 
     Numbers that are not finite are left to that careful reader, too.
     """
@@ -125,9 +142,9 @@ def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
 def _parsed(block: bytes, kind: str, first: set[str]) -> dict[str, pa.ChunkedArray] | None:
     """Columns of a block by a reader of any JSON; None where an object has a field of another type.
 
-    Every line begins with { and ends with }, and a row comes of each: so no object spans two lines, and none shares its
-    line. Text beyond ASCII is left to the careful reader. The fields of the `first` line are most often those of all
-    lines: they are tried alone, in two thirds of the time.
+    Every line begins with { and ends with }, and a row comes of each: so no object spans two lines,
+    and none shares its line. Text beyond ASCII is left to the careful reader. The fields of the
+    `first` line are most often those of all lines: they are tried alone, in two thirds of the time.
     """
     count = block.count(b"\n")
     whole = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
@@ -136,12 +153,20 @@ def _parsed(block: bytes, kind: str, first: set[str]) -> dict[str, pa.ChunkedArr
     reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block))
     few = pa.schema([column for column in SCHEMAS[kind] if column.name in first])
     for schema, others in ((few, "error"), (SCHEMAS[kind], "ignore")):
-        options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+        options = pyarrow.json.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior=others
+        )
         try:
-            table = pyarrow.json.read_json(pa.BufferReader(block), read_options=reading, parse_options=options)
+            table = pyarrow.json.read_json(
+                pa.BufferReader(block), read_options=reading, parse_options=options
+            )
         except pa.ArrowInvalid:
             continue
-        return dict(zip(table.column_names, table.columns, strict=True)) if len(table) == count else None
+        return (
+            dict(zip(table.column_names, table.columns, strict=True))
+            if len(table) == count
+            else None
+        )
     return None
 
 
@@ -204,7 +229,12 @@ def _typed(name: str, sql: str, value: Any) -> Any:
                 number = math.inf
             if math.isfinite(number):
                 return number
-        elif sql in _BOUNDS and math.isfinite(value) and value == int(value) and -_BOUNDS[sql] <= value < _BOUNDS[sql]:
+        elif (
+            sql in _BOUNDS
+            and math.isfinite(value)
+            and value == int(value)
+            and -_BOUNDS[sql] <= value < _BOUNDS[sql]
+        ):
             return int(value)
     raise Broken(f"field {name} is no {sql}")
 
@@ -222,7 +252,8 @@ class Attempt:
     number: int
     folder: str  # below the run's
     digest: str | None
-    steps: dict[int, pa.Table] = field(default_factory=dict)  # rank → its rows in the order of the file
+    # rank → its rows in the order of the file
+    steps: dict[int, pa.Table] = field(default_factory=dict)
     times: list[float] = field(default_factory=list)  # wall-clock times of its events
     superseded: bool = False
 
@@ -245,17 +276,25 @@ class RunLog:
         return [attempt for attempt in self.all if not attempt.superseded]
 
     def changed(self, record: Row) -> list[str]:
-        """Return log files whose hashes differ from those sealed in run.json, and those without a sealed hash."""
+        """Return log files whose hashes differ from those sealed in run.json, and those without a
+        sealed hash.
+        """
         sealed = (record.get("outcome") or {}).get("logs")
         if not isinstance(sealed, dict):
             return []
         found = [name for name, sha256 in sealed.items() if self.hashes.get(name) != sha256]
         if not record.get("external"):  # its ranks seal their own
-            found += [f"{name} (not sealed)" for name in self.hashes.keys() - sealed.keys() if "superseded" not in name]
+            found += [
+                f"{name} (not sealed)"
+                for name in self.hashes.keys() - sealed.keys()
+                if "superseded" not in name
+            ]
         return sorted(found)
 
     def copies(self) -> list[str]:
-        """Return which logs of steps are the same file as another one, or repeat its timings, in words."""
+        """Return which logs of steps are the same file as another one, or repeat its timings, in
+        words.
+        """
         first: dict[str, str] = {}
         found = []
         different = {}
@@ -270,16 +309,22 @@ class RunLog:
 
     def validation_tokens(self) -> int | None:
         """Return the useful tokens of the newest validation; None without one."""
-        counts = [e["useful_tokens"] for e in self.events if e["event"] == "validation" and e["useful_tokens"]]
+        counts = [
+            e["useful_tokens"]
+            for e in self.events
+            if e["event"] == "validation" and e["useful_tokens"]
+        ]
         return counts[-1] if counts else None
 
     def lasted(self) -> Row:
         """Return when the run began and ended, on the wall clock, as far as its logs show.
 
-        Its attempts' own times count and, where the clock went on between two of them, the time between. A clock that
-        was set back in between shortens nothing.
+        Its attempts' own times count and, where the clock went on between two of them, the time
+        between. A clock that was set back in between shortens nothing.
         """
-        spans = [(min(attempt.times), max(attempt.times)) for attempt in self.merged if attempt.times]
+        spans = [
+            (min(attempt.times), max(attempt.times)) for attempt in self.merged if attempt.times
+        ]
         if not spans:
             return {}
         started, stopped = spans[0]
@@ -304,16 +349,22 @@ class RunLog:
 
 
 def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
-    """Read the logs below a run's folder. Attempts whose digest is known and another than `digest` (that of the run's
-    record; of the newest attempt where there is none) are superseded: other code or other inputs made them."""
+    """Read the logs below a run's folder. Attempts whose digest is known and another than `digest`
+    (that of the run's record; of the newest attempt where there is none) are superseded: other code
+    or other inputs made them.
+    """
     found, spans, events, quarantine = [], [], [], []
     hashes: dict[str, str] = {}
     aside = sorted((folder / "superseded").glob("*/"))  # attempts of other code or inputs
-    for number, path in [attempt for place in (folder, *aside) for attempt in numbered(place, "attempt")]:
+    for number, path in [
+        attempt for place in (folder, *aside) for attempt in numbered(place, "attempt")
+    ]:
         inside = path.parent == folder
         stated = read_launched(path).get("digest")
         stated = stated if isinstance(stated, str) else None
-        found.append(Attempt(number, path.relative_to(folder).as_posix(), stated, superseded=not inside))
+        found.append(
+            Attempt(number, path.relative_to(folder).as_posix(), stated, superseded=not inside)
+        )
     newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
     for attempt in found:
         attempt.superseded |= attempt.digest is not None and attempt.digest != (digest or newest)
@@ -327,31 +378,49 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
             attempt.steps[rank] = read["steps"].table
             place = {"run_id": run_id, "attempt": attempt.number, "rank": rank}
             event_rows = [{**place, **row} for row in read["events"].rows]
-            attempt.times += [event["t_unix_s"] for event in event_rows if event["t_unix_s"] is not None]
+            attempt.times += [
+                event["t_unix_s"] for event in event_rows if event["t_unix_s"] is not None
+            ]
             if not attempt.superseded:
                 events += event_rows
                 spans.append(_placed("spans", read["spans"].table, place))
-    logged = [(a.number, *log) for a in found if not a.superseded for log in sorted(a.steps.items(), key=itemgetter(0))]
-    places = [{"run_id": run_id, "attempt": number, "rank": rank} | NOT_YET for number, rank, _ in logged]
-    steps = [_placed("steps", rows, place) for (*_, rows), place in zip(logged, places, strict=True)]
+    logged = [
+        (a.number, *log)
+        for a in found
+        if not a.superseded
+        for log in sorted(a.steps.items(), key=itemgetter(0))
+    ]
+    places = [
+        {"run_id": run_id, "attempt": number, "rank": rank} | NOT_YET for number, rank, _ in logged
+    ]
+    steps = [
+        _placed("steps", rows, place) for (*_, rows), place in zip(logged, places, strict=True)
+    ]
     whole = {
         name: pa.concat_tables([tables.schema(name).empty_table(), *parts]).combine_chunks()
         for name, parts in (("steps", steps), ("spans", spans))
     }
     order = [("attempt", "ascending"), ("rank", "ascending"), ("start_mono_s", "ascending")]
-    return RunLog(run_id, found, whole["steps"], whole["spans"].sort_by(order), events, quarantine, hashes)
+    return RunLog(
+        run_id, found, whole["steps"], whole["spans"].sort_by(order), events, quarantine, hashes
+    )
 
 
 def _placed(table: str, rows: pa.Table, place: Row) -> pa.Table:
     fields = tables.schema(table)
-    constants = [pa.repeat(pa.scalar(value, fields.field(name).type), len(rows)) for name, value in place.items()]
+    constants = [
+        pa.repeat(pa.scalar(value, fields.field(name).type), len(rows))
+        for name, value in place.items()
+    ]
     return pa.Table.from_arrays([*constants, *rows.columns], schema=fields)
 
 
 def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
-    """One row a step and rank. The latest attempt wins per step, for all ranks together: its world size may be another.
+    """One row a step and rank. The latest attempt wins per step, for all ranks together: its world
+    size may be another.
 
-    Fills in the `world_size` that it observed and `attempt_step`, the place of the step in it (for the warm-up rule).
+    Fills in the `world_size` that it observed and `attempt_step`, the place of the step in it (for
+    the warm-up rule).
     """
     if not len(rows):
         return rows
@@ -364,8 +433,13 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     for event in events:
         if event["event"] == "run_start" and event["world_size"] is not None:
             world[event["attempt"]] = max(world[event["attempt"]], event["world_size"])
-    sizes = np.array([world[n] if n in world else len(np.unique(rank[attempt == n])) for n in numbers.tolist()])
-    filled = {"world_size": sizes[of_attempt[kept]], "attempt_step": (step - first[of_attempt])[kept]}
+    sizes = np.array(
+        [world[n] if n in world else len(np.unique(rank[attempt == n])) for n in numbers.tolist()]
+    )
+    filled = {
+        "world_size": sizes[of_attempt[kept]],
+        "attempt_step": (step - first[of_attempt])[kept],
+    }
 
     def column(field: pa.Field) -> pa.ChunkedArray | pa.Array:
         if field.name in filled:
@@ -378,7 +452,9 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
 
 
 def _kept(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Places of the rows that count, by step and rank; `step` and the others in the order of the files."""
+    """Places of the rows that count, by step and rank; `step` and the others in the order of the
+    files.
+    """
     kept = np.arange(len(step))
     if attempt.min() != attempt.max():
         steps, of_step = np.unique(step, return_inverse=True)

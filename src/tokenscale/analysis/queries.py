@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 WARM_UP = {"warmup_steps": WARM_UP_STEPS}
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("throughput", "computing", "epochs", "padding", "translation", "stalls", "scaling"), WARM_UP),
-    **dict.fromkeys(("scaling_weak", "parallelism", "frameworks", "pipeline", "phases", "step_times"), WARM_UP),
+    **dict.fromkeys(
+        ("throughput", "computing", "epochs", "padding", "translation", "stalls", "scaling"),
+        WARM_UP,
+    ),
+    **dict.fromkeys(
+        ("scaling_weak", "parallelism", "frameworks", "pipeline", "phases", "step_times"), WARM_UP
+    ),
     **dict.fromkeys(("loss_curves", "loss_difference"), {"points": 100}),
     "time_to_target": {"target": None, "window_tokens": None},
     "stragglers": {**WARM_UP, "window": 20, "excess": 0.1},
@@ -58,14 +63,18 @@ def read_file(name: str) -> str:
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create the views and macros that queries use, over the tables `steps`, `runs` and `events` of a connection."""
+    """Create the views and macros that queries use, over the tables `steps`, `runs` and `events` of
+    a connection.
+    """
     for view in VIEWS:  # a query that reads a view orders its own rows
         connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
     connection.execute(read_file("sql/macros.sql"))
 
 
 def definition(name: str) -> str:
-    """What a query means, in words: the comment at the head of its file, parameters filled with their defaults."""
+    """What a query means, in words: the comment at the head of its file, parameters filled with
+    their defaults.
+    """
     head = itertools.takewhile(lambda line: line.startswith("--"), sql(name).splitlines())
     text = " ".join(line[2:].strip() for line in head)
     for key, value in PARAMETERS[name].items():
@@ -76,8 +85,9 @@ def definition(name: str) -> str:
 def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
     """Return an in-memory connection with every table of the folder, and `VIEWS`.
 
-    All files are first compared with their manifest. Rows are read when a query needs them: of two million steps a
-    query needs a few columns. Raises UserError for a table that is missing, changed, or of another version.
+    All files are first compared with their manifest. Rows are read when a query needs them: of two
+    million steps a query needs a few columns. Raises UserError for a table that is missing,
+    changed, or of another version.
     """
     folder = Path(folder)
     tables.check(folder)
@@ -96,7 +106,9 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
 
 @contextmanager
 def damage_reported(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Around queries: raise a UserError that names the table where a query fails because a file changed meanwhile."""
+    """Around queries: raise a UserError that names the table where a query fails because a file
+    changed meanwhile.
+    """
     try:
         yield
     except duckdb.Error:
@@ -105,8 +117,11 @@ def damage_reported(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         raise
 
 
-def query(name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameters: Any) -> "pd.DataFrame":
-    """The rows of a query as a DataFrame. `source` is a folder of tables or a connection made by `connect`.
+def query(
+    name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameters: Any
+) -> "pd.DataFrame":
+    """The rows of a query as a DataFrame. `source` is a folder of tables or a connection made by
+    `connect`.
 
     >>> PARAMETERS["throughput"]
     {'warmup_steps': 3}
@@ -140,8 +155,9 @@ FILES = ("live.sql",)
 
 
 def run_summary(directory: Path) -> dict[str, Any] | None:
-    """Return what a sealed run came to: status, steps, last finite loss and held-out loss (nats per useful token),
-    useful and total tokens per second as the report defines them (None for a run that ends within the warm-up steps).
+    """Return what a sealed run came to: status, steps, last finite loss and held-out loss (nats per
+    useful token), useful and total tokens per second as the report defines them (None for a run
+    that ends within the warm-up steps).
 
     None for a run that is not sealed.
     """
@@ -153,10 +169,17 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
         losses = [row["loss"] for row in query_rows(connection, "loss") if row["loss"] is not None]
         held_out = query_rows(connection, "validation")
         mixed = bool(record.get("run", {}).get("mixture"))
-        sources = [row for row in query_rows(connection, "source_validation") if row["last"]] if mixed else []
+        sources = (
+            [row for row in query_rows(connection, "source_validation") if row["last"]]
+            if mixed
+            else []
+        )
         speed = next(iter(query_rows(connection, "throughput")), {})
     found |= {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")}
-    found |= {"loss": losses[-1] if losses else None, "held_out_loss": held_out[-1]["loss"] if held_out else None}
+    found |= {
+        "loss": losses[-1] if losses else None,
+        "held_out_loss": held_out[-1]["loss"] if held_out else None,
+    }
     return found | {"held_out_loss_by_corpus": {row["source"]: row["loss"] for row in sources}}
 
 
@@ -165,22 +188,32 @@ def summary_lines(directory: Path) -> list[str]:
     found = run_summary(directory)
     if found is None:
         return [f"run    {directory}  not sealed"]
-    held_out = f", held out {found['held_out_loss']:.4f}" if found["held_out_loss"] is not None else ""
+    held_out = (
+        f", held out {found['held_out_loss']:.4f}" if found["held_out_loss"] is not None else ""
+    )
     lines = [f"run    {directory}  {found['status']} after {found['steps']} steps"]
     if found["loss"] is not None:
-        lines.append(f"loss   {found['loss']:.4f} in the last step{held_out}  (nats per useful token)")
-    if by_corpus := [f"{name} {loss:.4f}" for name, loss in found["held_out_loss_by_corpus"].items()]:
+        lines.append(
+            f"loss   {found['loss']:.4f} in the last step{held_out}  (nats per useful token)"
+        )
+    if by_corpus := [
+        f"{name} {loss:.4f}" for name, loss in found["held_out_loss_by_corpus"].items()
+    ]:
         lines.append(f"       held out by corpus: {', '.join(by_corpus)}")
     if found["useful_tokens_per_s"] is not None:
         useful, total = found["useful_tokens_per_s"], found["total_tokens_per_s"]
-        lines.append(f"speed  {useful:,.0f} useful tokens/s, {total:,.0f} total tokens/s  (warm-up steps left out)")
+        lines.append(
+            f"speed  {useful:,.0f} useful tokens/s, {total:,.0f} total tokens/s  (warm-up steps "
+            "left out)"
+        )
     else:
         lines.append("speed  not measured: all steps are warm-up")
     return lines
 
 
 def current_throughput(attempt: Path) -> dict[str, float] | None:
-    """Return `step_s` (median) and `useful_tokens_per_s` of the steps at the end of a running attempt's logs.
+    """Return `step_s` (median) and `useful_tokens_per_s` of the steps at the end of a running
+    attempt's logs.
 
     None before all ranks have logged a step after the warm-up.
     """
@@ -192,11 +225,15 @@ def current_throughput(attempt: Path) -> dict[str, float] | None:
         connection.execute("INSERT INTO logged_steps BY NAME FROM tails")
         _create_run(connection)
         speed = next(iter(query_rows(connection, "throughput")), None)
-    return speed and {"step_s": speed["median_step_s"], "useful_tokens_per_s": speed["useful_tokens_per_s"]}
+    return speed and {
+        "step_s": speed["median_step_s"],
+        "useful_tokens_per_s": speed["useful_tokens_per_s"],
+    }
 
 
 def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
-    """Open a connection whose tables `steps`, `runs` and `events` hold one run's logs, also while the run trains.
+    """Open a connection whose tables `steps`, `runs` and `events` hold one run's logs, also while
+    the run trains.
 
     Raises UserError for logs of a newer version.
     """
@@ -239,7 +276,9 @@ def query_rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[dict[st
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    """Return the first line and the whole lines at the end of a rank's log that state a step, its time and tokens."""
+    """Return the first line and the whole lines at the end of a rank's log that state a step, its
+    time and tokens.
+    """
     try:
         with path.open("rb") as file:
             first = file.readline()

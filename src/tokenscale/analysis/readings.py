@@ -1,4 +1,6 @@
-"""How often runs read their text: sizes of texts from manifests, rows and passes from a run's settings."""
+"""How often runs read their text: sizes of texts from manifests, rows and passes from a run's
+settings.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +19,9 @@ PADDED = ("padded", "pretokenized-padded", "length-bucketed")
 
 @dataclass(frozen=True)
 class CorpusSize:
-    """Size of a corpus in a tokenizer's ids: documents and tokens that are trained on, rows of each store that exists,
-    and held-out documents; None where they are not known."""
+    """Size of a corpus in a tokenizer's ids: documents and tokens that are trained on, rows of each
+    store that exists, and held-out documents; None where they are not known.
+    """
 
     documents: int | None = None
     tokens: float | None = None
@@ -27,8 +30,9 @@ class CorpusSize:
 
 
 class Reading(NamedTuple):
-    """How a run reads a corpus: sequences of the run, the corpus's share of them, rows and number of its passes, passes
-    that are allowed; None where they are not known."""
+    """How a run reads a corpus: sequences of the run, the corpus's share of them, rows and number
+    of its passes, passes that are allowed; None where they are not known.
+    """
 
     corpus: str
     sequences: int
@@ -43,11 +47,14 @@ class Reading(NamedTuple):
         return self.limit is not None and (self.passes or 0) > self.limit
 
 
-def read_texts(run: RunSettings, texts: Mapping[Text, CorpusSize], steps: int | None = None) -> list[Reading]:
-    """Return how a run reads each of its corpora; `steps` are those that it made, where its budget does not say them.
+def read_texts(
+    run: RunSettings, texts: Mapping[Text, CorpusSize], steps: int | None = None
+) -> list[Reading]:
+    """Return how a run reads each of its corpora; `steps` are those that it made, where its budget
+    does not say them.
 
-    A padded row holds one document. Rows of streams and packed rows hold as many tokens as positions; packed rows that
-    are not built yet are assumed to be full.
+    A padded row holds one document. Rows of streams and packed rows hold as many tokens as
+    positions; packed rows that are not built yet are assumed to be full.
     """
     steps = run.budget.steps if run.budget.kind == "steps" else steps
     sequences = (steps or 0) * run.global_batch
@@ -58,23 +65,39 @@ def read_texts(run: RunSettings, texts: Mapping[Text, CorpusSize], steps: int | 
     found = []
     for name in (corpus.name for corpus in run.trained_corpora):
         text, share = texts.get((name, run.tokenizer.name, run.eos), CorpusSize()), shares.get(name)
-        rows = text.documents if run.approach in PADDED else text.tokens and text.tokens / run.sequence_length
+        rows = (
+            text.documents
+            if run.approach in PADDED
+            else text.tokens and text.tokens / run.sequence_length
+        )
         if run.approach == "packed" and run.store is not None:
             rows = text.rows.get(run.store.directory, rows)
-        passes = share * sequences / rows if rows and sequences and share is not None else run.budget.epochs
+        passes = (
+            share * sequences / rows
+            if rows and sequences and share is not None
+            else run.budget.epochs
+        )
         found.append(Reading(name, sequences, share, rows, passes, limits.get(name)))
     return found
 
 
-def read_sizes(runs: Iterable[RunSettings], stores: Sequence[Path], corpora: Sequence[Path]) -> dict[Text, CorpusSize]:
-    """Return the size of each text that runs read, from manifests `…/<corpus>/<tokenizer>/<store>/manifest.json` of
-    token stores and `…/<corpus>/manifest.json` of corpora; one that cannot be read (it is being written) is left out.
+def read_sizes(
+    runs: Iterable[RunSettings], stores: Sequence[Path], corpora: Sequence[Path]
+) -> dict[Text, CorpusSize]:
+    """Return the size of each text that runs read, from manifests
+    `…/<corpus>/<tokenizer>/<store>/manifest.json` of token stores and `…/<corpus>/manifest.json` of
+    corpora; one that cannot be read (it is being written) is left out.
 
-    Without a store of the training text, its tokens are estimated from its bytes, as the held-out text has them.
+    Without a store of the training text, its tokens are estimated from its bytes, as the held-out
+    text has them.
     """
     keys = {(corpus.name, run.tokenizer.name, run.eos) for run in runs for corpus in run.corpora}
     named = {key[0] for key in keys}
-    texts = {path.parent.name: _read(path).get("splits", {}) for path in corpora if path.parent.name in named}
+    texts = {
+        path.parent.name: _read(path).get("splits", {})
+        for path in corpora
+        if path.parent.name in named
+    }
     found = {}
     for key in sorted(keys):
         size, held_out_tokens = CorpusSize(), 0
@@ -92,7 +115,9 @@ def read_sizes(runs: Iterable[RunSettings], stores: Sequence[Path], corpora: Seq
                     size, held_out_tokens = replace(size, held_out=documents, rows=rows), tokens
             except (KeyError, TypeError):
                 continue
-        train, validation = (texts.get(key[0], {}).get(split, {}) for split in ("train", "validation"))
+        train, validation = (
+            texts.get(key[0], {}).get(split, {}) for split in ("train", "validation")
+        )
         if size.documents is None and train:
             bytes_, tokens = validation.get("utf8_bytes"), None
             if held_out_tokens and bytes_:

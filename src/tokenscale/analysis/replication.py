@@ -1,8 +1,9 @@
 """The source studies' figures beside ours: every cell of their tables, and every claim.
 
-`published/studies.csv` has a row for each figure of a table: as published, corrected with the reason, and what gives
-ours: a quantity of the runs (`replication.sql`) or rows of a benchmark that `where` selects. Figures of runs come
-from tables of scale `study`, whose cells are the studies' own. A claim's figure is that of `config/claims.yaml`.
+`published/studies.csv` has a row for each figure of a table: as published, corrected with the
+reason, and what gives ours: a quantity of the runs (`replication.sql`) or rows of a benchmark that
+`where` selects. Figures of runs come from tables of scale `study`, whose cells are the studies'
+own. A claim's figure is that of `config/claims.yaml`.
 """
 
 import csv
@@ -21,8 +22,13 @@ FILES = ("published/studies.csv", "replication.sql")
 VERDICTS = ("reproduced", "direction only", "not decided", "not reproduced", "not run")
 SAME, DIRECTION, UNDECIDED, OTHER, NOT_RUN = VERDICTS
 #: quantities that are counted: one run suffices. All others are measured and need an interval
-COUNTS = ("useful share %", "GB of weights", "GB of optimizer state", "bytes a document",
-          "GB of weights, gradients and optimizer state")  # fmt: skip
+COUNTS = (
+    "useful share %",
+    "GB of weights",
+    "GB of optimizer state",
+    "bytes a document",
+    "GB of weights, gradients and optimizer state",
+)
 #: scale of the studies' own cells
 SCALE = "study"
 #: quantity of a benchmark with rows of 2,048 tokens → SQL of its column `value`, at any scale
@@ -42,7 +48,9 @@ OF_BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a study's table. Without an experiment nothing here measures it, and `reason` says why."""
+    """One figure of a study's table. Without an experiment nothing here measures it, and `reason`
+    says why.
+    """
 
     study: str
     table: str
@@ -64,33 +72,63 @@ def load_figures() -> list[Figure]:
     """Return the figures of all tables, in the order of the file."""
     figures: list[dict[str, Any]] = list(csv.DictReader(read_file(FILES[0]).splitlines()))
     for row in figures:
-        row |= {name: float(row[name]) if row[name] else None for name in ("published", "corrected")}
+        row |= {
+            name: float(row[name]) if row[name] else None for name in ("published", "corrected")
+        }
     return [Figure(**row) for row in figures]
 
 
 def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
-    """Return our number, its interval, n, experiment and scale of each figure that the tables of experiments have."""
+    """Return our number, its interval, n, experiment and scale of each figure that the tables of
+    experiments have.
+    """
     found = []
     with ExitStack() as stack:
         figures = [figure for figure in load_figures() if figure.experiment in experiments]
         names = dict.fromkeys(figure.experiment for figure in figures)
-        opened = {name: stack.enter_context(closing(ClaimTables(name, tables / name))) for name in names}
-        of_runs = {name: of.rows(FILES[1], read_file(FILES[1])) for name, of in opened.items() if of.scale == SCALE}
+        opened = {
+            name: stack.enter_context(closing(ClaimTables(name, tables / name))) for name in names
+        }
+        of_runs = {
+            name: of.rows(FILES[1], read_file(FILES[1]))
+            for name, of in opened.items()
+            if of.scale == SCALE
+        }
         for figure in figures:
             claim_tables, key = opened[figure.experiment], " / ".join(figure.key)
             if sql := OF_BENCHMARKS.get(figure.quantity):
                 values = claim_tables.rows(key, sql.format(where=figure.where))["value"]
             elif (of := of_runs.get(figure.experiment)) is not None:
-                ids = claim_tables.rows(key, f"SELECT run_id FROM runs WHERE NOT external AND {figure.where}")["run_id"]
-                values = of.loc[(of["quantity"] == figure.quantity) & of["run_id"].isin(ids), "value"]
+                ids = claim_tables.rows(
+                    key, f"SELECT run_id FROM runs WHERE NOT external AND {figure.where}"
+                )["run_id"]
+                values = of.loc[
+                    (of["quantity"] == figure.quantity) & of["run_id"].isin(ids), "value"
+                ]
             else:
                 continue
             values = values.dropna().astype(float)
             if len(values):
                 spread = statistics.summary(values.clip(upper=1e12).to_numpy())
-                number, low, high = (None if x >= 1e12 else float(x) for x in (spread.median, spread.low, spread.high))
-                parts = {"number": number, "low": low, "high": high, "n": len(values), "kind": spread.kind}
-                found.append({"of": figure.key, **parts, "experiment": figure.experiment, "scale": claim_tables.scale})
+                number, low, high = (
+                    None if x >= 1e12 else float(x)
+                    for x in (spread.median, spread.low, spread.high)
+                )
+                parts = {
+                    "number": number,
+                    "low": low,
+                    "high": high,
+                    "n": len(values),
+                    "kind": spread.kind,
+                }
+                found.append(
+                    {
+                        "of": figure.key,
+                        **parts,
+                        "experiment": figure.experiment,
+                        "scale": claim_tables.scale,
+                    }
+                )
     return found
 
 
@@ -114,7 +152,9 @@ class Row:
 
 
 def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any]]) -> list[Row]:
-    """Return the table: the figures of the studies' tables, then their claims. `claims` are those of `claims.json`."""
+    """Return the table: the figures of the studies' tables, then their claims. `claims` are those
+    of `claims.json`.
+    """
     ours = {tuple(one["of"]): one for one in measured}
     rows = [_of_figure(figure, ours.get(tuple(figure.key))) for figure in load_figures()]
     rows += [_of_claim(claim) for claim in claims if claim["study"]]
@@ -123,7 +163,11 @@ def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any
 
 def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     expected = figure.published if figure.corrected is None else figure.corrected
-    corrected = figure.reason if figure.corrected is None else f"{_text(figure.corrected)} ({figure.reason})"
+    corrected = (
+        figure.reason
+        if figure.corrected is None
+        else f"{_text(figure.corrected)} ({figure.reason})"
+    )
     cell = f"{figure.cell}: {figure.quantity}"
     row = Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–")
     if ours is None:
@@ -135,8 +179,14 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     if figure.quantity in COUNTS or statistics.order_statistic_rank(ours["n"]):
         verdict = {True: SAME, False: OTHER, None: UNDECIDED}[is_near(low, high, (expected,))]
         same_side = low > 1 if expected > 1 else high < 1
-        verdict = DIRECTION if verdict != SAME and figure.quantity.startswith("speed-up") and same_side else verdict
-    return replace(row, ours=text, ratio=_ratio(number, low, high, expected, ours["kind"]), verdict=verdict)
+        verdict = (
+            DIRECTION
+            if verdict != SAME and figure.quantity.startswith("speed-up") and same_side
+            else verdict
+        )
+    return replace(
+        row, ours=text, ratio=_ratio(number, low, high, expected, ours["kind"]), verdict=verdict
+    )
 
 
 def _of_claim(claim: dict[str, Any]) -> Row:
@@ -146,7 +196,10 @@ def _of_claim(claim: dict[str, Any]) -> Row:
     if claim["experiment"] is None:
         return row
     number, low, high = _spread(claim)
-    text = f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; {claim['verdict']})"
+    text = (
+        f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; "
+        f"{claim['verdict']})"
+    )
     expected = claim["corrected"] or claim["published"]
     ratio = _ratio(number, low, high, expected[0], claim["kind"]) if len(expected) == 1 else "–"
     near = is_near(low, high, expected) if expected else True
@@ -179,4 +232,6 @@ def _text(number: float) -> str:
     >>> _text(161853.91), _text(31.97), _text(0.571), _text(math.inf)
     ('161,854', '31.97', '0.571', 'never')
     """
-    return "never" if math.isinf(number) else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+    return (
+        "never" if math.isinf(number) else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+    )

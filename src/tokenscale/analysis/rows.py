@@ -1,4 +1,6 @@
-"""Rows of the tables that hold no training: benchmarks, generated texts, token stores and parity certificates."""
+"""Rows of the tables that hold no training: benchmarks, generated texts, token stores and parity
+certificates.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,12 +14,44 @@ Row = dict[str, Any]
 
 BENCHMARK_TABLES = ("benchmarks", "storage_benchmarks", "inference_benchmarks", "generations")
 #: what a record states of all its stretches, a model of itself, and an answer of itself
-_CELL = "batch prompt_tokens new_tokens cached round rows_equal first_difference cache_bytes peak_bytes".split()
-_MODEL = ("of_run", "model", "model_step", "dtype", "layers", "key_value_heads", "head_dimension", "number_bytes")
-_ANSWER = "number prompt prompt_tokens temperature top_k top_p seed text tokens same_uncached".split()
+_CELL = [
+    "batch",
+    "prompt_tokens",
+    "new_tokens",
+    "cached",
+    "round",
+    "rows_equal",
+    "first_difference",
+    "cache_bytes",
+    "peak_bytes",
+]
+_MODEL = (
+    "of_run",
+    "model",
+    "model_step",
+    "dtype",
+    "layers",
+    "key_value_heads",
+    "head_dimension",
+    "number_bytes",
+)
+_ANSWER = [
+    "number",
+    "prompt",
+    "prompt_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "text",
+    "tokens",
+    "same_uncached",
+]
 #: column of `stores` → field of a store's manifest
 _STORE = {
-    **{"useful_tokens": "tokens_useful", "total_tokens": "tokens_total", "ids": "tokens_stored"},
+    "useful_tokens": "tokens_useful",
+    "total_tokens": "tokens_total",
+    "ids": "tokens_stored",
     **{name: name for name in ("format", "split", "documents", "vocabulary_size")},
 }
 
@@ -35,7 +69,10 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
         try:
             kind, hardware = content.get("benchmark"), content.get("hardware") or {}
             of_kind = {"storage": _of_storage, "inference": _of_inference}
-            table, read = f"{kind}_benchmarks" if kind in of_kind else "benchmarks", of_kind.get(kind, _of_data)
+            table, read = (
+                f"{kind}_benchmarks" if kind in of_kind else "benchmarks",
+                of_kind.get(kind, _of_data),
+            )
             common = {"benchmark": path.stem}
             common |= {key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")}
             found[table] += read(common, content, sorted((content.get("left_out") or {}).items()))
@@ -47,7 +84,8 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
     return found
 
 
-Reasons = list[tuple[str, str]]  # what was left out, and why: a row with the reason, and without a round
+# what was left out, and why: a row with the reason, and without a round
+Reasons = list[tuple[str, str]]
 
 
 def _of_data(common: Row, content: Row, left_out: Reasons) -> list[Row]:
@@ -56,14 +94,18 @@ def _of_data(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     common |= {key: content.get(key) for key in ("tokenizer", "corpus")}
     keys = ("arm", "round", "open_s", "seconds", "batches", "useful_tokens", "total_tokens")
     cache = content.get("cache")
-    more = [{"cache": cache, "engine": None, "workers": None} | record for record in content["records"]]
+    more = [
+        {"cache": cache, "engine": None, "workers": None} | record for record in content["records"]
+    ]
     found = [common | _picked(record, (*keys, "cache", "engine", "workers")) for record in more]
     found.sort(key=lambda r: (r["arm"], r["round"]))
     return found + [common | {"arm": arm, "left_out": reason} for arm, reason in left_out]
 
 
 def _of_storage(common: Row, content: Row, left_out: Reasons) -> list[Row]:
-    common |= _picked(content, ("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size"))
+    common |= _picked(
+        content, ("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size")
+    )
     common |= {"sequence_length": content["settings"]["sequence_length"]}
     found = []
     for record in content["records"]:
@@ -71,7 +113,10 @@ def _of_storage(common: Row, content: Row, left_out: Reasons) -> list[Row]:
             raise KeyError("sequential_s and ids above 0")
         found.append({**common, **record, "left_out": record.get("not_cold")})
     found.sort(key=lambda r: (r["store"], r["round"]))
-    return found + [common | {"store": store, "format": "text", "left_out": reason} for store, reason in left_out]
+    return found + [
+        common | {"store": store, "format": "text", "left_out": reason}
+        for store, reason in left_out
+    ]
 
 
 def _of_inference(common: Row, content: Row, left_out: Reasons) -> list[Row]:
@@ -91,7 +136,11 @@ def _of_inference(common: Row, content: Row, left_out: Reasons) -> list[Row]:
 def _generations(name: str, content: Row) -> list[Row]:
     models = _models(content)
     return [
-        {"benchmark": name, **_picked(models[answer["of_run"]], _MODEL[:3]), **_picked(answer, _ANSWER)}
+        {
+            "benchmark": name,
+            **_picked(models[answer["of_run"]], _MODEL[:3]),
+            **_picked(answer, _ANSWER),
+        }
         for answer in content["generations"]
     ]
 
@@ -102,11 +151,12 @@ def _models(content: Row) -> dict[str, Row]:
 
 def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]:
     """One row a store, by corpus, tokenizer and folder; `manifests` are
-    `…/<corpus>/<tokenizer>/<store>/manifest.json`, each with its `build.json` beside it, where it has not been lost.
+    `…/<corpus>/<tokenizer>/<store>/manifest.json`, each with its `build.json` beside it, where it
+    has not been lost.
 
-    `corpora` are manifests of corpora: a store whose own manifest names one of them by its hash gets the bytes of the
-    text that it was made of, and how many held-out texts its training text also holds. Raises UserError for a file
-    that is no manifest.
+    `corpora` are manifests of corpora: a store whose own manifest names one of them by its hash
+    gets the bytes of the text that it was made of, and how many held-out texts its training text
+    also holds. Raises UserError for a file that is no manifest.
     """
     texts = dict(map(_corpus, corpora))
     found = [_store_row(path, texts) for path in manifests]
@@ -124,11 +174,15 @@ def _corpus(path: Path) -> tuple[str, Row]:
 
 
 def _store_row(path: Path, texts: dict[str, Row]) -> Row:
-    manifest = read_record(path, "store's manifest", f"snakemake -f {path}", unsealed=True, key="self_sha256")
+    manifest = read_record(
+        path, "store's manifest", f"snakemake -f {path}", unsealed=True, key="self_sha256"
+    )
     try:
         text = texts.get(manifest.get("corpus_manifest_sha256"), {})
         return {
-            **{"corpus": path.parts[-4], "tokenizer": manifest["tokenizer"]["name"], "store": path.parent.name},
+            "corpus": path.parts[-4],
+            "tokenizer": manifest["tokenizer"]["name"],
+            "store": path.parent.name,
             **{column: manifest[name] for column, name in _STORE.items()},
             "sequence_length": manifest["options"].get("sequence_length"),
             "eos": manifest["options"]["eos"],
@@ -150,7 +204,9 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
 
 
 def _build(path: Path) -> Row:
-    """Engine and seconds of the build, of all jobs of a store in parts together; nothing if the record is lost."""
+    """Engine and seconds of the build, of all jobs of a store in parts together; nothing if the
+    record is lost.
+    """
     if not path.is_file():
         return {}
     next = f"snakemake -f {path.with_name('manifest.json')}"
@@ -163,13 +219,19 @@ def certificate_rows(paths: Sequence[Path]) -> list[Row]:
 
     Raises UserError for a file that is no certificate.
     """
-    return sorted((_certificate_row(path) for path in paths), key=lambda row: (row["run_id"], row["over"]))
+    return sorted(
+        (_certificate_row(path) for path in paths), key=lambda row: (row["run_id"], row["over"])
+    )
 
 
 def _certificate_row(path: Path) -> Row:
     next = f"snakemake -f {path}"
     found = read_record(path, "parity certificate", next, unsealed=True)
-    row = {"run_id": path.parent.parent.name, "over": path.stem, "certificate_sha256": sha256_file(path)}
+    row = {
+        "run_id": path.parent.parent.name,
+        "over": path.stem,
+        "certificate_sha256": sha256_file(path),
+    }
     with report_malformed(path, "parity certificate", next=next):
         row |= {"verdict": found["verdict"]}
         if found["verdict"] == "none":

@@ -8,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from tokenscale.analysis.clocks import PHASES
-from tokenscale.analysis.expectations import Evidence, NotCheckedError, Steps, at_step, differ, expect
+from tokenscale.analysis.expectations import (
+    Evidence,
+    NotCheckedError,
+    Steps,
+    at_step,
+    differ,
+    expect,
+)
 from tokenscale.analysis.runs import find_shape
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import memory
@@ -32,7 +39,12 @@ def _readable(e: Evidence) -> Iterator[str]:
 
 @expect("seal of run.json", "the hash of its content", "record", "suspect")
 def _sealed(e: Evidence) -> Iterator[str]:
-    if not (e.trouble or e.row.get("steps_asked") is None or e.row["sealed"] or e.row["status"] == "running"):
+    if not (
+        e.trouble
+        or e.row.get("steps_asked") is None
+        or e.row["sealed"]
+        or e.row["status"] == "running"
+    ):
         yield "run.json does not match its seal"
 
 
@@ -40,7 +52,11 @@ def _sealed(e: Evidence) -> Iterator[str]:
 def _complete(e: Evidence) -> Iterator[str]:
     if e.row["status"] == "nonfinite":
         first = _first_nonfinite(e.steps)
-        where = "" if first is None else f" at step {first} of {e.row.get('steps_asked') or 'an unknown number'}"
+        where = (
+            ""
+            if first is None
+            else f" at step {first} of {e.row.get('steps_asked') or 'an unknown number'}"
+        )
         yield f"training stopped: loss or gradient not finite{where}"
     elif e.row["status"] not in ("complete", "running", "unreadable"):
         yield e.get("outcome.reason") or f"status {e.row['status']}"
@@ -94,7 +110,9 @@ def _steps(e: Evidence) -> Iterator[str]:
 @expect("rows of each rank and step", "the rank's share of the global batch", "settings", "invalid")
 def _rows(e: Evidence) -> Iterator[str]:
     if e.row.get("global_batch") is None or not len(e.steps):
-        raise NotCheckedError("the global batch size is not known" if len(e.steps) else "the logs hold no step")
+        raise NotCheckedError(
+            "the global batch size is not known" if len(e.steps) else "the logs hold no step"
+        )
     rows = e.steps.sums("rows")
     for wrong in np.flatnonzero(e.steps.whole() & (rows != e.row["global_batch"]))[:1]:
         step, batch = e.steps.numbers[wrong], e.row["global_batch"]
@@ -103,39 +121,69 @@ def _rows(e: Evidence) -> Iterator[str]:
     if not e.row.get("external"):
         of_rank = {}
         for rank in np.unique(e.steps["rank"]).astype(int).tolist():
-            place, readers = e.settings.layout.coordinate(rank), e.settings.layout.data_parallel_size
+            place, readers = (
+                e.settings.layout.coordinate(rank),
+                e.settings.layout.data_parallel_size,
+            )
             slots = rank_slots(e.settings.global_batch, place.data_rank, readers)
             of_rank[rank] = len(slots) * place.is_group_leader
         must = np.array([of_rank[int(rank)] for rank in e.steps["rank"]])
         yield from at_step(e.steps, "rows", e.steps["rows"] != must, must)
 
 
-@expect("total_tokens of each rank", "rows × sequence length; length-bucketed: at most", "settings", "invalid")
+@expect(
+    "total_tokens of each rank",
+    "rows × sequence length; length-bucketed: at most",
+    "settings",
+    "invalid",
+)
 def _total_tokens(e: Evidence) -> Iterator[str]:
     if (length := e.row.get("sequence_length")) is None:
         raise NotCheckedError("the sequence length is not known")
     total, room = e.column("total_tokens"), e.steps["rows"] * length
     fixed = not e.row.get("external") and e.row["approach"] != "length-bucketed"
     for at in np.flatnonzero((total != room) if fixed else (total > room))[:1]:
-        held = f"{e.steps['rows'][at]:.0f} rows of {length} hold {'' if fixed else 'at most '}{room[at]:.0f}"
+        held = (
+            f"{e.steps['rows'][at]:.0f} rows of {length} hold "
+            f"{'' if fixed else 'at most '}{room[at]:.0f}"
+        )
         yield f"a rank reports {total[at]:.0f} tokens at step {e.steps['step'][at]:.0f}, {held}"
 
 
-@expect("seconds, tokens, bytes and losses", "values from which rates can be computed", "arithmetic", "invalid")
+@expect(
+    "seconds, tokens, bytes and losses",
+    "values from which rates can be computed",
+    "arithmetic",
+    "invalid",
+)
 def _computable(e: Evidence) -> Iterator[str]:
     if (empty := e.steps.whole() & (e.steps.sums("total_tokens") < 1)).any():
         yield f"no tokens at step {e.steps.numbers[empty][0]}"
-    most = dict.fromkeys(("step_s", "data_wait_s", *PHASES), MOST_S) | {"loss_sum": MOST_NATS * e.raw["useful_tokens"]}
-    yield from (f"{name} above any that is possible" for name, limit in most.items() if (e.raw[name] > limit).any())
+    most = dict.fromkeys(("step_s", "data_wait_s", *PHASES), MOST_S) | {
+        "loss_sum": MOST_NATS * e.raw["useful_tokens"]
+    }
+    yield from (
+        f"{name} above any that is possible"
+        for name, limit in most.items()
+        if (e.raw[name] > limit).any()
+    )
     if ((e.raw["step_s"] > 0) & (e.raw["step_s"] < LEAST_S)).any():
         yield "step_s below any that is possible"
     if (e.raw["memory_peak_bytes"] < 1).any():
         yield "memory_peak_bytes of 0"
     for event in e.named("validation") + e.named("source_validation"):
-        where, useful, loss = f"validation at step {event['step']} has", event["useful_tokens"] or 0, event["loss_sum"]
+        where, useful, loss = (
+            f"validation at step {event['step']} has",
+            event["useful_tokens"] or 0,
+            event["loss_sum"],
+        )
         if useful < 1 or loss is None or not 0 <= loss <= MOST_NATS * useful:
             yield f"{where} a loss_sum of {loss} over {useful} useful tokens"
-        for name, limit in {"rows": math.inf, "correct_tokens": useful, "duration_s": MOST_S}.items():
+        for name, limit in {
+            "rows": math.inf,
+            "correct_tokens": useful,
+            "duration_s": MOST_S,
+        }.items():
             if not 0 <= (event[name] or 0) <= limit:
                 yield f"{where} {name} of {event[name]}"
 
@@ -146,7 +194,12 @@ def _useful_tokens(e: Evidence) -> Iterator[str]:
         yield "more useful tokens than tokens"
 
 
-@expect("tokens and order digest of each step", "those of its samples, read again", "store or text", "invalid")
+@expect(
+    "tokens and order digest of each step",
+    "those of its samples, read again",
+    "store or text",
+    "invalid",
+)
 def _recounted(e: Evidence) -> Iterator[str]:
     _ = e.settings
     if isinstance(counted := e.counted, str):
@@ -155,14 +208,18 @@ def _recounted(e: Evidence) -> Iterator[str]:
     known = np.isin(counted.steps, e.steps.numbers[e.steps.whole()])
     logged = {name: e.steps.sums(name) for name in ("useful_tokens", "total_tokens")}
     logged["order_digest"] = e.steps.digests()
-    for (name, values), must in zip(logged.items(), (counted.useful, counted.total, counted.digests), strict=True):
+    for (name, values), must in zip(
+        logged.items(), (counted.useful, counted.total, counted.digests), strict=True
+    ):
         found, expected = values[place[known]], must[known]
         for wrong in np.flatnonzero(found != expected)[:1]:
             step, n = counted.steps[known][wrong], int((found != expected).sum())
             batch = f"the batch has {expected[wrong]} ({n} of {len(found)} steps)"
             yield f"{name} is {found[wrong]:.0f} at step {step}, {batch}"
     if len(counted.steps) < len(e.steps.numbers):
-        raise NotCheckedError(f"{len(counted.steps)} of {len(e.steps.numbers)} steps were counted again")
+        raise NotCheckedError(
+            f"{len(counted.steps)} of {len(e.steps.numbers)} steps were counted again"
+        )
 
 
 @expect("useful_tokens", "above zero in some step", "logs", "invalid")
@@ -177,13 +234,18 @@ def _empty_steps(e: Evidence) -> Iterator[str]:
     if 0 < empty.sum() < len(empty):
         yield f"{empty.sum()} of {len(empty)} steps ({empty.mean():.1%}) have no label"
     if skipped.any():
-        yield f"{skipped.sum()} of {len(skipped)} steps ({skipped.mean():.1%}) were skipped: their gradient overflowed"
+        yield (
+            f"{skipped.sum()} of {len(skipped)} steps ({skipped.mean():.1%}) were skipped: their "
+            "gradient overflowed"
+        )
 
 
 @expect("micro_steps", "passes for the largest share of the global batch", "settings", "invalid")
 def _micro_steps(e: Evidence) -> Iterator[str]:
     run = e.settings
-    must = np.full(len(e.steps), micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch))
+    must = np.full(
+        len(e.steps), micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
+    )
     if run.arm != OURS:  # of the rank's own rows
         must = np.ceil(e.steps["rows"] / run.micro_batch)
     yield from at_step(e.steps, "micro_steps", e.column("micro_steps") != must, must)
@@ -198,7 +260,9 @@ def _learning_rate(e: Evidence) -> Iterator[str]:
     if steps is None and run.schedule.shape != "constant":
         if run.budget.useful_tokens is None:
             raise NotCheckedError("the budget in seconds decides it")
-        before = (e.get("outcome.begins_at_useful_tokens") or 0) + np.cumsum(e.steps.sums("useful_tokens"))
+        before = (e.get("outcome.begins_at_useful_tokens") or 0) + np.cumsum(
+            e.steps.sums("useful_tokens")
+        )
         share = np.minimum((before - e.steps.sums("useful_tokens")) / run.budget.useful_tokens, 1.0)
         last_warm = max(run.schedule.warmup_steps - 1, 0)
         if last_warm not in numbers:
@@ -206,14 +270,27 @@ def _learning_rate(e: Evidence) -> Iterator[str]:
         warm = share[np.searchsorted(numbers, last_warm)]
         shares = (share - warm) / (1 - warm) if warm < 1 else np.ones(len(share))
     peak, schedule = run.optimizer.learning_rate, run.schedule
-    rates = [learning_rate(k, steps, peak, schedule, s) for k, s in zip(numbers.tolist(), shares.tolist(), strict=True)]
+    rates = [
+        learning_rate(k, steps, peak, schedule, s)
+        for k, s in zip(numbers.tolist(), shares.tolist(), strict=True)
+    ]
     must = np.array(rates)[e.steps.place]
     yield from at_step(e.steps, "learning_rate", ~np.isclose(found, must, rtol=1e-9, atol=0), must)
 
 
-@expect("grad_norm_clipped", "grad_norm, scaled to at most clip_norm", "settings, same record", "invalid", "1e-4 of it")
+@expect(
+    "grad_norm_clipped",
+    "grad_norm, scaled to at most clip_norm",
+    "settings, same record",
+    "invalid",
+    "1e-4 of it",
+)
 def _clipped(e: Evidence) -> Iterator[str]:
-    limit, norm, clipped = e.own.optimizer.clip_norm, e.column("grad_norm"), e.column("grad_norm_clipped")
+    limit, norm, clipped = (
+        e.own.optimizer.clip_norm,
+        e.column("grad_norm"),
+        e.column("grad_norm_clipped"),
+    )
     must = norm if limit is None else norm / np.maximum((norm + 1e-6) / limit, 1)
     wrong = ~np.isclose(clipped, must, rtol=1e-4, atol=1e-30, equal_nan=True)
     yield from at_step(e.steps, "grad_norm_clipped", wrong, must)
@@ -224,10 +301,14 @@ def _gradient(e: Evidence) -> Iterator[str]:
     _ = e.own
     norm, loss = e.steps["grad_norm"], e.steps.sums("loss_sum")[e.steps.place]
     if e.row["status"] != "nonfinite":
-        yield from at_step(e.steps, "grad_norm", (loss > 0) & ~(norm > 0) & ~(e.steps["skipped"] > 0), "above zero")
+        yield from at_step(
+            e.steps, "grad_norm", (loss > 0) & ~(norm > 0) & ~(e.steps["skipped"] > 0), "above zero"
+        )
 
 
-@expect("skipped", "fp16 steps without a finite gradient, never all", "settings, same record", "invalid")
+@expect(
+    "skipped", "fp16 steps without a finite gradient, never all", "settings, same record", "invalid"
+)
 def _skipped(e: Evidence) -> Iterator[str]:
     skipped = e.column("skipped") > 0
     if not skipped.any():
@@ -241,7 +322,9 @@ def _skipped(e: Evidence) -> Iterator[str]:
         yield f"{share}, {finite.sum()} of them with a finite gradient"
 
 
-@expect("loss_scale", "halved by a skipped step, else the same or doubled", "same record", "invalid")
+@expect(
+    "loss_scale", "halved by a skipped step, else the same or doubled", "same record", "invalid"
+)
 def _loss_scale(e: Evidence) -> Iterator[str]:
     scale = e.steps["loss_scale"]
     if np.isnan(scale).all():
@@ -249,16 +332,24 @@ def _loss_scale(e: Evidence) -> Iterator[str]:
     if not e.row.get("external") and e.own.precision != "fp16":
         yield f"a loss scale, but precision {e.own.precision} has none"
         return
-    following = (np.diff(e.raw["step"]) == 1) & (np.diff(e.raw["rank"]) == 0) & (np.diff(e.raw["attempt"]) == 0)
+    following = (
+        (np.diff(e.raw["step"]) == 1)
+        & (np.diff(e.raw["rank"]) == 0)
+        & (np.diff(e.raw["attempt"]) == 0)
+    )
     ratio = e.raw["loss_scale"][1:] / e.raw["loss_scale"][:-1]
     halved = e.raw["skipped"][:-1] > 0
-    wrong = np.concatenate([[False], following & ~np.where(halved, ratio == 0.5, (ratio == 1) | (ratio == 2))])
+    wrong = np.concatenate(
+        [[False], following & ~np.where(halved, ratio == 0.5, (ratio == 1) | (ratio == 2))]
+    )
     must = f"half, or one or two times that of the step before ({scale[0]:g} at first)"
     yield from at_step(e.raw, "loss_scale", wrong, must)
 
 
 def _budget_steps(e: Evidence) -> int | None:
-    """Optimizer steps of the budget, those of earlier runs included; None if tokens or the clock end the run."""
+    """Optimizer steps of the budget, those of earlier runs included; None if tokens or the clock
+    end the run.
+    """
     run = e.settings
     if run.budget.kind in ("useful_tokens", "wall_s", "steps"):
         return steps_of(run.budget, rows_per_epoch=1, global_batch=1, flops_per_row=1)
@@ -287,7 +378,9 @@ def _fields(e: Evidence) -> Iterator[str]:
     for path, (least, most, whole) in FIELDS.items():
         if (value := e.get(path)) is None:
             continue
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        )
         if not number or not least <= value <= most or (whole and value != int(value)):
             yield f"run.json has {path} {value!r}"
     for path, expected in TEXTS.items():
@@ -297,25 +390,47 @@ def _fields(e: Evidence) -> Iterator[str]:
 
 
 @expect(
-    "parameters", "the weights of the model with the vocabulary of its inputs", "settings, store manifest", "invalid"
+    "parameters",
+    "the weights of the model with the vocabulary of its inputs",
+    "settings, store manifest",
+    "invalid",
 )
 def _parameters(e: Evidence) -> Iterator[str]:
-    stated, model = e.recorded("parameters"), e.settings.model.with_positions(e.settings.sequence_length)
+    stated, model = (
+        e.recorded("parameters"),
+        e.settings.model.with_positions(e.settings.sequence_length),
+    )
     if model.transformers is None and e.vocabulary_size is None and model.vocabulary_size is None:
         none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
         if stated <= none or (stated - none) % (one - none):
-            yield f"parameters are {stated}, which no vocabulary gives: {none} + {one - none} × its size"
+            yield (
+                f"parameters are {stated}, which no vocabulary gives: {none} + {one - none} × "
+                "its size"
+            )
     yield from differ("run.json has parameters", stated, parameters(e.shape))
 
 
-@expect("flops_per_token by each convention", "those of the model", "settings, parameters", "invalid", "1e-9 of it")
+@expect(
+    "flops_per_token by each convention",
+    "those of the model",
+    "settings, parameters",
+    "invalid",
+    "1e-9 of it",
+)
 def _flops(e: Evidence) -> Iterator[str]:
     _ = e.settings
     ordered = [e.get(f"flops_per_token.{name}") for name in ("causal", "full", "hardware")]
     if None not in ordered and ordered != sorted(ordered):
-        yield f"run.json has flops_per_token causal, full, hardware {ordered}, which must not decrease"
+        yield (
+            f"run.json has flops_per_token causal, full, hardware {ordered}, which must not "
+            "decrease"
+        )
         return
-    columns = {"full": "flops_per_token", "causal": "flops_per_token_causal", "hardware": "flops_per_token_hardware"}
+    columns = {
+        "full": "flops_per_token",
+        "causal": "flops_per_token_causal",
+        "hardware": "flops_per_token_hardware",
+    }
     for name, column in columns.items():
         stated, counted = e.recorded(f"flops_per_token.{name}"), e.row.get(column)
         if e.row.get("predicted_parameters_bytes") is None:
@@ -323,7 +438,12 @@ def _flops(e: Evidence) -> Iterator[str]:
         yield from differ(f"run.json has flops_per_token.{name}", stated, counted, 1e-9)
 
 
-@expect("number_format, optimizer, kernel, compilation, device", "those of the settings", "settings", "invalid")
+@expect(
+    "number_format, optimizer, kernel, compilation, device",
+    "those of the settings",
+    "settings",
+    "invalid",
+)
 def _computing(e: Evidence) -> Iterator[str]:
     run, must = e.settings, {"number_format": e.settings.number_format}
     if run.device == "cpu":
@@ -341,11 +461,19 @@ def _computing(e: Evidence) -> Iterator[str]:
         raise NotCheckedError(f"run.json has no {', '.join(missing)}")
 
 
-@expect("learning rates before a resumed run", "those of its own schedule and budget", "record", "caution")
+@expect(
+    "learning rates before a resumed run",
+    "those of its own schedule and budget",
+    "record",
+    "caution",
+)
 def _earlier_schedule(e: Evidence) -> Iterator[str]:
     if isinstance(earlier := e.get("earlier_schedule"), dict):
         other = ", ".join(f"{name} {value}" for name, value in earlier.items())
-        yield f"steps before {start_step(e.settings)} had the learning rates of other settings ({other})"
+        yield (
+            f"steps before {start_step(e.settings)} had the learning rates of other settings "
+            f"({other})"
+        )
 
 
 @expect("budget_steps", "steps of the budget", "settings, store", "invalid")
@@ -360,11 +488,16 @@ def _budget(e: Evidence) -> Iterator[str]:
             raise NotCheckedError("the rows of an epoch are not at hand")
     if run.budget.kind == "flops":
         flops = run.sequence_length * (e.row.get("flops_per_token") or math.nan)
-    must = steps_of(run.budget, rows_per_epoch=epoch, global_batch=run.global_batch, flops_per_row=flops)
+    must = steps_of(
+        run.budget, rows_per_epoch=epoch, global_batch=run.global_batch, flops_per_row=flops
+    )
     yield from differ("run.json has budget_steps", e.record["budget_steps"], must)
     if run.budget.useful_tokens is not None and e.row["status"] == "complete" and len(e.steps):
         useful = e.steps.sums("useful_tokens")
-        done, goal = (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum(), run.budget.useful_tokens
+        done, goal = (
+            (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum(),
+            run.budget.useful_tokens,
+        )
         if not done - useful[-1] < goal <= done:
             yield f"the run ended after {done:.0f} useful tokens, its budget is {goal}"
 
@@ -395,7 +528,9 @@ def _outcome(e: Evidence) -> Iterator[str]:
 @expect("world_size that ranks observed", "that of the layout", "settings", "invalid")
 def _world(e: Evidence) -> Iterator[str]:
     asked = e.row.get("world_size")
-    seen = sorted({event["world_size"] for event in e.named("run_start") if event["world_size"] is not None})
+    seen = sorted(
+        {event["world_size"] for event in e.named("run_start") if event["world_size"] is not None}
+    )
     if asked is not None and not seen:
         yield "no rank reported its start"
     elif asked is not None and seen != [asked]:
@@ -410,7 +545,11 @@ def _validation_steps(e: Evidence) -> Iterator[str]:
     policy, numbers = e.own.validation, e.steps.numbers.tolist()
     if e.row["status"] != "complete" or not numbers:
         raise NotCheckedError("the run did not end")
-    begin, end, found = start_step(e.own), numbers[-1] + 1, {event["step"] for event in e.named("validation")}
+    begin, end, found = (
+        start_step(e.own),
+        numbers[-1] + 1,
+        {event["step"] for event in e.named("validation")},
+    )
     must = {k for k in range(begin + 1, end) if policy.every and k % policy.every == 0}
     must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
     must = must if policy.rows else set()
@@ -424,21 +563,41 @@ def _validation_steps(e: Evidence) -> Iterator[str]:
             yield f"{what} at step {min(steps)} ({len(steps)} so), against the validation settings"
 
 
-@expect("rows and useful_tokens of validations", "those of the held-out slice", "settings, held-out store", "invalid")
+@expect(
+    "rows and useful_tokens of validations",
+    "those of the held-out slice",
+    "settings, held-out store",
+    "invalid",
+)
 def _validation_sizes(e: Evidence) -> Iterator[str]:
     for event in e.named("validation") + e.named("source_validation"):
         where = f"of the {event['event'].replace('_', ' ')} at step {event['step']}"
-        rows, useful, correct = event["rows"] or 0, event["useful_tokens"] or 0, event["correct_tokens"]
+        rows, useful, correct = (
+            event["rows"] or 0,
+            event["useful_tokens"] or 0,
+            event["correct_tokens"],
+        )
         run, whole = e.own, event["event"] == "validation"
         if not isinstance(e.held_out, str):
             names = list(e.held_out) if whole else [event["corpus"]]
-            must = tuple(map(sum, zip(*(e.held_out.get(name, (0, 0)) for name in names), strict=True)))
+            must = tuple(
+                map(sum, zip(*(e.held_out.get(name, (0, 0)) for name in names), strict=True))
+            )
             if (rows, useful) != must:
                 slice_has = f"the slice has {must[0]} and {must[1]}"
-                yield f"{where.removeprefix('of the ')} validated on {rows} rows and {useful} useful, {slice_has}"
+                yield (
+                    f"{where.removeprefix('of the ')} validated on {rows} rows and {useful} "
+                    f"useful, {slice_has}"
+                )
                 return
-        if rows > run.validation.rows * (len(run.corpora) if whole else 1) or useful > rows * run.sequence_length:
-            yield f"{useful} useful tokens in {rows} rows {where}: more than {run.validation.rows} rows a corpus hold"
+        if (
+            rows > run.validation.rows * (len(run.corpora) if whole else 1)
+            or useful > rows * run.sequence_length
+        ):
+            yield (
+                f"{useful} useful tokens in {rows} rows {where}: more than {run.validation.rows} "
+                "rows a corpus hold"
+            )
             return
         if (correct is not None) != run.validation.accuracy:
             found = "missing" if run.validation.accuracy else "logged"
@@ -446,12 +605,20 @@ def _validation_sizes(e: Evidence) -> Iterator[str]:
             return
     sizes = {(event["rows"], event["useful_tokens"]) for event in e.named("validation")}
     if len(sizes) > 1:
-        yield f"validated on {' and '.join(str(n) for _, n in sorted(sizes, key=str))} useful tokens: it is fixed"
+        yield (
+            f"validated on {' and '.join(str(n) for _, n in sorted(sizes, key=str))} useful "
+            "tokens: it is fixed"
+        )
     if sizes and isinstance(e.held_out, str):
         raise NotCheckedError(e.held_out)
 
 
-@expect("bytes of weights, gradients, moments", "those of the rank's share of the model", "settings", "invalid")
+@expect(
+    "bytes of weights, gradients, moments",
+    "those of the rank's share of the model",
+    "settings",
+    "invalid",
+)
 def _memory(e: Evidence) -> Iterator[str]:
     if not (events := e.named("memory")):
         raise NotCheckedError("the logs do not have it")
@@ -465,34 +632,51 @@ def _memory(e: Evidence) -> Iterator[str]:
                 return
 
 
-@expect("memory_peak_bytes", "from the model's to the machine's bytes, never falling", "settings, record", "invalid")
+@expect(
+    "memory_peak_bytes",
+    "from the model's to the machine's bytes, never falling",
+    "settings, record",
+    "invalid",
+)
 def _peak(e: Evidence) -> Iterator[str]:
     peak = e.column("memory_peak_bytes")
     for _, _, rows in e.raw.logs():
         fell = np.concatenate([[False], np.diff(e.raw["memory_peak_bytes"][rows]) < 0])
         if fell.any():
             at = rows.start + int(np.flatnonzero(fell)[0])
-            yield f"memory_peak_bytes falls to {e.raw['memory_peak_bytes'][at]:.0f} at step {e.raw['step'][at]:.0f}"
+            yield (
+                f"memory_peak_bytes falls to {e.raw['memory_peak_bytes'][at]:.0f} at step "
+                f"{e.raw['step'][at]:.0f}"
+            )
             return
     named = re.search(r"(\d+) ?GB", e.row.get("device") or "")
     most = int(named[1]) * 1.1e9 if named else e.get("hardware.memory_bytes")
     if most is not None and (e.row.get("device_kind") == "cpu" or named):
         yield from at_step(e.steps, "memory_peak_bytes", peak > most, f"at most {most:.0f}")
     run = _with_shape(e)
-    held = {rank: memory(run, rank, e.row["device_kind"]) for rank in np.unique(e.steps["rank"]).astype(int).tolist()}
-    least = np.array([(m := held[int(rank)]).parameters + m.gradients + m.optimizer for rank in e.steps["rank"]])
+    held = {
+        rank: memory(run, rank, e.row["device_kind"])
+        for rank in np.unique(e.steps["rank"]).astype(int).tolist()
+    }
+    least = np.array(
+        [(m := held[int(rank)]).parameters + m.gradients + m.optimizer for rank in e.steps["rank"]]
+    )
     yield from at_step(e.steps, "memory_peak_bytes", peak < least, least)
 
 
 def _with_shape(e: Evidence) -> RunSettings:
-    """Settings with the model's vocabulary, by the number of parameters where the inputs are not at hand."""
+    """Settings with the model's vocabulary, by the number of parameters where the inputs are not at
+    hand.
+    """
     shape = find_shape(e.own, e.get("parameters")) if e.vocabulary_size is None else e.shape
     if shape is None:
         raise NotCheckedError("the vocabulary size is not at hand")
     return replace(e.own, model=shape)
 
 
-@expect("step of resume, memory and run_stop", "first and last step of the attempt", "logs", "invalid")
+@expect(
+    "step of resume, memory and run_stop", "first and last step of the attempt", "logs", "invalid"
+)
 def _event_steps(e: Evidence) -> Iterator[str]:
     _ = e.own
     spans: dict[int, tuple[int, int]] = {}
@@ -504,23 +688,39 @@ def _event_steps(e: Evidence) -> Iterator[str]:
         if (span := spans.get(event["attempt"])) is None or event["step"] is None:
             continue
         first, last = span
-        must = {"resume": first, "memory": first, "run_stop": last + (event["status"] != "nonfinite")}
+        must = {
+            "resume": first,
+            "memory": first,
+            "run_stop": last + (event["status"] != "nonfinite"),
+        }
         if event["event"] in must:
             what = f"step of {event['event']} in attempt {event['attempt']}"
             yield from differ(what, event["step"], must[event["event"]])
 
 
-@expect("energy_j", "watts of a device, over the attempt; in run.json, the sum over ranks", "clocks, device", "invalid")
+@expect(
+    "energy_j",
+    "watts of a device, over the attempt; in run.json, the sum over ranks",
+    "clocks, device",
+    "invalid",
+)
 def _energy(e: Evidence) -> Iterator[str]:
     joules = [(event["attempt"], event["rank"], event["energy_j"]) for event in e.named("run_stop")]
     known = [entry for entry in joules if entry[2] is not None]
     total = e.get("outcome.energy_j")
     if not known and total is None:
         return
-    seconds = {(a, r): float(np.ptp(e.raw["t_mono_s"][rows]) + e.raw["step_s"][rows][0]) for a, r, rows in e.raw.logs()}
+    seconds = {
+        (a, r): float(np.ptp(e.raw["t_mono_s"][rows]) + e.raw["step_s"][rows][0])
+        for a, r, rows in e.raw.logs()
+    }
     for attempt, rank, energy in known:
         took = seconds.get((attempt, rank), math.nan)
-        if energy < 0 or energy > MOST_WATTS * (took + 60) or (took > 10 and energy < LEAST_WATTS * took):
+        if (
+            energy < 0
+            or energy > MOST_WATTS * (took + 60)
+            or (took > 10 and energy < LEAST_WATTS * took)
+        ):
             yield f"energy_j of rank {rank} is {energy:.4g} in {took:.4g} s: {energy / took:.3g} W"
             return
     of = [energy for attempt, _, energy in joules if attempt == e.get("attempt")]
@@ -529,7 +729,9 @@ def _energy(e: Evidence) -> Iterator[str]:
     elif total is not None and not known:
         took = sum(seconds.values())
         if total > MOST_WATTS * (10 * took + 3600):
-            yield f"run.json has outcome.energy_j {total:.4g} for {took:.4g} s of steps of all ranks"
+            yield (
+                f"run.json has outcome.energy_j {total:.4g} for {took:.4g} s of steps of all ranks"
+            )
 
 
 #: seconds of a step, and nats a token, that no training has

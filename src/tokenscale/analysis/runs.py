@@ -1,4 +1,6 @@
-"""One row of the table `runs`, from a run's settings, its record and its launcher; also of other programs' runs."""
+"""One row of the table `runs`, from a run's settings, its record and its launcher; also of other
+programs' runs.
+"""
 
 import functools
 import math
@@ -37,46 +39,85 @@ _PLACE_VARIABLES = re.compile(
     "RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|SLURM_|CUDA_VISIBLE_DEVICES$|.*(FILE|DIR|PATH|IFNAME)$"
 )
 #: convention, as a record names it → column
-FLOPS = {"full": "flops_per_token", "causal": "flops_per_token_causal", "hardware": "flops_per_token_hardware"}
+FLOPS = {
+    "full": "flops_per_token",
+    "causal": "flops_per_token_causal",
+    "hardware": "flops_per_token_hardware",
+}
 NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
 #: columns that are a field of the settings or of the layout
 OF_LAYOUT = ("world_size", "method", *DEGREES, "sharding", "copies", "schedule", "stages_per_rank")
 OF_SETTINGS = (
-    *("arm", "approach", "sequence_length", "global_batch", "micro_batch", "precision", "objective", "labels", "eos"),
+    *(
+        "arm",
+        "approach",
+        "sequence_length",
+        "global_batch",
+        "micro_batch",
+        "precision",
+        "objective",
+        "labels",
+        "eos",
+    ),
 )
 #: kinds of inputs whose manifests a record names by their hashes
 ROLES = ("corpus", "tokenizer", "store", "validation_store")
-#: what two runs of other programs must share to be compared: as `science` is for our own, whose settings say more
-SHARED = ("sequence_length", "global_batch", "steps_asked", "model", "corpus", "tokenizer", "precision")
+#: what two runs of other programs must share to be compared: as `science` is for our own, whose
+#: settings say more
+SHARED = (
+    "sequence_length",
+    "global_batch",
+    "steps_asked",
+    "model",
+    "corpus",
+    "tokenizer",
+    "precision",
+)
 #: column → (the fact's name in the record, its type)
 FACTS = {
     **{name: (name, str) for name in ("approach", "model", "corpus", "tokenizer", "precision")},
-    **{name: (name, int) for name in ("world_size", "sequence_length", "global_batch", "micro_batch", "seed")},
-    **{"parameters": ("parameters", int), "steps_asked": ("steps", int)},
-    **{"flops_per_token_stated": ("flops_per_token", float), "mfu_stated": ("mfu", float)},
+    **{
+        name: (name, int)
+        for name in ("world_size", "sequence_length", "global_batch", "micro_batch", "seed")
+    },
+    "parameters": ("parameters", int),
+    "steps_asked": ("steps", int),
+    "flops_per_token_stated": ("flops_per_token", float),
+    "mfu_stated": ("mfu", float),
 }
 
 
 def columns(record: Row, row: Row) -> Row:
-    """Columns of the table `runs`; an optional fact of another type or below its least counts as not stated.
+    """Columns of the table `runs`; an optional fact of another type or below its least counts as
+    not stated.
 
     Raises UserError for a required fact that is wrong.
     """
     stated = record["external"]
     check_facts({name: stated.get(name) for name in ("approach", *COUNTS)})
-    found = {column: _of(stated.get(name), kind, -1 if name == "seed" else 0) for column, (name, kind) in FACTS.items()}
-    found["science"] = "external-" + sha256_text(canonical_json({name: found[name] for name in SHARED}))[:16]
+    found = {
+        column: _of(stated.get(name), kind, -1 if name == "seed" else 0)
+        for column, (name, kind) in FACTS.items()
+    }
+    found["science"] = (
+        "external-" + sha256_text(canonical_json({name: found[name] for name in SHARED}))[:16]
+    )
     shape, length = model(stated), found["sequence_length"]
     if shape is not None and length:
-        costs = {convention.value: flops_per_token(shape, length, convention) for convention in Convention}
+        costs = {
+            convention.value: flops_per_token(shape, length, convention)
+            for convention in Convention
+        }
         found |= {column: costs.get(name) for name, column in FLOPS.items()}
         found["parameters"] = found["parameters"] or parameters(shape)
     return found | peak_columns(row, _of(stated.get("number_format"), str)) | {"external": True}
 
 
 def model(stated: Row | None) -> ModelSettings | None:
-    """The model with its vocabulary that a run describes; None where it describes none that can be read."""
+    """The model with its vocabulary that a run describes; None where it describes none that can be
+    read.
+    """
     try:
         shape = decode(ModelSettings, stated["shape"])
     except (KeyError, UserError, TypeError, AttributeError, ValueError):
@@ -85,24 +126,36 @@ def model(stated: Row | None) -> ModelSettings | None:
 
 
 def _of(value: Any, kind: type, above: int = 0) -> Any:
-    fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+    fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(
+        value, bool
+    )
     return kind(value) if fits and (kind is str or above < value < math.inf) else None
 
 
 def peak_columns(row: Row, number: str | None) -> Row:
-    """FLOP/s that a device of the row can do at most in a number format, with its source; null on CPUs and of what no
-    table knows."""
-    peak = find_peak(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
+    """FLOP/s that a device of the row can do at most in a number format, with its source; null on
+    CPUs and of what no table knows.
+    """
+    peak = (
+        find_peak(row["device"])
+        if row["device_kind"] == "cuda" and number in NUMBER_FORMATS
+        else None
+    )
     flops = getattr(peak, number) if peak else None
     known = (None, None) if flops is None else (flops * 1e12, peak.source)
     return {"number_format": number, "peak_flops": known[0], "peak_source": known[1]}
 
 
 def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
-    """The row of one run: of its line in the run table, and of `run.json` where that can be read; `ingest.one_run` adds
-    what follows from the logs."""
+    """The row of one run: of its line in the run table, and of `run.json` where that can be read;
+    `ingest.one_run` adds what follows from the logs.
+    """
     cell = flatten_cell(entry.get("cell") or {})
-    degrees = [cell[key] for key in (f"layout.{degree}" for degree in DEGREES) if isinstance(cell.get(key), int)]
+    degrees = [
+        cell[key]
+        for key in (f"layout.{degree}" for degree in DEGREES)
+        if isinstance(cell.get(key), int)
+    ]
     row: Row = {name: entry.get(name) for name in ("run_id", "repeat", "position")}
     row |= {"experiment": experiment, "external": bool(entry.get("external")), "status": "missing"}
     row |= {"cell": format_cell(cell), "approach": cell.get("approach")}
@@ -111,12 +164,17 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         return row | _settings(read_settings(entry.get("run")))
     names = ("outcome", "hardware", "git", "environment")
     outcome, hardware, git, environment = (record.get(key) or {} for key in names)
-    threads = hardware.get("threads_per_rank") or hardware.get("threads") or environment.get("OMP_NUM_THREADS")
+    threads = (
+        hardware.get("threads_per_rank")
+        or hardware.get("threads")
+        or environment.get("OMP_NUM_THREADS")
+    )
     row |= {
         "status": outcome.get("status", "unknown"),
         "device": (device := hardware.get("device") or "cpu"),
         # an older record says only the device's name
-        "device_kind": hardware.get("device_kind") or ("cpu" if device.startswith("cpu") else "cuda"),
+        "device_kind": hardware.get("device_kind")
+        or ("cpu" if device.startswith("cpu") else "cuda"),
         **{name: hardware.get(name) for name in ("cpu", "cores")},
         "machine_memory_bytes": hardware.get("memory_bytes"),
         "threads_per_rank": int(threads) if str(threads).isdigit() else None,
@@ -133,7 +191,10 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "environment": _environment(record),
         "seal": record.get("seal"),
         # of the manifests that the run read, by which its rows of `stores` are found
-        **{f"{role}_sha256": sha256 for role, sha256 in _typed(_object(record, "inputs"), str, ROLES).items()},
+        **{
+            f"{role}_sha256": sha256
+            for role, sha256 in _typed(_object(record, "inputs"), str, ROLES).items()
+        },
     }
     if isinstance(record.get("external"), dict):
         return row | columns(record, row)
@@ -145,8 +206,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:
-        # Of a budget in tokens or seconds, the steps that it came to. What another run did before it, whose checkpoint
-        # it began from, is in that run's logs.
+        # Of a budget in tokens or seconds, the steps that it came to. What another run did before
+        # it, whose checkpoint it began from, is in that run's logs.
         stated = record.get("budget_steps", row["steps_asked"])
         row["steps_asked"] = ((outcome.get("steps") or 0) if stated is None else stated) - (
             outcome.get("begins_at") or 0
@@ -156,8 +217,12 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
 
 
 def launches(run: Path) -> Row:
-    """Where the attempts of a run were, from what the launcher left for each; nothing of runs without one."""
-    attempts = (logs.read_launched(folder).get("launch") for _, folder in logs.numbered(run, "attempt"))
+    """Where the attempts of a run were, from what the launcher left for each; nothing of runs
+    without one.
+    """
+    attempts = (
+        logs.read_launched(folder).get("launch") for _, folder in logs.numbered(run, "attempt")
+    )
     found = [launch for launch in attempts if isinstance(launch, dict)]
     jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
     if not found:
@@ -181,15 +246,25 @@ def read_settings(values: Row | None) -> RunSettings | None:
 
 
 def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
-    """FLOPs of a token, and the device's peak. Counted from the settings, so that a wrapped module cannot change
-    them; of a shape that only its library knows, and of others' runs, those that the record states."""
-    stated = {k: flops for k, n in _object(record, "flops_per_token").items() if (flops := _number(n)) is not None}
+    """FLOPs of a token, and the device's peak. Counted from the settings, so that a wrapped module
+    cannot change them; of a shape that only its library knows, and of others' runs, those that the
+    record states.
+    """
+    stated = {
+        k: flops
+        for k, n in _object(record, "flops_per_token").items()
+        if (flops := _number(n)) is not None
+    }
     counted = {}
     if shape is not None:
-        costs = functools.partial(flops_per_token, shape, run.sequence_length, objective=run.objective)
+        costs = functools.partial(
+            flops_per_token, shape, run.sequence_length, objective=run.objective
+        )
         counted = {convention.value: costs(convention) for convention in Convention}
         again, length = run.activation_checkpointing, run.sequence_length
-        counted["hardware"] = hardware_flops_per_token(shape, length, Convention.FULL, again, run.objective)
+        counted["hardware"] = hardware_flops_per_token(
+            shape, length, Convention.FULL, again, run.objective
+        )
     number = record.get("number_format") or (None if run is None else run.number_format)
     return {
         **{column: counted.get(name, stated.get(name)) for name, column in FLOPS.items()},
@@ -208,20 +283,32 @@ def _typed(found: Row, kind: type, names: Iterable[str]) -> Row:
 
 
 def _code(record: Row) -> str | None:
-    """Return the hashes of the source files that a run imports, as JSON; None where they were not recorded."""
+    """Return the hashes of the source files that a run imports, as JSON; None where they were not
+    recorded.
+    """
     files = _object(record, "code")
-    return canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()}) if files else None
+    return (
+        canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()})
+        if files
+        else None
+    )
 
 
 def _text_cut(record: Row) -> str | None:
-    """Return the share of each corpus's tokens that a run's rows cut, as JSON; None where it was not counted."""
+    """Return the share of each corpus's tokens that a run's rows cut, as JSON; None where it was
+    not counted.
+    """
     shares = {corpus: _number(share) for corpus, share in _object(record, "text_cut").items()}
-    known = {corpus: share for corpus, share in shares.items() if share is not None and 0 <= share <= 1}
+    known = {
+        corpus: share for corpus, share in shares.items() if share is not None and 0 <= share <= 1
+    }
     return canonical_json(known) if known else None
 
 
 def _environment(record: Row) -> str | None:
-    """Return the environment variables of a run that may change its times or numbers, as JSON; not which run it is."""
+    """Return the environment variables of a run that may change its times or numbers, as JSON; not
+    which run it is.
+    """
     if not isinstance(record.get("environment"), dict):
         return None
     found = record["environment"].items()
@@ -233,8 +320,9 @@ def _number(value: Any) -> float | None:
 
 
 def find_shape(run: RunSettings | None, count: int | None) -> ModelSettings | None:
-    """The model with its vocabulary, which a record does not name but gives away: by the number of its parameters. None
-    of settings that do not fit together."""
+    """The model with its vocabulary, which a record does not name but gives away: by the number of
+    its parameters. None of settings that do not fit together.
+    """
     if run is None or run.problems():
         return None
     model = run.model.with_positions(run.sequence_length)
@@ -257,15 +345,21 @@ def _settings(run: RunSettings | None) -> Row:
         "mixture": _mixture(run),
         "seed": run.effective_seed,
         "science": science(run),
-        "science_per_rank": _science(replace(run, global_batch=1, budget=BudgetSettings(), repeat=0)),
+        "science_per_rank": _science(
+            replace(run, global_batch=1, budget=BudgetSettings(), repeat=0)
+        ),
         "steps_asked": run.budget.steps,
-        "resumed_from": None if run.resume_from is None else parse_run_id(run.resume_from) or run.resume_from,
+        "resumed_from": None
+        if run.resume_from is None
+        else parse_run_id(run.resume_from) or run.resume_from,
         "resumed_at": None if run.resume_from is None else start_step(run),
     }
 
 
 def _mixture(run: RunSettings) -> str | None:
-    """Return the corpora of a run's mixture with their shares of its sequences, as JSON; None if they are not known."""
+    """Return the corpora of a run's mixture with their shares of its sequences, as JSON; None if
+    they are not known.
+    """
     if run.mixture is None:
         return None
     if run.budget.kind != "steps" and len(run.mixture.stages) > 1:
@@ -275,10 +369,12 @@ def _mixture(run: RunSettings) -> str | None:
 
 
 def grouping(approach: str | None, cell: Row) -> Row:
-    """What runs are grouped by beside world size and repeat: the approach and the other factors of their cell.
+    """What runs are grouped by beside world size and repeat: the approach and the other factors of
+    their cell.
 
-    Factors of the Parquet store belong to approaches that read one; all other approaches have no `storage`. A run that
-    goes on from another one says so in words, and one that does not has no such factor.
+    Factors of the Parquet store belong to approaches that read one; all other approaches have no
+    `storage`. A run that goes on from another one says so in words, and one that does not has no
+    such factor.
 
     >>> cell = {"approach": "token-list", "layout.data": 2, "storage.dtype": "int64", "sequence_length": 512}
     >>> grouping("token-list", cell)["series"]
@@ -289,7 +385,9 @@ def grouping(approach: str | None, cell: Row) -> Row:
     parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
     if cell.get("resume_from"):
         parts["factors"].append(f"resumed ({_before(cell['resume_from'])})")
-    for key, value in flatten_cell({key: level for key, level in cell.items() if key != "resume_from"}).items():
+    for key, value in flatten_cell(
+        {key: level for key, level in cell.items() if key != "resume_from"}
+    ).items():
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
         if key not in ("approach", "layout.data"):
             parts[part].append(f"{key}={_text(value)}")
@@ -309,28 +407,41 @@ def _before(level: Any) -> str:
         return str(level)
     named = dict(level.get("run") or {})
     earlier = named.pop("resume_from", None)
-    words = [f"{key.removeprefix('layout.')}={_text(value)}" for key, value in flatten_cell(named).items()]
-    return f"{_before(earlier)}; " * bool(earlier) + " ".join([*words, f"to step {level.get('step')}"])
+    words = [
+        f"{key.removeprefix('layout.')}={_text(value)}"
+        for key, value in flatten_cell(named).items()
+    ]
+    return f"{_before(earlier)}; " * bool(earlier) + " ".join(
+        [*words, f"to step {level.get('step')}"]
+    )
 
 
 def science(run: RunSettings) -> str:
     """Digest of what two runs must share to be compared across approaches and world sizes.
 
-    Approach, storage, layout and micro-batch are left out: they may change the speed, never the data of a pair. So is
-    the state that a run goes on from: it is to compute what a run that was never interrupted computes.
+    Approach, storage, layout and micro-batch are left out: they may change the speed, never the
+    data of a pair. So is the state that a run goes on from: it is to compute what a run that was
+    never interrupted computes.
     """
     return _science(replace(run, resume_from=None))
 
 
 def _science(run: RunSettings) -> str:
     shared = replace(
-        run, arm=OURS, approach="packed", storage=StorageSettings(), layout=LayoutSettings(), micro_batch=1
+        run,
+        arm=OURS,
+        approach="packed",
+        storage=StorageSettings(),
+        layout=LayoutSettings(),
+        micro_batch=1,
     )
     return sha256_text(canonical_json(to_dict(shared, science_only=True)))[:16]
 
 
 def oversubscribed(row: Row) -> bool:
-    """Whether the ranks of a CPU run want more cores than there are. Unknown threads count as all cores a rank."""
+    """Whether the ranks of a CPU run want more cores than there are. Unknown threads count as all
+    cores a rank.
+    """
     if row["device_kind"] != "cpu" or not row["cores"] or row["world_size"] == 1:
         return False
     return row["world_size"] * (row["threads_per_rank"] or row["cores"]) > row["cores"]

@@ -1,10 +1,13 @@
-"""Predict the step time of weak scaling on more ranks: step(N) = a + b log2(N / N0), with a and b of at least zero.
+"""Predict the step time of weak scaling on more ranks: step(N) = a + b log2(N / N0), with a and b
+of at least zero.
 
-N0 is the smallest fitted world size; a and b follow from relative least squares. The band is for COVERAGE of further
-runs. It reaches from the faster to the slower of the prediction and of "efficiency stays as at the largest size".
-Each end is moved out by the spread of a prediction from a line, quantile x noise x sqrt(1 + 1/n + (x - mean)^2 / Sxx),
-the slow end also by SLOWDOWN for each doubling beyond the fitted sizes: larger worlds meet limits that no run shows.
-The constants were chosen by the back-test on published series (benchmarks/backtest.py, table in docs/parallelism.md).
+N0 is the smallest fitted world size; a and b follow from relative least squares. The band is for
+COVERAGE of further runs. It reaches from the faster to the slower of the prediction and of
+"efficiency stays as at the largest size". Each end is moved out by the spread of a prediction from
+a line, quantile x noise x sqrt(1 + 1/n + (x - mean)^2 / Sxx), the slow end also by SLOWDOWN for
+each doubling beyond the fitted sizes: larger worlds meet limits that no run shows. The constants
+were chosen by the back-test on published series (benchmarks/backtest.py, table in
+docs/parallelism.md).
 """
 
 import math
@@ -19,14 +22,15 @@ from tokenscale.costs.communication import solve_nonnegative
 
 #: share of further runs that the band contains
 COVERAGE = 0.9
-#: log standard deviation of a run's step time without repeats, and the least with repeats: those of one session are
-#: closer to each other than to a run of another day
+#: log standard deviation of a run's step time without repeats, and the least with repeats: those of
+#: one session are closer to each other than to a run of another day
 ASSUMED_NOISE, LEAST_NOISE = 0.03, 0.01
 #: limit of the noise, at which any band is too wide and its ends are still finite
 LARGEST_NOISE = 2.0
 #: repeats estimate the noise from this many degrees of freedom on
 LEAST_FREEDOM = 2
-#: weights sharded over all ranks → log slow-down of the slow end for each doubling beyond the fitted sizes
+#: weights sharded over all ranks → log slow-down of the slow end for each doubling beyond the
+#: fitted sizes
 SLOWDOWN = {False: 0.08, True: 0.3}
 #: the same → doublings beyond the fitted sizes at which the back-test answers at least ten points
 REACH = {False: 3, True: 1}
@@ -38,9 +42,11 @@ WIDEST_BAND = 2.0
 
 @dataclass(frozen=True)
 class Fit:
-    """Line through step times: `start_s` at the smallest world size, `slope_s` more for each doubling.
+    """Line through step times: `start_s` at the smallest world size, `slope_s` more for each
+    doubling.
 
-    `last_s` is the mean step time at the largest size, `noise` the log standard deviation of a run's step time.
+    `last_s` is the mean step time at the largest size, `noise` the log standard deviation of a
+    run's step time.
     """
 
     sizes: tuple[int, ...]  # of each run, ascending
@@ -60,9 +66,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted step time of one world size with the ends of its band, and if efficiency stays, in seconds.
+    """Predicted step time of one world size with the ends of its band, and if efficiency stays, in
+    seconds.
 
-    `measure` is None for a prediction. Otherwise it is the world size to measure first, and the times are no answer.
+    `measure` is None for a prediction. Otherwise it is the world size to measure first, and the
+    times are no answer.
     """
 
     world_size: int
@@ -76,7 +84,8 @@ class Prediction:
 def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
     """Fit runs (world size, mean seconds of a step) of weak scaling.
 
-    Raises UserError for fewer than two world sizes and for a step time that is not positive and finite.
+    Raises UserError for fewer than two world sizes and for a step time that is not positive and
+    finite.
     """
     groups: dict[int, list[float]] = {}
     for size, seconds in sorted(runs):
@@ -87,8 +96,13 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
     sizes = np.array([size for size, group in groups.items() for _ in group])
     if len(groups) < 2:
         found = f"world size {sizes[0]}" if groups else "no runs"
-        next = f"measure {2 * sizes[0] if groups else 'two sizes'}: add it to the factors (`layout.data`), and run"
-        raise UserError("a prediction needs runs of at least two world sizes.", found=found, next=next)
+        next = (
+            f"measure {2 * sizes[0] if groups else 'two sizes'}: add it to the factors "
+            "(`layout.data`), and run"
+        )
+        raise UserError(
+            "a prediction needs runs of at least two world sizes.", found=found, next=next
+        )
     steps = np.concatenate(list(groups.values()))
     columns = np.stack([np.ones(len(sizes)), np.log2(sizes / sizes[0])], axis=1)
     a, b = map(float, solve_nonnegative(columns / steps[:, None], np.ones(len(sizes))))
@@ -96,22 +110,42 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
     noise, quantile, source = _estimate_noise(list(groups.values()))
     misfit = 0.0
     if len(groups) > 2:
-        misfit = math.sqrt(float((np.log(steps / (columns @ [a, b])) ** 2).sum()) / (len(sizes) - 2))
+        misfit = math.sqrt(
+            float((np.log(steps / (columns @ [a, b])) ** 2).sum()) / (len(sizes) - 2)
+        )
     if misfit > noise:
         noise, source = misfit, f"{100 * misfit:.2g} % (the line misses the runs)"
     last_s = math.exp(np.log(list(groups.values())[-1]).mean())
-    return Fit(tuple(map(int, sizes)), a, b, last_s, min(noise, LARGEST_NOISE), quantile, source, fully_sharded)
+    return Fit(
+        tuple(map(int, sizes)),
+        a,
+        b,
+        last_s,
+        min(noise, LARGEST_NOISE),
+        quantile,
+        source,
+        fully_sharded,
+    )
 
 
 def _estimate_noise(groups: list[list[float]]) -> tuple[float, float, str]:
-    """Return (log standard deviation of a run, quantile of one end, source) from the step times of each world size."""
+    """Return (log standard deviation of a run, quantile of one end, source) from the step times of
+    each world size.
+    """
     z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
     freedom = sum(len(group) - 1 for group in groups)
     squares = sum(float(((np.log(group) - np.log(group).mean()) ** 2).sum()) for group in groups)
     noise = math.sqrt(squares / max(1, freedom))
     if freedom < LEAST_FREEDOM:
         noise = max(noise, ASSUMED_NOISE)
-        return noise, z, f"{100 * noise:.2g} % (assumed: at least {100 * ASSUMED_NOISE:g} % with so few repeats)"
+        return (
+            noise,
+            z,
+            (
+                f"{100 * noise:.2g} % (assumed: at least {100 * ASSUMED_NOISE:g} % with so few "
+                "repeats)"
+            ),
+        )
     noise = max(noise, LEAST_NOISE)
     # quantile of Student's t, expanded about the normal one (Abramowitz & Stegun 1964, 26.7.5)
     student = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
@@ -130,7 +164,9 @@ def predict(found: Fit, world_size: int) -> Prediction:
     high = max(step_s, stays_s) * math.exp(spread + SLOWDOWN[found.fully_sharded] * doublings)
     measure = None
     if doublings > REACH[found.fully_sharded] or high > WIDEST_BAND * low:
-        measure = min(world_size, largest * 2 ** max(1, math.ceil(doublings - REACH[found.fully_sharded])))
+        measure = min(
+            world_size, largest * 2 ** max(1, math.ceil(doublings - REACH[found.fully_sharded]))
+        )
         if world_size > largest and predict(found, largest).measure:
             measure = largest  # its runs are too noisy: they need repeats
     return Prediction(world_size, step_s, low, high, found.last_s, measure)

@@ -1,4 +1,6 @@
-"""Runs of an experiment against each other: values that must be equal or must differ, machines, clocks, run table."""
+"""Runs of an experiment against each other: values that must be equal or must differ, machines,
+clocks, run table.
+"""
 
 import itertools
 import math
@@ -14,7 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenscale.analysis.clocks import CLOCK_S
-from tokenscale.analysis.expectations import Evidence, NotCheckedError, Steps, between, expect, judge_together
+from tokenscale.analysis.expectations import (
+    Evidence,
+    NotCheckedError,
+    Steps,
+    between,
+    expect,
+    judge_together,
+)
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json
 from tokenscale.settings.experiments import flatten_cell, format_cell
@@ -23,9 +32,11 @@ from tokenscale.settings.run import OURS
 Row = dict[str, Any]
 Found = Iterator[tuple[str, str]]
 
-#: fields that differ between logs: timings of a step that the host's clock gives, and the loss of runs of other seeds
+#: fields that differ between logs: timings of a step that the host's clock gives, and the loss of
+#: runs of other seeds
 TIMED = ("step_s", "data_wait_s", "own_s", "forward_s", "backward_s", "optimizer_s")
-#: fewest steps that can show a copy, the share of them that does, and the share of values that differ inside a log
+#: fewest steps that can show a copy, the share of them that does, and the share of values that
+#: differ inside a log
 FEWEST, COPIED, DISTINCT = 4, 0.5, 0.9
 #: values kept of each log and field: within a run, and of all runs of an experiment
 OF_LOG, OF_RUN = 4096, 256
@@ -33,13 +44,17 @@ OF_LOG, OF_RUN = 4096, 256
 FIRST_STEPS, STRIDE = 256, 64
 #: approaches whose batches are equal: the online one and its offline twin
 TWINS = {"pretokenized-padded": "padded", "token-list": "padding-free"}
-#: relative difference of losses of the same weights on the same text that another order of sums makes, by precision:
-#: 5e-8 was measured in fp32 between parallel layouts
+#: relative difference of losses of the same weights on the same text that another order of sums
+#: makes, by precision: 5e-8 was measured in fp32 between parallel layouts
 SAME_LOSS, SAME_LOSS_16 = 1e-6, 2e-3
 #: how far a run's loss lies from its repeats': so many spreads of theirs, and least ratio
 LOSS_SPREADS, LOSS_RATIO = 6.5, 1.1
 #: ratio of losses → what they are in
-UNITS = {1 / math.log(2): "bits", 1 / math.log(10): "decimal digits", math.log(2): "nats beside bits"}
+UNITS = {
+    1 / math.log(2): "bits",
+    1 / math.log(10): "decimal digits",
+    math.log(2): "nats beside bits",
+}
 #: at most so many runs, positions or repeats are named
 NAMED = 6
 #: seconds that wall clocks of one machine may overlap by without a run having company
@@ -49,9 +64,10 @@ WALL_S = 2.0
 class Values:
     """Distinct values of logs, by field, to find logs that repeat another one's.
 
-    Clocks count nanoseconds, so that two logs share hardly any value. Two that share half of the values of any one
-    field are copies, whatever was shifted, renumbered or edited in the other fields. A field whose values repeat inside
-    a log is too coarse to tell and left out. Of long logs a sample is kept, chosen by the values' bits.
+    Clocks count nanoseconds, so that two logs share hardly any value. Two that share half of the
+    values of any one field are copies, whatever was shifted, renumbered or edited in the other
+    fields. A field whose values repeat inside a log is too coarse to tell and left out. Of long
+    logs a sample is kept, chosen by the values' bits.
     """
 
     def __init__(self, size: int, fields: tuple[str, ...] = TIMED, fewest: int = FEWEST):
@@ -75,7 +91,9 @@ class Values:
                 logs[name] = kept
 
     def find_copies(self, field: str) -> Iterator[tuple[str, str, str]]:
-        """(log, other log that was added before, words) of the logs that share values of a field."""
+        """(log, other log that was added before, words) of the logs that share values of a
+        field.
+        """
         logs = self._kept[field]
         names = list(logs)
         values = np.concatenate([*logs.values(), np.zeros(0)])
@@ -90,16 +108,24 @@ class Values:
 
 
 def find_copied_logs(logs: Mapping[str, pa.Table]) -> list[str]:
-    """Return which logs of one run (name → step rows) repeat the timings of another one, in words."""
+    """Return which logs of one run (name → step rows) repeat the timings of another one, in
+    words.
+    """
     values = Values(OF_LOG)
     for name, rows in logs.items():
         values.add(name, rows)
-    found = {(one, other): words for field in reversed(TIMED) for one, other, words in values.find_copies(field)}
+    found = {
+        (one, other): words
+        for field in reversed(TIMED)
+        for one, other, words in values.find_copies(field)
+    }
     return [f"{one} is a copy of {other}: {words}" for (one, other), words in sorted(found.items())]
 
 
 class Siblings:
-    """What is kept of each run of an experiment while its tables are written, to compare the runs at the end."""
+    """What is kept of each run of an experiment while its tables are written, to compare the runs
+    at the end.
+    """
 
     def __init__(self, gaps: Sequence[str] = ()) -> None:
         #: what the run table lacks, in words
@@ -117,7 +143,8 @@ class Siblings:
         self.clocks: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
         #: run → (boot, begin, end on its monotonic clock), and its begin and end on the wall clock
         self.times: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
-        #: rows of the tables `runs`, of valid and suspect runs, and `stores`, by the SHA-256 of their manifests
+        #: rows of the tables `runs`, of valid and suspect runs, and `stores`, by the SHA-256 of
+        #: their manifests
         self.rows: dict[str, Row] = {}
         self.stores: dict[str, Row] = {}
 
@@ -128,11 +155,25 @@ class Siblings:
             for rank in np.unique(ranks).tolist():
                 self.values.add(f"{run_id} rank {rank}", steps.filter(pa.array(ranks == rank)))
             self.counts[run_id] = _count_tokens(steps)
-            last = steps.filter(pc.greater_equal(steps["step"], 2 * (pc.max(steps["step"]).as_py() + 1) // 3))
-            loss, useful = (pc.sum(last[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens"))
+            last = steps.filter(
+                pc.greater_equal(steps["step"], 2 * (pc.max(steps["step"]).as_py() + 1) // 3)
+            )
+            loss, useful = (
+                pc.sum(last[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens")
+            )
             if loss > 0 and useful > 0 and not last["loss_sum"].null_count:
                 self.losses[run_id] = loss / useful
-        columns = ("event", "attempt", "rank", "step", "boot", "t_unix_s", "t_mono_s", "loss_sum", "useful_tokens")
+        columns = (
+            "event",
+            "attempt",
+            "rank",
+            "step",
+            "boot",
+            "t_unix_s",
+            "t_mono_s",
+            "loss_sum",
+            "useful_tokens",
+        )
         rows = events.select(columns).to_pylist()
         validated = pc.and_(pc.equal(events["event"], "validation"), pc.greater(events["step"], 0))
         self.validations.add(run_id, events.filter(validated))
@@ -140,7 +181,11 @@ class Siblings:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
                 of = self.last_validation if row["step"] else self.first_validation
                 of[run_id] = row["loss_sum"] / row["useful_tokens"]
-        boots = {(row["attempt"], row["rank"]): row["boot"] for row in rows if row["event"] == "run_start"}
+        boots = {
+            (row["attempt"], row["rank"]): row["boot"]
+            for row in rows
+            if row["event"] == "run_start"
+        }
         spans: dict[tuple[int, str], list[float]] = defaultdict(list)
         ended = steps.group_by(["attempt", "rank"]).aggregate([("t_mono_s", "max")]).to_pylist()
         rows += [row | {"event": "step", "t_mono_s": row["t_mono_s_max"]} for row in ended]
@@ -148,13 +193,19 @@ class Siblings:
             if (boot := boots.get((row["attempt"], row["rank"]))) and row["t_mono_s"] is not None:
                 spans[row["attempt"], boot].append(row["t_mono_s"])
                 if row["event"] == "run_start" and row["t_unix_s"] is not None:
-                    self.clocks[boot].append((row["t_mono_s"], run_id, row["t_unix_s"] - row["t_mono_s"]))
+                    self.clocks[boot].append(
+                        (row["t_mono_s"], run_id, row["t_unix_s"] - row["t_mono_s"])
+                    )
         self.times[run_id] = [(boot, min(times), max(times)) for (_, boot), times in spans.items()]
 
     def judge(self, runs: list[Row], stores: Iterable[Row]) -> list[Row]:
-        """Return the rows of the table `runs` with validity and reasons after comparison with each other."""
+        """Return the rows of the table `runs` with validity and reasons after comparison with each
+        other.
+        """
         self.rows = {row["run_id"]: row for row in runs if row["validity"] in ("valid", "suspect")}
-        self.stores = {store["manifest_sha256"]: store for store in stores if store.get("manifest_sha256")}
+        self.stores = {
+            store["manifest_sha256"]: store for store in stores if store.get("manifest_sha256")
+        }
         found = judge_together(self, [row["run_id"] for row in runs])
         return [found[row["run_id"]].add_to(row) for row in runs]
 
@@ -167,7 +218,9 @@ class Siblings:
         yield from found.values()
 
     def find_copies(self, field: str) -> Iterator[tuple[str, str, str]]:
-        """(run, other run, words) of runs with logs that share values; of one run's own see `find_copied_logs`."""
+        """(run, other run, words) of runs with logs that share values; of one run's own see
+        `find_copied_logs`.
+        """
         for one, other, words in self.values.find_copies(field):
             a, b = one.partition(" ")[0], other.partition(" ")[0]
             if a != b:
@@ -178,7 +231,9 @@ class Siblings:
         return all(run_id in self.rows and not self.rows[run_id]["external"] for run_id in run_ids)
 
     def family(self, run_id: str) -> tuple:
-        """What runs share whose batches are equal: the approach or its twin, and the storage of one without a twin."""
+        """What runs share whose batches are equal: the approach or its twin, and the storage of one
+        without a twin.
+        """
         row = self.rows[run_id]
         twin = TWINS.get(row["approach"], row["approach"])
         return twin, "" if row["approach"] in TWINS else row["storage"]
@@ -188,16 +243,26 @@ class Siblings:
         return self.rows[run_id]["seed"], self.family(run_id)[0]
 
 
-@between("timings, norms and losses of steps", "not those of another run", "other runs", "invalid", "half of them")
+@between(
+    "timings, norms and losses of steps",
+    "not those of another run",
+    "other runs",
+    "invalid",
+    "half of them",
+)
 def _find_copied_runs(siblings: Siblings) -> Found:
-    """Runs of one seed and one family of batches may have equal losses; equal timings no two runs have."""
+    """Runs of one seed and one family of batches may have equal losses; equal timings no two runs
+    have.
+    """
     for a, b, words in siblings.validations.find_copies("loss_sum"):
         if siblings.are_ours(a, b) and siblings.rows[a]["seed"] != siblings.rows[b]["seed"]:
             yield a, f"its validations are a copy of those of run {b}: {words}"
             yield b, f"its validations are a copy of those of run {a}: {words}"
     for field in ("step_s", "own_s", "loss_sum", "grad_norm"):
         for a, b, words in siblings.find_copies(field):
-            if field.endswith("_s") or (siblings.are_ours(a, b) and siblings.batches(a) != siblings.batches(b)):
+            if field.endswith("_s") or (
+                siblings.are_ours(a, b) and siblings.batches(a) != siblings.batches(b)
+            ):
                 yield a, f"a copy of run {b}: {words}"
                 yield b, f"a copy of run {a}: {words}"
 
@@ -219,23 +284,39 @@ def _find_other_counts(siblings: Siblings) -> Found:
                     continue
                 named.add(run_id)
                 other = next(i for i, count in of.items() if count != useful)
-                words = f"useful tokens at step {step:.0f}, where {other} has {of[other]:.0f} in the same samples"
+                words = (
+                    f"useful tokens at step {step:.0f}, where {other} has {of[other]:.0f} in the "
+                    "same samples"
+                )
                 yield run_id, f"{useful:.0f} {words} (equal order digest)"
 
 
 @between("order of samples", "another one in each step and each repeat", "other runs", "suspect")
 def _find_repeated_orders(siblings: Siblings) -> Found:
-    """A digest is made from the step and the samples of its slots: no two steps of a run have the same."""
-    known = {i: counts for i, counts in siblings.counts.items() if i in siblings.rows and len(counts)}
+    """A digest is made from the step and the samples of its slots: no two steps of a run have the
+    same.
+    """
+    known = {
+        i: counts for i, counts in siblings.counts.items() if i in siblings.rows and len(counts)
+    }
     if not known:
         raise NotCheckedError("no log holds order digests")
     for run_id, counts in known.items():
         if repeated := len(counts) - len(np.unique(counts[:, 1])):
-            yield run_id, f"{repeated} of {len(counts)} steps have the samples of another step (equal order digest)"
+            yield (
+                run_id,
+                (
+                    f"{repeated} of {len(counts)} steps have the samples of another step (equal "
+                    "order digest)"
+                ),
+            )
     for a, b, words in siblings.find_copies("order_digest"):
         if a in known and b in known and siblings.rows[a]["seed"] != siblings.rows[b]["seed"]:
             for run_id, other in ((a, b), (b, a)):
-                yield run_id, f"it trained on the samples of run {other}, which has another seed: {words}"
+                yield (
+                    run_id,
+                    f"it trained on the samples of run {other}, which has another seed: {words}",
+                )
 
 
 @between(
@@ -247,15 +328,29 @@ def _find_repeated_orders(siblings: Siblings) -> Found:
 )
 def _find_other_first_validations(siblings: Siblings) -> Found:
     """Equal weights have equal losses on equal text."""
-    for ids in siblings.groups("science", "arm", "precision", "validation_store_sha256", "validation_tokens"):
+    for ids in siblings.groups(
+        "science", "arm", "precision", "validation_store_sha256", "validation_tokens"
+    ):
         losses = {i: siblings.first_validation[i] for i in ids if i in siblings.first_validation}
         limit = SAME_LOSS if siblings.rows[ids[0]]["precision"] == "fp32" else SAME_LOSS_16
         for run_id, loss in losses.items():
             # which of two is right, nobody knows
-            median = sum(losses.values()) / 2 if len(losses) == 2 else sorted(losses.values())[len(losses) // 2]
+            median = (
+                sum(losses.values()) / 2
+                if len(losses) == 2
+                else sorted(losses.values())[len(losses) // 2]
+            )
             if abs(loss / median - 1) > limit / 2:
-                other = min((i for i in losses if i != run_id), key=lambda i: abs(losses[i] - median))
-                yield run_id, f"its validation before step 0 gave {loss:.6g}, that of {other} {losses[other]:.6g}"
+                other = min(
+                    (i for i in losses if i != run_id), key=lambda i: abs(losses[i] - median)
+                )
+                yield (
+                    run_id,
+                    (
+                        f"its validation before step 0 gave {loss:.6g}, that of {other} "
+                        f"{losses[other]:.6g}"
+                    ),
+                )
 
 
 @between(
@@ -266,9 +361,16 @@ def _find_other_first_validations(siblings: Siblings) -> Found:
     f"{LOSS_SPREADS:g} spreads of theirs and {LOSS_RATIO:g}×",
 )
 def _find_outlying_losses(siblings: Siblings) -> Found:
-    """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which is wrong."""
-    of = {"in the last third of the steps": siblings.losses, "in the last validation": siblings.last_validation}
-    for ids in siblings.groups("factors", "approach", "storage", "science_per_rank", "global_batch", "steps_asked"):
+    """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which
+    is wrong.
+    """
+    of = {
+        "in the last third of the steps": siblings.losses,
+        "in the last validation": siblings.last_validation,
+    }
+    for ids in siblings.groups(
+        "factors", "approach", "storage", "science_per_rank", "global_batch", "steps_asked"
+    ):
         for (where, known), run_id in itertools.product(of.items(), ids):
             others = np.log([known[other] for other in ids if other in known and other != run_id])
             if run_id not in known or len(others) < 2:
@@ -278,8 +380,19 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
             ratio = known[run_id] / math.exp(middle)
             if abs(math.log(ratio)) <= max(LOSS_SPREADS * spread, math.log(LOSS_RATIO)):
                 continue
-            unit = next((f", as in {unit}" for factor, unit in UNITS.items() if abs(ratio / factor - 1) < 0.03), "")
-            words = "below what any of its repeats reached" if ratio < 1 else "above that of its repeats (diverged?)"
+            unit = next(
+                (
+                    f", as in {unit}"
+                    for factor, unit in UNITS.items()
+                    if abs(ratio / factor - 1) < 0.03
+                ),
+                "",
+            )
+            words = (
+                "below what any of its repeats reached"
+                if ratio < 1
+                else "above that of its repeats (diverged?)"
+            )
             yield run_id, f"its loss is {words}: {ratio:.3g} × theirs {where}{unit}"
 
 
@@ -288,14 +401,22 @@ def _find_training_splits(siblings: Siblings) -> Found:
     """The rows validated on are those of a store of another split than the training's."""
     for run_id, row in siblings.rows.items():
         sha256 = row["validation_store_sha256"]
-        if sha256 and (sha256 == row["store_sha256"] or siblings.stores.get(sha256, {}).get("split") == "train"):
+        if sha256 and (
+            sha256 == row["store_sha256"] or siblings.stores.get(sha256, {}).get("split") == "train"
+        ):
             yield run_id, "it validated on text of the training split"
 
 
-@expect("validation loss", "not that of a step beside it or of another validation", "logs", "invalid", "1e-9")
+@expect(
+    "validation loss",
+    "not that of a step beside it or of another validation",
+    "logs",
+    "invalid",
+    "1e-9",
+)
 def _find_training_losses(evidence: Evidence) -> Iterator[str]:
-    """After step 0, where a model that knows nothing may have the same loss on any text; and not of other programs,
-    which log rounded losses.
+    """After step 0, where a model that knows nothing may have the same loss on any text; and not of
+    other programs, which log rounded losses.
     """
     steps, run = evidence.steps, evidence.settings
     seen: dict[float, int] = {}
@@ -310,30 +431,48 @@ def _find_training_losses(evidence: Evidence) -> Iterator[str]:
             continue
         earlier = seen.setdefault(event["loss_sum"], event["step"])
         if exact and changes[(steps["step"] >= earlier) & (steps["step"] < event["step"])].any():
-            yield f"the validations at steps {earlier} and {event['step']} have one loss, though weights changed"
+            yield (
+                f"the validations at steps {earlier} and {event['step']} have one loss, though "
+                "weights changed"
+            )
             return
         value = event["loss_sum"] / event["useful_tokens"]
         for step in (event["step"] - 1, event["step"]) if event["step"] else ():
             if abs(mean.get(step, math.inf) / value - 1) < 1e-9:
-                yield f"the validation loss at step {event['step']} is the training loss of step {step}"
+                yield (
+                    f"the validation loss at step {event['step']} is the training loss of step "
+                    f"{step}"
+                )
                 return
 
 
-@between("wall clock", "not ahead of later runs' on one boot", "other runs", "suspect", f"{CLOCK_S:g} s")
+@between(
+    "wall clock", "not ahead of later runs' on one boot", "other runs", "suspect", f"{CLOCK_S:g} s"
+)
 def _find_clocks_ahead(siblings: Siblings) -> Found:
-    """The wall clock of one boot goes ahead of the monotonic one (while the machine sleeps), never back."""
+    """The wall clock of one boot goes ahead of the monotonic one (while the machine sleeps), never
+    back.
+    """
     for starts in siblings.clocks.values():
         least = float("inf")
         for _, run_id, offset in sorted(starts, reverse=True):
             if offset > least + CLOCK_S:
-                yield run_id, f"its wall clock is {offset - least:.4g} s ahead of later runs' on this machine"
+                yield (
+                    run_id,
+                    (
+                        f"its wall clock is {offset - least:.4g} s ahead of later runs' on this "
+                        "machine"
+                    ),
+                )
             least = min(least, offset)
 
 
 @between("time of a run", "no other run of the experiment on its machine", "other runs", "suspect")
 def _find_overlaps(siblings: Siblings) -> Found:
-    """Runs of one boot by its monotonic clock; of nodes that state no boot by the wall clock. Runs that the launcher
-    lets share a node are no surprise, and what runs of other experiments did at the time is not known here."""
+    """Runs of one boot by its monotonic clock; of nodes that state no boot by the wall clock. Runs
+    that the launcher lets share a node are no surprise, and what runs of other experiments did at
+    the time is not known here.
+    """
     spans: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for run_id, row in siblings.rows.items():
         for boot, begin, end in siblings.times.get(run_id, []):
@@ -357,23 +496,49 @@ def _find_overlaps(siblings: Siblings) -> Found:
                     most[other] = max(most.get(other, (0.0, "")), (overlap, run_id))
             running.append((end, run_id))
     for run_id, (seconds, other) in most.items():
-        yield run_id, f"overlaps run {other} by {seconds:.3g} s on one machine: its times are not those of a run alone"
+        yield (
+            run_id,
+            (
+                f"overlaps run {other} by {seconds:.3g} s on one machine: its times are not "
+                "those of "
+                "a run alone"
+            ),
+        )
 
 
-@between("boot and memory of the machine", "those of the other runs", "other runs", "caution", "5 %")
+@between(
+    "boot and memory of the machine", "those of the other runs", "other runs", "caution", "5 %"
+)
 def _find_other_machines(siblings: Siblings) -> Found:
-    """Times of two machines of one type, or of one machine before and after a restart, may differ."""
-    boots = {run_id: of[0][0] for run_id, of in siblings.times.items() if of and run_id in siblings.rows}
-    memory = {i: row["machine_memory_bytes"] for i, row in siblings.rows.items() if row["machine_memory_bytes"]}
+    """Times of two machines of one type, or of one machine before and after a restart, may
+    differ.
+    """
+    boots = {
+        run_id: of[0][0] for run_id, of in siblings.times.items() if of and run_id in siblings.rows
+    }
+    memory = {
+        i: row["machine_memory_bytes"]
+        for i, row in siblings.rows.items()
+        if row["machine_memory_bytes"]
+    }
     both: tuple[dict[str, Any], ...] = (boots, memory)
     for of in both:
         most = max(of.values(), key=list(of.values()).count, default=None)
         other = next((run_id for run_id, value in of.items() if value == most), None)
         for run_id, value in of.items():
             if of is memory and abs(value / most - 1) > 0.05:
-                yield run_id, f"its machine has {value / 1e9:.4g} GB of memory, that of {other} {most / 1e9:.4g} GB"
+                yield (
+                    run_id,
+                    (
+                        f"its machine has {value / 1e9:.4g} GB of memory, that of {other} "
+                        f"{most / 1e9:.4g} GB"
+                    ),
+                )
             elif of is boots and value != most:
-                yield run_id, f"it ran on another machine than {other}, or after a restart (other boot)"
+                yield (
+                    run_id,
+                    f"it ran on another machine than {other}, or after a restart (other boot)",
+                )
 
 
 @between("run table", "all runs of its design", "the plan", "caution")
@@ -384,8 +549,9 @@ def _find_gaps(siblings: Siblings) -> Found:
 
 
 def find_gaps(table: Row, path: Path, runs: Path) -> list[str]:
-    """Return what the run table at `path` lacks, in words: positions, repeats of its cells, runs of these cells in the
-    folder `runs` that no run table beside it lists, and its seal."""
+    """Return what the run table at `path` lacks, in words: positions, repeats of its cells, runs of
+    these cells in the folder `runs` that no run table beside it lists, and its seal.
+    """
     ours = [entry for entry in table["runs"] if not entry.get("external")]
     found = [] if "seal" in read_json(path) else ["has no seal"]
     positions = {entry["position"] for entry in ours if isinstance(entry.get("position"), int)}
@@ -397,7 +563,9 @@ def find_gaps(table: Row, path: Path, runs: Path) -> list[str]:
             repeats[format_cell(flatten_cell(entry.get("cell") or {}))].add(entry["repeat"])
     planned = table.get("cell_repeats") or {}
     for cell in sorted({*repeats, *planned}):
-        if missing := sorted(set(range(max(planned.get(cell) or 0, *repeats[cell], 0))) - repeats[cell]):
+        count = max(planned.get(cell) or 0, *repeats[cell], 0)
+        missing = sorted(set(range(count)) - repeats[cell])
+        if missing:
             found.append(f"has no repeat {_listed(missing)} of {cell or 'its cell'}")
     if unlisted := _find_unlisted(ours, path, runs):
         found.append(f"does not list {_listed(unlisted)}, which its cells have in {runs.name}")
@@ -405,9 +573,13 @@ def find_gaps(table: Row, path: Path, runs: Path) -> list[str]:
 
 
 def _find_unlisted(ours: list[Row], path: Path, runs: Path) -> list[str]:
-    """Ids of runs in the folder `runs` whose settings are those of a listed run but for the repeat."""
+    """Ids of runs in the folder `runs` whose settings are those of a listed run but for the
+    repeat.
+    """
     known = {entry["run_id"] for entry in ours}
-    settings = {_without_repeat(entry["run"]) for entry in ours if isinstance(entry.get("run"), dict)}
+    settings = {
+        _without_repeat(entry["run"]) for entry in ours if isinstance(entry.get("run"), dict)
+    }
     names = {run_id.rpartition("-")[0] for run_id in known}
     found = []
     for record in sorted(runs.glob("*/run.json")):
@@ -417,7 +589,9 @@ def _find_unlisted(ours: list[Row], path: Path, runs: Path) -> list[str]:
                 if isinstance(run, dict) and _without_repeat(run) in settings:
                     found.append(record.parent.name)
     others = path.parent.parent.glob(f"*/{path.name}") if found else ()
-    listed = "".join(other.read_text(encoding="utf-8", errors="replace") for other in others if other != path)
+    listed = "".join(
+        other.read_text(encoding="utf-8", errors="replace") for other in others if other != path
+    )
     return [run_id for run_id in found if f'"{run_id}"' not in listed]
 
 
@@ -426,7 +600,9 @@ def _without_repeat(run: Row) -> str:
 
 
 def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:NAMED])) + f" and {len(values) - NAMED} more" * (len(values) > NAMED)
+    return ", ".join(map(str, values[:NAMED])) + f" and {len(values) - NAMED} more" * (
+        len(values) > NAMED
+    )
 
 
 @expect("repeat and levels of a cell", "those of the run's settings", "the plan", "invalid")
@@ -437,16 +613,25 @@ def _find_other_levels(evidence: Evidence) -> Iterator[str]:
     repeat = evidence.row["repeat"]
     if repeat is not None and repeat != evidence.run.repeat:
         yield f"the run table calls it repeat {repeat}, its settings repeat {evidence.run.repeat}"
-    for key, level in (part.partition("=")[::2] for part in (evidence.row["cell"] or "").split(", ")):
+    for key, level in (
+        part.partition("=")[::2] for part in (evidence.row["cell"] or "").split(", ")
+    ):
         value = reduce(lambda of, name: getattr(of, name, None), key.split("."), evidence.run)
-        if isinstance(value, (int, float, str)) and level != format_cell({key: value}).partition("=")[2]:
+        if (
+            isinstance(value, (int, float, str))
+            and level != format_cell({key: value}).partition("=")[2]
+        ):
             yield f"the run table calls it {key}={level}, its settings have {value}"
 
 
 def _count_tokens(steps: pa.Table) -> np.ndarray:
-    """(step, order digest, useful tokens) of complete steps, summed over ranks, as rows; only those to be compared."""
+    """(step, order digest, useful tokens) of complete steps, summed over ranks, as rows; only those
+    to be compared.
+    """
     step = steps["step"].to_numpy()
     rows = Steps(steps.filter(pa.array((step < FIRST_STEPS) | (step % STRIDE == 0))))
     unknown = np.isnan(rows["order_digest"]) | np.isnan(rows["useful_tokens"])
-    whole = rows.whole() & (np.bincount(rows.place, weights=unknown, minlength=len(rows.numbers)) == 0)
+    whole = rows.whole() & (
+        np.bincount(rows.place, weights=unknown, minlength=len(rows.numbers)) == 0
+    )
     return np.column_stack([rows.numbers, rows.digests(), rows.sums("useful_tokens")])[whole]

@@ -1,4 +1,6 @@
-"""FLOPs per token that another program states, or that its MFU implies, and what was counted in them."""
+"""FLOPs per token that another program states, or that its MFU implies, and what was counted in
+them.
+"""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +27,9 @@ def _stated(e: Evidence) -> Iterator[str]:
         raise NotCheckedError("the run describes no model")
     claims = {"it states ": row["flops_per_token_stated"]}
     if row["mfu_stated"] and row["peak_flops"] and tokens and row["world_size"]:
-        implied = flops_of_mfu(row["mfu_stated"], tokens, seconds, row["peak_flops"], row["world_size"])
+        implied = flops_of_mfu(
+            row["mfu_stated"], tokens, seconds, row["peak_flops"], row["world_size"]
+        )
         claims[f"its MFU of {100 * row['mfu_stated']:.4g} % implies "] = implied
     for words, flops in claims.items():
         if (flops or 0) > 0 and (found := counted(flops, shape, row["sequence_length"])).fault:
@@ -39,8 +43,8 @@ TOLERANCE = 0.005
 class Counted(NamedTuple):
     """Stated FLOPs per token over those of the formula (6 N + 12 L d T), and what that is in words.
 
-    `fault` is false for the formula itself and for other conventions that have a name: such a number may be compared
-    with numbers of the same convention, and with no others.
+    `fault` is false for the formula itself and for other conventions that have a name: such a
+    number may be compared with numbers of the same convention, and with no others.
     """
 
     ratio: float
@@ -49,7 +53,8 @@ class Counted(NamedTuple):
 
 
 def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counted:
-    """What a stated number of training FLOPs per token counts, for a model with its vocabulary (`with_vocabulary`).
+    """What a stated number of training FLOPs per token counts, for a model with its vocabulary
+    (`with_vocabulary`).
 
     Raises ValueError for a number that is not above zero.
 
@@ -59,10 +64,13 @@ def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counte
     """
     if not (math.isfinite(stated) and stated > 0):
         raise ValueError("FLOPs per token are above zero")
-    full, causal = (flops_per_token(model, sequence_length, of) for of in (Convention.FULL, Convention.CAUSAL))
+    full, causal = (
+        flops_per_token(model, sequence_length, of) for of in (Convention.FULL, Convention.CAUSAL)
+    )
     again = hardware_flops_per_token(model, sequence_length, Convention.FULL, "block")
     count, ratio = weights(model), stated / full
-    if abs(ratio - 1) <= TOLERANCE:  # the formula's own number accuses nobody; of the others the nearest is meant
+    # the formula's own number accuses nobody; of the others the nearest is meant
+    if abs(ratio - 1) <= TOLERANCE:
         return Counted(ratio, "FLOPs per token as the formula has it", False)
     without, table = 6 * (count.total - count.looked_up), 6 * count.looked_up
     hidden = "the input embedding was counted (a wrapper such as DDP hides it)"
@@ -76,16 +84,22 @@ def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counte
         ("only the forward pass was counted", full / 3, True),
         ("a multiplication and its addition were counted as one", full / 2, True),
     )
-    # a reading that gives the formula's own number here (tied embeddings: no table) explains nothing
-    apart = [(abs(stated / flops - 1), words, fault) for words, flops, fault in readings if flops != full]
+    # a reading that gives the formula's own number here (tied embeddings: no table) explains
+    # nothing
+    apart = [
+        (abs(stated / flops - 1), words, fault) for words, flops, fault in readings if flops != full
+    ]
     off, words, fault = min(apart, key=lambda reading: reading[0])
     if off > TOLERANCE:
         words, fault = "no known way of counting gives that", True
     return Counted(ratio, f"FLOPs per token {ratio:.2f} × the formula's: {words}", fault)
 
 
-def flops_of_mfu(mfu: float, tokens: float, seconds: float, peak_flops: float, devices: int = 1) -> float:
-    """Return the FLOPs per token that a stated MFU (a share of 1) implies: mfu × devices × peak × seconds / tokens.
+def flops_of_mfu(
+    mfu: float, tokens: float, seconds: float, peak_flops: float, devices: int = 1
+) -> float:
+    """Return the FLOPs per token that a stated MFU (a share of 1) implies: mfu × devices × peak ×
+    seconds / tokens.
 
     `tokens` are those of all devices, padding included. The source study's run on 4 GPUs:
 

@@ -1,10 +1,12 @@
-"""Statistics over repeats of a run. The independent unit is the run; few runs get no false confidence.
+"""Statistics over repeats of a run. The independent unit is the run; few runs get no false
+confidence.
 
-Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in 93.75 % of cases),
-so none is shown.
+Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in
+93.75 % of cases), so none is shown.
 
-SciPy has no Holm correction and no exact interval of a median with its coverage. It has the sign-flip test
-(`permutation_test`), with equal p-values: of 16 pairs in 2.2 s where this takes 0.12 s.
+SciPy has no Holm correction and no exact interval of a median with its coverage. It has the
+sign-flip test (`permutation_test`), with equal p-values: of 16 pairs in 2.2 s where this takes 0.12
+s.
 """
 
 import functools
@@ -29,7 +31,9 @@ MOSTLY = 0.1
 
 @dataclass(frozen=True)
 class Summary:
-    """A median with what is known about its spread. `kind` says in words what `low` and `high` are."""
+    """A median with what is known about its spread. `kind` says in words what `low` and `high`
+    are.
+    """
 
     n: int
     median: float
@@ -40,9 +44,11 @@ class Summary:
 
 @functools.cache
 def order_statistic_rank(n: int) -> tuple[int, float] | None:
-    """(k, coverage) of the narrowest interval [x_(k), x_(n+1-k)] that covers a median at least so often, or None.
+    """(k, coverage) of the narrowest interval [x_(k), x_(n+1-k)] that covers a median at least so
+    often, or None.
 
-    Coverage is 1 - 2 P(Bin(n, 1/2) < k), whatever the distribution (David & Nagaraja, Order Statistics, 7.1).
+    Coverage is 1 - 2 P(Bin(n, 1/2) < k), whatever the distribution (David & Nagaraja, Order
+    Statistics, 7.1).
 
     >>> order_statistic_rank(5)
     >>> order_statistic_rank(6)
@@ -78,13 +84,17 @@ def summary(values: Sequence[float]) -> Summary:
         return Summary(n, median, float(x[0]), float(x[-1]), "range, not an interval")
     k, covered = found
     percent = math.floor(1000 * covered) / 10  # no more is promised than holds
-    return Summary(n, median, float(x[k - 1]), float(x[n - k]), f"order-statistic {percent:g} % interval")
+    return Summary(
+        n, median, float(x[k - 1]), float(x[n - k]), f"order-statistic {percent:g} % interval"
+    )
 
 
 def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
-    """(two-sided p, smallest p that so many pairs can give) of the paired sign-flip permutation test on the mean.
+    """(two-sided p, smallest p that so many pairs can give) of the paired sign-flip permutation
+    test on the mean.
 
-    Exact over all 2^n flips up to `EXACT_PAIRS` pairs, else over 100 000 random ones with a fixed seed.
+    Exact over all 2^n flips up to `EXACT_PAIRS` pairs, else over 100 000 random ones with a fixed
+    seed.
 
     >>> sign_flip_p([1.0, 2.0, 3.0])
     (0.25, 0.25)
@@ -102,12 +112,16 @@ def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
         return float((np.abs(signs @ d) >= observed - tolerance).mean()), 2 / 2**n
     draws = 100_000
     signs = 1 - 2 * np.random.default_rng(0).integers(0, 2, size=(draws, n), dtype=np.int8)
-    return float((1 + (np.abs(signs @ d) >= observed - tolerance).sum()) / (1 + draws)), 1 / (1 + draws)
+    return float((1 + (np.abs(signs @ d) >= observed - tolerance).sum()) / (1 + draws)), 1 / (
+        1 + draws
+    )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One cell against a baseline, paired by repeat: ratio of medians, and the spread of the ratios of the pairs."""
+    """One cell against a baseline, paired by repeat: ratio of medians, and the spread of the ratios
+    of the pairs.
+    """
 
     ratio: float
     spread: Summary
@@ -116,35 +130,40 @@ class Comparison:
 
 
 def compare_pairs(values: Mapping[object, float], baseline: Mapping[object, float]) -> Comparison:
-    """Compare two cells given as repeat → value (> 0, higher is faster); repeats that both have form the pairs.
+    """Compare two cells given as repeat → value (> 0, higher is faster); repeats that both have
+    form the pairs.
 
-    The p-values are those of the exact sign-flip test on log ratios, without a correction. Raises ValueError for values
-    that are not above zero.
+    The p-values are those of the exact sign-flip test on log ratios, without a correction. Raises
+    ValueError for values that are not above zero.
     """
     pairs = sorted(values.keys() & baseline.keys(), key=str)
     a = np.array([values[k] for k in pairs], dtype=float)
     b = np.array([baseline[k] for k in pairs], dtype=float)
-    if len(pairs) and not (np.isfinite(a).all() and np.isfinite(b).all() and (a > 0).all() and (b > 0).all()):
+    if pairs and not (
+        np.isfinite(a).all() and np.isfinite(b).all() and (a > 0).all() and (b > 0).all()
+    ):
         raise ValueError("ratios need values above zero")
-    ratio = float(np.median(a) / np.median(b)) if len(pairs) else math.nan
+    ratio = float(np.median(a) / np.median(b)) if pairs else math.nan
     return Comparison(ratio, summary(a / b), *sign_flip_p(np.log(a / b)))
 
 
 def verdict(spread: Summary, p: float, smallest_p: float) -> str:
     """The word for a spread of ratios and its p (after Holm's correction where there is a family).
 
-    It is `faster` or `slower` where the exact test and the interval agree (`… by less than 1 %` where the median is
-    within 1 ± `MARGIN`, the smallest effect that matters), `equivalent` where the whole interval lies within
-    1 ± `MARGIN` (Schuirmann 1987: two one-sided tests, here at 2.5 % each), `too few runs` where no data could reach
-    the level, else `no difference shown`.
+    It is `faster` or `slower` where the exact test and the interval agree (`… by less than 1 %`
+    where the median is within 1 ± `MARGIN`, the smallest effect that matters), `equivalent` where
+    the whole interval lies within 1 ± `MARGIN` (Schuirmann 1987: two one-sided tests, here at 2.5 %
+    each), `too few runs` where no data could reach the level, else `no difference shown`.
     """
     if smallest_p >= LEVEL or order_statistic_rank(spread.n) is None:
         return "too few runs"
-    if 1 - MARGIN <= spread.low and spread.high <= 1 + MARGIN:
+    if spread.low >= 1 - MARGIN and spread.high <= 1 + MARGIN:
         return "equivalent"
     if p < LEVEL and not spread.low <= 1 <= spread.high:
         word = "faster" if spread.low > 1 else "slower"
-        return word if abs(spread.median - 1) > MARGIN else f"{word} by less than {100 * MARGIN:g} %"
+        return (
+            word if abs(spread.median - 1) > MARGIN else f"{word} by less than {100 * MARGIN:g} %"
+        )
     return "no difference shown"
 
 
@@ -163,7 +182,8 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def fewest_pairs(family: int = 1, level: float = LEVEL) -> int:
-    """The fewest pairs that can reach a verdict: their smallest p, after Holm over such a family, is below the level.
+    """The fewest pairs that can reach a verdict: their smallest p, after Holm over such a family,
+    is below the level.
 
     >>> fewest_pairs(), fewest_pairs(4)
     (6, 8)
@@ -175,9 +195,11 @@ def fewest_pairs(family: int = 1, level: float = LEVEL) -> int:
 
 
 def noise_floor(values: Sequence[float]) -> Summary:
-    """Differences of neighbouring runs of equal settings, in the order of their starts, as shares of the slower one.
+    """Differences of neighbouring runs of equal settings, in the order of their starts, as shares
+    of the slower one.
 
-    Each run is in one pair. Smaller differences between cells are noise. Raises ValueError for values ≤ 0.
+    Each run is in one pair. Smaller differences between cells are noise. Raises ValueError for
+    values ≤ 0.
 
     >>> found = noise_floor([100.0, 101.0, 100.0, 102.0])
     >>> found.n, round(found.median, 6), round(found.high, 6)
@@ -189,7 +211,9 @@ def noise_floor(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Drift:
-    """Change of a value from first to last start, as a share; `slope` is that of its logarithm in a second."""
+    """Change of a value from first to last start, as a share; `slope` is that of its logarithm in a
+    second.
+    """
 
     n: int
     slope: float
@@ -205,13 +229,17 @@ class Drift:
         return "drift" if self.p < LEVEL else "no drift shown"
 
 
-def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[Hashable] | None = None) -> Drift:
-    """The trend of values over the time they were measured at; those of a cell are divided by the cell's median first.
+def drift(
+    started_s: Sequence[float], values: Sequence[float], cells: Sequence[Hashable] | None = None
+) -> Drift:
+    """The trend of values over the time they were measured at; those of a cell are divided by the
+    cell's median first.
 
-    The slope of the logarithms is Theil and Sen's (Sen 1968), the median of the slopes of pairs within a cell; the test
-    is a permutation test on the covariance with the start, orders being exchanged within cells: all of them for one
-    cell of up to `EXACT_RUNS` runs, else `DRAWS` random ones with a fixed seed. Runs alone in their cell are left out;
-    cells whose runs all started at once show nothing. Raises ValueError for values ≤ 0 and starts that are not finite.
+    The slope of the logarithms is Theil and Sen's (Sen 1968), the median of the slopes of pairs
+    within a cell; the test is a permutation test on the covariance with the start, orders being
+    exchanged within cells: all of them for one cell of up to `EXACT_RUNS` runs, else `DRAWS` random
+    ones with a fixed seed. Runs alone in their cell are left out; cells whose runs all started at
+    once show nothing. Raises ValueError for values ≤ 0 and starts that are not finite.
     """
     start, log = np.asarray(started_s, dtype=float), np.log(_positive(values))
     members: dict[Hashable, list[int]] = {}
@@ -220,7 +248,12 @@ def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[H
     if not np.isfinite(start).all():
         raise ValueError("a start is not finite")
     groups = [np.array(m) for m in members.values() if len(m) > 1]
-    pairs = [(i, j) for group in groups for i, j in itertools.combinations(group, 2) if start[i] != start[j]]
+    pairs = [
+        (i, j)
+        for group in groups
+        for i, j in itertools.combinations(group, 2)
+        if start[i] != start[j]
+    ]
     if not pairs:
         return Drift(sum(map(len, groups)), math.nan, math.nan, 1.0, 1.0)
     slope = float(np.median([(log[j] - log[i]) / (start[j] - start[i]) for i, j in pairs]))
@@ -256,19 +289,27 @@ class OrderKept:
             return "order not known"
         if self.inversions == 0:
             return "in the planned order"
-        return f"{'mostly ' if self.inversions < MOSTLY * self.pairs else 'not '}in the planned order"
+        return (
+            f"{'mostly ' if self.inversions < MOSTLY * self.pairs else 'not '}in the planned order"
+        )
 
 
 def order_kept(positions: Sequence[float], started_s: Sequence[float]) -> OrderKept:
-    """Compare the planned places of runs with when they were started; runs without one of both are left out.
+    """Compare the planned places of runs with when they were started; runs without one of both are
+    left out.
 
-    Blocks in random order keep what drifts with time apart from the factors only where they were run in that order.
-    Inversions are pairs of runs of which the later one began first (Kendall 1938).
+    Blocks in random order keep what drifts with time apart from the factors only where they were
+    run in that order. Inversions are pairs of runs of which the later one began first (Kendall
+    1938).
 
     >>> order_kept([0, 1, 2], [10.0, 30.0, 20.0])
     OrderKept(pairs=3, inversions=1)
     """
-    known = sorted((p, t) for p, t in zip(positions, started_s, strict=True) if math.isfinite(p) and math.isfinite(t))
+    known = sorted(
+        (p, t)
+        for p, t in zip(positions, started_s, strict=True)
+        if math.isfinite(p) and math.isfinite(t)
+    )
     pairs = list(itertools.combinations((started for _, started in known), 2))
     return OrderKept(len(pairs), sum(a > b for a, b in pairs))
 

@@ -7,19 +7,23 @@ import numpy as np
 
 from tokenscale.analysis.expectations import WARM_UP_STEPS, Evidence, NotCheckedError, expect
 
-#: fewest measured steps whose course is judged, fewest in a part of them, and least share of them in a part
+#: fewest measured steps whose course is judged, fewest in a part of them, and least share of them
+#: in a part
 FEWEST_STEPS, FEWEST_IN_PART, PART = 9, 3, 1 / 8
-#: spreads that two parts, or the ends of a trend, lie apart, and least ratio. Simulated noise (Gaussian and
-#: Student's t3, lag-1 correlation up to 0.5) passed it in at most 0.2 % of runs (9 to 12 steps: 0.7 %), with a
-#: correlation of 0.8 in 0.8 %; none of 170 recorded runs did, of which half shared their cores with other work.
+#: spreads that two parts, or the ends of a trend, lie apart, and least ratio. Simulated noise
+#: (Gaussian and Student's t3, lag-1 correlation up to 0.5) passed it in at most 0.2 % of runs (9 to
+#: 12 steps: 0.7 %), with a correlation of 0.8 in 0.8 %; none of 170 recorded runs did, of which
+#: half shared their cores with other work.
 SPREADS, TREND_SPREADS, LEAST_RATIO = 6.5, 9.0, 1.25
 #: least spread of log times that is believed
 LEAST_SPREAD = 0.02
-#: steps that are so many times as long as the median are single ones, which count from this share of all time on
+#: steps that are so many times as long as the median are single ones, which count from this share
+#: of all time on
 SINGLE_RATIO, SINGLE_SHARE = 2.0, 0.22
 #: why a run's steps do not tell
 TOO_NOISY = "its steps vary so much"
-#: places at which a part of the steps may begin or end, and steps that are looked at (of longer runs a random sample)
+#: places at which a part of the steps may begin or end, and steps that are looked at (of longer
+#: runs a random sample)
 PLACES, SAMPLE = 24, 2400
 
 
@@ -28,28 +32,41 @@ PLACES, SAMPLE = 24, 2400
     "that of the run's other steps",
     "the run's own steps",
     "suspect",
-    f"{SPREADS:g} spreads of its steps and {LEAST_RATIO:g}×; single steps {100 * SINGLE_SHARE:.0f} % of the time",
+    (
+        f"{SPREADS:g} spreads of its steps and {LEAST_RATIO:g}×; single steps "
+        f"{100 * SINGLE_SHARE:.0f} % of the time"
+    ),
 )
 def find_unsteadiness(evidence: Evidence) -> list[str]:
-    """Find a part of the steps that is slower or faster than the rest, wherever it lies and however long the run is.
+    """Find a part of the steps that is slower or faster than the rest, wherever it lies and however
+    long the run is.
 
-    Times are those of the slowest rank for each token that the step computed on. A part is a stretch of an eighth to
-    half of the measured steps, or the slower kind of steps, wherever they lie (Otsu 1979). Its median is compared with
-    that of the other steps, in units of the mean absolute deviation of the log times from their part's median, the
-    larger of both parts. Of a trend, the first and the last step on a fitted curve are compared. What is shorter is
-    found where it takes a large share of the time. With a spread of 4 % that is 1.3× in any third of the steps.
+    Times are those of the slowest rank for each token that the step computed on. A part is a
+    stretch of an eighth to half of the measured steps, or the slower kind of steps, wherever they
+    lie (Otsu 1979). Its median is compared with that of the other steps, in units of the mean
+    absolute deviation of the log times from their part's median, the larger of both parts. Of a
+    trend, the first and the last step on a fitted curve are compared. What is shorter is found
+    where it takes a large share of the time. With a spread of 4 % that is 1.3× in any third of the
+    steps.
     """
     number, took, log = _measured(evidence)
     if len(log) < FEWEST_STEPS:
         raise NotCheckedError(f"fewer than {FEWEST_STEPS} measured steps")
-    apart, name, members = max(((_distance(log, m), name, m) for name, m in _parts(log)), key=lambda part: part[0])
+    apart, name, members = max(
+        ((_distance(log, m), name, m) for name, m in _parts(log)), key=lambda part: part[0]
+    )
     ratio = math.exp(np.median(log[members]) - np.median(log[~members]))
     if apart > SPREADS and max(ratio, 1 / ratio) > LEAST_RATIO:
         where = name.format(number[members][0], number[members][-1], members.sum(), len(log))
         return [f"no steady state: {where} {ratio:.2f}× as long as the others"]
     apart, change = max(_trends(log))
     if apart > TREND_SPREADS and abs(change) > math.log(LEAST_RATIO):
-        return [f"no steady state: from step {number[0]} to {number[-1]} a step comes to take {math.exp(change):.2f}×"]
+        return [
+            (
+                f"no steady state: from step {number[0]} to {number[-1]} a step comes to take "
+                f"{math.exp(change):.2f}×"
+            )
+        ]
     limit = max(SPREADS * _spread(log), math.log(LEAST_RATIO))
     longer = log - np.median(log) > max(limit, math.log(SINGLE_RATIO))
     share = (took[longer] - np.median(took)).sum() / took.sum()
@@ -65,13 +82,21 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
 
 
 def _measured(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step, seconds, log of seconds per token) of complete steps after the warm-up: against those expected for as many
-    tokens where they compute on unequally many, and against steps of the same world size."""
+    """(step, seconds, log of seconds per token) of complete steps after the warm-up: against those
+    expected for as many tokens where they compute on unequally many, and against steps of the same
+    world size.
+    """
     steps = evidence.steps
     if not len(steps):
         return np.zeros(0), np.zeros(0), np.zeros(0)
-    took, tokens, world = steps.largest("step_s"), steps.sums("total_tokens"), steps.largest("world_size")
-    used = np.flatnonzero(steps.whole() & (steps.largest("attempt_step") >= WARM_UP_STEPS) & (took > 0) & (tokens > 0))
+    took, tokens, world = (
+        steps.largest("step_s"),
+        steps.sums("total_tokens"),
+        steps.largest("world_size"),
+    )
+    used = np.flatnonzero(
+        steps.whole() & (steps.largest("attempt_step") >= WARM_UP_STEPS) & (took > 0) & (tokens > 0)
+    )
     if len(used) > SAMPLE:
         used = np.sort(np.random.default_rng(0).choice(used, SAMPLE, replace=False))
     log, size = np.log(took[used]), np.log(tokens[used])
@@ -99,7 +124,9 @@ def _parts(log: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _trends(log: np.ndarray) -> Iterator[tuple[float, float]]:
-    """(distance in spreads, change of log times) from the first to the last step on a line, and on a decay to it."""
+    """(distance in spreads, change of log times) from the first to the last step on a line, and on
+    a decay to it.
+    """
     n = len(log)
     for time in (np.linspace(0, 1, n), np.exp(-np.linspace(0, 6, n))):
         slope, start = np.polyfit(time, log, 1)
@@ -116,5 +143,7 @@ def _distance(log: np.ndarray, members: np.ndarray) -> float:
 
 
 def _spread(log: np.ndarray) -> float:
-    """Standard deviation of Gaussian values with the same mean absolute deviation from the median."""
+    """Standard deviation of Gaussian values with the same mean absolute deviation from the
+    median.
+    """
     return math.sqrt(math.pi / 2) * float(np.abs(log - np.median(log)).mean())

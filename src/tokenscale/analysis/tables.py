@@ -1,6 +1,8 @@
-"""The typed tables between logs and report: names, columns, Parquet files with equal bytes for equal logs.
+"""The typed tables between logs and report: names, columns, Parquet files with equal bytes for
+equal logs.
 
-A folder of tables has a manifest with the SHA-256 of every file. `ingest` writes it last; every reader checks it.
+A folder of tables has a manifest with the SHA-256 of every file. `ingest` writes it last; every
+reader checks it.
 """
 
 import json
@@ -32,8 +34,15 @@ MANIFEST = "manifest.json"
 EXPERIMENT = "experiment.json"
 
 #: SQL type → Arrow type
-ARROW = dict(INTEGER=pa.int32(), BIGINT=pa.int64(), DOUBLE=pa.float64(), VARCHAR=pa.string(), BOOLEAN=pa.bool_())
-#: Arrow type → encoding in the files, where a dictionary of the values would be as long as the column
+ARROW = {
+    "INTEGER": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "VARCHAR": pa.string(),
+    "BOOLEAN": pa.bool_(),
+}
+#: Arrow type → encoding in the files, where a dictionary of the values would be as long as the
+#: column
 ENCODINGS = {pa.float64(): "BYTE_STREAM_SPLIT", pa.int64(): "DELTA_BINARY_PACKED"}
 
 FILES = ("tables.sql",)
@@ -62,17 +71,25 @@ def of_rows(table: str, rows: Iterable[Row]) -> pa.Table:
 def writer(path: Path, table: str) -> Iterator[Callable[[pa.Table], None]]:
     """A function that appends rows (one call, one row group); the file appears whole at the end."""
     columns = schema(table)
-    # measured on steps: four times faster to write than dictionaries for everything, and a quarter smaller
+    # measured on steps: four times faster to write than dictionaries for everything, and a quarter
+    # smaller
     plain = {f.name: ENCODINGS[f.type] for f in columns if f.type in ENCODINGS}
-    options = {"use_dictionary": [f.name for f in columns if f.name not in plain], "column_encoding": plain}
-    with atomic(path) as temporary:
-        with pq.ParquetWriter(temporary, columns, compression="zstd", compression_level=1, **options) as out:
+    options = {
+        "use_dictionary": [f.name for f in columns if f.name not in plain],
+        "column_encoding": plain,
+    }
+    with (
+        atomic(path) as temporary,
+        pq.ParquetWriter(
+            temporary, columns, compression="zstd", compression_level=1, **options
+        ) as out,
+    ):
 
-            def add(rows: pa.Table) -> None:
-                if len(rows):
-                    out.write_table(rows, row_group_size=len(rows))
+        def add(rows: pa.Table) -> None:
+            if len(rows):
+                out.write_table(rows, row_group_size=len(rows))
 
-            yield add
+        yield add
 
 
 def write(path: Path, table: str, rows: Iterable[Row]) -> None:
@@ -82,7 +99,9 @@ def write(path: Path, table: str, rows: Iterable[Row]) -> None:
 
 def column_digest() -> str:
     """Return 16 hex digits that stand for the names and types of all columns of this version."""
-    return sha256_text(canonical_json({table: list(columns.items()) for table, columns in TABLES.items()}))[:16]
+    return sha256_text(
+        canonical_json({table: list(columns.items()) for table, columns in TABLES.items()})
+    )[:16]
 
 
 def file_names() -> list[str]:
@@ -98,33 +117,45 @@ def write_manifest(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder of tables: `columns`, and `files` with `name`, `bytes` and `sha256`.
+    """Return the manifest of a folder of tables: `columns`, and `files` with `name`, `bytes` and
+    `sha256`.
 
-    Raises UserError for a missing or damaged manifest, and for tables with the columns of another version.
+    Raises UserError for a missing or damaged manifest, and for tables with the columns of another
+    version.
     """
     path, next = folder / MANIFEST, restore_command(folder)
     if not path.is_file():
         if not any((folder / name).is_file() for name in file_names()):
             raise UserError("there are no tables in this folder.", path=folder, next=next)
         reason = "an older version of tokenscale wrote them, or ingest was interrupted"
-        raise UserError("the tables have no manifest with their hashes.", path=path, reason=reason, next=next)
+        raise UserError(
+            "the tables have no manifest with their hashes.", path=path, reason=reason, next=next
+        )
     manifest = read_record(path, "manifest of the tables", next)
     with report_malformed(path, "manifest of the tables", next):
         check_types(manifest, {"columns": str, "files": list})
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
     if manifest["columns"] != column_digest():
-        what, expected = "the tables have the columns of another version of tokenscale.", f"columns {column_digest()}"
-        raise UserError(what, path=folder, found=f"columns {manifest['columns']}", expected=expected, next=next)
+        what, expected = (
+            "the tables have the columns of another version of tokenscale.",
+            f"columns {column_digest()}",
+        )
+        raise UserError(
+            what, path=folder, found=f"columns {manifest['columns']}", expected=expected, next=next
+        )
     if [file["name"] for file in manifest["files"]] != file_names():
-        raise UserError("the manifest does not list the tables of this version.", path=path, next=next)
+        raise UserError(
+            "the manifest does not list the tables of this version.", path=path, next=next
+        )
     return manifest
 
 
 def check(folder: Path, *names: str) -> None:
     """Compare the files with these names (by default all) with the manifest.
 
-    Raises UserError for the first file that is missing, unreadable or not the one that ingest wrote.
+    Raises UserError for the first file that is missing, unreadable or not the one that ingest
+    wrote.
     """
     for file in read_manifest(folder)["files"]:
         if not names or file["name"] in names:
@@ -138,11 +169,15 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
     except FileNotFoundError:
         raise UserError("a table is missing.", path=path, next=next) from None
     except PermissionError:
-        raise UserError("a table may not be read by this user.", path=path, next=f"chmod u+r {path}") from None
+        raise UserError(
+            "a table may not be read by this user.", path=path, next=f"chmod u+r {path}"
+        ) from None
     except (OSError, UserError) as error:
         remove = f"rm -r {path} && " if path.is_dir() else ""
         reason = error.strerror if isinstance(error, OSError) else "it is not a regular file"
-        raise UserError("a table cannot be read.", path=path, reason=reason, next=remove + next) from None
+        raise UserError(
+            "a table cannot be read.", path=path, reason=reason, next=remove + next
+        ) from None
     if (found, path.stat().st_size) != (sha256, size):
         expected = f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})"
         now = f"sha256 {found}, {path.stat().st_size:,} bytes"
@@ -151,16 +186,19 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
 
 
 def read_experiment(folder: Path) -> dict[str, Any]:
-    """Return the experiment's description that lies beside its tables. Raises UserError where `check` does."""
+    """Return the experiment's description that lies beside its tables. Raises UserError where
+    `check` does.
+    """
     check(folder, EXPERIMENT)
     return json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
 
 
 def first_difference(path: Path, other: Path) -> str:
-    """Name the first row and column in which a table differs from one made again; empty if all rows are equal.
+    """Name the first row and column in which a table differs from one made again; empty if all rows
+    are equal.
 
-    Files with equal rows differ in bytes where other releases of pyarrow wrote them. What was not checked (`unchecked`)
-    is left out: stores and texts may have been at hand then, and not now.
+    Files with equal rows differ in bytes where other releases of pyarrow wrote them. What was not
+    checked (`unchecked`) is left out: stores and texts may have been at hand then, and not now.
     """
     try:
         found, again = (pq.read_table(file, use_threads=False) for file in (path, other))
@@ -174,7 +212,11 @@ def first_difference(path: Path, other: Path) -> str:
             if a != b and not (a != a and b != b):
                 run = f" of {found['run_id'][row]}" if "run_id" in found.column_names else ""
                 return f"row {row + 1:,}{run} has {column} {a!r} where the logs give {b!r}"
-    return "" if len(found) == len(again) else f"{len(found):,} rows where the logs give {len(again):,}"
+    return (
+        ""
+        if len(found) == len(again)
+        else f"{len(found):,} rows where the logs give {len(again):,}"
+    )
 
 
 def restore_command(folder: Path) -> str:

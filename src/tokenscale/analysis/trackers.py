@@ -1,4 +1,6 @@
-"""Runs → a tracker, after them or beside them. A process of its own that only reads: no rank ever waits for it."""
+"""Runs → a tracker, after them or beside them. A process of its own that only reads: no rank ever
+waits for it.
+"""
 
 import importlib.util
 import os
@@ -17,7 +19,8 @@ from tokenscale.runs.records.provenance import read_sealed
 
 #: name of the experiment in MLflow, of the project in Weights & Biases
 PROJECT = "tokenscale"
-#: longest text for TensorBoard, longest value for MLflow, characters; the whole is in the run's folder
+#: longest text for TensorBoard, longest value for MLflow, characters; the whole is in the run's
+#: folder
 TEXT, VALUE = 200_000, 5000
 #: MLflow's limits of metrics and parameters per call
 METRICS, PARAMETERS = 1000, 100
@@ -26,7 +29,9 @@ STATUS = {"complete": "FINISHED", "nonfinite": "FAILED"}
 
 
 class TensorBoard:
-    """TensorBoard: one folder per run, `<output>/<run id>/`. Event files of an earlier export are removed."""
+    """TensorBoard: one folder per run, `<output>/<run id>/`. Event files of an earlier export are
+    removed.
+    """
 
     look = "tensorboard --logdir {output} --samples_per_plugin scalars=100000"
 
@@ -51,7 +56,9 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, facts: Facts, summary: dict[str, float], ended: bool) -> None:
-        """Write the values of the whole run at its last step, its outcome, and its last attempt's facts."""
+        """Write the values of the whole run at its last step, its outcome, and its last attempt's
+        facts.
+        """
         if ended:
             at = facts.ended_unix_s or 0.0
             self.add([Point(self._last, at, summary)])
@@ -62,7 +69,11 @@ class TensorBoard:
     def _texts(self, facts: Facts, at: float) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        texts = {"outcome": facts.status, "settings": _table(facts.settings), "provenance": _table(facts.provenance)}
+        texts = {
+            "outcome": facts.status,
+            "settings": _table(facts.settings),
+            "provenance": _table(facts.provenance),
+        }
         for path in facts.files[1:]:
             changes = path.read_text(encoding="utf-8", errors="replace")
             texts[path.name] = f"~~~~diff\n{changes[:TEXT]}\n~~~~"
@@ -74,15 +85,23 @@ class TensorBoard:
 
 
 def _session_end(success: bool, at: float):
-    """What the plug-in for hyperparameters calls the end of a run (its own helper imports TensorFlow)."""
+    """What the plug-in for hyperparameters calls the end of a run (its own helper imports
+    TensorFlow).
+    """
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
     status = api_pb2.Status.Value("STATUS_SUCCESS" if success else "STATUS_FAILURE")
     end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=at)
-    hparams = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
+    hparams = metadata.create_summary_metadata(
+        plugin_data_pb2.HParamsPluginData(session_end_info=end)
+    )
     return Summary(
-        value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=hparams, tensor=metadata.NULL_TENSOR)]
+        value=[
+            Summary.Value(
+                tag=metadata.SESSION_END_INFO_TAG, metadata=hparams, tensor=metadata.NULL_TENSOR
+            )
+        ]
     )
 
 
@@ -92,7 +111,8 @@ def _table(values: Mapping[str, object]) -> str:
 
 
 class Mlflow:
-    """MLflow without a server: `<output>/mlflow.db` (SQLite) and `<output>/artifacts/`, one MLflow run per run.
+    """MLflow without a server: `<output>/mlflow.db` (SQLite) and `<output>/artifacts/`, one MLflow
+    run per run.
 
     Runs of earlier exports are deleted as MLflow deletes: hidden, until `mlflow gc`.
     """
@@ -109,14 +129,27 @@ class Mlflow:
         self._client = MlflowClient(uri, uri)
         known = self._client.get_experiment_by_name(PROJECT)
         place = (output / "artifacts").resolve().as_uri()
-        experiment = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
-        for earlier in self._client.search_runs([experiment], f"tags.`tokenscale.run_id` = '{facts.run_id}'"):
+        experiment = (
+            known.experiment_id if known else self._client.create_experiment(PROJECT, place)
+        )
+        for earlier in self._client.search_runs(
+            [experiment], f"tags.`tokenscale.run_id` = '{facts.run_id}'"
+        ):
             self._client.delete_run(earlier.info.run_id)
-        started, tags = int(facts.started_unix_s * 1000) or None, {"tokenscale.run_id": facts.run_id}
+        started, tags = (
+            int(facts.started_unix_s * 1000) or None,
+            {"tokenscale.run_id": facts.run_id},
+        )
         tags["mlflow.source.name"] = "tokenscale"
-        run = self._client.create_run(experiment, start_time=started, tags=tags, run_name=facts.run_id)
+        run = self._client.create_run(
+            experiment, start_time=started, tags=tags, run_name=facts.run_id
+        )
         self._run, self._last = run.info.run_id, 0
-        self._write("params", [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()], PARAMETERS)
+        self._write(
+            "params",
+            [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()],
+            PARAMETERS,
+        )
         self._facts(facts)
 
     def add(self, points: list[Point]) -> None:
@@ -124,7 +157,10 @@ class Mlflow:
         from mlflow.entities import Metric
 
         values = [(point, *item) for point in points for item in point.values.items()]
-        metrics = [Metric(name, float(value), int(point.t_unix_s * 1000), point.step) for point, name, value in values]
+        metrics = [
+            Metric(name, float(value), int(point.t_unix_s * 1000), point.step)
+            for point, name, value in values
+        ]
         self._write("metrics", metrics, METRICS)
         self._last = points[-1].step
 
@@ -135,7 +171,9 @@ class Mlflow:
         at = facts.ended_unix_s or 0.0
         self.add([Point(self._last, at, summary)])
         self._facts(facts)
-        self._client.set_terminated(self._run, STATUS.get(facts.status, "KILLED"), int(at * 1000) or None)
+        self._client.set_terminated(
+            self._run, STATUS.get(facts.status, "KILLED"), int(at * 1000) or None
+        )
 
     def _write(self, kind: str, values: list, most: int) -> None:
         for start in range(0, len(values), most):
@@ -147,18 +185,22 @@ class Mlflow:
         tags = {**facts.provenance, "status": facts.status}
         if commit := facts.provenance.get("git.commit"):
             tags["mlflow.source.git.commit"] = commit
-        self._client.log_batch(self._run, tags=[RunTag(name, str(value)[:VALUE]) for name, value in tags.items()])
+        self._client.log_batch(
+            self._run, tags=[RunTag(name, str(value)[:VALUE]) for name, value in tags.items()]
+        )
         for path in facts.files:
             self._client.log_artifact(self._run, str(path))
 
 
 class Wandb:
-    """Weights & Biases, offline: `<output>/<run id>/wandb/offline-run-…/`, for `wandb sync` where there is a network.
+    """Weights & Biases, offline: `<output>/<run id>/wandb/offline-run-…/`, for `wandb sync` where
+    there is a network.
 
     The offline run has the run's id. The folder of an earlier export is removed.
     """
 
-    look = "wandb sync {output}/*/wandb/offline-run-*"  # from a machine with a network and an account
+    # from a machine with a network and an account
+    look = "wandb sync {output}/*/wandb/offline-run-*"
 
     def __init__(self, output: Path, run_folder: Path, facts: Facts):
         # nothing of it leaves the machine, and nothing lies in the user's home
@@ -172,7 +214,12 @@ class Wandb:
         # nothing of this process's commit, code and machine: the run's are in the config
         off = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta", "silent")
         quiet: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
-        named: dict[str, Any] = {"project": PROJECT, "id": facts.run_id, "name": facts.run_id, "dir": str(run_folder)}
+        named: dict[str, Any] = {
+            "project": PROJECT,
+            "id": facts.run_id,
+            "name": facts.run_id,
+            "dir": str(run_folder),
+        }
         settings = wandb.Settings(**quiet, **dict.fromkeys(off, True))
         named |= {"config": _config(facts), "settings": settings}
         self._run = wandb.init(**named, mode="offline", reinit="create_new")
@@ -194,11 +241,16 @@ class Wandb:
     def _files(self, facts: Facts) -> None:
         for path in facts.files:
             shutil.copyfile(path, Path(self._run.dir) / path.name)
-            self._run.save(str(Path(self._run.dir) / path.name), base_path=self._run.dir, policy="end")
+            self._run.save(
+                str(Path(self._run.dir) / path.name), base_path=self._run.dir, policy="end"
+            )
 
 
 def _config(facts: Facts) -> dict[str, object]:
-    return {**facts.settings, **{f"provenance.{name}": value for name, value in facts.provenance.items()}}
+    return {
+        **facts.settings,
+        **{f"provenance.{name}": value for name, value in facts.provenance.items()},
+    }
 
 
 Tracker = TensorBoard | Mlflow | Wandb
@@ -211,21 +263,29 @@ Tracker = TensorBoard | Mlflow | Wandb
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
 
 
-def track(directories: list[Path], to: str, output: Path, *, follow: bool, log: Callable[[str], None]) -> None:
+def track(
+    directories: list[Path], to: str, output: Path, *, follow: bool, log: Callable[[str], None]
+) -> None:
     """Export each run's points and facts to `output`; with `follow` until every run is sealed.
 
-    Raises UserError where the tracker's package is missing, a folder is no run's, or a run has not ended and is not
-    followed; nothing is written then.
+    Raises UserError where the tracker's package is missing, a folder is no run's, or a run has not
+    ended and is not followed; nothing is written then.
     """
     if to not in TRACKERS:
         raise unknown("tracker", to, TRACKERS)
-    if importlib.util.find_spec(to) is None:  # not imported yet: its class sets what it reads at its import
+    # not imported yet: its class sets what it reads at its import
+    if importlib.util.find_spec(to) is None:
         raise UserError(f"the package {to} is not installed.", next=f"python -m pip install {to}")
-    names = Counter(_checked(directory, follow) or str(directory.resolve()) for directory in directories)
+    names = Counter(
+        _checked(directory, follow) or str(directory.resolve()) for directory in directories
+    )
     if twice := [name for name, n in names.items() if n > 1]:
         raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
     with ExitStack() as stack:
-        jobs = [stack.enter_context(closing(_export(path, TRACKERS[to], output, log))) for path in directories]
+        jobs = [
+            stack.enter_context(closing(_export(path, TRACKERS[to], output, log)))
+            for path in directories
+        ]
         began = time.monotonic()
         while jobs := [job for job in jobs if next(job, "ended") != "ended"]:
             time.sleep(max(2.0, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
@@ -241,11 +301,17 @@ def _checked(directory: Path, follow: bool) -> str | None:
         if follow and starting:
             return None
         what = "the run has not started yet." if starting else "there is no run in this folder."
-        next = "--follow waits for it" if starting else "name a folder of a run: results/runs/RUN_ID"
+        next = (
+            "--follow waits for it" if starting else "name a folder of a run: results/runs/RUN_ID"
+        )
         raise UserError(what, path=path, next=next)
     found = read_facts(directory)
     if not follow and read_sealed(path) is None:
-        reason = f"status {found.status}, not sealed" if found.status == "running" else "its seal does not match"
+        reason = (
+            f"status {found.status}, not sealed"
+            if found.status == "running"
+            else "its seal does not match"
+        )
         next = "--follow exports it while it runs, or wait for its end"
         raise UserError("the run has not ended.", path=path, found=reason, next=next)
     return found.run_id
@@ -259,21 +325,31 @@ def _export(
         yield
     exporter: Tracker | None = None
     summary, done = dict[str, float](), False
-    handed: list[tuple[int, float]] | None = None  # step and time of each point that has been handed on
+    # step and time of each point that has been handed on
+    handed: list[tuple[int, float]] | None = None
     with ExitStack() as stack:
         try:
             while True:
-                ended = read_sealed(directory / "run.json") is not None  # before reading: nothing is written after it
+                # before reading: nothing is written after it
+                ended = read_sealed(directory / "run.json") is not None
                 points, summary = read_points(directory, ended=ended)
-                facts, marks = read_facts(directory), [(point.step, point.t_unix_s) for point in points]
+                facts, marks = (
+                    read_facts(directory),
+                    [(point.step, point.t_unix_s) for point in points],
+                )
                 folder = output / facts.run_id
                 if handed is None:
                     if (folder / "run.json").exists():
                         next = "--output another folder"
-                        raise UserError("the output is the folder of the run itself.", output=folder, next=next)
+                        raise UserError(
+                            "the output is the folder of the run itself.", output=folder, next=next
+                        )
                     stack.enter_context(lock_folder(folder, f"the export of {facts.run_id}"))
                 elif marks[: len(handed)] != handed and exporter is not None:
-                    log(f"anew   {directory.name}: a later attempt repeats steps, or logs were moved away")
+                    log(
+                        f"anew   {directory.name}: a later attempt repeats steps, or logs were "
+                        "moved away"
+                    )
                     exporter.close(facts, summary, False)
                     exporter, handed = None, []
                 exporter, handed = exporter or tracker(output, folder, facts), handed or []

@@ -1,7 +1,9 @@
-"""Arms: other trainers, each in a folder `workflow/arms/NAME`, with an environment and a source of its own.
+"""Arms: other trainers, each in a folder `workflow/arms/NAME`, with an environment and a source of
+its own.
 
-`prepare` builds `results/arms/NAME/`: a virtual environment from a lock, and the trainer's repository at a pinned
-commit, verified by the hash of its tree. The packages of an arm are never imported by this project.
+`prepare` builds `results/arms/NAME/`: a virtual environment from a lock, and the trainer's
+repository at a pinned commit, verified by the hash of its tree. The packages of an arm are never
+imported by this project.
 """
 
 import os
@@ -32,8 +34,8 @@ LIMIT_S = 3600
 class Arm:
     """A trainer, as its `arm.yaml` describes it.
 
-    `repository` has url, commit and tree; None for a trainer that is a package. `torch`: whether it needs torch.
-    `programs` must be on the PATH.
+    `repository` has url, commit and tree; None for a trainer that is a package. `torch`: whether it
+    needs torch. `programs` must be on the PATH.
     """
 
     name: str
@@ -68,41 +70,70 @@ def load_arm(name: str) -> Arm:
             next="correct the file (docs/arms.md)",
         )
     if repository is not None and set(repository) != {"url", "commit", "tree"}:
-        raise UserError("repository needs url, commit and tree.", file=path, next="correct the file (docs/arms.md)")
+        raise UserError(
+            "repository needs url, commit and tree.",
+            file=path,
+            next="correct the file (docs/arms.md)",
+        )
     return Arm(name, facts["description"], repository, facts["torch"], tuple(facts["programs"]))
 
 
 def list_files(name: str) -> list[str]:
     """Return the files of an arm, sorted: its environment is checked again when one changes."""
-    return sorted(str(path) for path in (ARMS / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(
+        str(path)
+        for path in (ARMS / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
 
 
 def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
-    """Build the environment and fetch the source of an arm beside `record`, which is written last. Return its content.
+    """Build the environment and fetch the source of an arm beside `record`, which is written last.
+    Return its content.
 
-    What exists and is unchanged is kept. A failure is written into the record as `error`, so that only the runs of this
-    arm become invalid. Raises UserError for an unknown arm.
+    What exists and is unchanged is kept. A failure is written into the record as `error`, so that
+    only the runs of this arm become invalid. Raises UserError for an unknown arm.
     """
     arm, folder = load_arm(name), record.parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, f"the environment of {name}", wait=True):
         record.unlink(missing_ok=True)
         began, built = time.monotonic(), False
-        found: dict[str, Any] = {"schema": 1, "arm": name, "error": None, "files": _hash_files(name)}
+        found: dict[str, Any] = {
+            "schema": 1,
+            "arm": name,
+            "error": None,
+            "files": _hash_files(name),
+        }
         try:
             if missing := [program for program in arm.programs if shutil.which(program) is None]:
                 raise PreparationError(f"{', '.join(missing)} not found on the PATH")
             if arm.repository is not None:
                 found["source"] = _fetch(arm, source_of(record), log)
             found["lock"], built = _install(arm, record, log)
-            listed = _run([python_of(record), "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"])
-            found["packages"] = dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
+            listed = _run(
+                [
+                    python_of(record),
+                    "-m",
+                    "pip",
+                    "list",
+                    "--format",
+                    "freeze",
+                    "--disable-pip-version-check",
+                ]
+            )
+            found["packages"] = dict(
+                line.split("==", 1) for line in listed.splitlines() if "==" in line
+            )
         except PreparationError as error:
             found["error"] = f"the environment of {name} could not be built: {error}"
         if built or not (folder / "build.json").is_file():
             size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             # apart from the record, which is equal for equal environments
-            write_json(folder / "build.json", {"seconds": round(time.monotonic() - began, 1), "bytes": size})
+            write_json(
+                folder / "build.json",
+                {"seconds": round(time.monotonic() - began, 1), "bytes": size},
+            )
         write_sealed(record, found)
     return found
 
@@ -117,16 +148,25 @@ def _hash_files(name: str) -> dict[str, str]:
 
 def _run(command: list[Any], cwd: Path | None = None) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": LIMIT_S}
+    options: dict[str, Any] = {
+        "capture_output": True,
+        "text": True,
+        "errors": "replace",
+        "timeout": LIMIT_S,
+    }
     try:
         done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, **options)
     except OSError as error:
         raise PreparationError(f"{command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise PreparationError(f"{' '.join(map(str, command[:4]))} …: did not end within {LIMIT_S:g} s") from None
+        raise PreparationError(
+            f"{' '.join(map(str, command[:4]))} …: did not end within {LIMIT_S:g} s"
+        ) from None
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise PreparationError(redact(f"{' '.join(map(str, command[:4]))} …: {' | '.join(lines[-3:])}"))
+        raise PreparationError(
+            redact(f"{' '.join(map(str, command[:4]))} …: {' | '.join(lines[-3:])}")
+        )
     return done.stdout
 
 
@@ -141,22 +181,38 @@ def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
     log(f"{arm.name}: fetching {repository['url'] if not bundles else f'{arm.name}.bundle'}")
     _run(["git", "init", "--quiet", folder])
     wanted = "HEAD" if bundles else repository["commit"]
-    _run(["git", "fetch", "--quiet", "--depth=1", url, "refs/heads/*:refs/heads/*" if bundles else wanted], cwd=folder)
+    _run(
+        [
+            "git",
+            "fetch",
+            "--quiet",
+            "--depth=1",
+            url,
+            "refs/heads/*:refs/heads/*" if bundles else wanted,
+        ],
+        cwd=folder,
+    )
     _run(["git", "checkout", "--quiet", "--detach", "FETCH_HEAD"], cwd=folder)
     tree = _run(["git", "rev-parse", "HEAD^{tree}"], cwd=folder).strip()
     if tree != repository["tree"]:
         shutil.rmtree(folder)
-        raise PreparationError(f"the source has tree {tree}, expected {repository['tree']} (arm.yaml)")
+        raise PreparationError(
+            f"the source has tree {tree}, expected {repository['tree']} (arm.yaml)"
+        )
     write_json(stamp, repository)
     return repository
 
 
 def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
-    """Install the arm's packages, unless they are. Return (the lock's hash, whether anything was installed).
+    """Install the arm's packages, unless they are. Return (the lock's hash, whether anything was
+    installed).
 
     The hash is None where this platform has no lock.
     """
-    lock = arm.folder / f"{sys.platform}-{platform.machine()}-python{sys.version_info[0]}.{sys.version_info[1]}.txt"
+    lock = (
+        arm.folder
+        / f"{sys.platform}-{platform.machine()}-python{sys.version_info[0]}.{sys.version_info[1]}.txt"
+    )
     requirements = lock if lock.is_file() else arm.folder / "requirements.in"
     wanted = {
         "requirements": sha256_text(requirements.read_text(encoding="utf-8")),
@@ -172,7 +228,11 @@ def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if arm.torch:
             _run([*pip, "--constraint", CONSTRAINTS, "torch"])
-        locked = ["--require-hashes", "--no-deps"] if requirements == lock else ["--constraint", CONSTRAINTS]
+        locked = (
+            ["--require-hashes", "--no-deps"]
+            if requirements == lock
+            else ["--constraint", CONSTRAINTS]
+        )
         _run([*pip, *locked, "--requirement", requirements])
         write_json(stamp, wanted)
     return wanted["requirements"] if requirements == lock else None, missing

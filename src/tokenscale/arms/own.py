@@ -1,4 +1,6 @@
-"""This project's own trainer under the contract of arms, for parity recordings: `own.py CONTRACT.json`."""
+"""This project's own trainer under the contract of arms, for parity recordings: `own.py
+CONTRACT.json`.
+"""
 
 import json
 
@@ -23,13 +25,18 @@ def main() -> None:
     run = RunSettings.from_json(json.dumps(contract.facts["run"]))
     world = join(1, run.device)
     dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
-    kernel = choose_kernel(run.attention, device=world.device, bounds=False, dtype=dtype, dropout=0.0)
+    kernel = choose_kernel(
+        run.attention, device=world.device, bounds=False, dtype=dtype, dropout=0.0
+    )
     trainer = Trainer(run, decode(ModelSettings, contract.shape), world, kernel)
     module, timer = trainer.parallel.module, timer_of(world.device)
     recorder = ParityRecorder(contract.facts["recording"], module, trainer.optimizer)
     labels = contract.rows * contract.sequence_length
-    # the trainer calls backward on the sum of a micro-batch's losses over the labels of the whole step
-    module.register_forward_hook(lambda module, inputs, loss_sum: recorder.loss(loss_sum.detach() / labels))
+    # the trainer calls backward on the sum of a micro-batch's losses over the labels of the whole
+    # step
+    module.register_forward_hook(
+        lambda module, inputs, loss_sum: recorder.loss(loss_sum.detach() / labels)
+    )
     useful = torch.tensor(float(labels), device=world.device)
     for step, rate in enumerate(contract.learning_rates):
         rows = np.asarray(contract.tokens[step], dtype=np.int64)

@@ -1,4 +1,6 @@
-"""What `environments.prepare` has built of an arm. Apart from it: a container of ranks may lack what that imports."""
+"""What `environments.prepare` has built of an arm. Apart from it: a container of ranks may lack
+what that imports.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -30,13 +30,19 @@ OUTCOME = "outcome.json"
 
 
 def record(
-    run: RunSettings, store: Path, environment: Path | None, folder: Path, keep: tuple[int, ...] = ()
+    run: RunSettings,
+    store: Path,
+    environment: Path | None,
+    folder: Path,
+    keep: tuple[int, ...] = (),
 ) -> str | None:
-    """Record the first steps of a run below `folder`, and `FLOORS` repetitions. Return the reason of a failure.
+    """Record the first steps of a run below `folder`, and `FLOORS` repetitions. Return the reason
+    of a failure.
 
-    `environment` is the record of the arm's environment, None for this project's own trainer. One rank records, without
-    torch.compile: the recorder reads whole parameters, and the modules as they are written. The recorded process, which
-    may outlive this one, inherits the file descriptors `keep`: the lock of the folder.
+    `environment` is the record of the arm's environment, None for this project's own trainer. One
+    rank records, without torch.compile: the recorder reads whole parameters, and the modules as
+    they are written. The recorded process, which may outlive this one, inherits the file
+    descriptors `keep`: the lock of the folder.
     """
     run = replace(run, layout=LayoutSettings(), compile=False)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +56,12 @@ def record(
 
 
 def _record_once(
-    run: RunSettings, store: Path, environment: Path | None, folder: Path, floor: int, keep: tuple[int, ...]
+    run: RunSettings,
+    store: Path,
+    environment: Path | None,
+    folder: Path,
+    floor: int,
+    keep: tuple[int, ...],
 ) -> str | None:
     variables = {FLOOR_VARIABLE: str(floor)} if floor else {}
     work = folder / "arm"
@@ -60,12 +71,21 @@ def _record_once(
     options: dict[str, Any] = {"steps": steps, "device": device, "recording": folder}
     write_contract(run, batches, work, record=environment, **options)
     if environment is not None:
-        reason = run_adapter(run.arm, environment, work, variables=variables, hang_s=HANG_S, keep=keep)
+        reason = run_adapter(
+            run.arm, environment, work, variables=variables, hang_s=HANG_S, keep=keep
+        )
     else:
-        command = [sys.executable, "-m", "tokenscale.arms.own", str((work / "contract.json").resolve())]
+        command = [
+            sys.executable,
+            "-m",
+            "tokenscale.arms.own",
+            str((work / "contract.json").resolve()),
+        ]
         options = {"capture_output": True, "text": True, "errors": "replace"}
         try:
-            done = subprocess.run(command, env=os.environ | variables, timeout=HANG_S, pass_fds=keep, **options)
+            done = subprocess.run(
+                command, env=os.environ | variables, timeout=HANG_S, pass_fds=keep, **options
+            )
             lines = (done.stdout + done.stderr).strip().splitlines()[-LOG_LINES:]
             reason = f"recording failed: {' | '.join(lines)}" if done.returncode else None
         except subprocess.TimeoutExpired:

@@ -1,8 +1,10 @@
-"""One rank of an arm: another trainer in an environment of its own, on the batches and weights of a run.
+"""One rank of an arm: another trainer in an environment of its own, on the batches and weights of a
+run.
 
-The arm's process is `<environment>/bin/python adapter.py contract.json`. This module writes the contract (initial
-weights, the exact batches, learning rates), starts the process and writes its log in the format of all runs. A run
-whose arm fails is sealed as failed, with the reason: the report shows it as invalid, and other runs go on.
+The arm's process is `<environment>/bin/python adapter.py contract.json`. This module writes the
+contract (initial weights, the exact batches, learning rates), starts the process and writes its log
+in the format of all runs. A run whose arm fails is sealed as failed, with the reason: the report
+shows it as invalid, and other runs go on.
 """
 
 import dataclasses
@@ -41,7 +43,14 @@ from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import to_hf
 
 #: facts that an adapter's lines must have, with their types
-LINE = {"step": int, "loss": float, "step_s": float, "ended_mono_s": float, "rows": int, "digest": int}
+LINE = {
+    "step": int,
+    "loss": float,
+    "step_s": float,
+    "ended_mono_s": float,
+    "rows": int,
+    "digest": int,
+}
 #: exit code of an adapter that refuses the run, with a reason
 REFUSED = 3
 #: seconds that the arm's process has to end
@@ -63,12 +72,13 @@ def write_contract(
     device: str = "cpu",
     recording: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Write what an arm trains on below `folder`, with `contract.json` last. Return the expected facts of each step.
+    """Write what an arm trains on below `folder`, with `contract.json` last. Return the expected
+    facts of each step.
 
-    `record` is that of the arm's environment; None for this project's own trainer. `steps` shortens the run, and
-    `recording` requests a parity recording there. The facts of a step are rows, digest of its tokens, useful_tokens,
-    total_tokens, order_digest and learning_rate. Raises UserError for a batch with labels that do not count, which
-    other trainers cannot ignore.
+    `record` is that of the arm's environment; None for this project's own trainer. `steps` shortens
+    the run, and `recording` requests a parity recording there. The facts of a step are rows, digest
+    of its tokens, useful_tokens, total_tokens, order_digest and learning_rate. Raises UserError for
+    a batch with labels that do not count, which other trainers cannot ignore.
     """
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "work").mkdir(parents=True)
@@ -81,10 +91,15 @@ def write_contract(
             raise UserError(
                 "other trainers need full sequences in which every label counts.",
                 run=run.identity,
-                found=f"{ignored} labels that do not count in step {step}: padding of the store's last sequence",
+                found=(
+                    f"{ignored} labels that do not count in step {step}: padding of the store's "
+                    "last sequence"
+                ),
                 next="choose another `seed`, or fewer steps",
             )
-        blocks.append(np.concatenate([batch.tokens_bt, batch.labels_bt[:, -1:]], axis=1).astype(np.int32))
+        blocks.append(
+            np.concatenate([batch.tokens_bt, batch.labels_bt[:, -1:]], axis=1).astype(np.int32)
+        )
         expected.append(
             {
                 "rows": len(batch.tokens_bt),
@@ -92,13 +107,19 @@ def write_contract(
                 "useful_tokens": batch.useful_tokens,
                 "total_tokens": batch.total_tokens,
                 "order_digest": batch.order_digest,
-                "learning_rate": learning_rate(step, run.budget.steps, run.optimizer.learning_rate, run.schedule),
+                "learning_rate": learning_rate(
+                    step, run.budget.steps, run.optimizer.learning_rate, run.schedule
+                ),
             }
         )
     np.save(folder / "tokens.npy", np.stack(blocks))
     _write_weights(run, shape, folder / "weights")
     for module in ("contract", "recorder"):  # what adapters may import of this project
-        path = Path(__file__).with_name("contract.py") if module == "contract" else Path(recorder.__file__)
+        path = (
+            Path(__file__).with_name("contract.py")
+            if module == "contract"
+            else Path(recorder.__file__)
+        )
         (folder / "lib").mkdir(exist_ok=True)
         shutil.copyfile(path, folder / "lib" / f"{module}.py")
     here = folder.resolve()
@@ -123,7 +144,9 @@ def write_contract(
             "seed": run.effective_seed % (1 << 32),  # NumPy's legacy generator takes no more
             "rank": rank,
             "world_size": run.layout.world_size,
-            "source": str(source_of(record).resolve()) if record and source_of(record).is_dir() else None,
+            "source": str(source_of(record).resolve())
+            if record and source_of(record).is_dir()
+            else None,
             "folder": str(here / "work"),
             "weights": str(here / "weights"),
             "tokens": str(here / "tokens.npy"),
@@ -140,7 +163,9 @@ def write_contract(
 def _write_weights(run: RunSettings, shape: ModelSettings, folder: Path) -> None:
     model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
     initialise(model, run.effective_seed)
-    config, weights = to_hf(shape, {name: p.detach() for name, p in model.named_parameters()}, run.sequence_length)
+    config, weights = to_hf(
+        shape, {name: p.detach() for name, p in model.named_parameters()}, run.sequence_length
+    )
     folder.mkdir(exist_ok=True)
     write_json(folder / "config.json", config | {"torch_dtype": "float32"})
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}
@@ -159,12 +184,15 @@ def run_adapter(
 ) -> str | None:
     """Run the arm's adapter on the contract in `folder`. Return the reason of a failure, or None.
 
-    The process and its children are ended when another rank has written its reason below `peers`, and after `hang_s`
-    seconds in which they wrote neither log nor output (0: never). The output is `folder/output.log`. The process
-    inherits the file descriptors `keep`.
+    The process and its children are ended when another rank has written its reason below `peers`,
+    and after `hang_s` seconds in which they wrote neither log nor output (0: never). The output is
+    `folder/output.log`. The process inherits the file descriptors `keep`.
     """
     command = [str(python_of(record).absolute()), str((ARMS / arm / "adapter.py").resolve())]
-    environment = os.environ | {"PYTHONPATH": str((folder / "lib").resolve()), "PYTHONNOUSERSITE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str((folder / "lib").resolve()),
+        "PYTHONNOUSERSITE": "1",
+    }
     environment |= variables or {}
     log = folder / "output.log"
     with open(open_file(log, REPLACE, follow=False), "w", encoding="utf-8") as output:
@@ -183,7 +211,9 @@ def run_adapter(
         written, since, hung = -1, time.monotonic(), False
         with _forward_signals(process):
             while process.poll() is None and not hung:
-                size = sum(path.stat().st_size for path in (log, folder / "steps.jsonl") if path.exists())
+                size = sum(
+                    path.stat().st_size for path in (log, folder / "steps.jsonl") if path.exists()
+                )
                 if size != written:
                     written, since = size, time.monotonic()
                 hung = bool(hang_s) and time.monotonic() - since > hang_s
@@ -194,10 +224,18 @@ def run_adapter(
         return f"the arm hung: it wrote neither log nor output for {hang_s:g} s  ({log})"
     if not process.returncode:
         return None
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     if process.returncode == REFUSED and lines:
         return lines[-1].removeprefix("arm: ")
-    how = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
+    how = (
+        f"exit code {process.returncode}"
+        if process.returncode > 0
+        else f"signal {-process.returncode}"
+    )
     return redact(f"the arm's process failed ({how}): {' | '.join(lines[-LOG_LINES:])}  ({log})")
 
 
@@ -207,7 +245,10 @@ def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
         _end(process)
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    }
     try:
         yield
     finally:
@@ -224,11 +265,14 @@ def _end(process: subprocess.Popen, *, grace_s: float = GRACE_S) -> None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(grace_s)
         os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):  # a process that waits for a lost file system cannot be killed
+    # a process that waits for a lost file system cannot be killed
+    with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
 
 
-def read_steps(folder: Path, expected: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+def read_steps(
+    folder: Path, expected: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], str | None]:
     """Return the logged steps of an arm, and what is wrong with them.
 
     Wrong are malformed lines, other batches than the expected ones, and missing steps.
@@ -239,16 +283,30 @@ def read_steps(folder: Path, expected: list[dict[str, Any]]) -> tuple[list[dict[
     for line in text.splitlines():
         try:
             step = json.loads(line)
-            if any(not isinstance(step[name], (int, float) if kind is float else kind) for name, kind in LINE.items()):
+            if any(
+                not isinstance(step[name], (int, float) if kind is float else kind)
+                for name, kind in LINE.items()
+            ):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             return found, f"line {len(found) + 1} of the arm's log is not a step: {line[:80]}"
         number = len(found)
         if step["step"] != number or number >= len(expected):
-            return found, f"the arm logged step {step['step']} where step {number} of {len(expected)} was expected"
+            return (
+                found,
+                (
+                    f"the arm logged step {step['step']} where step {number} of {len(expected)} "
+                    "was "
+                    "expected"
+                ),
+            )
         facts = expected[number]
         if (step["rows"], step["digest"]) != (facts["rows"], facts["digest"]):
-            rows = "" if step["rows"] == facts["rows"] else f": {step['rows']} sequences in place of {facts['rows']}"
+            rows = (
+                ""
+                if step["rows"] == facts["rows"]
+                else f": {step['rows']} sequences in place of {facts['rows']}"
+            )
             return found, f"the arm trained on other batches than the run's in step {number}{rows}"
         found.append(step)
     if not found:
@@ -269,14 +327,24 @@ def train(
     world_size: int,
     hang_s: float = 0,
 ) -> None:
-    """Train one rank of an arm and write its log. Rank 0 seals the record once all ranks have ended.
+    """Train one rank of an arm and write its log. Rank 0 seals the record once all ranks have
+    ended.
 
-    `store` is the manifest of the token store, `environment` the record of the arm's environment. An arm that writes
-    nothing for `hang_s` seconds is ended (0: never). Raises UserError if the world is not the run's.
+    `store` is the manifest of the token store, `environment` the record of the arm's environment.
+    An arm that writes nothing for `hang_s` seconds is ended (0: never). Raises UserError if the
+    world is not the run's.
     """
     if world_size != run.layout.world_size:
-        what, next = "the number of started processes is not the run's.", "start it with `tokenscale launch`"
-        raise UserError(what, run=f"{run.identity} has {run.layout.world_size} ranks", found=world_size, next=next)
+        what, next = (
+            "the number of started processes is not the run's.",
+            "start it with `tokenscale launch`",
+        )
+        raise UserError(
+            what,
+            run=f"{run.identity} has {run.layout.world_size} ranks",
+            found=world_size,
+            next=next,
+        )
     attempt_directory = directory / f"attempt={attempt:02d}"
     writer = Writer(attempt_directory / f"rank={rank:05d}")
     folder = writer.directory / "arm"
@@ -289,7 +357,9 @@ def train(
     reason = prepared["error"]
     if reason is None:
         batches = open_batches(run, Inputs(store=store, rank=rank, world_size=world_size))
-        expected = write_contract(run, batches, folder, record=environment, rank=rank, device=device)
+        expected = write_contract(
+            run, batches, folder, record=environment, rank=rank, device=device
+        )
         state |= _count(run, batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)
         print(f"{run.identity}: {run.arm}", flush=True)
@@ -308,15 +378,20 @@ def train(
         _seal(run, directory, attempt_directory, state, steps)
 
 
-def _write_steps(writer: Writer, run: RunSettings, steps: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+def _write_steps(
+    writer: Writer, run: RunSettings, steps: list[dict[str, Any]], expected: list[dict[str, Any]]
+) -> None:
     ended = None
     for step, facts in zip(steps, expected, strict=False):
         if ended is not None and step.get("paused_s"):
-            begin = math.nextafter(ended, math.inf)  # after the end of the step before, as checks attribute it
+            # after the end of the step before, as checks attribute it
+            begin = math.nextafter(ended, math.inf)
             writer.span("paused", begin, step["paused_s"], step["step"])
         ended = step["ended_mono_s"]
         loss_sum = step["loss"] * facts["useful_tokens"]
-        counted = {name: facts[name] for name in ("rows", "useful_tokens", "total_tokens", "order_digest")}
+        counted = {
+            name: facts[name] for name in ("rows", "useful_tokens", "total_tokens", "order_digest")
+        }
         writer.step(
             step=step["step"],
             t_unix_s=writer.unix_s(step["ended_mono_s"]),
@@ -332,25 +407,46 @@ def _write_steps(writer: Writer, run: RunSettings, steps: list[dict[str, Any]], 
         )
 
 
-def _seal(run: RunSettings, directory: Path, attempt: Path, state: dict[str, Any], steps: list[dict[str, Any]]) -> None:
-    """Wait for the other ranks, and seal the record with the reason of the first rank that failed."""
+def _seal(
+    run: RunSettings,
+    directory: Path,
+    attempt: Path,
+    state: dict[str, Any],
+    steps: list[dict[str, Any]],
+) -> None:
+    """Wait for the other ranks, and seal the record with the reason of the first rank that
+    failed.
+    """
     ranks = [attempt / f"rank={rank:05d}" / "arm" for rank in range(run.layout.world_size)]
     since = time.monotonic()
     while not all((rank / "ended.txt").is_file() for rank in ranks):
         if time.monotonic() - since > PATIENCE_S:
             raise TimeoutError(f"a rank of the arm has not ended {PATIENCE_S} s after rank 0")
         time.sleep(0.05)  # the launcher ends this process if another one dies
-    reasons = [(rank / "failed.txt").read_text(encoding="utf-8") for rank in ranks if (rank / "failed.txt").is_file()]
+    reasons = [
+        (rank / "failed.txt").read_text(encoding="utf-8")
+        for rank in ranks
+        if (rank / "failed.txt").is_file()
+    ]
     outcome: dict[str, Any] = {"status": "failed" if reasons else "complete", "steps": len(steps)}
-    outcome |= {"ended_unix_s": round(time.time(), 3), "begins_at": 0, "begins_at_useful_tokens": 0, "energy_j": None}
+    outcome |= {
+        "ended_unix_s": round(time.time(), 3),
+        "begins_at": 0,
+        "begins_at_useful_tokens": 0,
+        "energy_j": None,
+    }
     if reasons:
         outcome["reason"] = reasons[0]
         print(f"tokenscale: {run.identity} is invalid.\n  reason  {reasons[0]}", flush=True)
     result = ranks[0] / "result.json"
     state["arm"]["result"] = found = read_json(result) if result.is_file() else None
     if found:  # of the arm's process, not of this one
-        state["environment"] = {name: redact_variable(value) for name, value in found.pop("environment").items()}
-        state["hardware"]["threads_per_rank"] = found["threads"] or state["hardware"]["threads_per_rank"]
+        state["environment"] = {
+            name: redact_variable(value) for name, value in found.pop("environment").items()
+        }
+        state["hardware"]["threads_per_rank"] = (
+            found["threads"] or state["hardware"]["threads_per_rank"]
+        )
     for rank in ranks:
         for name in ("weights", "work", "lib"):  # of the inputs, the contract and the log are kept
             shutil.rmtree(rank / name, ignore_errors=True)
@@ -369,10 +465,21 @@ def _start_record(
         "threads_per_rank": torch.get_num_threads(),
         "world_size": run.layout.world_size,
     }
-    facts = {"run_id": run.identity, "run": to_dict(run), "attempt": attempt, "budget_steps": run.budget.steps}
+    facts = {
+        "run_id": run.identity,
+        "run": to_dict(run),
+        "attempt": attempt,
+        "budget_steps": run.budget.steps,
+    }
     return provenance.start_record(
         directory,
-        {**launched, **facts, "arm": arm, "started_unix_s": round(time.time(), 3), "hardware": hardware},
+        {
+            **launched,
+            **facts,
+            "arm": arm,
+            "started_unix_s": round(time.time(), 3),
+            "hardware": hardware,
+        },
     )
 
 

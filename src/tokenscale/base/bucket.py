@@ -1,8 +1,8 @@
 """Objects of a bucket (`s3://…`) through fsspec.
 
-The client reads credentials and endpoint where its own tools do (`AWS_PROFILE`, `AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL`, `~/.aws`, or `FSSPEC_S3_ANON=true` for public buckets). None of them is written to a record, and
-`Bucket` uploads no text that contains one.
+The client reads credentials and endpoint where its own tools do (`AWS_PROFILE`,
+`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `~/.aws`, or `FSSPEC_S3_ANON=true` for public buckets).
+None of them is written to a record, and `Bucket` uploads no text that contains one.
 """
 
 import os
@@ -26,7 +26,8 @@ TEXTS = (".json", ".jsonl", ".diff", ".txt", ".log")
 
 
 class Bucket:
-    """Objects below an address `s3://BUCKET/PREFIX`. Keys are relative to it. An object appears complete or not at all.
+    """Objects below an address `s3://BUCKET/PREFIX`. Keys are relative to it. An object appears
+    complete or not at all.
 
     All methods raise UserError with the client's own reason.
     """
@@ -35,13 +36,17 @@ class Bucket:
         self.address = address.rstrip("/")
         self._root = self.address.split("://", 1)[1]
         # other machines write here, too: listings are not cached
-        self._system = open_system(address, "cloud", use_listings_cache=False, skip_instance_cache=True)
+        self._system = open_system(
+            address, "cloud", use_listings_cache=False, skip_instance_cache=True
+        )
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Return key → bytes of the objects below a prefix, which ends with `/` or is empty."""
         with self._errors(prefix):
             found = self._system.find(f"{self._root}/{prefix}".rstrip("/"), detail=True)
-        return {name.removeprefix(f"{self._root}/"): int(facts["size"]) for name, facts in found.items()}
+        return {
+            name.removeprefix(f"{self._root}/"): int(facts["size"]) for name, facts in found.items()
+        }
 
     def read(self, key: str) -> bytes | None:
         """Return the content of a small object; None if there is none."""
@@ -63,6 +68,7 @@ class Bucket:
             return self.write(key, path.read_bytes())
         with self._errors(key):
             self._system.put_file(str(path), f"{self._root}/{key}")
+        return None
 
     def download(self, key: str, path: Path) -> None:
         """Download an object; the file appears complete or not at all."""
@@ -87,7 +93,9 @@ class Bucket:
 
 
 def open_system(address: str, extra: str, **options: Any) -> Any:
-    """Return the file system of an address. Raises UserError if its package, part of our `extra`, is missing."""
+    """Return the file system of an address. Raises UserError if its package, part of our `extra`,
+    is missing.
+    """
     scheme = address.partition("://")[0]
     try:
         import fsspec
@@ -102,17 +110,33 @@ def access_error(address: str, error: Exception) -> UserError:
     """Return the error of a client as a message."""
     reason = first_line(error)
     if isinstance(error, FileNotFoundError):
-        what, following = "the bucket has no such file.", "correct the address, or list the bucket with its own client"
+        what, following = (
+            "the bucket has no such file.",
+            "correct the address, or list the bucket with its own client",
+        )
         named = address.split("://", 1)[1].partition("/")[2].partition("*")[0]
         if not named or re.search("bucket does not exist|nosuchbucket", reason, re.IGNORECASE):
-            what, following = "there is no such bucket.", "correct the name, or set AWS_ENDPOINT_URL of its server"
-    elif isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "ProfileNotFound"):
+            what, following = (
+                "there is no such bucket.",
+                "correct the name, or set AWS_ENDPOINT_URL of its server",
+            )
+    elif isinstance(error, PermissionError) or type(error).__name__ in (
+        "NoCredentialsError",
+        "ProfileNotFound",
+    ):
         what = "the bucket refuses access."
-        following = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true if public"
+        following = (
+            "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
+            "FSSPEC_S3_ANON=true if public"
+        )
     else:
         what = REQUEST_FAILED
-        following = "check network and AWS_ENDPOINT_URL; the same command goes on where this one ended"
-    return UserError(what, address=address, reason=f"{type(error).__name__}: {reason}", next=following)
+        following = (
+            "check network and AWS_ENDPOINT_URL; the same command goes on where this one ended"
+        )
+    return UserError(
+        what, address=address, reason=f"{type(error).__name__}: {reason}", next=following
+    )
 
 
 def _check_for_secrets(key: str, data: bytes) -> None:
@@ -120,5 +144,8 @@ def _check_for_secrets(key: str, data: bytes) -> None:
         if not SECRET_NAME.search(name) or len(value) < SHORTEST_SECRET or os.path.exists(value):
             continue
         if value.encode("utf-8", "surrogateescape") in data:
-            what, following = "a file contains a secret and is not uploaded.", "remove it from the file"
+            what, following = (
+                "a file contains a secret and is not uploaded.",
+                "remove it from the file",
+            )
             raise UserError(what, file=key, found=f"the value of {name}", next=following)

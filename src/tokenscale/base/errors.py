@@ -10,7 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 #: names of environment variables whose values may be secrets
-SECRET_NAME = re.compile("TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|JWT|SESSION", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    "TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|JWT|SESSION", re.IGNORECASE
+)
 _PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
 #: query parameters that sign an address (S3, Google, Azure and others) and grant access
 _SIGNATURE = re.compile(
@@ -20,12 +22,16 @@ _SIGNATURE = re.compile(
 )
 #: PATH of the user's shell, where Snakemake's is another
 USER_PATH = "TOKENSCALE_USER_PATH"
-#: a program of the environment where a command begins: in a line, in backticks, behind a colon, two blanks, "or"
-_COMMAND = re.compile(r"(^|`|: |  |, or |, and |, then )(snakemake|tokenscale|torchrun|python|pip)(?= )", re.MULTILINE)
+#: a program of the environment where a command begins: in a line, in backticks, behind a colon, two
+#: blanks, "or"
+_COMMAND = re.compile(
+    r"(^|`|: |  |, or |, and |, then )(snakemake|tokenscale|torchrun|python|pip)(?= )", re.MULTILINE
+)
 
 
 def as_typed(text: str) -> str:
-    """Put the environment's folder before the commands in a text, unless the user's shell finds them by name.
+    """Put the environment's folder before the commands in a text, unless the user's shell finds
+    them by name.
 
     >>> as_typed("the label tokenscale: a sentence about tokenscale")
     'the label tokenscale: a sentence about tokenscale'
@@ -34,7 +40,10 @@ def as_typed(text: str) -> str:
 
     def locate(found: re.Match[str]) -> str:
         program = folder / found[2]
-        if shutil.which(found[2], path=os.environ.get(USER_PATH)) == str(program) or not program.exists():
+        if (
+            shutil.which(found[2], path=os.environ.get(USER_PATH)) == str(program)
+            or not program.exists()
+        ):
             return found[0]
         shown = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
         return found[1] + shlex.quote(str(shown))
@@ -43,8 +52,8 @@ def as_typed(text: str) -> str:
 
 
 def as_runnable(following: str) -> str:
-    """Return a next step that calls Snakemake for a file as it runs here: rules make files of `results`, by their paths
-    from the project's folder.
+    """Return a next step that calls Snakemake for a file as it runs here: rules make files of
+    `results`, by their paths from the project's folder.
 
     >>> as_runnable("snakemake -f ../other/results/x.json"), as_runnable("snakemake -f x.json")
     ('cd ../other\\nsnakemake -f results/x.json', 'correct the path x.json: Snakemake makes files of results/ only')
@@ -63,17 +72,21 @@ def as_runnable(following: str) -> str:
 class UserError(Exception):
     """Error that a user can fix. Shown without a stack trace, exit code 2.
 
-    `what` is one sentence. Facts are label → text: where it was found, what was expected, and as `next`, which comes
-    last, a command or an action.
+    `what` is one sentence. Facts are label → text: where it was found, what was expected, and as
+    `next`, which comes last, a command or an action.
     """
 
     def __init__(self, what: str, **facts: object):
         self.what = _escape(what)
-        self.facts = {label: _escape(str(text)) for label, text in facts.items() if text is not None}
+        self.facts = {
+            label: _escape(str(text)) for label, text in facts.items() if text is not None
+        }
         super().__init__(self._format(self.facts))
 
     def render(self) -> str:
-        """Return the printed message: the sentence, then one indented, aligned line per fact; commands as typed."""
+        """Return the printed message: the sentence, then one indented, aligned line per fact;
+        commands as typed.
+        """
         following = {"next": as_typed(self.facts["next"])} if "next" in self.facts else {}
         return self._format(self.facts | following)
 
@@ -88,9 +101,13 @@ class UserError(Exception):
 
 
 def _escape(text: str) -> str:
-    """Make foreign text, such as a file name, safe for a terminal: escape control characters, remove credentials."""
+    """Make foreign text, such as a file name, safe for a terminal: escape control characters,
+    remove credentials.
+    """
     text = redact_credentials(text)
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def redact_credentials(text: str) -> str:
@@ -113,7 +130,9 @@ def few(words: Sequence[object], shown: int = 3) -> str:
     >>> few(["a", "b", "c", "d"])
     'a, b, c and 1 more'
     """
-    return ", ".join(map(str, words[:shown])) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
+    return ", ".join(map(str, words[:shown])) + (
+        f" and {len(words) - shown:,} more" if len(words) > shown else ""
+    )
 
 
 def find_nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -122,8 +141,12 @@ def find_nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | 
 
 
 def unknown(kind: str, word: str, words: Iterable[str], **facts: object) -> UserError:
-    """Return the error for a value that is not in a list, with the allowed values and the nearest spelling."""
+    """Return the error for a value that is not in a list, with the allowed values and the nearest
+    spelling.
+    """
     words = sorted(str(w) for w in words)
     near = find_nearest(word, words)
     hint = f"did you mean {near!r}?" if near else "choose one of the allowed values"
-    return UserError(f"unknown {kind} {word!r}.", **facts, allowed=", ".join(words) or "(none)", next=hint)
+    return UserError(
+        f"unknown {kind} {word!r}.", **facts, allowed=", ".join(words) or "(none)", next=hint
+    )

@@ -22,12 +22,14 @@ from tokenscale.base.errors import UserError
 #: rights that new files do not get; can only be read by setting it
 UMASK = os.umask(0o077)
 os.umask(UMASK)
-#: seconds between two looks at a lock, and to wait for a queue that does not answer about the job that left one
+#: seconds between two looks at a lock, and to wait for a queue that does not answer about the job
+#: that left one
 POLL_S, PATIENCE_S = 1.0, 120.0
 #: how names of temporary files begin
 TEMPORARY = ".tokenscale-"
 _REMOVE = "remove it, or name another path"
-#: a compressed file of others may unpack to this many bytes, and this many times its size: real ones shrink to a tenth
+#: a compressed file of others may unpack to this many bytes, and this many times its size: real
+#: ones shrink to a tenth
 UNPACKED, RATIO = 64 << 20, 500
 #: flags of `open_file` for a file whose content is replaced
 REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -37,15 +39,18 @@ REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """Yield a new file next to `path`; it is synced and renamed on success, and removed on failure.
 
-    Readers see the old or the complete new file and, if `durable`, also after a power cut. The new file is locked while
-    the block runs, so that the files of killed processes can be told from those of living ones, on every machine.
+    Readers see the old or the complete new file and, if `durable`, also after a power cut. The new
+    file is locked while the block runs, so that the files of killed processes can be told from
+    those of living ones, on every machine.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
     while True:
-        descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)  # refuses links: a new name
-        with suppress(OSError):  # a file system without locks: what a killed process leaves there stays
+        # refuses links: a new name
+        descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)
+        # a file system without locks: what a killed process leaves there stays
+        with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             break
@@ -68,11 +73,18 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def _naming(path: str | Path) -> Iterator[None]:
-    """Name the file in an error of writing it: of a full disk the system names what is opened alone."""
+    """Name the file in an error of writing it: of a full disk the system names what is opened
+    alone.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        if error.filename is None and error.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+            errno.EIO,
+        ):
             error.filename = str(path)
         raise
 
@@ -81,13 +93,18 @@ def _naming(path: str | Path) -> Iterator[None]:
 def _remove_left_over(folder: Path) -> None:
     """Remove the temporary files of processes that were killed: nobody locks them."""
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
-        with suppress(OSError, UserError), open(open_file(left, os.O_RDWR, follow=False), "rb+") as file:
+        with (
+            suppress(OSError, UserError),
+            open(open_file(left, os.O_RDWR, follow=False), "rb+") as file,
+        ):
             if acquire(file):
                 left.unlink()
 
 
 def sync(path: str | Path) -> None:
-    """Write a file's content, or a folder's list of names, to the disk, so that a power cut does not undo it."""
+    """Write a file's content, or a folder's list of names, to the disk, so that a power cut does
+    not undo it.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -104,15 +121,18 @@ def sync_tree(folder: Path) -> None:
 
 
 def remove_manifest(path: Path) -> None:
-    """Remove a manifest before the files change that it names, so that no power cut leaves it with files of others."""
+    """Remove a manifest before the files change that it names, so that no power cut leaves it with
+    files of others.
+    """
     if path.exists():
         path.unlink()
         sync(path.parent)
 
 
 def move_files(building: Path, directory: Path, names: list[str]) -> None:
-    """Move finished files, whose content is then on the disk, into `directory`. Their names are on the disk once
-    `atomic` has written the next file there: the build record, which comes before the manifest.
+    """Move finished files, whose content is then on the disk, into `directory`. Their names are on
+    the disk once `atomic` has written the next file there: the build record, which comes before the
+    manifest.
     """
     for name in names:
         sync(building / name)
@@ -123,19 +143,30 @@ def move_files(building: Path, directory: Path, names: list[str]) -> None:
 def open_file(path: str | Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
     """Open a regular file and return its descriptor. Does not wait for the writer of a FIFO.
 
-    Names that others can predict are opened with `follow` False: a link there may lead to a file of the user's.
-    Raises UserError for a FIFO, a device, a folder or such a link.
+    Names that others can predict are opened with `follow` False: a link there may lead to a file of
+    the user's. Raises UserError for a FIFO, a device, a folder or such a link.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0o666)
+        descriptor = os.open(
+            path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0o666
+        )
     except OSError as error:
-        if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV) or (error.errno == errno.ELOOP and not follow):
+        if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV) or (
+            error.errno == errno.ELOOP and not follow
+        ):
             found = "a link" if error.errno == errno.ELOOP else "a folder, a pipe or a device"
-            raise UserError("this is not a regular file.", path=path, found=found, next=_REMOVE) from None
+            raise UserError(
+                "this is not a regular file.", path=path, found=found, next=_REMOVE
+            ) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UserError("this is not a regular file.", path=path, found="a folder, a pipe or a device", next=_REMOVE)
+        raise UserError(
+            "this is not a regular file.",
+            path=path,
+            found="a folder, a pipe or a device",
+            next=_REMOVE,
+        )
     return descriptor
 
 
@@ -154,23 +185,30 @@ def lock_folder(
     job: str | None = None,
     may_write: Callable[[str], bool | None] = lambda job: False,
 ) -> Iterator[int]:
-    """Lock a folder while the block runs; the operating system releases the lock when the process dies.
+    """Lock a folder while the block runs; the operating system releases the lock when the process
+    dies.
 
-    Yields the lock's descriptor; processes that inherit it keep the lock. If another process has the lock: UserError
-    that names it, or with `wait`, wait until it is free. The lock file remains and names this process and its `job`. A
-    lock that another job left behind is taken once `may_write` denies that the job may still write; None: unknown,
-    which blocks a job (for at most `PATIENCE_S`) and nobody else.
+    Yields the lock's descriptor; processes that inherit it keep the lock. If another process has
+    the lock: UserError that names it, or with `wait`, wait until it is free. The lock file remains
+    and names this process and its `job`. A lock that another job left behind is taken once
+    `may_write` denies that the job may still write; None: unknown, which blocks a job (for at most
+    `PATIENCE_S`) and nobody else.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path, reported, since = directory / ".lock", False, time.monotonic()
-    with open(open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+", encoding="utf-8") as file:
+    with open(
+        open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+", encoding="utf-8"
+    ) as file:
         while True:
             try:
                 free = acquire(file)
             except OSError as error:  # Lustre mounted without -o flock, for one
                 following = "use a file system with locks (`tokenscale doctor` tries them)"
                 raise UserError(
-                    f"{what} cannot be locked here.", lock=path, reason=error.strerror, next=following
+                    f"{what} cannot be locked here.",
+                    lock=path,
+                    reason=error.strerror,
+                    next=following,
                 ) from None
             file.seek(0)
             owner = file.read().strip() or "unknown"
@@ -182,7 +220,11 @@ def lock_folder(
             state = "may still be" if left else "is being"
             if not wait or time.monotonic() - since > PATIENCE_S:
                 found = "the queue does not answer" if writes is None else None
-                following = f"wait for it, or scancel {left[1]}" if left else "wait for that process, or end it"
+                following = (
+                    f"wait for it, or scancel {left[1]}"
+                    if left
+                    else "wait for that process, or end it"
+                )
                 what = f"{what} {state} written by another {'job' if left else 'process'}."
                 raise UserError(what, lock=path, owner=owner, found=found, next=following)
             if not reported:
@@ -195,15 +237,20 @@ def lock_folder(
         file.flush()
         os.fsync(file.fileno())
         yield file.fileno()
-        file.truncate(0)  # an orderly end leaves no owner; after a failure its ranks may still be there
+        # an orderly end leaves no owner; after a failure its ranks may still be there
+        file.truncate(0)
 
 
 #: file systems whose files, but maybe not their locks, other machines share
-_SHARED = re.compile(r"nfs|lustre|gpfs|beegfs|cifs|smb|ceph|gluster|fuse|9p|afs|ocfs|gfs|pvfs|orangefs|wekafs|daos|dvs")
+_SHARED = re.compile(
+    r"nfs|lustre|gpfs|beegfs|cifs|smb|ceph|gluster|fuse|9p|afs|ocfs|gfs|pvfs|orangefs|wekafs|daos|dvs"
+)
 
 
 def is_shared(path: Path) -> bool:
-    """Return whether a path is on a file system that other machines may mount. True where that is not known."""
+    """Return whether a path is on a file system that other machines may mount. True where that is
+    not known.
+    """
     try:
         lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -218,7 +265,9 @@ def is_shared(path: Path) -> bool:
 
 @cache
 def get_boot_id() -> str | None:
-    """Return the boot id of this machine, equal in all its containers; clocks and locks of one boot are comparable."""
+    """Return the boot id of this machine, equal in all its containers; clocks and locks of one boot
+    are comparable.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except OSError:
@@ -227,11 +276,15 @@ def get_boot_id() -> str | None:
 
 def name_process() -> str:
     """Return how locks name this process: `process 42 on nid000001, boot 1b9e0c44`."""
-    return f"process {os.getpid()} on {platform.node()}" + (f", boot {boot[:8]}" if (boot := get_boot_id()) else "")
+    return f"process {os.getpid()} on {platform.node()}" + (
+        f", boot {boot[:8]}" if (boot := get_boot_id()) else ""
+    )
 
 
 def acquire(file: IO[Any]) -> bool:
-    """Lock an open file and return whether no other process has it. Raises OSError on a file system without locks."""
+    """Lock an open file and return whether no other process has it. Raises OSError on a file system
+    without locks.
+    """
     with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -239,7 +292,9 @@ def acquire(file: IO[Any]) -> bool:
 
 
 class HashedFile:
-    """File whose SHA-256 is computed in a thread while it is written; `sha256` is available after the block."""
+    """File whose SHA-256 is computed in a thread while it is written; `sha256` is available after
+    the block.
+    """
 
     def __init__(self, path: str | Path):
         self.sha256 = ""
@@ -271,7 +326,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def utc_now() -> str:
-    """Return the current UTC time, such as `2026-11-22T20:31:02Z`. For build records, never for manifests."""
+    """Return the current UTC time, such as `2026-11-22T20:31:02Z`. For build records, never for
+    manifests.
+    """
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
@@ -290,20 +347,32 @@ def is_sealed(record: Any, key: str = "seal") -> bool:
     """Return whether a record has the digest of its own content, as `write_sealed` writes it."""
     if not isinstance(record, dict):
         return False
-    return record.get(key) == sha256_text(canonical_json({k: v for k, v in record.items() if k != key}))
+    return record.get(key) == sha256_text(
+        canonical_json({k: v for k, v in record.items() if k != key})
+    )
 
 
 def read_record(
-    path: str | Path, what: str, next: str | None = None, *, unsealed: bool = False, key: str = "seal"
+    path: str | Path,
+    what: str,
+    next: str | None = None,
+    *,
+    unsealed: bool = False,
+    key: str = "seal",
 ) -> dict[str, Any]:
-    """Read a record of `write_sealed`, without its seal. Raises UserError if it is missing, broken or changed.
+    """Read a record of `write_sealed`, without its seal. Raises UserError if it is missing, broken
+    or changed.
 
     `unsealed`: or one without a seal, as archives of earlier versions hold.
     """
     record = read_json(path, what, next)
-    if not is_sealed(record, key) and not (unsealed and isinstance(record, dict) and key not in record):
+    if not is_sealed(record, key) and not (
+        unsealed and isinstance(record, dict) and key not in record
+    ):
         expected = f"`{key}`, the SHA-256 of its content"
-        raise UserError(f"the {what} has changed since it was written.", path=path, expected=expected, next=next)
+        raise UserError(
+            f"the {what} has changed since it was written.", path=path, expected=expected, next=next
+        )
     return {name: value for name, value in record.items() if name != key}
 
 
@@ -316,14 +385,19 @@ def read_manifest_file(
 ) -> dict[str, Any]:
     """Read a manifest and check its schema version, and its seal or its hash in `build.json`.
 
-    Raises UserError for a missing, broken, changed, too new or too old manifest. `next` is the command to rebuild it.
+    Raises UserError for a missing, broken, changed, too new or too old manifest. `next` is the
+    command to rebuild it.
     """
     manifest = read_json(path, f"manifest of the {what}", next)
     version = manifest.get("schema_version", 0) if isinstance(manifest, dict) else None
     if type(version) is not int:
         raise UserError(f"the file is not a manifest of a {what}.", manifest=path, next=next)
     if not oldest <= version <= newest:
-        writer, expected = ("a newer", f"at most {newest}") if version > newest else ("an older", f"at least {oldest}")
+        writer, expected = (
+            ("a newer", f"at most {newest}")
+            if version > newest
+            else ("an older", f"at least {oldest}")
+        )
         facts = {"manifest": path, "found": f"schema_version {version}", "expected": expected}
         following = ("upgrade tokenscale, or rebuild: " if version > newest else "rebuild: ") + next
         raise UserError(f"the {what} was written by {writer} tokenscale.", **facts, next=following)
@@ -332,17 +406,24 @@ def read_manifest_file(
     build = Path(path).with_name("build.json")
     try:
         stated = read_json(build)["manifest_sha256"]
-    except (UserError, LookupError, TypeError):  # not copied, or of a store, whose manifest has its own hash
+    # not copied, or of a store, whose manifest has its own hash
+    except (UserError, LookupError, TypeError):
         return manifest
     if stated != (found := sha256_text(canonical_json(manifest))):
-        facts = {"manifest": path, "expected": f"sha256 {stated}  ({build.name})", "found": f"sha256 {found}"}
+        facts = {
+            "manifest": path,
+            "expected": f"sha256 {stated}  ({build.name})",
+            "found": f"sha256 {found}",
+        }
         raise UserError(f"the manifest of the {what} has changed.", **facts, next=next)
     return manifest
 
 
 @contextmanager
 def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
-    """Turn errors while reading a file's content (missing keys, wrong types) into a UserError that names the file."""
+    """Turn errors while reading a file's content (missing keys, wrong types) into a UserError that
+    names the file.
+    """
     try:
         yield
     except UserError as error:
@@ -355,49 +436,73 @@ def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
 
 
 def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Check the types of a JSON object's values. Raises KeyError and TypeError for `report_malformed` to catch."""
+    """Check the types of a JSON object's values. Raises KeyError and TypeError for
+    `report_malformed` to catch.
+    """
     for name, kind in fields.items():
         value = found[name]
-        if not isinstance(value, dict if isinstance(kind, dict) else kind) or isinstance(value, bool):
+        if not isinstance(value, dict if isinstance(kind, dict) else kind) or isinstance(
+            value, bool
+        ):
             raise TypeError(f"{name} is {type(value).__name__}")
         if isinstance(kind, dict):
             check_types(value, kind)
 
 
 def check_file_name(name: Any) -> str:
-    """Return the name if it is a plain file name. Raises ValueError for `../x`, `/x` and the like."""
-    if not isinstance(name, str) or "\0" in name or Path(name).name != name or name in ("", "..", "."):
+    """Return the name if it is a plain file name. Raises ValueError for `../x`, `/x` and the
+    like.
+    """
+    if (
+        not isinstance(name, str)
+        or "\0" in name
+        or Path(name).name != name
+        or name in ("", "..", ".")
+    ):
         raise ValueError(f"{name!r} is not a plain file name")
     return name
 
 
 def check_relative_path(name: Any) -> str:
-    """Return the name if it is a path of plain file names, such as `parts/00001/x`. Raises ValueError otherwise."""
+    """Return the name if it is a path of plain file names, such as `parts/00001/x`. Raises
+    ValueError otherwise.
+    """
     return "/".join(map(check_file_name, name.split("/") if isinstance(name, str) else [name]))
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
-    """Read a JSON file. Raises UserError if it is missing, broken, holds NaN or infinity, or is no regular file."""
+    """Read a JSON file. Raises UserError if it is missing, broken, holds NaN or infinity, or is no
+    regular file.
+    """
     try:
         return parse_json(read_file(path))
     except FileNotFoundError:
         raise UserError(f"the {what} is missing.", path=path, next=next) from None
-    except (ValueError, RecursionError, OSError) as error:  # including excessive nesting, and a folder
-        raise UserError(f"the {what} is not readable JSON.", path=path, reason=error, next=next) from None
+    # including excessive nesting, and a folder
+    except (ValueError, RecursionError, OSError) as error:
+        raise UserError(
+            f"the {what} is not readable JSON.", path=path, reason=error, next=next
+        ) from None
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON as `pretty_json` writes it. Raises ValueError, also for NaN, infinity and text that is not UTF-8."""
+    """Parse JSON as `pretty_json` writes it. Raises ValueError, also for NaN, infinity and text
+    that is not UTF-8.
+    """
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
-    return json.loads(text if isinstance(text, str) else text.decode("utf-8"), parse_constant=refuse)
+    return json.loads(
+        text if isinstance(text, str) else text.decode("utf-8"), parse_constant=refuse
+    )
 
 
 def canonical_json(value: Any) -> str:
     """Return JSON in one line, equal for equal values: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 def sha256_text(text: str) -> str:
@@ -410,21 +515,26 @@ def sha256_file(path: str | Path) -> str:
 
 
 def expand_path(text: str) -> str:
-    """Return a path or glob with `~`, `~user`, `$VARIABLE` and `${VARIABLE}` replaced, as a shell does.
+    """Return a path or glob with `~`, `~user`, `$VARIABLE` and `${VARIABLE}` replaced, as a shell
+    does.
 
-    The name of an existing file and an address stay as they are. Raises UserError for a variable that is not set.
+    The name of an existing file and an address stay as they are. Raises UserError for a variable
+    that is not set.
     """
     if "://" in text or os.path.exists(text):
         return text
     expanded = os.path.expandvars(os.path.expanduser(text))
     if unset := re.search(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})", expanded):
         name = unset[1] or unset[2]
-        raise UserError(f"the variable {name} of a path is not set.", path=text, next=f"export {name}=FOLDER")
+        raise UserError(
+            f"the variable {name} of a path is not set.", path=text, next=f"export {name}=FOLDER"
+        )
     return expanded
 
 
 def write_arguments(path: str | Path, words: list[str]) -> str:
-    """Write words of a command to a file and return `@FILE`, which `read_arguments` replaces by them.
+    """Write words of a command to a file and return `@FILE`, which `read_arguments` replaces by
+    them.
 
     Linux takes at most 128 KiB in one argument; lists of files and settings have no limit.
     """
@@ -434,11 +544,21 @@ def write_arguments(path: str | Path, words: list[str]) -> str:
 
 
 def read_arguments(words: list[str]) -> list[str]:
-    """Return the words, with those of its file in place of each `@FILE.json`. Raises UserError for a missing file."""
+    """Return the words, with those of its file in place of each `@FILE.json`. Raises UserError for
+    a missing file.
+    """
     found: list[str] = []
     for word in words:
-        words_of = read_json(word[1:], "file of arguments") if word[:1] == "@" and word.endswith(".json") else [word]
+        words_of = (
+            read_json(word[1:], "file of arguments")
+            if word[:1] == "@" and word.endswith(".json")
+            else [word]
+        )
         if not isinstance(words_of, list) or not all(isinstance(one, str) for one in words_of):
-            raise UserError("the file of arguments is no list of texts.", path=word[1:], next="rm it, and call again")
+            raise UserError(
+                "the file of arguments is no list of texts.",
+                path=word[1:],
+                next="rm it, and call again",
+            )
         found += words_of
     return found

@@ -1,4 +1,6 @@
-"""Files against the list that names them: one walker for stores, corpora, runs, tables and reports."""
+"""Files against the list that names them: one walker for stores, corpora, runs, tables and
+reports.
+"""
 
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
@@ -16,10 +18,12 @@ UNLISTED = "not in any manifest"
 def walk(
     folder: Path, files: Iterable[dict[str, Any]], beside: Container[str] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, what is wrong) of each listed file that is missing or changed, and of each file that is not listed.
+    """Yield (name, what is wrong) of each listed file that is missing or changed, and of each file
+    that is not listed.
 
-    A listed file has a `name` below the folder, `sha256` (or None), and where it is known `bytes`. `beside` are entries
-    of the folder that no list has to name; None: anything may lie beside the listed files.
+    A listed file has a `name` below the folder, `sha256` (or None), and where it is known `bytes`.
+    `beside` are entries of the folder that no list has to name; None: anything may lie beside the
+    listed files.
     """
     known = set[str]()
     for file in files:
@@ -52,7 +56,9 @@ def _compare(path: Path, size: int | None, sha256: str | None) -> str | None:
 
 
 def _entries(folder: Path, known: Container[str], below: str = "") -> Iterator[Path]:
-    """Yield the entries that are not `known`, at any depth; the content of an unknown folder is not listed."""
+    """Yield the entries that are not `known`, at any depth; the content of an unknown folder is not
+    listed.
+    """
     for path in sorted(folder.iterdir()):
         name = f"{below}{path.name}"
         if name not in known:
@@ -65,8 +71,16 @@ def read_sums(folder: Path) -> dict[str, str]:
     """File → SHA-256 as the folder's list has it. Raises UserError where there is no such list."""
     path = folder / SUMS
     if not path.is_file():
-        raise UserError("this is no report's folder: it has no list of checksums.", file=path, next="snakemake report")
-    lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+        raise UserError(
+            "this is no report's folder: it has no list of checksums.",
+            file=path,
+            next="snakemake report",
+        )
+    lines = [
+        line.split("  ", 1)
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line
+    ]
     if not all(len(line) == 2 and len(line[0]) == 64 for line in lines):
         raise UserError(
             "the list of checksums cannot be read.",

@@ -14,11 +14,14 @@ from tokenscale.base.errors import UserError
 Result = TypeVar("Result")
 
 
-def map_processes(function: Callable[..., Result], jobs: Sequence[tuple], processes: int) -> Iterator[Result]:
+def map_processes(
+    function: Callable[..., Result], jobs: Sequence[tuple], processes: int
+) -> Iterator[Result]:
     """Yield `function(*job)` of each job in order, computed by up to `processes` processes.
 
-    One process, or one job, is computed here. `function` must be importable. Its exceptions are raised here. Raises
-    UserError if a process is killed. The processes end with this process, even if it is killed.
+    One process, or one job, is computed here. `function` must be importable. Its exceptions are
+    raised here. Raises UserError if a process is killed. The processes end with this process, even
+    if it is killed.
     """
     processes = min(processes, len(jobs), os.cpu_count() or 1)
     if processes <= 1:
@@ -35,7 +38,9 @@ def map_processes(function: Callable[..., Result], jobs: Sequence[tuple], proces
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after the process `parent`, which is not its parent: the fork server is."""
+    """End this process soon after the process `parent`, which is not its parent: the fork server
+    is.
+    """
 
     def watch() -> None:
         while True:

@@ -22,7 +22,9 @@ class Progress:
         now = time.monotonic()
         if now - self.last >= (0.2 if self.live else LOG_S):
             self.last = now
-            self.stream.write(("\r\033[K" if self.live else "") + self.line() + ("" if self.live else "\n"))
+            self.stream.write(
+                ("\r\033[K" if self.live else "") + self.line() + ("" if self.live else "\n")
+            )
             self.stream.flush()
 
     @property
@@ -30,13 +32,25 @@ class Progress:
         return time.monotonic() - self.start
 
     def line(self) -> str:
-        """Return the progress line: documents, megabytes, rate, seconds, and the estimated remaining time if known."""
+        """Return the progress line: documents, megabytes, rate, seconds, and the estimated
+        remaining time if known.
+        """
         of = f" of {self.total:,}" if self.total else ""
         speed = self.bytes / 1e6 / max(self.seconds, 1e-9)
-        amount = f"{self.bytes / 1e6:.1f}" + (f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else "") + " MB"
+        amount = (
+            f"{self.bytes / 1e6:.1f}"
+            + (f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else "")
+            + " MB"
+        )
         if self.documents:
             amount = f"{self.documents:,}{of} documents, {amount}"
-        share = self.documents / self.total if self.total else self.bytes / self.total_bytes if self.total_bytes else 0
+        share = (
+            self.documents / self.total
+            if self.total
+            else self.bytes / self.total_bytes
+            if self.total_bytes
+            else 0
+        )
         left = f", {self.seconds * (1 / share - 1):.0f} s left" if 0 < share < 1 else ""
         return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s{left}"
 

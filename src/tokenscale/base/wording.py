@@ -11,7 +11,10 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     >>> count(1, "run"), count(2000, "run"), count(0, "batch"), count(2, "corpus", "corpora")
     ('1 run', '2,000 runs', '0 batches', '2 corpora')
     """
-    return f"{number:,} {noun if number == 1 else plural or noun + ('es' if noun.endswith('ch') else 's')}"
+    return (
+        f"{number:,} "
+        f"{noun if number == 1 else plural or noun + ('es' if noun.endswith('ch') else 's')}"
+    )
 
 
 def listing(words: Iterable[object]) -> str:
@@ -21,10 +24,17 @@ def listing(words: Iterable[object]) -> str:
 
 
 def wrap_text(start: str, text: str, width: int, indent: int | None = None) -> list[str]:
-    """Wrap `text` behind `start`; further lines are indented as far, or by `indent`. No run id or option is broken."""
+    """Wrap `text` behind `start`; further lines are indented as far, or by `indent`. No run id or
+    option is broken.
+    """
     room = " " * (len(start) if indent is None else indent)
     return wrap(
-        text, width, initial_indent=start, subsequent_indent=room, break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=start,
+        subsequent_indent=room,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -34,7 +44,11 @@ def format_duration(seconds: float) -> str:
     >>> [format_duration(s) for s in (0.2, 7.4, 90, 3600, 3 * 3600 + 12 * 60, 60 * 3600)]
     ['under 1 s', '7 s', '1 min 30 s', '1 h', '3 h 12 min', '2 d 12 h']
     """
-    for large, size, small, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+    for large, size, small, part in (
+        ("d", 86_400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
         if seconds >= size:
             rest = int(seconds % size // part)
             return f"{int(seconds // size)} {large}" + (f" {rest} {small}" if rest else "")

@@ -1,9 +1,10 @@
 """Benchmark of collectives: all-reduce, all-gather and reduce-scatter over buffer sizes.
 
-Each round measures every collective and size once, in a changing order, so that drift affects all equally. A time is
-the mean of several calls in a row on the slowest rank. Alpha (seconds per hop) and beta (seconds per byte) of
-`costs.communication` are fitted to the medians over rounds; fits of single rounds give their spread. Gloo on CPUs, NCCL
-on GPUs. Started alone it starts its ranks on this machine; under torchrun it is one of them.
+Each round measures every collective and size once, in a changing order, so that drift affects all
+equally. A time is the mean of several calls in a row on the slowest rank. Alpha (seconds per hop)
+and beta (seconds per byte) of `costs.communication` are fitted to the medians over rounds; fits of
+single rounds give their spread. Gloo on CPUs, NCCL on GPUs. Started alone it starts its ranks on
+this machine; under torchrun it is one of them.
 """
 
 import argparse
@@ -37,11 +38,17 @@ BYTES = 4  # per number in the buffer (fp32)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)")
+    parser.add_argument(
+        "--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)"
+    )
     sizes, cpu = "default 4 KiB to 64 MiB, by fours", "cpu: gloo, even where there is a GPU"
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES", help=sizes)
-    parser.add_argument("--collectives", nargs="+", default=COLLECTIVES, metavar="NAME", help=", ".join(COLLECTIVES))
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="everything is timed once in each round")
+    parser.add_argument(
+        "--collectives", nargs="+", default=COLLECTIVES, metavar="NAME", help=", ".join(COLLECTIVES)
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="everything is timed once in each round"
+    )
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help=cpu)
     parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
 
@@ -63,23 +70,33 @@ def measure(
     rounds: int = 5,
     device: str = "auto",
 ) -> dict[str, Any] | None:
-    """Measure seconds per call of each collective, size (bytes of the whole buffer) and round, and fit the links.
+    """Measure seconds per call of each collective, size (bytes of the whole buffer) and round, and
+    fit the links.
 
-    Under an external launcher, whose world size is used, returns None on ranks other than the first. Raises UserError
-    for fewer than two ranks, sizes or rounds, for a size with fewer numbers than ranks, and if a rank fails.
+    Under an external launcher, whose world size is used, returns None on ranks other than the
+    first. Raises UserError for fewer than two ranks, sizes or rounds, for a size with fewer numbers
+    than ranks, and if a rank fails.
     """
     started = "RANK" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if started else world_size
-    settings = {"world_size": world_size, "sizes": sorted(set(sizes)), "collectives": list(dict.fromkeys(collectives))}
+    settings = {
+        "world_size": world_size,
+        "sizes": sorted(set(sizes)),
+        "collectives": list(dict.fromkeys(collectives)),
+    }
     settings |= {"rounds": rounds, "device": device}
     _check_settings(settings)
     if started:
         return _run_rank(settings, output)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "collectives.json"
-        code = run_ranks([sys.executable, "-m", __name__, json.dumps(settings), str(written)], world_size)
+        code = run_ranks(
+            [sys.executable, "-m", __name__, json.dumps(settings), str(written)], world_size
+        )
         if code:
-            raise UserError("a rank of the sweep failed.", code=code, next="see the rank's own error above")
+            raise UserError(
+                "a rank of the sweep failed.", code=code, next="see the rank's own error above"
+            )
         result = read_json(written)
     if output is not None:
         write_json(output, result)
@@ -87,15 +104,28 @@ def measure(
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """Format median times, algorithm and bus bandwidth (as in nccl-tests), and alpha and beta with residuals."""
-    place = f"{result['world_size']} ranks on {result['nodes']} node(s), {result['backend']}, {result['device']}"
-    lines = [place, f"{'collective':<15} {'bytes':>12} {'us':>10} {'rounds':>19} {'algbw GB/s':>11} {'busbw GB/s':>11}"]
+    """Format median times, algorithm and bus bandwidth (as in nccl-tests), and alpha and beta with
+    residuals.
+    """
+    place = (
+        f"{result['world_size']} ranks on {result['nodes']} node(s), {result['backend']}, "
+        f"{result['device']}"
+    )
+    lines = [
+        place,
+        (
+            f"{'collective':<15} {'bytes':>12} {'us':>10} {'rounds':>19} {'algbw GB/s':>11} "
+            f"{'busbw GB/s':>11}"
+        ),
+    ]
     for collective in result["fits"]:
         for size, seconds in _group_times(result, collective).items():
             median = statistics.median(seconds)
             algorithm, bus = bandwidths(collective, size, result["world_size"], median)
             spread = f"{min(seconds) * 1e6:.0f}-{max(seconds) * 1e6:.0f}"
-            shown = f"{median * 1e6:>10.1f} {spread:>19} {algorithm / 1e9:>11.3f} {bus / 1e9:>11.3f}"
+            shown = (
+                f"{median * 1e6:>10.1f} {spread:>19} {algorithm / 1e9:>11.3f} {bus / 1e9:>11.3f}"
+            )
             lines.append(f"{collective:<15} {size:>12} {shown}")
     lines.append("")
     for collective, found in result["fits"].items():
@@ -103,26 +133,37 @@ def format_table(result: dict[str, Any]) -> str:
         worst = max(found["residuals"], key=lambda r: abs(r["relative"]))
         spread = f"({min(alphas) * 1e6:.1f}-{max(alphas) * 1e6:.1f} over rounds)"
         alpha = f"alpha {found['alpha_s'] * 1e6:.1f} us a hop {spread}"
-        beta = f"beta {found['beta_s_per_byte'] * 1e9:.4f} ns a byte ({min(betas) * 1e9:.4f}-{max(betas) * 1e9:.4f})"
+        beta = (
+            f"beta {found['beta_s_per_byte'] * 1e9:.4f} ns a byte "
+            f"({min(betas) * 1e9:.4f}-{max(betas) * 1e9:.4f})"
+        )
         residual = f"largest residual {100 * worst['relative']:+.0f} % at {worst['bytes']} bytes"
         lines.append(f"{collective:<15} {alpha}, {beta}; {residual}")
     return "\n".join(lines)
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    for flag, found, least in (("--world-size", settings["world_size"], 2), ("--rounds", settings["rounds"], 1)):
+    for flag, found, least in (
+        ("--world-size", settings["world_size"], 2),
+        ("--rounds", settings["rounds"], 1),
+    ):
         if found < least:
-            raise UserError(f"{flag} must be at least {least}.", found=found, next=f"use {flag} {least}")
+            raise UserError(
+                f"{flag} must be at least {least}.", found=found, next=f"use {flag} {least}"
+            )
     for collective in settings["collectives"]:
         if collective not in COLLECTIVES:
             raise unknown("collective", collective, COLLECTIVES)
     least = BYTES * settings["world_size"]
-    sizes = [size // least * least for size in settings["sizes"]]  # rounded down to a multiple, as measured
+    # rounded down to a multiple, as measured
+    sizes = [size // least * least for size in settings["sizes"]]
     if len(sizes) < 2 or sizes[0] < least or len(set(sizes)) < len(sizes):
         what = "--sizes needs at least two sizes, each with at least one number per rank."
         expected = f"two multiples of {least} bytes; others are rounded down to one"
         found = ", ".join(map(str, settings["sizes"]))
-        raise UserError(what, found=found, expected=expected, next=f"use --sizes {least} {4 * least}")
+        raise UserError(
+            what, found=found, expected=expected, next=f"use --sizes {least} {4 * least}"
+        )
 
 
 def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
@@ -135,7 +176,12 @@ def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] |
     records = []
     for number, cell in interleave(cells, settings["rounds"]):
         call = calls[cell]
-        place = {"collective": cell[0], "bytes": call.size_bytes, "round": number, "calls": call.calls}
+        place = {
+            "collective": cell[0],
+            "bytes": call.size_bytes,
+            "round": number,
+            "calls": call.calls,
+        }
         records.append(place | {"seconds": call.seconds()})
     result = _build_result(settings, world, records) if world.rank == 0 else None
     if result is not None and output is not None:
@@ -152,7 +198,10 @@ class _Call:
         self.size_bytes = each * world.size * BYTES
         self.calls = max(FEWEST, min(MOST, MOVED // self.size_bytes))
         self._world = world
-        whole, own = torch.zeros(each * world.size, device=world.device), torch.zeros(each, device=world.device)
+        whole, own = (
+            torch.zeros(each * world.size, device=world.device),
+            torch.zeros(each, device=world.device),
+        )
         self._call: Callable[[], Any] = {
             "all_reduce": lambda: dist.all_reduce(whole),
             "all_gather": lambda: all_gather(whole, own),
@@ -179,7 +228,9 @@ class _Call:
             torch.cuda.synchronize(self._world.device)
 
 
-def _build_result(settings: dict[str, Any], world: World, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_result(
+    settings: dict[str, Any], world: World, records: list[dict[str, Any]]
+) -> dict[str, Any]:
     cuda, nodes = world.device.type == "cuda", max(1, len(world.nodes))
     result = {
         "schema_version": 1,
@@ -200,7 +251,8 @@ def _build_result(settings: dict[str, Any], world: World, records: list[dict[str
 
 
 def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
-    """Fit alpha and beta of the limiting link: between nodes if there are several, else between ranks of a node.
+    """Fit alpha and beta of the limiting link: between nodes if there are several, else between
+    ranks of a node.
 
     Between nodes each rank of a node sends its own share of the buffer.
     """

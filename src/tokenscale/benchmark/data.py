@@ -1,9 +1,10 @@
 """Benchmark of tokenizing and reading without a model: all approaches side by side on the same ids.
 
-One process on one core. In each round every arm reopens its source and reads batches; the order of the arms changes
-between rounds, so that drift affects all equally. The limit is measured in the same rounds: copying two int64 tensors
-of a batch's shape, from a pool as large as the token file, so that the copy reads memory like a reader. Before timing,
-online and offline arms of a pair are compared bit for bit. Times and counts are recorded; the analysis computes rates.
+One process on one core. In each round every arm reopens its source and reads batches; the order of
+the arms changes between rounds, so that drift affects all equally. The limit is measured in the
+same rounds: copying two int64 tensors of a batch's shape, from a pool as large as the token file,
+so that the copy reads memory like a reader. Before timing, online and offline arms of a pair are
+compared bit for bit. Times and counts are recorded; the analysis computes rates.
 """
 
 import argparse
@@ -43,17 +44,31 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     required: dict[str, Any] = {"required": True, "type": Path}
-    parser.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
-    parser.add_argument("--corpus", **required, metavar="FILE", help="results/corpus/NAME/manifest.json")
-    parser.add_argument("--tokenizer", **required, metavar="FILE", help="results/tokenizers/NAME/manifest.json")
-    parser.add_argument("--stores", **required, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
+    parser.add_argument(
+        "--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds"
+    )
+    parser.add_argument(
+        "--corpus", **required, metavar="FILE", help="results/corpus/NAME/manifest.json"
+    )
+    parser.add_argument(
+        "--tokenizer", **required, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+    )
+    parser.add_argument(
+        "--stores", **required, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER"
+    )
     parser.add_argument("--output", **required, metavar="FILE", help="the JSON to write")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the benchmark and print its table."""
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
-    print(format_table(measure(from_json(DataBenchmarkSettings, arguments.settings), *folders, arguments.output)))
+    print(
+        format_table(
+            measure(
+                from_json(DataBenchmarkSettings, arguments.settings), *folders, arguments.output
+            )
+        )
+    )
 
 
 LIMIT = "memcpy"
@@ -66,8 +81,8 @@ PACKED = ("packed, first touch", "packed, int32")
 class Arm:
     """Reader from files to batches.
 
-    `what` is an approach, another reader of packed rows, an arm of the studies, another library, or the limit.
-    `engine` is None for arms that read a store, and for the engine of `auto`.
+    `what` is an approach, another reader of packed rows, an arm of the studies, another library, or
+    the limit. `engine` is None for arms that read a store, and for the engine of `auto`.
     """
 
     what: str
@@ -83,7 +98,9 @@ class Arm:
         ('padded, tiktoken, DataLoader 2', 'packed, cold')
         """
         loader = None if self.workers is None else f"DataLoader {self.workers}"
-        return ", ".join(part for part in (self.what, self.engine, "cold" if self.cold else None, loader) if part)
+        return ", ".join(
+            part for part in (self.what, self.engine, "cold" if self.cold else None, loader) if part
+        )
 
 
 VERSION = 3
@@ -95,12 +112,18 @@ POOL_BYTES = 2 << 30
 
 
 def measure(
-    settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path, output: Path, open_sources: Any = None
+    settings: DataBenchmarkSettings,
+    corpus: Path,
+    tokenizer: Path,
+    stores: Path,
+    output: Path,
+    open_sources: Any = None,
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
-    `stores` is results/tokens/<corpus>/<tokenizer> with the stores of `config.list_benchmark_stores`. `open_sources`
-    may return further arms. Raises UserError for a missing or mismatched store, and for a pair with different batches.
+    `stores` is results/tokens/<corpus>/<tokenizer> with the stores of
+    `config.list_benchmark_stores`. `open_sources` may return further arms. Raises UserError for a
+    missing or mismatched store, and for a pair with different batches.
     """
     bench: Sources = (open_sources or Sources)(settings, corpus, tokenizer, stores)
     arms, left_out = bench.list_arms()
@@ -110,21 +133,31 @@ def measure(
         gc.collect()
         gc.freeze()  # exclude existing objects from the collections before each arm
         try:
-            records = [bench.record(arm, number) for number, arm in interleave(arms, settings.rounds)]
+            records = [
+                bench.record(arm, number) for number, arm in interleave(arms, settings.rounds)
+            ]
         finally:
             gc.unfreeze()
     run = bench.runs["packed"]
     result = {
         "schema": VERSION,
         "benchmark": "data",
-        "settings": {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(settings).items()},
+        "settings": {
+            name: list(v) if isinstance(v, tuple) else v
+            for name, v in dataclasses.asdict(settings).items()
+        },
         "corpus": run.corpus.name,
         "corpus_manifest_sha256": sha256_file(corpus / "manifest.json"),
         "tokenizer": run.tokenizer.name,
         "tokenizer_file_sha256": read_tokenizer_manifest(tokenizer)["file"]["sha256"],
         "engine": bench.engine,
-        "approaches": {approach: to_dict(run, science_only=True) for approach, run in bench.runs.items()},
-        "limit": {"pool_bytes": bench.pool_bytes, "what": "two torch copy_ of int64 [rows, sequence_length]"},
+        "approaches": {
+            approach: to_dict(run, science_only=True) for approach, run in bench.runs.items()
+        },
+        "limit": {
+            "pool_bytes": bench.pool_bytes,
+            "what": "two torch copy_ of int64 [rows, sequence_length]",
+        },
         "token_file_bytes": bench.token_file_bytes,
         "left_out": left_out,
         "peers": bench.peers,
@@ -141,14 +174,25 @@ def measure(
 class Sources:
     """Sources to measure, reopened for each arm of each round."""
 
-    def __init__(self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path):
-        self.settings, self.corpus, self.tokenizer, self.stores = settings, corpus, tokenizer, stores
-        self.runs = {approach: _build_run(settings, approach, corpus, tokenizer) for approach in APPROACHES}
+    def __init__(
+        self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path
+    ):
+        self.settings, self.corpus, self.tokenizer, self.stores = (
+            settings,
+            corpus,
+            tokenizer,
+            stores,
+        )
+        self.runs = {
+            approach: _build_run(settings, approach, corpus, tokenizer) for approach in APPROACHES
+        }
         self.peers: dict[str, str] = {}  # versions of other libraries
         self.cores = machine.available_cores()
         self._packed = stores / self.runs["packed"].store.directory
         self._manifest = open_store(self._packed, self.runs["packed"].store)
-        self.token_file_bytes = sum(file["bytes"] for file in self._manifest["files"] if "checked_by" in file)
+        self.token_file_bytes = sum(
+            file["bytes"] for file in self._manifest["files"] if "checked_by" in file
+        )
         self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
         self.engine = load_tokenizer(tokenizer).engine
         self.engines, self.left_out = machine.list_engines(settings.engines, tokenizer, self.engine)
@@ -169,8 +213,15 @@ class Sources:
                 arms.append(arm)
             else:
                 left_out[arm.name] = reason
-        arms += [Arm(arm.what, arm.engine, workers=n) for arm in arms if not arm.cold for n in self.settings.workers]
-        left_out |= {f"{online}, {engine}": why for engine, why in self.left_out.items() for online in ONLINE}
+        arms += [
+            Arm(arm.what, arm.engine, workers=n)
+            for arm in arms
+            if not arm.cold
+            for n in self.settings.workers
+        ]
+        left_out |= {
+            f"{online}, {engine}": why for engine, why in self.left_out.items() for online in ONLINE
+        }
         return [*arms, *map(Arm, PACKED), Arm(LIMIT)], left_out
 
     def open(self, arm: Arm) -> Batches:
@@ -179,20 +230,31 @@ class Sources:
         return open_batches(run, self.inputs(run))
 
     def inputs(self, run: RunSettings) -> Inputs:
-        return Inputs(self.corpus, self.tokenizer, self.stores / run.store.directory if run.store else None)
+        return Inputs(
+            self.corpus, self.tokenizer, self.stores / run.store.directory if run.store else None
+        )
 
     def files(self) -> dict[str, list[Path]]:
-        """Return arm → files it reads: the text for online arms, all files of a store for the others.
+        """Return arm → files it reads: the text for online arms, all files of a store for the
+        others.
 
-        The tokenizer's file is left out: all arms read it with the same code, so it may stay in the page cache.
+        The tokenizer's file is left out: all arms read it with the same code, so it may stay in the
+        page cache.
         """
-        text = [self.corpus / file["name"] for file in read_corpus_manifest(self.corpus)["splits"]["train"]["files"]]
+        text = [
+            self.corpus / file["name"]
+            for file in read_corpus_manifest(self.corpus)["splits"]["train"]["files"]
+        ]
         text += sorted((self.corpus / "records").glob("*"))
         study = self._study_folders()
         folders = {approach: self.inputs(run).store for approach, run in self.runs.items()}
-        folders |= zip(studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True)
+        folders |= zip(
+            studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True
+        )
         return {
-            what: text if folder is None else [path for path in sorted(folder.rglob("*")) if path.is_file()]
+            what: text
+            if folder is None
+            else [path for path in sorted(folder.rglob("*")) if path.is_file()]
             for what, folder in folders.items()
         }
 
@@ -206,12 +268,21 @@ class Sources:
         record, kept = self.measure_arm(arm, count)
         record.setdefault("memory_bytes", max(0, machine.anonymous_bytes() - before))
         del kept
-        place = {"arm": arm.name, "round": number, "batches": count, "cache": "cold" if arm.cold else "warm"}
-        place |= {"engine": (arm.engine or self.engine) if arm.what in ONLINE else None, "workers": arm.workers}
+        place = {
+            "arm": arm.name,
+            "round": number,
+            "batches": count,
+            "cache": "cold" if arm.cold else "warm",
+        }
+        place |= {
+            "engine": (arm.engine or self.engine) if arm.what in ONLINE else None,
+            "workers": arm.workers,
+        }
         return {**place, **({"kept_share": kept_share} if arm.cold else {}), **record}
 
     def check_pairs(self) -> list[dict[str, Any]]:
-        """Compare the first batches of each pair, with every engine. Raises UserError if they differ.
+        """Compare the first batches of each pair, with every engine. Raises UserError if they
+        differ.
 
         Also warms the page cache, since it reads everything that a round reads.
         """
@@ -220,10 +291,18 @@ class Sources:
             for arm in [Arm(online), *(Arm(online, engine) for engine in self.engines)]:
                 sides = (_take_batches(self.open(one), count) for one in (arm, Arm(offline)))
                 for number, (a, b) in enumerate(zip(*sides, strict=True)):
-                    if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
+                    if not (
+                        np.array_equal(a.tokens_bt, b.tokens_bt)
+                        and np.array_equal(a.labels_bt, b.labels_bt)
+                    ):
                         what = f"{arm.name} and {offline} give different batches."
                         next = "rebuild the store; if they still differ, report a bug"
-                        raise UserError(what, batch=number, digests=f"{a.order_digest} and {b.order_digest}", next=next)
+                        raise UserError(
+                            what,
+                            batch=number,
+                            digests=f"{a.order_digest} and {b.order_digest}",
+                            next=next,
+                        )
                 checked.append({"online": arm.name, "offline": offline, "identical_batches": count})
         batches = self.open(Arm("packed"))
         for _ in range(count * TIMES_AS_MANY):
@@ -250,11 +329,19 @@ class Sources:
 
     def _open_study(self, arm: str) -> studies.StudyBatches:
         rows, length = self.settings.rows, self.settings.sequence_length
-        return studies.open_arm(arm, rows, length, self.corpus, self.tokenizer, self._study_folders())
+        return studies.open_arm(
+            arm, rows, length, self.corpus, self.tokenizer, self._study_folders()
+        )
 
     def _study_folders(self) -> dict[str, Path]:
-        storage: dict[str, Any] = {"sequence_length": self.settings.sequence_length, **studies.STORAGE}
-        return {form: self.stores / StoreSettings(form, **storage).directory for form in ("padded", "token-list")}
+        storage: dict[str, Any] = {
+            "sequence_length": self.settings.sequence_length,
+            **studies.STORAGE,
+        }
+        return {
+            form: self.stores / StoreSettings(form, **storage).directory
+            for form in ("padded", "token-list")
+        }
 
     def _measure_with_loader(self, arm: Arm, count: int) -> dict[str, Any]:
         """Measure an arm through torch's DataLoader."""
@@ -288,7 +375,10 @@ class Sources:
         if not self._pool:
             tensors = max(2, self.pool_bytes // (8 * shape[0] * shape[1]))
             self._pool = [torch.randint(0, 100_000, shape) for _ in range(tensors)]
-        tokens, labels = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64)
+        tokens, labels = (
+            torch.empty(shape, dtype=torch.int64),
+            torch.empty(shape, dtype=torch.int64),
+        )
         pool = itertools.cycle(self._pool)
 
         def copy() -> int:
@@ -318,10 +408,17 @@ def _take_batches(batches: Batches, count: int) -> list[Batch]:
     return [batches.next().copy() for _ in range(count)]
 
 
-def _build_run(settings: DataBenchmarkSettings, approach: str, corpus: Path, tokenizer: Path) -> RunSettings:
-    """Return the run of an arm; arms differ in the approach only. The tokenizer is the manifest's."""
+def _build_run(
+    settings: DataBenchmarkSettings, approach: str, corpus: Path, tokenizer: Path
+) -> RunSettings:
+    """Return the run of an arm; arms differ in the approach only. The tokenizer is the
+    manifest's.
+    """
     made, rows = read_tokenizer_manifest(tokenizer), settings.rows
-    read = CorpusSettings(name=read_corpus_manifest(corpus)["name"]), TokenizerSettings(made["name"], made["kind"])
+    read = (
+        CorpusSettings(name=read_corpus_manifest(corpus)["name"]),
+        TokenizerSettings(made["name"], made["kind"]),
+    )
     run = RunSettings(*read, approach=approach, sequence_length=settings.sequence_length)
     return replace(run, global_batch=rows, micro_batch=rows)
 
@@ -335,12 +432,16 @@ class Table:
     def __init__(self, result: dict[str, Any]):
         self.records = group_by(result["records"], "arm")
         self.batch_s = {
-            arm: np.array([r["seconds"] / r["batches"] for r in sorted(records, key=lambda r: r["round"])])
+            arm: np.array(
+                [r["seconds"] / r["batches"] for r in sorted(records, key=lambda r: r["round"])]
+            )
             for arm, records in self.records.items()
         }
 
     def ratio(self, arm: str, to: str) -> tuple[float, float, float]:
-        """Return (median, minimum, maximum) over rounds of the ratio of two arms' times per batch."""
+        """Return (median, minimum, maximum) over rounds of the ratio of two arms' times per
+        batch.
+        """
         found = self.batch_s[arm] / self.batch_s[to]
         return float(np.median(found)), float(found.min()), float(found.max())
 
@@ -350,17 +451,22 @@ def format_table(result: dict[str, Any]) -> str:
     found, settings = Table(result), result["settings"]
     width = max(map(len, found.records))
     lines = [
-        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
+        f"{settings['rounds']} rounds, batches of {settings['rows']} x "
+        f"{settings['sequence_length']}, one core, "
         f"token file {result['token_file_bytes'] / 1e6:.0f} MB; engine {result['engine']}",
-        f"{'arm':<{width}} {'open s':>7} {'MB held':>8} {'us a batch':>11} {'range of rounds':>21} {'useful':>7} "
+        f"{'arm':<{width}} {'open s':>7} {'MB held':>8} {'us a batch':>11} "
+        f"{'range of rounds':>21} {'useful':>7} "
         f"{'x memcpy':>9}",
     ]
     for arm in sorted(found.records, key=lambda arm: float(np.median(found.batch_s[arm]))):
         records, us = found.records[arm], found.batch_s[arm] * 1e6
         useful = sum(r["useful_tokens"] for r in records) / sum(r["total_tokens"] for r in records)
-        opening, held = (float(np.median([r[key] for r in records])) for key in ("open_s", "memory_bytes"))
+        opening, held = (
+            float(np.median([r[key] for r in records])) for key in ("open_s", "memory_bytes")
+        )
         lines.append(
-            f"{arm:<{width}} {opening:>7.3f} {held / 1e6:>8.1f} {np.median(us):>11,.1f} {us.min():>9,.1f} – "
+            f"{arm:<{width}} {opening:>7.3f} {held / 1e6:>8.1f} {np.median(us):>11,.1f} "
+            f"{us.min():>9,.1f} – "
             f"{us.max():>9,.1f} {useful:>7.1%} {found.ratio(arm, LIMIT)[0]:>9,.2f}"
         )
     lines += ["", "ratios in the same round, median (minimum – maximum):"]
@@ -369,13 +475,18 @@ def format_table(result: dict[str, Any]) -> str:
     if {"packed", "packed, first touch"} <= found.records.keys():
         extra = (found.batch_s["packed, first touch"] - found.batch_s["packed"]) * 1e6
         spread = f"({extra.min():.2f} – {extra.max():.2f})"
-        lines.append(f"  {'checksums on first touch, us a batch':<{width + 9}} {np.median(extra):>9.2f}  {spread}")
+        lines.append(
+            f"  {'checksums on first touch, us a batch':<{width + 9}} {np.median(extra):>9.2f}  "
+            f"{spread}"
+        )
     lines += [f"left out: {arm}: {reason}" for arm, reason in result["left_out"].items()]
     return "\n".join(lines)
 
 
 def compute_ratios(found: Table) -> dict[str, tuple[float, float, float]]:
     """Return the ratio of packed to the limit, and of all other arms to packed."""
-    named = {f"{arm} / {LIMIT}": found.ratio(arm, LIMIT) for arm in OURS[:3] if arm in found.records}
+    named = {
+        f"{arm} / {LIMIT}": found.ratio(arm, LIMIT) for arm in OURS[:3] if arm in found.records
+    }
     others = [arm for arm in found.records if arm not in OURS and arm != LIMIT]
     return named | {f"{arm} / packed": found.ratio(arm, "packed") for arm in others}

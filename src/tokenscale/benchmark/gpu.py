@@ -1,10 +1,12 @@
-"""Benchmark of training on one GPU: each optimization by model, precision and kernel, beside a loop of `transformers`.
+"""Benchmark of training on one GPU: each optimization by model, precision and kernel, beside a loop
+of `transformers`.
 
-Each case has its own process and JSON file. Cases with a file are not run again, so that an interrupted benchmark can
-continue; the most valuable cases come first. Compilation is cold in each case and timed apart from the measured steps.
-A case that is predicted not to fit is left out. Needs the trainer's packages, and `transformers` for the peer. Batches
-are random tokens without padding; weights are initialised on the device. Without a GPU the same code runs at toy size,
-and `format_plan` lists what a GPU would run.
+Each case has its own process and JSON file. Cases with a file are not run again, so that an
+interrupted benchmark can continue; the most valuable cases come first. Compilation is cold in each
+case and timed apart from the measured steps. A case that is predicted not to fit is left out. Needs
+the trainer's packages, and `transformers` for the peer. Batches are random tokens without padding;
+weights are initialised on the device. Without a GPU the same code runs at toy size, and
+`format_plan` lists what a GPU would run.
 """
 
 import argparse
@@ -26,7 +28,13 @@ import torch
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, write_json
-from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters, weights
+from tokenscale.costs.flops import (
+    Convention,
+    flops_per_token,
+    hardware_flops_per_token,
+    parameters,
+    weights,
+)
 from tokenscale.costs.memory import memory
 from tokenscale.costs.peaks import memory_bandwidth, peak_flops
 from tokenscale.data.batches.batch import Batch
@@ -44,24 +52,39 @@ from tokenscale.train.trainer import Trainer
 WARM_UP = 5
 #: measured steps: as many as fill `MEASURED_S`, within these limits
 FEWEST, MOST, MEASURED_S = 10, 30, 10.0
-#: assumed for the plan: seconds to start a process, seconds to compile, and the reached share of the roofline
+#: assumed for the plan: seconds to start a process, seconds to compile, and the reached share of
+#: the roofline
 START_S, COMPILE_S, REACHED = 15.0, 45.0, 0.4
 #: a case is ended after this multiple of its expected time, and this many seconds more
 PATIENCE, PATIENCE_S = 3.0, 120.0
 #: GPU of a plan that is made without one, and its bytes
 PLANNED = ("NVIDIA H200", 139 * 2**30)
 #: fused backends of `scaled_dot_product_attention`; fa3 needs the package flash_attn_interface
-BACKENDS = {"sdpa-flash": "FLASH_ATTENTION", "sdpa-cudnn": "CUDNN_ATTENTION", "sdpa-fa3": "FLASH_ATTENTION"}
+BACKENDS = {
+    "sdpa-flash": "FLASH_ATTENTION",
+    "sdpa-cudnn": "CUDNN_ATTENTION",
+    "sdpa-fa3": "FLASH_ATTENTION",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, metavar="DIR", help="one JSON a case; finished ones stay")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="one JSON a case; finished ones stay"
+    )
     plan = "print the cases, their memory and expected minutes; needs no GPU"
     limit = "begin no case that may not end within S seconds"
     parser.add_argument("--dry-run", action="store_true", help=plan)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="cases, by the beginnings of their names",
+    )
     parser.add_argument("--seconds", type=_parse_positive, default=1e9, metavar="S", help=limit)
-    parser.add_argument("--again", action="store_true", help="repeat cases that have a file already")
+    parser.add_argument(
+        "--again", action="store_true", help="repeat cases that have a file already"
+    )
     parser.add_argument("--case", metavar="NAME", help="run this one case in this process")
 
 
@@ -70,11 +93,19 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(format_plan())
     elif arguments.output is None:
-        raise UserError("benchmark gpu needs a folder for its results.", next="--output gpu-results, or --dry-run")
+        raise UserError(
+            "benchmark gpu needs a folder for its results.",
+            next="--output gpu-results, or --dry-run",
+        )
     elif arguments.case:
         print(format_case(run_case(arguments.case, arguments.output)))
     else:
-        measure(arguments.output, names=arguments.only, again=arguments.again, budget_s=arguments.seconds)
+        measure(
+            arguments.output,
+            names=arguments.only,
+            again=arguments.again,
+            budget_s=arguments.seconds,
+        )
 
 
 def _parse_positive(text: str) -> float:
@@ -86,7 +117,9 @@ def _parse_positive(text: str) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """Benchmark case: a model, the batch size and the optimizations. `peer` selects the plain loop of transformers."""
+    """Benchmark case: a model, the batch size and the optimizations. `peer` selects the plain loop
+    of transformers.
+    """
 
     name: str
     model: str
@@ -115,13 +148,26 @@ class Case:
     @property
     def run(self) -> RunSettings:
         """Settings of the trainer."""
-        names = "sequence_length precision compile loss_chunk activation_checkpointing float8 document_mask".split()
-        own: dict[str, Any] = {"model": self.shape, "optimizer": OptimizerSettings(fused=self.fused)}
+        names = [
+            "sequence_length",
+            "precision",
+            "compile",
+            "loss_chunk",
+            "activation_checkpointing",
+            "float8",
+            "document_mask",
+        ]
+        own: dict[str, Any] = {
+            "model": self.shape,
+            "optimizer": OptimizerSettings(fused=self.fused),
+        }
         own |= {name: getattr(self, name) for name in names}
         return RunSettings(global_batch=self.rows, micro_batch=self.rows, **own)
 
 
-def _build_full(name: str, model: str, length: int, rows: int, target: float | None = None, **changes: Any) -> Case:
+def _build_full(
+    name: str, model: str, length: int, rows: int, target: float | None = None, **changes: Any
+) -> Case:
     """Return a case with every optimization."""
     common: dict[str, Any] = {"compile": True, "fused": True, "loss_chunk": 2048, "target": target}
     return Case(f"{name}-b{rows}", model, length, rows, **(common | changes))
@@ -142,8 +188,9 @@ def _build_peer(name: str, model: str, length: int, rows: int) -> Case:
 _8B, _124M, _355M, _1_4B = "llama-8b-nemo", "gpt2-124m", "gpt2-355m", "llama-1.4b-nemo"
 _SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective"}
 _PADDED: dict[str, Any] = {"vocabulary_size": 50_304}  # of 50,257: a multiple of 128
-#: By value: cases with a target and their peers, then larger sequences and batches, then one change at a time.
-#: Targets in tokens/s on an H200: what the best published trainers reach at such shapes (docs/training.md).
+#: By value: cases with a target and their peers, then larger sequences and batches, then one change
+#: at a time. Targets in tokens/s on an H200: what the best published trainers reach at such shapes
+#: (docs/training.md).
 CASES = [
     _build_full("8b-2048", _8B, 2048, 4, 12_000),
     _build_peer("8b-2048", _8B, 2048, 4),
@@ -170,7 +217,9 @@ CASES = [
     _build_peer("gpt2-124m", _124M, 1024, 16),
     *(_build_full(f"1.4b-{backend}", _1_4B, 2048, 8, attention=backend) for backend in BACKENDS),
     *(
-        _build_full(f"gpt2-124m-{kernel}", _124M, 1024, 32, attention=kernel, document_mask=True, **_PADDED)
+        _build_full(
+            f"gpt2-124m-{kernel}", _124M, 1024, 32, attention=kernel, document_mask=True, **_PADDED
+        )
         for kernel in ("varlen", "flex")
     ),
     *(
@@ -192,23 +241,29 @@ TOY = [
 
 
 def roofline(case: Case, device_name: str) -> dict[str, float] | None:
-    """Return the least seconds of a step by phase: the time of the matrix units or of the memory, nothing overlapped.
+    """Return the least seconds of a step by phase: the time of the matrix units or of the memory,
+    nothing overlapped.
 
-    `products`: FLOPs with causal attention over the peak of the number format; float8 is that of the blocks' linear
-    layers alone. `update`: bytes of AdamW per weight, read and written once, with the norm of the gradients: 16 in
-    bf16-true, 32 with fp32 weights. `elementwise`: activations that norms, residual sums, rotary positions, the
-    feed-forward activation and the loss read and write, once each if fused, and twice as many backward. None for an
-    unknown device.
+    `products`: FLOPs with causal attention over the peak of the number format; float8 is that of
+    the blocks' linear layers alone. `update`: bytes of AdamW per weight, read and written once,
+    with the norm of the gradients: 16 in bf16-true, 32 with fp32 weights. `elementwise`:
+    activations that norms, residual sums, rotary positions, the feed-forward activation and the
+    loss read and write, once each if fused, and twice as many backward. None for an unknown device.
     """
     bandwidth = memory_bandwidth(device_name)
     number = case.precision.removesuffix("-true")
-    peak, fast = peak_flops(device_name, number), peak_flops(device_name, "fp8" if case.float8 else number)
+    peak, fast = (
+        peak_flops(device_name, number),
+        peak_flops(device_name, "fp8" if case.float8 else number),
+    )
     if peak is None or fast is None or bandwidth is None:
         return None
     shape, tokens = case.shape, case.rows * case.sequence_length
     count = weights(shape)
     head = shape.vocabulary_size * shape.dimension
-    computed = hardware_flops_per_token(shape, case.sequence_length, Convention.CAUSAL, case.activation_checkpointing)
+    computed = hardware_flops_per_token(
+        shape, case.sequence_length, Convention.CAUSAL, case.activation_checkpointing
+    )
     linear = 6 * (count.matrices - head)
     if case.activation_checkpointing == "block":
         linear += 2 * (count.matrices - head)
@@ -216,7 +271,9 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     size = 4 if case.precision == "fp32" else 2
     gates = 3 if shape.activation == "swiglu" else 2
     rotated = shape.attention_width + shape.key_value_heads * shape.head_dimension
-    layer = 10 * shape.dimension + 2 * rotated * (shape.positions == "rotary") + gates * shape.hidden
+    layer = (
+        10 * shape.dimension + 2 * rotated * (shape.positions == "rotary") + gates * shape.hidden
+    )
     moved = 3 * size * shape.layers * layer + 4 * size * shape.vocabulary_size
     return {
         "products_s": tokens * products,
@@ -227,7 +284,9 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
 
 
 def expected_seconds(case: Case, device_name: str) -> float:
-    """Return the expected seconds of a case with its start, by its roofline; 90 for an unknown device."""
+    """Return the expected seconds of a case with its start, by its roofline; 90 for an unknown
+    device.
+    """
     floor = roofline(case, device_name)
     if floor is None:
         return 90.0
@@ -248,9 +307,16 @@ def predicted_bytes(case: Case) -> int:
 
 
 def format_plan() -> str:
-    """Return the cases that a GPU would run: memory, roofline, target and expected minutes. Needs no GPU."""
+    """Return the cases that a GPU would run: memory, roofline, target and expected minutes. Needs
+    no GPU.
+    """
     name, room = _read_device() if torch.cuda.is_available() else PLANNED
-    lines = [f"{'case':<32} {'memory':>9}  {'step at least':>13}  {'target':>16}  {'expected':>8}   on {name}"]
+    lines = [
+        (
+            f"{'case':<32} {'memory':>9}  {'step at least':>13}  {'target':>16}  {'expected':>8}   "
+            f"on {name}"
+        )
+    ]
     whole = 0.0
     for case in CASES:
         predicted, floor = predicted_bytes(case), roofline(case, name)
@@ -275,39 +341,72 @@ def measure(
 ) -> dict[str, Any]:
     """Run the cases without a file in `folder`, each in its own process. Returns name → record.
 
-    `names` are prefixes that select cases. No case is started that may not end within `budget_s` seconds. A case that
-    is predicted not to fit this GPU is reported and left out; the peer's memory is not predicted.
+    `names` are prefixes that select cases. No case is started that may not end within `budget_s`
+    seconds. A case that is predicted not to fit this GPU is reported and left out; the peer's
+    memory is not predicted.
     """
     began = time.monotonic()
     device_name, room = _read_device() if torch.cuda.is_available() else ("cpu", 0)
     chosen = {c.name: c for c in list_cases() if not names or c.name.startswith(tuple(names))}
     if not chosen:
-        facts = {"requested": ", ".join(names), "allowed": ", ".join(case.name for case in list_cases())}
-        raise UserError("no case matches --only.", **facts, next="use an allowed name, or remove --only")
+        facts = {
+            "requested": ", ".join(names),
+            "allowed": ", ".join(case.name for case in list_cases()),
+        }
+        raise UserError(
+            "no case matches --only.", **facts, next="use an allowed name, or remove --only"
+        )
     for name, case in chosen.items():
         path = folder / f"{name}.json"
         if path.is_file() and not again:
             continue
         expected = expected_seconds(case, device_name)
         if time.monotonic() - began + expected > budget_s:
-            print(f"{name}: left for another call, since it may not end within {budget_s:.0f} s", flush=True)
+            print(
+                f"{name}: left for another call, since it may not end within {budget_s:.0f} s",
+                flush=True,
+            )
             continue
         if room and not case.peer and (predicted := predicted_bytes(case)) > room:
-            print(f"{name}: left out, does not fit: {predicted / 2**30:.0f} of {room / 2**30:.0f} GiB", flush=True)
+            print(
+                (
+                    f"{name}: left out, does not fit: {predicted / 2**30:.0f} of "
+                    f"{room / 2**30:.0f} "
+                    "GiB"
+                ),
+                flush=True,
+            )
             continue
-        argv = [sys.executable, "-m", "tokenscale", "benchmark", "gpu", "--case", name, "--output", str(folder)]
+        argv = [
+            sys.executable,
+            "-m",
+            "tokenscale",
+            "benchmark",
+            "gpu",
+            "--case",
+            name,
+            "--output",
+            str(folder),
+        ]
         limit = PATIENCE * expected + PATIENCE_S
-        with tempfile.TemporaryDirectory() as cache:  # a compilation that was cached would not be timed
+        # a compilation that was cached would not be timed
+        with tempfile.TemporaryDirectory() as cache:
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
             try:
-                done = subprocess.run(argv, capture_output=True, text=True, timeout=limit, env=environment)
+                done = subprocess.run(
+                    argv, capture_output=True, text=True, timeout=limit, env=environment
+                )
                 failed = done.stderr.strip().splitlines()[-1:] if done.returncode else []
             except subprocess.TimeoutExpired:
                 failed = [f"not done within {limit:.0f} s"]
         if failed or not path.is_file():
             write_json(path, {"case": asdict(case), "failed": (failed or ["no result"])[0]})
         print(format_case(read_json(path)), flush=True)
-    return {name: read_json(folder / f"{name}.json") for name in chosen if (folder / f"{name}.json").is_file()}
+    return {
+        name: read_json(folder / f"{name}.json")
+        for name in chosen
+        if (folder / f"{name}.json").is_file()
+    }
 
 
 def list_cases() -> list[Case]:
@@ -326,7 +425,11 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     shape, name_of_device = case.shape, _read_device()[0] if cuda else "cpu"
     energy = Energy(pci_bus_id(device))
     with _select_backend(case.attention):
-        step = _build_peer_step(case, shape, device) if case.peer else _build_trainer_step(case, device)
+        step = (
+            _build_peer_step(case, shape, device)
+            if case.peer
+            else _build_trainer_step(case, device)
+        )
         warm_up = [_time_synchronized(step, k, cuda) for k in range(WARM_UP)]
         if cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -346,12 +449,16 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         "warm_up_s": warm_up,
         "compile_s": warm_up[0] - median if case.compile else None,
         "step_s": seconds,
-        "parts_s": {part: statistics.median(lap.get(part, 0.0) for lap in laps) for part in PARTS} if laps else None,
+        "parts_s": {part: statistics.median(lap.get(part, 0.0) for lap in laps) for part in PARTS}
+        if laps
+        else None,
         "roofline_s": floor,
         "times_roofline": median / sum(floor.values()) if floor else None,
         "tokens_per_s": tokens / median,
         "flops_per_token": flops,
-        "mfu": {convention: tokens / median * count / peak for convention, count in flops.items()} if peak else None,
+        "mfu": {convention: tokens / median * count / peak for convention, count in flops.items()}
+        if peak
+        else None,
         "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "memory_predicted_bytes": None if case.peer else predicted_bytes(case),
         "joules_per_token": used / (tokens * steps) if used is not None else None,
@@ -387,7 +494,9 @@ def _time_synchronized(step: Any, k: int, cuda: bool) -> float:
     return time.monotonic() - began
 
 
-def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
+def _time_steps(
+    step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]
+) -> list[float]:
     """Time each step. On a GPU with events, so that the host synchronises once at the end."""
     timer = getattr(step, "timer", None)
     if timer:
@@ -411,7 +520,9 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
     """Return a step function of the trainer, without log and data loading."""
     run, requested = case.run, "sdpa" if case.attention in BACKENDS else case.attention
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
-    kernel = choose_kernel(requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout)
+    kernel = choose_kernel(
+        requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout
+    )
     trainer = Trainer(run, run.model, World(0, 1, 0, device), kernel)
     batches = _make_batches(case)
     useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
@@ -427,7 +538,9 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
 
 
 def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> Any:
-    """Return a step function of the plain loop: the library's model in bf16, its loss, clipping, AdamW."""
+    """Return a step function of the plain loop: the library's model in bf16, its loss, clipping,
+    AdamW.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -441,7 +554,9 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
     config_class: Any = transformers.CONFIG_MAPPING[config["model_type"]]
     with device:
         model = transformers.AutoModelForCausalLM.from_config(
-            config_class(**config, use_cache=False), attn_implementation="sdpa", dtype=torch.bfloat16
+            config_class(**config, use_cache=False),
+            attn_implementation="sdpa",
+            dtype=torch.bfloat16,
         )
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
@@ -465,11 +580,17 @@ def _make_batches(case: Case) -> list[Batch]:
     """Return four batches of random tokens; with a document mask, of documents of 256 positions."""
     random, batches = np.random.default_rng(0), []
     for k in range(4):
-        rows = random.integers(0, min(case.shape.vocabulary_size, 50_257), (case.rows, case.sequence_length + 1))
-        batch = Batch.from_arrays(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]), k)
+        rows = random.integers(
+            0, min(case.shape.vocabulary_size, 50_257), (case.rows, case.sequence_length + 1)
+        )
+        batch = Batch.from_arrays(
+            np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]), k
+        )
         if case.document_mask:
             ids = np.arange(case.sequence_length, dtype=np.int32) // 256
-            batch = replace(batch, document_ids_bt=np.broadcast_to(ids, batch.tokens_bt.shape).copy())
+            batch = replace(
+                batch, document_ids_bt=np.broadcast_to(ids, batch.tokens_bt.shape).copy()
+            )
         batches.append(batch)
     return batches
 
@@ -479,7 +600,10 @@ def format_case(record: dict[str, Any]) -> str:
     head = f"{case['name']:<32}"
     if "failed" in record:
         return f"{head} failed: {record['failed']}"
-    low, high = (case["rows"] * case["sequence_length"] / s for s in (max(record["step_s"]), min(record["step_s"])))
+    low, high = (
+        case["rows"] * case["sequence_length"] / s
+        for s in (max(record["step_s"]), min(record["step_s"]))
+    )
     mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: peak unknown"
     peak, predicted = record["memory_peak_bytes"], record["memory_predicted_bytes"]
     used = f"{peak / 2**30:.1f} GiB" if peak else "memory not measured"
@@ -489,8 +613,13 @@ def format_case(record: dict[str, Any]) -> str:
     if record["compile_s"] is not None:
         parts.append(f"compiled in {record['compile_s']:.0f} s")
     if case["target"]:
-        parts.append(f"{record['tokens_per_s'] / case['target']:.0%} of target {case['target']:,.0f}")
-    return f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  {'  '.join(parts)}"
+        parts.append(
+            f"{record['tokens_per_s'] / case['target']:.0%} of target {case['target']:,.0f}"
+        )
+    return (
+        f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  "
+        f"{'  '.join(parts)}"
+    )
 
 
 def _read_clocks() -> dict[str, str] | None:
@@ -499,5 +628,11 @@ def _read_clocks() -> dict[str, str] | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         argv = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True)
-        return dict(zip(fields.split(","), (v.strip() for v in done.stdout.splitlines()[0].split(",")), strict=True))
+        return dict(
+            zip(
+                fields.split(","),
+                (v.strip() for v in done.stdout.splitlines()[0].split(",")),
+                strict=True,
+            )
+        )
     return None

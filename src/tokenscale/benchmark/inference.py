@@ -1,10 +1,11 @@
 """Benchmark of text generation with trained models, with and without a key-value cache.
 
-Each run's weights are loaded once and continue the prompts. Then each round generates greedily for every combination of
-batch size, prompt length and number of new tokens, with and without the cache, in an order that changes between rounds.
-EOS does not end generation, so that equal cells generate equally many tokens. An untimed pass with the cache gives the
-tokens that every round is compared with. Seconds are recorded by ranges of positions; the analysis computes rates,
-medians and speed-ups.
+Each run's weights are loaded once and continue the prompts. Then each round generates greedily for
+every combination of batch size, prompt length and number of new tokens, with and without the cache,
+in an order that changes between rounds. EOS does not end generation, so that equal cells generate
+equally many tokens. An untimed pass with the cache gives the tokens that every round is compared
+with. Seconds are recorded by ranges of positions; the analysis computes rates, medians and
+speed-ups.
 """
 
 import argparse
@@ -21,7 +22,14 @@ import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_arguments, write_sealed
+from tokenscale.base.files import (
+    canonical_json,
+    read_json,
+    sha256_file,
+    sha256_text,
+    write_arguments,
+    write_sealed,
+)
 from tokenscale.benchmark.rounds import interleave
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -43,20 +51,43 @@ Cell = tuple[int, int, int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--settings", default="{}", metavar="JSON", help="prompts, sampling, prompt_tokens, …")
-    parser.add_argument("--run", nargs="+", required=True, type=Path, metavar="DIR", help="results/runs/RUN_ID, …")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
-    parser.add_argument("--site", nargs="?", metavar="FILE", help="the machine's file; with srun there, run on a GPU")
+    parser.add_argument(
+        "--settings", default="{}", metavar="JSON", help="prompts, sampling, prompt_tokens, …"
+    )
+    parser.add_argument(
+        "--run", nargs="+", required=True, type=Path, metavar="DIR", help="results/runs/RUN_ID, …"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FILE", help="the JSON to write"
+    )
+    parser.add_argument(
+        "--site",
+        nargs="?",
+        metavar="FILE",
+        help="the machine's file; with srun there, run on a GPU",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int | None:
     """Run the benchmark and print its table, or start it by srun and return its exit code."""
     if arguments.site:
-        # imported by name, so that the machine and the launcher are not part of the benchmark's code
-        machine = importlib.import_module("tokenscale.settings.machine").load_machine(arguments.site)
+        # imported by name, so that the machine and the launcher are not part of the benchmark's
+        # code
+        machine = importlib.import_module("tokenscale.settings.machine").load_machine(
+            arguments.site
+        )
         if machine.starter == "srun":
-            words = ["inference", "--settings", arguments.settings, "--output", str(arguments.output), "--run"]
-            file = write_arguments(arguments.output.with_suffix(".arguments.json"), [*words, *map(str, arguments.run)])
+            words = [
+                "inference",
+                "--settings",
+                arguments.settings,
+                "--output",
+                str(arguments.output),
+                "--run",
+            ]
+            file = write_arguments(
+                arguments.output.with_suffix(".arguments.json"), [*words, *map(str, arguments.run)]
+            )
             start = importlib.import_module("tokenscale.runs.launch.start")
             return start.run_single_rank(machine, ["benchmark", file])
     settings = from_json(InferenceBenchmarkSettings, arguments.settings)
@@ -75,7 +106,9 @@ class Writer:
 
     @property
     def offers_cache(self) -> bool:
-        """Whether the model has a key-value cache. The cache of `transformers` models is not used."""
+        """Whether the model has a key-value cache. The cache of `transformers` models is not
+        used.
+        """
         return isinstance(self.opened.model, Decoder)
 
     @property
@@ -84,10 +117,15 @@ class Writer:
         return self.opened.model.head.weight.dtype
 
     def prompts(self, cell: Cell) -> list[list[int]]:
-        """Return the prompts of a cell, [batch][prompt length]. Each begins elsewhere in the text."""
+        """Return the prompts of a cell, [batch][prompt length]. Each begins elsewhere in the
+        text.
+        """
         batch, length, _ = cell
         starts = [n * len(self.ids) // batch for n in range(batch)]
-        return [[self.engine.bos_id, *(self.ids[(s + i) % len(self.ids)] for i in range(length - 1))] for s in starts]
+        return [
+            [self.engine.bos_id, *(self.ids[(s + i) % len(self.ids)] for i in range(length - 1))]
+            for s in starts
+        ]
 
     def write(self, cell: Cell, cached: bool, on_token=None) -> list[list[int]]:
         """Generate and return the new tokens of each row, [batch][new tokens]."""
@@ -112,9 +150,11 @@ class Writer:
 
 
 def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path) -> dict[str, Any]:
-    """Run the benchmark on the final weights in these runs' folders and write its one JSON file; returns what it wrote.
+    """Run the benchmark on the final weights in these runs' folders and write its one JSON file;
+    returns what it wrote.
 
-    Raises UserError for missing weights, masked models, and prompts or texts that are longer than a row.
+    Raises UserError for missing weights, masked models, and prompts or texts that are longer than a
+    row.
     """
     writers = [_open_writer(folder, settings) for folder in runs]
     device = writers[0].opened.device
@@ -129,7 +169,11 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
         "benchmark": "inference",
         "settings": to_dict(settings),
         "models": [_describe_model(writer) for writer in writers],
-        "left_out": {w.run_id: "the cache of transformers is not measured" for w in writers if not w.offers_cache},
+        "left_out": {
+            w.run_id: "the cache of transformers is not measured"
+            for w in writers
+            if not w.offers_cache
+        },
         "code_sha256": sha256_text(canonical_json(sorted(map(sha256_file, code)))),
         "git": read_git_state()[0],
         "hardware": described,
@@ -144,7 +188,10 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
 
 def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     """Load a run's final weights and tokenizer. Raises UserError as `measure` does."""
-    weights, again = folder / "checkpoints" / "final", f"snakemake -f {folder}/done.json   trains it again"
+    weights, again = (
+        folder / "checkpoints" / "final",
+        f"snakemake -f {folder}/done.json   trains it again",
+    )
     if not (weights / RECORD).is_file():
         raise UserError("the run's weights are missing.", checkpoint=weights, next=again)
     record = read_json(weights / RECORD, "checkpoint's record", again)
@@ -154,16 +201,25 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     engine = load_tokenizer(opened.tokenizer)
     longest = max(prompt + new for _, prompt, new in settings.cells)
     if longest > opened.positions:
-        what, next = "prompt and new tokens exceed the model's positions.", "reduce prompt_tokens or new_tokens"
+        what, next = (
+            "prompt and new tokens exceed the model's positions.",
+            "reduce prompt_tokens or new_tokens",
+        )
         expected = f"at most {opened.positions:,}"
-        raise UserError(what, checkpoint=opened.name, found=f"{longest:,} tokens", expected=expected, next=next)
-    ids = np.concatenate([*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]).tolist()
+        raise UserError(
+            what, checkpoint=opened.name, found=f"{longest:,} tokens", expected=expected, next=next
+        )
+    ids = np.concatenate(
+        [*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]
+    ).tolist()
     return Writer(opened, folder.name, engine, ids)
 
 
 @contextmanager
 def _single_thread(device: torch.device) -> Iterator[int]:
-    """Use one thread on a CPU: decoding one token gives threads no work to share, and their waiting would be timed."""
+    """Use one thread on a CPU: decoding one token gives threads no work to share, and their waiting
+    would be timed.
+    """
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -173,14 +229,22 @@ def _single_thread(device: torch.device) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _generate_texts(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
-    """Yield a record per prompt and sampling setting, compared with generation without the cache."""
+def _generate_texts(
+    writer: Writer, settings: InferenceBenchmarkSettings
+) -> Iterator[dict[str, Any]]:
+    """Yield a record per prompt and sampling setting, compared with generation without the
+    cache.
+    """
     for way in settings.sampling:
         for number, prompt in enumerate(settings.prompts):
             sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
             arguments = (prompt, writer.opened, writer.engine, settings.sample_tokens, sampling)
             text, tokens = continue_prompt(*arguments)
-            same = continue_prompt(*arguments, cached=False)[1] == tokens if writer.offers_cache else None
+            same = (
+                continue_prompt(*arguments, cached=False)[1] == tokens
+                if writer.offers_cache
+                else None
+            )
             yield {
                 "of_run": writer.run_id,
                 "number": number,
@@ -193,16 +257,27 @@ def _generate_texts(writer: Writer, settings: InferenceBenchmarkSettings) -> Ite
             }
 
 
-def _time_cells(writers: list[Writer], settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
+def _time_cells(
+    writers: list[Writer], settings: InferenceBenchmarkSettings
+) -> Iterator[dict[str, Any]]:
     """Yield a record per model, cell, cache setting and round."""
     writers = [writer for writer in writers if writer.offers_cache]
-    measurements = [(writer, cell, cached) for writer in writers for cell in settings.cells for cached in (True, False)]
-    expected = {(w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached}
+    measurements = [
+        (writer, cell, cached)
+        for writer in writers
+        for cell in settings.cells
+        for cached in (True, False)
+    ]
+    expected = {
+        (w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached
+    }
     for number, (writer, cell, cached) in interleave(measurements, settings.rounds):
         yield {"round": number, **_time_cell(writer, cell, cached, expected[writer.run_id, cell])}
 
 
-def _time_cell(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]]) -> dict[str, Any]:
+def _time_cell(
+    writer: Writer, cell: Cell, cached: bool, expected: list[list[int]]
+) -> dict[str, Any]:
     """Generate once and return the record, compared with the expected tokens."""
     device = writer.opened.device
     before = _allocated_bytes(device)
@@ -215,19 +290,24 @@ def _time_cell(writer: Writer, cell: Cell, cached: bool, expected: list[list[int
         "parts": group_by_position(times, cell[1]),
         **compare_rows(found, expected, cell[1]),
         "cache_bytes": writer.cache_bytes(cell) if cached else 0,
-        "peak_bytes": torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) - before
+        if device.type == "cuda"
+        else None,
     }
 
 
 def group_by_position(times: list[float], prompt: int) -> list[dict[str, Any]]:
-    """Return seconds by ranges of positions: until the first new token, then `STRETCH` positions each.
+    """Return seconds by ranges of positions: until the first new token, then `STRETCH` positions
+    each.
 
     `times` are the time of the call and the time of each new token.
 
     >>> [(p["position"], p["tokens"], p["seconds"]) for p in group_by_position([0.0, 3.0, 4.0, 5.0, 7.0], prompt=30)]
     [(0, 30, 3.0), (31, 1, 1.0), (32, 2, 3.0)]
     """
-    parts: list[dict[str, Any]] = [{"part": "prompt", "position": 0, "tokens": prompt, "seconds": times[1] - times[0]}]
+    parts: list[dict[str, Any]] = [
+        {"part": "prompt", "position": 0, "tokens": prompt, "seconds": times[1] - times[0]}
+    ]
     for number, (earlier, later) in enumerate(zip(times[1:-1], times[2:], strict=True), 1):
         position = prompt + number
         if len(parts) == 1 or position % STRETCH == 0:
@@ -237,8 +317,11 @@ def group_by_position(times: list[float], prompt: int) -> list[dict[str, Any]]:
     return parts
 
 
-def compare_rows(found: list[list[int]], expected: list[list[int]], prompt: int) -> dict[str, int | None]:
-    """Return the number of rows equal to the expected ones, and the position of the first different token.
+def compare_rows(
+    found: list[list[int]], expected: list[list[int]], prompt: int
+) -> dict[str, int | None]:
+    """Return the number of rows equal to the expected ones, and the position of the first different
+    token.
 
     >>> compare_rows([[1, 2], [3, 4]], [[1, 2], [3, 5]], prompt=10)
     {'rows_equal': 1, 'first_difference': 11}
@@ -276,33 +359,54 @@ def _describe_model(writer: Writer) -> dict[str, Any]:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """Format a line per model and cell (medians over rounds, with and without the cache), then the generated texts."""
+    """Format a line per model and cell (medians over rounds, with and without the cache), then the
+    generated texts.
+    """
     names = {model["of_run"]: model["model"] for model in result["models"]}
     cells: dict[tuple, dict[bool, list[dict[str, Any]]]] = {}
     for record in result["records"]:
-        key = (names[record["of_run"]], record["batch"], record["prompt_tokens"], record["new_tokens"])
+        key = (
+            names[record["of_run"]],
+            record["batch"],
+            record["prompt_tokens"],
+            record["new_tokens"],
+        )
         cells.setdefault(key, {True: [], False: []})[record["cached"]].append(record)
     width = max(map(len, [*names.values(), "model"]))
     lines = [
-        f"{'model':<{width}} {'batch':>5} {'prompt':>6} {'new':>5} {'first token ms':>14} {'tokens/s':>9} "
+        f"{'model':<{width}} {'batch':>5} {'prompt':>6} {'new':>5} {'first token ms':>14} "
+        f"{'tokens/s':>9} "
         f"{'no cache':>9} {'x':>6} {'cache KiB':>9} {'texts':>9}"
     ]
     for (name, batch, prompt, new), by in sorted(cells.items()):
-        with_cache, without = (np.median([_tokens_per_s(record) for record in by[cached]]) for cached in (True, False))
+        with_cache, without = (
+            np.median([_tokens_per_s(record) for record in by[cached]]) for cached in (True, False)
+        )
         same = all(r["rows_equal"] == batch for records in by.values() for r in records)
         first_ms = 1e3 * np.median([r["parts"][0]["seconds"] for r in by[True]])
         speed_up = f"{with_cache / without:.1f}" if same else "–"
         lines.append(
-            f"{name:<{width}} {batch:>5} {prompt:>6} {new:>5} {first_ms:>14.2f} {with_cache:>9,.0f} {without:>9,.0f} "
-            f"{speed_up:>6} {by[True][0]['cache_bytes'] / 1024:>9,.0f} {'equal' if same else 'differ':>9}"
+            f"{name:<{width}} {batch:>5} {prompt:>6} {new:>5} {first_ms:>14.2f} "
+            f"{with_cache:>9,.0f} {without:>9,.0f} "
+            f"{speed_up:>6} {by[True][0]['cache_bytes'] / 1024:>9,.0f} "
+            f"{'equal' if same else 'differ':>9}"
         )
     lines += [f"left out: {names[run_id]}: {why}" for run_id, why in result["left_out"].items()]
     for answer in result["generations"]:
-        way = f"temperature {answer['temperature']:g}, top_p {answer['top_p']:g}, seed {answer['seed']}"
-        lines.append(f"{names[answer['of_run']]}, {way}: {answer['prompt']!r} -> {answer['text']!r}")
+        way = (
+            f"temperature {answer['temperature']:g}, top_p {answer['top_p']:g}, seed "
+            f"{answer['seed']}"
+        )
+        lines.append(
+            f"{names[answer['of_run']]}, {way}: {answer['prompt']!r} -> {answer['text']!r}"
+        )
     return "\n".join(lines)
 
 
 def _tokens_per_s(record: dict[str, Any]) -> float:
     decoded = [part for part in record["parts"] if part["part"] == "decode"]
-    return record["batch"] * sum(part["tokens"] for part in decoded) / sum(part["seconds"] for part in decoded)
+    return (
+        record["batch"]
+        * sum(part["tokens"] for part in decoded)
+        / sum(part["seconds"] for part in decoded)
+    )

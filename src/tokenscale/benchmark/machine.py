@@ -5,7 +5,7 @@ import gc
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,7 +43,9 @@ def drop_page_cache(paths: Iterable[Path]) -> float | None:
 
 
 def explain_warm_cache(kept: float | None) -> str | None:
-    """Return why a reader is not cold, or None if it is. `kept` is the result of `drop_page_cache`."""
+    """Return why a reader is not cold, or None if it is. `kept` is the result of
+    `drop_page_cache`.
+    """
     if kept is None:
         return "the system does not report whether it drops files from its page cache"
     return f"{kept:.0%} of its files stay in the page cache" if kept > WARM_SHARE else None
@@ -63,7 +65,11 @@ def _count_resident_pages(path: Path) -> tuple[int, int] | None:
         failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), marks)
     except (OSError, AttributeError):
         return None
-    return None if failed else (int(np.count_nonzero(np.frombuffer(memoryview(marks), dtype=np.uint8) & 1)), pages)
+    return (
+        None
+        if failed
+        else (int(np.count_nonzero(np.frombuffer(memoryview(marks), dtype=np.uint8) & 1)), pages)
+    )
 
 
 def release_memory() -> None:
@@ -72,10 +78,8 @@ def release_memory() -> None:
 
     gc.collect()
     pyarrow.default_memory_pool().release_unused()
-    try:
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        pass
 
 
 def anonymous_bytes() -> int:
@@ -122,10 +126,13 @@ def make_timing_record(
 NAMES = get_args(Engine)
 
 
-def list_engines(requested: Iterable[Engine], tokenizer: Path, auto: str) -> tuple[list[Engine], dict[str, str]]:
+def list_engines(
+    requested: Iterable[Engine], tokenizer: Path, auto: str
+) -> tuple[list[Engine], dict[str, str]]:
     """Return (usable requested engines, other engines → reason).
 
-    An engine is unusable if it is not installed, not exact on the hostile texts, or already used by `auto`.
+    An engine is unusable if it is not installed, not exact on the hostile texts, or already used by
+    `auto`.
     """
     found: list[Engine] = []
     left_out: dict[str, str] = {}
@@ -144,7 +151,8 @@ def _explain_unusable(engine: str, folder: Path, auto: str) -> str | None:
     if engine == auto:
         return "auto already uses this engine"
     try:
-        tokenizer: Any = load_tokenizer(folder, engine)  # not of the kind numbers, which is excluded above
+        # not of the kind numbers, which is excluded above
+        tokenizer: Any = load_tokenizer(folder, engine)
     except UserError as error:
         return error.facts.get("reason") or error.what
     differs = tokenizer.difference(backends.make_fuzz_texts())

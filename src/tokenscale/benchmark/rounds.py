@@ -12,7 +12,9 @@ Arm = TypeVar("Arm")
 
 
 def interleave(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
-    """Yield (round, arm): every arm once a round, in an order that changes, so that drift affects all arms equally."""
+    """Yield (round, arm): every arm once a round, in an order that changes, so that drift affects
+    all arms equally.
+    """
     for number in range(rounds):
         for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
             yield number, arms[i]
@@ -43,7 +45,12 @@ def format_spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def format_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Align the columns of a table: the first `left` columns at the left, the others at the right."""
+    """Align the columns of a table: the first `left` columns at the left, the others at the
+    right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])] for row in rows]
+    cells = [
+        [*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])]
+        for row in rows
+    ]
     return "\n".join("  ".join(row).rstrip() for row in cells)

@@ -1,10 +1,10 @@
 """Benchmark of token stores: bytes, and the time to write and read the same ids in each format.
 
-The text is tokenized once and its ids are kept in memory. In each round every store is written by the format's own
-writer, read back and compared, and read by the format's own reader; its files are removed before the next store. The
-order changes between rounds. The same rounds also tokenize the text: some documents at a time, as training on the fly
-does, and at once, as building a store does. Seconds and bytes are recorded; the analysis computes rates, medians and
-break-even.
+The text is tokenized once and its ids are kept in memory. In each round every store is written by
+the format's own writer, read back and compared, and read by the format's own reader; its files are
+removed before the next store. The order changes between rounds. The same rounds also tokenize the
+text: some documents at a time, as training on the fly does, and at once, as building a store does.
+Seconds and bytes are recorded; the analysis computes rates, medians and break-even.
 """
 
 import argparse
@@ -46,7 +46,12 @@ BULK_DOCUMENTS = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     required: dict[str, Any] = {"required": True, "type": Path, "metavar": "FILE"}
-    parser.add_argument("--settings", default="{}", metavar="JSON", help="formats, dtypes, codecs, row_group_rows, …")
+    parser.add_argument(
+        "--settings",
+        default="{}",
+        metavar="JSON",
+        help="formats, dtypes, codecs, row_group_rows, …",
+    )
     parser.add_argument("--corpus", **required, help="results/corpus/NAME/manifest.json")
     parser.add_argument("--tokenizer", **required, help="results/tokenizers/NAME/manifest.json")
     parser.add_argument("--output", **required, help="the JSON to write")
@@ -55,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the benchmark and print its table."""
     settings = from_json(StorageBenchmarkSettings, arguments.settings)
-    print(format_table(measure(settings, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output)))
+    print(
+        format_table(
+            measure(settings, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output)
+        )
+    )
 
 
 class TokenizedText(HeldDocuments):
@@ -65,24 +74,33 @@ class TokenizedText(HeldDocuments):
         text, made = RawText(corpus), load_tokenizer(tokenizer)
         self.eos = self.pairs = text.pairs  # only pairs end with EOS
         self.engine = made.engine
-        self.texts = pa.concat_arrays(list(text.columns(BULK_DOCUMENTS, 0, min(len(text), count or len(text)))))
+        self.texts = pa.concat_arrays(
+            list(text.columns(BULK_DOCUMENTS, 0, min(len(text), count or len(text))))
+        )
         self.text_bytes = pc.sum(pc.binary_length(self.texts)).as_py()
         origin = TextDocuments(corpus, made, "train", self.eos).origin
         super().__init__(encode_chunk(made, self.texts, self.eos, self.pairs), origin)
 
 
 def measure(
-    settings: StorageBenchmarkSettings, corpus: Path, tokenizer: Path, output: Path, folder: Path | None = None
+    settings: StorageBenchmarkSettings,
+    corpus: Path,
+    tokenizer: Path,
+    output: Path,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
-    Stores are written below `folder` (by default next to the output) and removed. Raises UserError for a store that
-    does not return the written ids.
+    Stores are written below `folder` (by default next to the output) and removed. Raises UserError
+    for a store that does not return the written ids.
     """
     tokenized = TokenizedText(corpus, tokenizer, settings.documents)
     found, left_out = machine.list_engines(settings.engines, tokenizer, tokenized.engine)
     folder = folder or output.parent / f".{output.stem}.stores"
-    measurements: list[StoreSettings | str] = [*settings.stores, *dict.fromkeys([tokenized.engine, *found])]
+    measurements: list[StoreSettings | str] = [
+        *settings.stores,
+        *dict.fromkeys([tokenized.engine, *found]),
+    ]
     cores = machine.available_cores()
     records = []
     try:
@@ -99,7 +117,10 @@ def measure(
     result = {
         "schema": VERSION,
         "benchmark": "storage",
-        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings).items()},
+        "settings": {
+            k: list(v) if isinstance(v, tuple) else v
+            for k, v in dataclasses.asdict(settings).items()
+        },
         "corpus": RawText(corpus, verify=False).manifest["name"],
         "corpus_manifest_sha256": sha256_file(corpus / "manifest.json"),
         "tokenizer": tokenized.origin.tokenizer["name"],
@@ -121,7 +142,9 @@ def measure(
 def _measure_store(
     store: StoreSettings, tokenized: TokenizedText, folder: Path, settings: StorageBenchmarkSettings
 ) -> dict[str, Any]:
-    """Measure one store: write, compare, read in order and shuffled, warm and cold, and by single rows."""
+    """Measure one store: write, compare, read in order and shuffled, warm and cold, and by single
+    rows.
+    """
     where = folder / store.directory
     shutil.rmtree(where, ignore_errors=True)
     start = time.perf_counter()
@@ -164,7 +187,9 @@ def _measure_store(
 
 
 def _time_row_groups(where: Path, manifest: dict[str, Any], order: np.ndarray) -> float:
-    """Return the seconds to read single rows from Parquet shards, as other programs do: each costs its row group."""
+    """Return the seconds to read single rows from Parquet shards, as other programs do: each costs
+    its row group.
+    """
     files = [pq.ParquetFile(where / file["name"], pre_buffer=False) for file in manifest["files"]]
     groups = [(file, group) for file in files for group in range(file.num_row_groups)]
     ends = np.cumsum([file.metadata.row_group(group).num_rows for file, group in groups])
@@ -175,7 +200,9 @@ def _time_row_groups(where: Path, manifest: dict[str, Any], order: np.ndarray) -
     return time.perf_counter() - start
 
 
-def _time_read(store: StoreSettings, where: Path, manifest: dict[str, Any], order: np.ndarray, rows: int) -> float:
+def _time_read(
+    store: StoreSettings, where: Path, manifest: dict[str, Any], order: np.ndarray, rows: int
+) -> float:
     """Return the seconds to open a store's reader and read `order`, `rows` rows at a time.
 
     Checking the manifest's hashes is not included, since a run does it once.
@@ -201,7 +228,9 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
         for i, document in enumerate(tokenized.chunk.documents()):
             (tokens,), (labels,) = reader.rows(np.array([i]))
             own, rest = document[:width].tolist(), max(0, width - len(document))
-            if [*tokens.tolist(), *labels.tolist()] != [*own, *[pad_id] * rest][:-1] + own[1:] + [IGNORED] * rest:
+            if [*tokens.tolist(), *labels.tolist()] != [*own, *[pad_id] * rest][:-1] + own[1:] + [
+                IGNORED
+            ] * rest:
                 raise _difference_error(store, f"row {i}")
         return
     found = list(reader.chunks(0, manifest["documents"]))
@@ -213,25 +242,38 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
 
 def _difference_error(store: StoreSettings, what: str) -> UserError:
     next = "report a bug"
-    return UserError("a store does not return the written ids.", store=store.directory, differs=what, next=next)
+    return UserError(
+        "a store does not return the written ids.", store=store.directory, differs=what, next=next
+    )
 
 
-def _measure_online(engine: str, tokenized: TokenizedText, tokenizer: Path, rows: int) -> dict[str, Any]:
-    """Measure tokenizing the text with one engine: `sequential_s` for `rows` documents at a time, `bulk_s` for all.
+def _measure_online(
+    engine: str, tokenized: TokenizedText, tokenizer: Path, rows: int
+) -> dict[str, Any]:
+    """Measure tokenizing the text with one engine: `sequential_s` for `rows` documents at a time,
+    `bulk_s` for all.
 
-    Each measurement has a new, warmed-up tokenizer that has not seen the text, since engines cache words.
+    Each measurement has a new, warmed-up tokenizer that has not seen the text, since engines cache
+    words.
     """
     made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
     for first in range(0, len(tokenized), rows):
-        encode_chunk(made, tokenized.texts.slice(first, rows).to_pylist(), tokenized.eos, tokenized.pairs)
+        encode_chunk(
+            made, tokenized.texts.slice(first, rows).to_pylist(), tokenized.eos, tokenized.pairs
+        )
     sequential_s = time.perf_counter() - start
     made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
     whole = encode_chunk(made, tokenized.texts, tokenized.eos, tokenized.pairs)
     bulk_s = time.perf_counter() - start
     useful = len(whole.ids) - len(whole.lengths)
-    facts = {"store": f"text, {engine}", "format": "text", "engine": engine, "auto": engine == tokenized.engine}
+    facts = {
+        "store": f"text, {engine}",
+        "format": "text",
+        "engine": engine,
+        "auto": engine == tokenized.engine,
+    }
     counts = {"rows": len(tokenized), "ids": len(whole.ids), "useful_tokens": useful}
     return {**facts, **counts, "sequential_s": sequential_s, "bulk_s": bulk_s}
 
@@ -245,13 +287,17 @@ def _load_warm_tokenizer(folder: Path, engine: str) -> Tokenizer:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """Format a line per store, the smallest first, then the engines on the fly; medians over rounds."""
+    """Format a line per store, the smallest first, then the engines on the fly; medians over
+    rounds.
+    """
     by_store = group_by(result["records"], "store")
     width = max(map(len, by_store))
     lines = [
-        f"{result['settings']['rounds']} rounds, {result['documents']:,} documents, one core, engine "
+        f"{result['settings']['rounds']} rounds, {result['documents']:,} documents, one core, "
+        "engine "
         f"{result['engine']}; us per useful token, ms per row",
-        f"{'store':<{width}} {'bytes/token':>11} {'x entropy':>9} {'write us':>9} {'read us':>9} {'shuffled':>9} "
+        f"{'store':<{width}} {'bytes/token':>11} {'x entropy':>9} {'write us':>9} {'read us':>9} "
+        f"{'shuffled':>9} "
         f"{'cold':>9} {'ms a row':>9}",
     ]
     stores = {name: records for name, records in by_store.items() if records[0]["format"] != "text"}
@@ -259,9 +305,16 @@ def format_table(result: dict[str, Any]) -> str:
         first = records[0]
         size = first["stored_bytes"] / first["ids"]
         entropy = first["entropy_bits"] / 8
-        times = [_format_us(records, key) for key in ("write_s", "sequential_s", "shuffled_s", "cold_s")]
-        times.append(_format_median(records, "single_rows_s", 1e3 / max(1, first["single_rows"] or 1)))
-        lines.append(f"{name:<{width}} {size:>11.2f} {size / entropy:>9.2f} " + " ".join(f"{t:>9}" for t in times))
+        times = [
+            _format_us(records, key) for key in ("write_s", "sequential_s", "shuffled_s", "cold_s")
+        ]
+        times.append(
+            _format_median(records, "single_rows_s", 1e3 / max(1, first["single_rows"] or 1))
+        )
+        lines.append(
+            f"{name:<{width}} {size:>11.2f} {size / entropy:>9.2f} "
+            + " ".join(f"{t:>9}" for t in times)
+        )
     for name, records in by_store.items():
         if name not in stores:
             online, bulk = _format_us(records, "sequential_s"), _format_us(records, "bulk_s")

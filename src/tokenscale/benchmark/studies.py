@@ -1,8 +1,9 @@
 """Data loaders of the source studies, reproduced as baselines.
 
-Their two offline readers decode the whole table into memory at opening and convert each row to Python objects and then
-to tensors; their online readers call the Hugging Face tokenizer for each document. Two BOS per document and masking by
-id are reproduced as well. Sequences are stacked to a batch, as a DataLoader without workers does.
+Their two offline readers decode the whole table into memory at opening and convert each row to
+Python objects and then to tensors; their online readers call the Hugging Face tokenizer for each
+document. Two BOS per document and masking by id are reproduced as well. Sequences are stacked to a
+batch, as a DataLoader without workers does.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +15,12 @@ import pyarrow.parquet as pq
 from tokenscale.base.files import read_json
 from tokenscale.data.stores.documents import IGNORED
 
-ARMS = ("studies' padding-free", "studies' padded", "studies' token-list", "studies' pretokenized-padded")
+ARMS = (
+    "studies' padding-free",
+    "studies' padded",
+    "studies' token-list",
+    "studies' pretokenized-padded",
+)
 #: storage settings of their files
 STORAGE = {"codec": "snappy", "dtype": "int64"}
 
@@ -29,7 +35,9 @@ def explain_missing() -> str | None:
 
 
 class StudyBatches:
-    """Endless batches of (tokens, labels), torch int64 [rows, T], with the number of useful tokens."""
+    """Endless batches of (tokens, labels), torch int64 [rows, T], with the number of useful
+    tokens.
+    """
 
     def __init__(self, samples: Iterator[tuple[Any, Any]], rows: int):
         self._samples, self._rows = samples, rows
@@ -43,21 +51,36 @@ class StudyBatches:
         return tokens, labels, int((labels != IGNORED).sum()), tokens.numel()
 
 
-def open_arm(arm: str, rows: int, sequence_length: int, corpus: Path, tokenizer: Path, stores: dict[str, Path]):
-    """Open the batches of an arm. `stores` has the folders of the `padded` and `token-list` files."""
+def open_arm(
+    arm: str,
+    rows: int,
+    sequence_length: int,
+    corpus: Path,
+    tokenizer: Path,
+    stores: dict[str, Path],
+):
+    """Open the batches of an arm. `stores` has the folders of the `padded` and `token-list`
+    files.
+    """
     length = sequence_length
     if arm == "studies' padding-free":
         encode, bos, _ = _load_tokenizer(tokenizer)
         texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
-        return StudyBatches(_stream_rows(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows)
+        return StudyBatches(
+            _stream_rows(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows
+        )
     if arm == "studies' padded":
         encode, _, pad = _load_tokenizer(tokenizer, length + 1)
         texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
-        return StudyBatches(_iterate_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows)
+        return StudyBatches(
+            _iterate_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows
+        )
     bos, pad = _read_ids(tokenizer)
     if arm == "studies' token-list":
         lists = pq.read_table(_list_files(stores["token-list"]), memory_map=True)["tokens"]
-        return StudyBatches(_stream_rows(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows)
+        return StudyBatches(
+            _stream_rows(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows
+        )
     table = pq.read_table(_list_files(stores["padded"]), memory_map=True)
     ids, masks = table["input_ids"], table["attention_mask"]
 
@@ -68,8 +91,12 @@ def open_arm(arm: str, rows: int, sequence_length: int, corpus: Path, tokenizer:
     return StudyBatches(_iterate_rows(padded, len(ids), pad), rows)
 
 
-def _stream_rows(document: Callable[[int], list[int]], count: int, bos: int, length: int) -> Iterator[tuple[Any, Any]]:
-    """Yield rows cut from a buffer of documents, with a BOS before each in addition to the tokenizer's."""
+def _stream_rows(
+    document: Callable[[int], list[int]], count: int, bos: int, length: int
+) -> Iterator[tuple[Any, Any]]:
+    """Yield rows cut from a buffer of documents, with a BOS before each in addition to the
+    tokenizer's.
+    """
     import torch
 
     buffer: list[int] = []
@@ -86,7 +113,9 @@ def _stream_rows(document: Callable[[int], list[int]], count: int, bos: int, len
         yield tokens, labels
 
 
-def _iterate_rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iterator[tuple[Any, Any]]:
+def _iterate_rows(
+    row: Callable[[int], list[int]], count: int, pad: int
+) -> Iterator[tuple[Any, Any]]:
     """Yield (tokens, labels) of rows in order, endlessly; labels that equal `pad` are ignored."""
     import torch
 
@@ -99,8 +128,12 @@ def _iterate_rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iter
         yield ids[:-1].clone(), labels
 
 
-def _load_tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[str], list[int]], int, int]:
-    """Load a `transformers` tokenizer that adds a BOS, like Mistral-Nemo's. Returns (text → ids, BOS id, pad id)."""
+def _load_tokenizer(
+    folder: Path, padded_to: int | None = None
+) -> tuple[Callable[[str], list[int]], int, int]:
+    """Load a `transformers` tokenizer that adds a BOS, like Mistral-Nemo's. Returns (text → ids,
+    BOS id, pad id).
+    """
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
@@ -111,10 +144,17 @@ def _load_tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callabl
     fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / name))
     fast.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>"})
     bos = fast.bos_token_id
-    fast.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    fast.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", bos)]
+    )
     if padded_to is None:
         return lambda text: fast.encode(text), bos, fast.pad_token_id
-    options = {"max_length": padded_to, "padding": "max_length", "truncation": True, "padding_side": "right"}
+    options = {
+        "max_length": padded_to,
+        "padding": "max_length",
+        "truncation": True,
+        "padding_side": "right",
+    }
     return lambda text: fast(text, **options)["input_ids"], bos, fast.pad_token_id
 
 

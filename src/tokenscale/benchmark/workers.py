@@ -19,12 +19,14 @@ Dataset = IterableDataset[dict[str, torch.Tensor]]
 
 
 def measure(make: Callable[[], Dataset], batches: int, workers: int) -> dict[str, Any]:
-    """Time `batches` batches of a DataLoader over the dataset that `make` returns, which must be the same each time.
+    """Time `batches` batches of a DataLoader over the dataset that `make` returns, which must be
+    the same each time.
 
-    The loop does nothing between batches, so `batch_s` measures the loader's throughput, not the wait of a training.
-    `open_s` contains `make`, the start of the workers and the first batch, which is not timed. Workers read ahead
-    meanwhile, so few batches look too fast: use many more than two per worker. An untimed first pass warms the page
-    cache and counts tokens. Raises UserError if the last batch of the timed pass differs from its last batch.
+    The loop does nothing between batches, so `batch_s` measures the loader's throughput, not the
+    wait of a training. `open_s` contains `make`, the start of the workers and the first batch,
+    which is not timed. Workers read ahead meanwhile, so few batches look too fast: use many more
+    than two per worker. An untimed first pass warms the page cache and counts tokens. Raises
+    UserError if the last batch of the timed pass differs from its last batch.
     """
     counts = []
     for expected in _take_batches(make, batches + 1, 0):
@@ -33,17 +35,26 @@ def measure(make: Callable[[], Dataset], batches: int, workers: int) -> dict[str
     for last in _take_batches(make, batches + 1, workers):  # noqa: B007
         times.append(time.perf_counter())
     if not all(torch.equal(last[name], expected[name]) for name in ("input_ids", "labels")):
-        raise UserError(f"{workers} workers and none give different batches.", batch=batches, next="report a bug")
+        raise UserError(
+            f"{workers} workers and none give different batches.",
+            batch=batches,
+            next="report a bug",
+        )
     open_s, *batch_s = np.diff(times).tolist()
     return make_timing_record(open_s, batch_s, *np.sum(counts[1:], axis=0).tolist())
 
 
-def _take_batches(make: Callable[[], Dataset], count: int, workers: int) -> Iterator[dict[str, torch.Tensor]]:
+def _take_batches(
+    make: Callable[[], Dataset], count: int, workers: int
+) -> Iterator[dict[str, torch.Tensor]]:
     """Yield `count` batches; the workers end with the generator."""
     limit_threads = _limit_threads if workers else None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores are intended
-        batches = iter(DataLoader(make(), batch_size=None, num_workers=workers, worker_init_fn=limit_threads))
+        # more workers than cores are intended
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        batches = iter(
+            DataLoader(make(), batch_size=None, num_workers=workers, worker_init_fn=limit_threads)
+        )
     for _ in range(count):
         yield next(batches)
 
@@ -56,8 +67,9 @@ def _limit_threads(worker: int) -> None:
 class AnyReader(Dataset):
     """Dataset of any reader. Worker w of W yields batches w, w + W, …
 
-    `open_reader()` returns a reader whose `next()` returns (tokens, labels, …), int64 tensors [rows, T] that it does
-    not reuse. Readers cannot seek, so each worker also reads the batches that it skips.
+    `open_reader()` returns a reader whose `next()` returns (tokens, labels, …), int64 tensors
+    [rows, T] that it does not reuse. Readers cannot seek, so each worker also reads the batches
+    that it skips.
     """
 
     def __init__(self, open_reader: Callable[[], Any]):

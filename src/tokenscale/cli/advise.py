@@ -1,4 +1,6 @@
-"""Advice on formats for your own text: padding, cut text and bytes, from a sample that is written in every format."""
+"""Advice on formats for your own text: padding, cut text and bytes, from a sample that is written
+in every format.
+"""
 
 import argparse
 import shlex
@@ -34,9 +36,11 @@ from tokenscale.settings.registry import FORMATS
 Log = Callable[[str], None]
 #: sequence lengths that are compared, beside the requested one
 LENGTHS = (512, 1024, 2048, 4096, 8192)
-#: most documents, and characters at the beginning of each, that are decoded to measure what the tokenizer loses
+#: most documents, and characters at the beginning of each, that are decoded to measure what the
+#: tokenizer loses
 LOSS_DOCUMENTS, LOSS_CHARACTERS = 256, 2048
-#: below this gain in useful tokens, and with fewer tokens cut, padded rows are as good as packed ones
+#: below this gain in useful tokens, and with fewer tokens cut, padded rows are as good as packed
+#: ones
 LEAST_GAIN, LEAST_CUT = 0.02, 0.001
 
 
@@ -69,10 +73,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -> dict[str, Any]:
-    """Return all facts, as `--json` writes them and `render` prints them. `log` receives a line before each long step.
+    """Return all facts, as `--json` writes them and `render` prints them. `log` receives a line
+    before each long step.
 
-    Counts and bytes are those of the sample times the number of documents over that of the sample; shares are those of
-    the sample. Raise UserError for files and tokenizers that cannot be read, and for fewer than two documents.
+    Counts and bytes are those of the sample times the number of documents over that of the sample;
+    shares are those of the sample. Raise UserError for files and tokenizers that cannot be read,
+    and for fewer than two documents.
     """
     source = SourceSettings(kind="files", files=files, separator=settings.unescaped_separator)
     try:
@@ -85,9 +91,16 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         tokenizer = _load_tokenizer(settings.tokenizer_name, Path(folder), log)
         some = found.texts[:: -(-len(found.texts) // LOSS_DOCUMENTS)]
-        log(losses.describe(tokenizer, losses.measure(tokenizer, [text[:LOSS_CHARACTERS] for text in some], files[0])))
+        log(
+            losses.describe(
+                tokenizer,
+                losses.measure(tokenizer, [text[:LOSS_CHARACTERS] for text in some], files[0]),
+            )
+        )
         chunk = encode_chunk(tokenizer, found.texts, eos=False)
-        stores = {name: _write_store(name, wanted, chunk, tokenizer, Path(folder)) for name in FORMATS}
+        stores = {
+            name: _write_store(name, wanted, chunk, tokenizer, Path(folder)) for name in FORMATS
+        }
     scale = found.documents / len(found.texts)
     text_bytes = sum(len(text.encode()) for text in found.texts)
     facts: dict[str, Any] = {
@@ -99,8 +112,12 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
         "documents": found.documents,
         "text_bytes": text_bytes * scale,
         "tokens": int(chunk.lengths.sum()) * scale,
-        "sequence_lengths": {str(t): compare_rows(chunk.lengths, t) for t in sorted({*LENGTHS, wanted})},
-        "formats": {name: {key: count * scale for key, count in of.items()} for name, of in stores.items()},
+        "sequence_lengths": {
+            str(t): compare_rows(chunk.lengths, t) for t in sorted({*LENGTHS, wanted})
+        },
+        "formats": {
+            name: {key: count * scale for key, count in of.items()} for name, of in stores.items()
+        },
     }
     facts["sampled"]["every_document"] = found.counted and scale == 1
     facts["choice"], facts["reason"] = choose_format(facts["sequence_lengths"][str(wanted)])
@@ -116,51 +133,98 @@ def _load_tokenizer(name: str, folder: Path, log: Log) -> Tokenizer:
         directory = folder / requested.settings.name
         build(requested.settings, directory)
     tokenizer = load_tokenizer(directory)
-    for note in filter(None, (requested.note, *getattr(tokenizer, "notes", ()))):  # such as a slower engine, and why
+    # such as a slower engine, and why
+    for note in filter(None, (requested.note, *getattr(tokenizer, "notes", ()))):
         log(note)
     return tokenizer
 
 
-def _write_store(name: str, sequence_length: int, chunk: Chunk, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
-    """Write the sample in a format with the format's own writer, and return its tokens and bytes."""
+def _write_store(
+    name: str, sequence_length: int, chunk: Chunk, tokenizer: Tokenizer, folder: Path
+) -> dict[str, int]:
+    """Write the sample in a format with the format's own writer, and return its tokens and
+    bytes.
+    """
     store = StoreSettings(name, sequence_length=sequence_length)
     documents = HeldDocuments(chunk, describe_origin(tokenizer, {"sample": "of advise"}))
     manifest = load_writer(name)(store, documents, folder / f"store-{name}")
     size = sum(file["bytes"] for file in list_files(manifest))
-    return {"tokens": manifest["tokens_total"], "useful_tokens": manifest["tokens_useful"], "bytes": size}
+    return {
+        "tokens": manifest["tokens_total"],
+        "useful_tokens": manifest["tokens_useful"],
+        "bytes": size,
+    }
 
 
 def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
-    """Return the shares of padding and of cut text with one document a row, and the useful share of packed rows.
+    """Return the shares of padding and of cut text with one document a row, and the useful share of
+    packed rows.
 
-    `lengths` are tokens of whole documents with BOS, `t` positions a row; `gain` is the ratio of useful tokens a row.
+    `lengths` are tokens of whole documents with BOS, `t` positions a row; `gain` is the ratio of
+    useful tokens a row.
     """
     padding = costs.padding_share(lengths, t)
-    fill = costs.fill_share(lengths, t, len(best_fit_decreasing(split_documents(lengths, t)[2], t + 1)[1]) - 1)
-    cut = {"cut": costs.cut_share(lengths, t), "cut_documents": costs.cut_documents_share(lengths, t)}
+    fill = costs.fill_share(
+        lengths, t, len(best_fit_decreasing(split_documents(lengths, t)[2], t + 1)[1]) - 1
+    )
+    cut = {
+        "cut": costs.cut_share(lengths, t),
+        "cut_documents": costs.cut_documents_share(lengths, t),
+    }
     return {"padding": padding, **cut, "fill_packed": fill, "gain": fill / (1 - padding)}
 
 
 def choose_format(at: dict[str, float]) -> tuple[str, str]:
     """Return the advised format and the reason in one sentence."""
     if at["gain"] - 1 < LEAST_GAIN and at["cut"] < LEAST_CUT:
-        takes = f"padding takes {_percent(at['padding'])} of the positions and {_percent(at['cut'])} of the tokens"
-        return "padded", f"documents fill their rows: {takes} are cut, so packing would gain less than {LEAST_GAIN:.0%}"
-    cuts = f", where padded rows also drop {_percent(at['cut'])} of them" if at["cut"] >= LEAST_CUT else ""
-    return "packed", f"{at['gain']:.2f}x as many useful tokens from a step as padded rows{cuts}; nothing is dropped"
+        takes = (
+            f"padding takes {_percent(at['padding'])} of the positions and {_percent(at['cut'])} "
+            "of the tokens"
+        )
+        return (
+            "padded",
+            (
+                f"documents fill their rows: {takes} are cut, so packing would gain less than "
+                f"{LEAST_GAIN:.0%}"
+            ),
+        )
+    cuts = (
+        f", where padded rows also drop {_percent(at['cut'])} of them"
+        if at["cut"] >= LEAST_CUT
+        else ""
+    )
+    return (
+        "packed",
+        (
+            f"{at['gain']:.2f}x as many useful tokens from a step as padded rows{cuts}; nothing is "
+            "dropped"
+        ),
+    )
 
 
 def _name_next(settings: AdviceSettings, facts: dict[str, Any]) -> str:
-    """Return the command that trains on the file in the advised format; of several files, the settings."""
+    """Return the command that trains on the file in the advised format; of several files, the
+    settings.
+    """
     approach = {"padded": "pretokenized-padded"}.get(facts["choice"], facts["choice"])
     if len(facts["files"]) > 1:
         wanted = f"{{approach: {approach}, sequence_length: {settings.sequence_length}}}"
         return f"runs: {wanted} in the configuration that names these files as a corpus"
-    words = ["--dataset", facts["files"][0], "--approach", approach, "--sequence-length", settings.sequence_length]
-    if facts["text_column"] and (facts["text_column"] != "text" or approach != "packed"):  # else a file of tokens
+    words = [
+        "--dataset",
+        facts["files"][0],
+        "--approach",
+        approach,
+        "--sequence-length",
+        settings.sequence_length,
+    ]
+    # else a file of tokens
+    if facts["text_column"] and (facts["text_column"] != "text" or approach != "packed"):
         words += ["--text-column", facts["text_column"]]
     words += ["--separator", settings.separator] if settings.separator else []
-    words += ["--tokenizer-name", settings.tokenizer_name] if settings.tokenizer_name != "tekken" else []
+    words += (
+        ["--tokenizer-name", settings.tokenizer_name] if settings.tokenizer_name != "tekken" else []
+    )
     return shlex.join(["tokenscale", "train", *map(str, words)])
 
 
@@ -173,18 +237,28 @@ def render(facts: dict[str, Any]) -> str:
 
     more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
     size = f"{facts['documents']:,.0f} documents, {_bytes(facts['text_bytes'])} of text"
-    part = f"{sampled['documents']:,} documents ({_bytes(sampled['text_bytes'])}; {sampled['where']})"
+    part = (
+        f"{sampled['documents']:,} documents ({_bytes(sampled['text_bytes'])}; {sampled['where']})"
+    )
     columns = f"{'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}"
     lines = [
-        f"{Path(facts['files'][0]).name}{more}: {size}, {count(facts['tokens'])} tokens of {facts['tokenizer']}",
+        (
+            f"{Path(facts['files'][0]).name}{more}: {size}, {count(facts['tokens'])} tokens of "
+            f"{facts['tokenizer']}"
+        ),
         "every document was read" if exact else f"estimated from {part}",
         "",
         "one document a row, cut or padded:             packed rows:",
         f"{'row':>6}  {columns}  {'useful tokens, x padded':>24}",
     ]
     for t, of in facts["sequence_lengths"].items():
-        padded = f"{_percent(of['padding']):>9}  {_percent(of['cut']):>11}  {_percent(of['cut_documents']):>14}"
-        lines.append(f"{t:>6}  {padded}  {_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x")
+        padded = (
+            f"{_percent(of['padding']):>9}  {_percent(of['cut']):>11}  "
+            f"{_percent(of['cut_documents']):>14}"
+        )
+        lines.append(
+            f"{t:>6}  {padded}  {_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x"
+        )
     lines += ["", f"rows of {facts['sequence_length']}:"]
     lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():

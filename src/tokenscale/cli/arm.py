@@ -12,8 +12,12 @@ from tokenscale.base.wording import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="an arm; without one, all arms are listed")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default results/arms/NAME/environment.json")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="an arm; without one, all arms are listed"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="default results/arms/NAME/environment.json"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

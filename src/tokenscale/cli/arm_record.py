@@ -1,4 +1,6 @@
-"""Record the first steps of a run for its parity certificate: of this project's trainer, or of an arm."""
+"""Record the first steps of a run for its parity certificate: of this project's trainer, or of an
+arm.
+"""
 
 import argparse
 import sys
@@ -6,10 +8,16 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", required=True, metavar="JSON", help="the run's settings as canonical JSON")
+    parser.add_argument(
+        "--run", required=True, metavar="JSON", help="the run's settings as canonical JSON"
+    )
     parser.add_argument("--store", required=True, type=Path, help="manifest of the token store")
-    parser.add_argument("--arm", type=Path, nargs="?", help="results/arms/NAME/environment.json of another trainer")
-    parser.add_argument("--output", required=True, type=Path, help="results/parity/<run id>/outcome.json")
+    parser.add_argument(
+        "--arm", type=Path, nargs="?", help="results/arms/NAME/environment.json of another trainer"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, help="results/parity/<run id>/outcome.json"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,5 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     with hold_run_folder(folder, f"the recording of {settings.identity}", wait=True) as held:
         reason = record(settings, arguments.store, arguments.arm, folder, keep=(held,))
     if reason:
-        print(f"tokenscale: {settings.identity} has no recording.\n  reason  {reason}", file=sys.stderr)
+        print(
+            f"tokenscale: {settings.identity} has no recording.\n  reason  {reason}",
+            file=sys.stderr,
+        )
     return 0

@@ -21,12 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Run a benchmark and print its table. Return the exit code of a process that was started elsewhere, if any."""
+    """Run a benchmark and print its table. Return the exit code of a process that was started
+    elsewhere, if any.
+    """
     return _load(arguments.benchmark).run(arguments)
 
 
 def _add_options_when_parsed(parser: Any, name: str) -> None:
-    """Add a benchmark's options when its command line is parsed, so that only its own module is imported."""
+    """Add a benchmark's options when its command line is parsed, so that only its own module is
+    imported.
+    """
     parse = parser.parse_known_args
 
     def parse_known_args(arguments: Any = None, namespace: Any = None) -> Any:

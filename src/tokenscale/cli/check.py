@@ -1,7 +1,7 @@
 """Check the configuration and the design of experiments.
 
-Without names, every experiment is checked; without --scale, at every scale. A refused design would give wrong
-conclusions: exit code 2. Warnings and notes list what a design cannot show.
+Without names, every experiment is checked; without --scale, at every scale. A refused design would
+give wrong conclusions: exit code 2. Warnings and notes list what a design cannot show.
 """
 
 import argparse
@@ -36,25 +36,36 @@ MOST_VOCABULARY = 0.95
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("experiment", nargs="*", help="names of experiments; by default all of them")
+    parser.add_argument(
+        "experiment", nargs="*", help="names of experiments; by default all of them"
+    )
     parser.add_argument("--scale", help="one overlay; by default each of them")
     main.add_configuration_arguments(parser)
-    parser.add_argument("--machine", help="file of the machine it is to run on, such as profiles/alps/machine.toml")
+    parser.add_argument(
+        "--machine", help="file of the machine it is to run on, such as profiles/alps/machine.toml"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings of every check. Return 2 if a design is refused; raise UserError for an unreadable file."""
+    """Print the findings of every check. Return 2 if a design is refused; raise UserError for an
+    unreadable file.
+    """
     from tokenscale.settings.experiments import SCALES
     from tokenscale.settings.profile import CONFIG_FILE
 
-    overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
+    overrides = {
+        key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None
+    }
     configured = main.load_configuration(arguments, overrides)
     if Path(configured.settings.claims).is_file() or configured.file_of("claims") != CONFIG_FILE:
         load_claims(Path(configured.settings.claims))
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
-        config, names = main.load_configuration(arguments, {**overrides, "scale": scale}), arguments.experiment
+        config, names = (
+            main.load_configuration(arguments, {**overrides, "scale": scale}),
+            arguments.experiment,
+        )
         if names and not one_scale:  # each experiment at the scales that it has
             names = [name for name in names if config.has_scale(name)]
         if not arguments.experiment:
@@ -62,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip())
                 refused |= error.facts.get("key") != "corpus"
             names = config.usable([n for n in config.settings.experiments if config.has_scale(n)])
-        for name, problems in find_problems(config, names, here=scale == configured.settings.scale).items():
+        for name, problems in find_problems(
+            config, names, here=scale == configured.settings.scale
+        ).items():
             if name:
                 print(f"{scale:<12} {name}: {len(config.runs(name))} runs")
             for problem in problems:
@@ -88,9 +101,11 @@ def describe(config: Config, name: str, problem: Problem) -> str:
 def find_problems(
     config: Config, names: Sequence[str], *, here: bool, results: Path = Path("results")
 ) -> dict[str, list[Problem]]:
-    """Return experiment → its problems, and as "" those of the machine's file and of corpora that several may share.
+    """Return experiment → its problems, and as "" those of the machine's file and of corpora that
+    several may share.
 
-    `here`: the experiments are meant for this machine, so that its GPUs, cores, packages and text files count.
+    `here`: the experiments are meant for this machine, so that its GPUs, cores, packages and text
+    files count.
     """
     found: dict[str, list[Problem]] = {"": []}
     if names and config.machine.container is not None and config.machine.container_digest is None:
@@ -102,31 +117,53 @@ def find_problems(
     for name in names:
         runs = config.runs(name)
         settings = [run.settings for run in runs]
-        manifests = (sorted(results.glob(f"{where}/manifest.json")) for where in ("tokens/*/*/*", "corpus/*"))
+        manifests = (
+            sorted(results.glob(f"{where}/manifest.json")) for where in ("tokens/*/*/*", "corpus/*")
+        )
         on_nodes = config.machine.starter == "srun"
-        sizes, here_has = read_sizes(settings, *manifests), count_gpus_and_cores() if here and not on_nodes else ()
-        found[name] = find_design_problems(Design(config.experiment(name), runs, sizes, config.machine, *here_has))
+        sizes, here_has = (
+            read_sizes(settings, *manifests),
+            count_gpus_and_cores() if here and not on_nodes else (),
+        )
+        found[name] = find_design_problems(
+            Design(config.experiment(name), runs, sizes, config.machine, *here_has)
+        )
         found[name] += check_labels(settings, results)
         found[name] += check_tokenizers(settings, RunPrices(config, results), results)
         found[name] += check_packages(config, name, here=here)
     return found
 
 
-def check_sources(config: Config, names: Sequence[str], results: Path = Path("results")) -> Iterator[Problem]:
-    """Yield each corpus of the experiments whose files are missing or not readable, as Snakemake refuses it."""
+def check_sources(
+    config: Config, names: Sequence[str], results: Path = Path("results")
+) -> Iterator[Problem]:
+    """Yield each corpus of the experiments whose files are missing or not readable, as Snakemake
+    refuses it.
+    """
     for name in config.list_corpora(list(names)):
         corpus = config.corpora[name]
         try:
             if corpus.source.kind == "files":
                 check_files(corpus, results / "corpus", config.file_of)
         except UserError as error:
-            data = error.facts.get("requested") or error.facts.get("data") or error.facts.get("found", "")
+            data = (
+                error.facts.get("requested")
+                or error.facts.get("data")
+                or error.facts.get("found", "")
+            )
             what = f"corpus {name}: {error.what.rstrip('.')}: {data}".removesuffix(": ")
-            yield Problem("refuse", what, error.facts.get("key", f"corpora.{name}"), error.facts.get("next", ""))
+            yield Problem(
+                "refuse",
+                what,
+                error.facts.get("key", f"corpora.{name}"),
+                error.facts.get("next", ""),
+            )
 
 
 def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
-    """Yield the share of rows that keep a label, of runs that do not predict all tokens and whose inputs are built."""
+    """Yield the share of rows that keep a label, of runs that do not predict all tokens and whose
+    inputs are built.
+    """
     asked = set()
     for run in runs:
         places = {role: results.parent / path for role, path in list_manifests(run).items()}
@@ -136,39 +173,70 @@ def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
         asked.add(which)
         if not all(path.is_file() for path in places.values()):
             continue
-        folders: dict[str, Any] = {role: path if "store" in role else path.parent for role, path in places.items()}
+        folders: dict[str, Any] = {
+            role: path if "store" in role else path.parent for role, path in places.items()
+        }
         labelled, rows = count_labelled_rows(run, Inputs(**folders))
         level = "refuse" if labelled == 0 else "warn" if labelled < rows / 2 else "note"
-        what = f"{run.approach} of {run.corpus.name}: {labelled} of the first {rows} rows keep a label"
-        yield Problem(level, what, "runs.sequence_length", "raise it, so that rows reach their targets")
+        what = (
+            f"{run.approach} of {run.corpus.name}: {labelled} of the first {rows} rows keep a label"
+        )
+        yield Problem(
+            level, what, "runs.sequence_length", "raise it, so that rows reach their targets"
+        )
 
 
-def check_tokenizers(runs: list[RunSettings], prices: RunPrices, results: Path) -> Iterator[Problem]:
-    """Yield tokenizers that lose text, as stores that are built have measured, and that dwarf the model."""
-    for corpus, tokenizer in {(c.name, run.tokenizer): None for run in runs for c in run.trained_corpora}:
+def check_tokenizers(
+    runs: list[RunSettings], prices: RunPrices, results: Path
+) -> Iterator[Problem]:
+    """Yield tokenizers that lose text, as stores that are built have measured, and that dwarf the
+    model.
+    """
+    for corpus, tokenizer in {
+        (c.name, run.tokenizer): None for run in runs for c in run.trained_corpora
+    }:
         stores = sorted((results / "tokens" / corpus / tokenizer.name).glob("*/"))
-        samples = [(prices.read_manifest("tokens", corpus, tokenizer.name, store.name) or {}) for store in stores]
-        sample: dict[str, Any] = next((found["text_sample"] for found in samples if "text_sample" in found), {})
+        samples = [
+            (prices.read_manifest("tokens", corpus, tokenizer.name, store.name) or {})
+            for store in stores
+        ]
+        sample: dict[str, Any] = next(
+            (found["text_sample"] for found in samples if "text_sample" in found), {}
+        )
         lost, unknown = sample.get("lost", 0), sample.get("unknown", 0)
         if max(lost, unknown) > LOSS_CAUTION:
-            what = f"tokenizer {tokenizer.name} does not fit {corpus}: {lost:.2%} of its bytes are lost"
+            what = (
+                f"tokenizer {tokenizer.name} does not fit {corpus}: {lost:.2%} of its bytes are "
+                "lost"
+            )
             what += f", {unknown:.2%} of its ids are unknown" * (unknown > 0)
             level = "refuse" if lost > tokenizer.accepted_loss else "warn"
-            yield Problem(level, what, "runs.tokenizer", "choose a tokenizer that falls back to bytes")
+            yield Problem(
+                level, what, "runs.tokenizer", "choose a tokenizer that falls back to bytes"
+            )
     for run in {(run.model, run.tokenizer.name): run for run in runs if run.arm == OURS}.values():
-        entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or prices.read_vocabulary(run)
+        entries = (
+            run.model.vocabulary_size
+            or run.tokenizer.vocabulary_size
+            or prices.read_vocabulary(run)
+        )
         if entries is None or run.model.transformers is not None:
             continue
         counted = weights(run.model.with_vocabulary(entries).with_positions(run.sequence_length))
         share = 1 - counted.blocks / counted.total
         if share > MOST_VOCABULARY:
-            what = f"the {entries:,} entries of {run.tokenizer.name} take {share:.0%} of the weights of "
+            what = (
+                f"the {entries:,} entries of {run.tokenizer.name} take {share:.0%} of the "
+                "weights of "
+            )
             following = "a tokenizer with fewer entries, or a larger model"
             yield Problem("warn", what + run.model.name, "runs.tokenizer", following)
 
 
 def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem]:
-    """Yield packages that runs import, and that the machine's container lacks or, of optional ones, this Python."""
+    """Yield packages that runs import, and that the machine's container lacks or, of optional ones,
+    this Python.
+    """
     machine, key = config.machine, "container_packages"
     runs = {run.run_id: run.settings for run in config.runs(name)}
     if machine.container is None:  # what every run needs is a finding of `doctor`
@@ -176,21 +244,36 @@ def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem
             # other trainers have their own environment
             run_ids = [run_id for run_id, run in runs.items() if run.arm == OURS and needs(run)]
             if run_ids and not is_importable(package):
-                what = f"{len(run_ids)} runs import {package}, which this Python lacks ({few(run_ids)})"
-                yield Problem("refuse", what, "", f"{sys.executable} -m pip install {package.replace('_', '-')}")
+                what = (
+                    f"{len(run_ids)} runs import {package}, which this Python lacks "
+                    f"({few(run_ids)})"
+                )
+                yield Problem(
+                    "refuse",
+                    what,
+                    "",
+                    f"{sys.executable} -m pip install {package.replace('_', '-')}",
+                )
     elif not machine.container_packages:
         what = f"the packages in the image of {machine.container} are not listed"
         yield Problem("note", what, key, "list them there")
     else:
         for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
-            what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({few(run_ids)})"
+            what = (
+                f"{len(run_ids)} runs import {package}, which the container's image lacks "
+                f"({few(run_ids)})"
+            )
             yield Problem("refuse", what, key, install_hint([package], machine.container))
 
 
 def count_gpus_and_cores() -> tuple[int, int]:
-    """Count the GPUs that this process may use, without torch, and the cores that it can keep busy."""
+    """Count the GPUs that this process may use, without torch, and the cores that it can keep
+    busy.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if chosen is not None:
-        there = min(there, len([entry for entry in chosen.split(",") if entry.strip() not in ("", "-1")]))
+        there = min(
+            there, len([entry for entry in chosen.split(",") if entry.strip() not in ("", "-1")])
+        )
     return there, count_cores()

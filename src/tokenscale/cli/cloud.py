@@ -1,7 +1,9 @@
-"""Run an experiment on rented machines through a bucket: stage its inputs, and with --worker train its runs there.
+"""Run an experiment on rented machines through a bucket: stage its inputs, and with --worker train
+its runs there.
 
-Objects in the bucket: `tokenscale.json` identifies the project, `experiments/NAME/ranks=N.json` is a plan of runs and
-their input files, `inputs/SHA256` is one input file, `runs/RUN_ID/…` is a run's folder without superseded attempts.
+Objects in the bucket: `tokenscale.json` identifies the project, `experiments/NAME/ranks=N.json` is
+a plan of runs and their input files, `inputs/SHA256` is one input file, `runs/RUN_ID/…` is a run's
+folder without superseded attempts.
 """
 
 import argparse
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 MARKER = "tokenscale.json"
 #: named settings that must mean the same to everyone who uses a bucket
 NAMED = ("corpora", "mixtures", "tokenizers")
-#: seconds between two looks at a run's folder for new checkpoints; logs are pushed every `--every` seconds
+#: seconds between two looks at a run's folder for new checkpoints; logs are pushed every `--every`
+#: seconds
 TICK_S = 0.5
 CHECKPOINT = "checkpoint.json"
 NEXT_BUCKET = "use another prefix of the bucket, or the configuration of its project"
@@ -46,10 +49,16 @@ NEXT_BUCKET = "use another prefix of the bucket, or the configuration of its pro
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s EXPERIMENT --ranks N --bucket s3://… [options]"
     parser.add_argument("experiment", help="name of an experiment")
-    parser.add_argument("--bucket", required=True, metavar="s3://BUCKET/PREFIX", help="bucket, and a folder in it")
+    parser.add_argument(
+        "--bucket", required=True, metavar="s3://BUCKET/PREFIX", help="bucket, and a folder in it"
+    )
     parser.add_argument("--ranks", required=True, type=int, help="world size of the runs")
-    parser.add_argument("--worker", action="store_true", help="train the staged runs here, on one machine")
-    parser.add_argument("--every", type=float, default=60, help="seconds between two uploads of logs; default 60")
+    parser.add_argument(
+        "--worker", action="store_true", help="train the staged runs here, on one machine"
+    )
+    parser.add_argument(
+        "--every", type=float, default=60, help="seconds between two uploads of logs; default 60"
+    )
     main.add_configuration_arguments(parser)
 
 
@@ -68,59 +77,100 @@ def run(arguments: argparse.Namespace) -> int:
 def open_bucket(address: str, key: str = "--bucket") -> Bucket:
     """Open a bucket. Raises UserError for an address that is incomplete or contains credentials."""
     if (problem := find_address_problem(address, "bucket")) is not None:
-        raise UserError(f"{problem}.", key=key, next="name a bucket and a folder in it: s3://BUCKET/PREFIX")
+        raise UserError(
+            f"{problem}.", key=key, next="name a bucket and a folder in it: s3://BUCKET/PREFIX"
+        )
     return Bucket(address)
 
 
-# --- staging -------------------------------------------------------------------------------------------------------
+# --- staging
+# -------------------------------------------------------------------------------------------------------
 
 
 def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterator[str]:
-    """Upload the missing inputs of an experiment's runs on `ranks` ranks, then their plan. Yields what was done."""
+    """Upload the missing inputs of an experiment's runs on `ranks` ranks, then their plan. Yields
+    what was done.
+    """
     table = config.runs(experiment)
     runs = [row.settings for row in table if row.settings.layout.world_size == ranks]
     sizes = sorted({row.settings.layout.world_size for row in table})
     others = ", ".join(str(size) for size in sizes if size != ranks)
     if not runs:
-        facts = {"experiment": experiment, "scale": config.settings.scale, "expected": others or "runs"}
+        facts = {
+            "experiment": experiment,
+            "scale": config.settings.scale,
+            "expected": others or "runs",
+        }
         following = f"--ranks {sizes[-1]}" if sizes else "choose another experiment"
         raise UserError(f"no run of the experiment has {ranks} ranks.", **facts, next=following)
     bucket, files = open_bucket(address), find_input_files(runs)
     marker, there = check_project(bucket, config), bucket.list("inputs/")
-    missing = {facts["sha256"]: path for path, facts in files.items() if f"inputs/{facts['sha256']}" not in there}
-    if changed := [(path, sha256) for sha256, path in missing.items() if sha256_file(path) != sha256]:
+    missing = {
+        facts["sha256"]: path
+        for path, facts in files.items()
+        if f"inputs/{facts['sha256']}" not in there
+    }
+    if changed := [
+        (path, sha256) for sha256, path in missing.items() if sha256_file(path) != sha256
+    ]:
         _raise_changed(Path(changed[0][0]), f"sha256 {changed[0][1]}")
     bucket.write(MARKER, pretty_json(marker).encode())
     for sha256, path in missing.items():
         bucket.upload(Path(path), f"inputs/{sha256}")
-    plan = {"schema": 1, "scale": config.settings.scale, "runs": [r.to_json() for r in _sort(runs)], "files": files}
+    plan = {
+        "schema": 1,
+        "scale": config.settings.scale,
+        "runs": [r.to_json() for r in _sort(runs)],
+        "files": files,
+    }
     bucket.write(_plan_key(experiment, ranks), pretty_json(plan).encode())
     size = sum(facts["bytes"] for facts in files.values())
-    yield f"{experiment}: {len(runs)} runs on {ranks} rank(s), {len(files)} input files with {size:,} bytes"
+    yield (
+        f"{experiment}: {len(runs)} runs on {ranks} rank(s), {len(files)} input files with "
+        f"{size:,} bytes"
+    )
     yield f"  {len(missing)} of them uploaded to {bucket.address}; the others were there"
     if others:
         yield f"  not staged: {len(table) - len(runs)} runs on other numbers of ranks ({others})"
-    yield as_typed(f"  next  tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker")
+    yield as_typed(
+        f"  next  tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
+    )
 
 
 def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) -> dict[str, Any]:
-    """Return the bucket's marker with this project's names added. Raises UserError for another project's bucket.
+    """Return the bucket's marker with this project's names added. Raises UserError for another
+    project's bucket.
 
-    A bucket is another project's if it gives a corpus, mixture or tokenizer of this configuration other settings, or if
-    it has objects without a marker. `reading`: an empty bucket is an error, too.
+    A bucket is another project's if it gives a corpus, mixture or tokenizer of this configuration
+    other settings, or if it has objects without a marker. `reading`: an empty bucket is an error,
+    too.
     """
     from tokenscale.settings.options import to_dict
 
     found = bucket.read(MARKER)
     if found is None and (reading or bucket.list()):
-        what = "the bucket holds no runs of tokenscale." if reading else "the bucket holds other files."
-        following = "stage runs first: tokenscale cloud --help" if reading else "use an empty prefix of the bucket"
-        raise UserError(what, address=bucket.address, expected=f"the object {MARKER}", next=following)
+        what = (
+            "the bucket holds no runs of tokenscale."
+            if reading
+            else "the bucket holds other files."
+        )
+        following = (
+            "stage runs first: tokenscale cloud --help"
+            if reading
+            else "use an empty prefix of the bucket"
+        )
+        raise UserError(
+            what, address=bucket.address, expected=f"the object {MARKER}", next=following
+        )
     marker, differs = _parse(found or b'{"schema": 1}', bucket, MARKER), []
     for section in NAMED:
         named, theirs = getattr(config, section), marker.get(section, {})
         mine = {name: sha256_text(canonical_json(to_dict(value))) for name, value in named.items()}
-        differs += [f"{section}.{name}" for name, sha256 in mine.items() if theirs.get(name, sha256) != sha256]
+        differs += [
+            f"{section}.{name}"
+            for name, sha256 in mine.items()
+            if theirs.get(name, sha256) != sha256
+        ]
         marker[section] = theirs | mine
     if differs:
         facts = {"address": bucket.address, "differs": ", ".join(differs)}
@@ -129,9 +179,11 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
 
 
 def find_input_files(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
-    """Return path → SHA-256 and bytes of the manifests that the runs read, and of all files that these list.
+    """Return path → SHA-256 and bytes of the manifests that the runs read, and of all files that
+    these list.
 
-    Raises UserError for manifests that are not built, and for files that do not have their manifest's size.
+    Raises UserError for manifests that are not built, and for files that do not have their
+    manifest's size.
     """
     from tokenscale.settings.manifests import corpus_records, list_manifests
 
@@ -139,10 +191,14 @@ def find_input_files(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
     for settings in runs:
         manifests |= dict.fromkeys(list_manifests(settings).values())
         if settings.store is None:
-            manifests |= dict.fromkeys(corpus_records(corpus.name) for corpus in settings.trained_corpora)
+            manifests |= dict.fromkeys(
+                corpus_records(corpus.name) for corpus in settings.trained_corpora
+            )
     if missing := [path for path in manifests if not Path(path).is_file()]:
         following = f"snakemake {' '.join(missing)}"
-        raise UserError("inputs of the runs are not built.", missing="\n".join(missing), next=following)
+        raise UserError(
+            "inputs of the runs are not built.", missing="\n".join(missing), next=following
+        )
     files: dict[str, dict[str, Any]] = {}
     for path in manifests:
         _add_manifest(Path(path), files)
@@ -150,7 +206,9 @@ def find_input_files(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
 
 
 def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Add a manifest, its build record, and the files it lists; of a mixture, the manifests it lists."""
+    """Add a manifest, its build record, and the files it lists; of a mixture, the manifests it
+    lists.
+    """
     if str(path) in files:
         return
     content = read_json(path, "manifest")
@@ -161,7 +219,10 @@ def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
         file = path.parent / check_relative_path(listed["name"])
         if not file.is_file() or file.stat().st_size != listed["bytes"]:
             _raise_changed(file, f"{listed['bytes']:,} bytes ({path})")
-        files[str(file)] = {"sha256": listed.get("sha256") or sha256_file(file), "bytes": listed["bytes"]}
+        files[str(file)] = {
+            "sha256": listed.get("sha256") or sha256_file(file),
+            "bytes": listed["bytes"],
+        }
     for source in content.get("sources", []):
         _add_manifest(Path(os.path.normpath(path.parent / source["manifest"])), files)
 
@@ -178,7 +239,10 @@ def _list_files(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _raise_changed(file: Path, expected: str) -> None:
-    what, following = "an input file is not the one that its manifest lists.", file.parent / "manifest.json"
+    what, following = (
+        "an input file is not the one that its manifest lists.",
+        file.parent / "manifest.json",
+    )
     raise UserError(what, file=file, expected=expected, next=f"snakemake -f {following}")
 
 
@@ -202,25 +266,34 @@ def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
     """Return the JSON of an object with schema 1. Raises UserError for anything else."""
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         found = parse_json(data)
-        plan = {"files": dict, "runs": list} if key != MARKER else {name: dict for name in NAMED if name in found}
+        plan = (
+            {"files": dict, "runs": list}
+            if key != MARKER
+            else {name: dict for name in NAMED if name in found}
+        )
         check_types(found, {"schema": int, **plan})
         for facts in found.get("files", {}).values():
             check_types(facts, {"sha256": str, "bytes": int})
             check_file_name(facts["sha256"])
         if found["schema"] == 1 and all(isinstance(run, str) for run in found.get("runs", [])):
             return found
-    what, address = "an object of the bucket is not what this version of tokenscale writes.", f"{bucket.address}/{key}"
+    what, address = (
+        "an object of the bucket is not what this version of tokenscale writes.",
+        f"{bucket.address}/{key}",
+    )
     raise UserError(what, address=address, expected="JSON with schema 1", next=NEXT_BUCKET)
 
 
-# --- reports -------------------------------------------------------------------------------------------------------
+# --- reports
+# -------------------------------------------------------------------------------------------------------
 
 
 def pull(config: "Config", experiments: list[str]) -> str:
-    """Fetch records and logs of finished runs from the configured bucket, and the manifests of their inputs.
+    """Fetch records and logs of finished runs from the configured bucket, and the manifests of
+    their inputs.
 
-    Runs whose `done.json` is equal here are not fetched again. Returns a line on what was fetched. Raises UserError for
-    a run that has ended here, too, with another record.
+    Runs whose `done.json` is equal here are not fetched again. Returns a line on what was fetched.
+    Raises UserError for a run that has ended here, too, with another record.
     """
     bucket = open_bucket(config.settings.bucket, key="bucket")
     check_project(bucket, config, reading=True)
@@ -231,7 +304,9 @@ def pull(config: "Config", experiments: list[str]) -> str:
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
             fetch_input(bucket, _checked_path(path), facts)
     listed, fetched = bucket.list("runs/"), 0
-    ended = [run_id for run_id in config.all_runs(experiments) if f"runs/{run_id}/done.json" in listed]
+    ended = [
+        run_id for run_id in config.all_runs(experiments) if f"runs/{run_id}/done.json" in listed
+    ]
     for prefix in (f"runs/{run_id}/" for run_id in ended):
         done = Path("results", prefix, "done.json")
         if done.is_file() and done.read_bytes() == bucket.read(f"{prefix}done.json"):
@@ -239,9 +314,16 @@ def pull(config: "Config", experiments: list[str]) -> str:
         if done.is_file():
             facts = {"folder": done.parent, "address": f"{bucket.address}/{prefix}"}
             following = f"rm -r {done.parent} takes the bucket's, another folder keeps both"
-            raise UserError("a run has ended here and in the bucket, with different records.", **facts, next=following)
-        keys = [k for k in listed if k.startswith(prefix) and not k.startswith(f"{prefix}checkpoints/")]
-        for key in sorted(keys, key=lambda key: key == f"{prefix}done.json"):  # the mark of the end comes last
+            raise UserError(
+                "a run has ended here and in the bucket, with different records.",
+                **facts,
+                next=following,
+            )
+        keys = [
+            k for k in listed if k.startswith(prefix) and not k.startswith(f"{prefix}checkpoints/")
+        ]
+        # the mark of the end comes last
+        for key in sorted(keys, key=lambda key: key == f"{prefix}done.json"):
             bucket.download(key, Path("results", _checked_path(key)))
         fetched += 1
     return f"{bucket.address}: {len(ended)} finished runs, {fetched} of them fetched"
@@ -252,17 +334,21 @@ def _checked_path(path: str) -> Path:
     try:
         return Path(check_relative_path(path))
     except ValueError:
-        raise UserError("a path in the bucket leads out of this folder.", path=path, next=NEXT_BUCKET) from None
+        raise UserError(
+            "a path in the bucket leads out of this folder.", path=path, next=NEXT_BUCKET
+        ) from None
 
 
-# --- workers -------------------------------------------------------------------------------------------------------
+# --- workers
+# -------------------------------------------------------------------------------------------------------
 
 
 def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     """Train the staged runs on this machine and return the exit code.
 
-    Runs that have ended in the bucket are left out; others go on from the newest resume state there. A failed run does
-    not stop the others; exit code 75 means that a signal ended the worker and another one can go on.
+    Runs that have ended in the bucket are left out; others go on from the newest resume state
+    there. A failed run does not stop the others; exit code 75 means that a signal ended the worker
+    and another one can go on.
     """
     from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE
     from tokenscale.settings.run import RunSettings
@@ -276,7 +362,10 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     key = _plan_key(experiment, ranks)
     if (data := bucket.read(key)) is None:
         facts = {"address": bucket.address, "has": find_nearest(key, bucket.list("experiments/"))}
-        following = f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project"
+        following = (
+            f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the "
+            "project"
+        )
         what = "the experiment is not staged for this number of ranks."
         raise UserError(what, experiment=experiment, ranks=ranks, **facts, next=following)
     plan, failed = _parse(data, bucket, key), {}
@@ -294,17 +383,27 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
 
 def fetch_input(bucket: Bucket, path: Path, facts: dict[str, Any]) -> None:
     """Fetch an input file unless it is here, and verify its hash."""
-    if path.is_file() and path.stat().st_size == facts["bytes"] and sha256_file(path) == facts["sha256"]:
+    if (
+        path.is_file()
+        and path.stat().st_size == facts["bytes"]
+        and sha256_file(path) == facts["sha256"]
+    ):
         return
     bucket.download(key := f"inputs/{facts['sha256']}", path)
     if sha256_file(path) != facts["sha256"]:
         path.unlink()
         following = "delete that object, and stage the experiment again"
-        raise UserError("an input file of the bucket is damaged.", address=f"{bucket.address}/{key}", next=following)
+        raise UserError(
+            "an input file of the bucket is damaged.",
+            address=f"{bucket.address}/{key}",
+            next=following,
+        )
 
 
 def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
-    """Train one run on this machine's ranks while its folder is pushed to the bucket. Return the exit code."""
+    """Train one run on this machine's ranks while its folder is pushed to the bucket. Return the
+    exit code.
+    """
     from tokenscale.data.batches.repetitions import check_repetitions
     from tokenscale.runs.launch import attempts
     from tokenscale.runs.launch.failure_hints import describe_hang
@@ -323,7 +422,11 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
             if not (path := Path("results", _checked_path(key))).is_file():
                 bucket.download(key, path)
     mirror.fetch()
-    with open_run(settings, output, manifests, launch=record, check=check_repetitions) as (identity, attempt, held):
+    with open_run(settings, output, manifests, launch=record, check=check_repetitions) as (
+        identity,
+        attempt,
+        held,
+    ):
         if attempt is None:
             mirror.end(identity, output)
             return 0
@@ -342,21 +445,26 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
 class Mirror:
     """Copy of a run's folder in the bucket.
 
-    A checkpoint is complete in the bucket when its `checkpoint.json` is there, which is pushed last: all files and the
-    logs up to that step are there before.
+    A checkpoint is complete in the bucket when its `checkpoint.json` is there, which is pushed
+    last: all files and the logs up to that step are there before.
     """
 
     def __init__(self, bucket: Bucket, settings: "RunSettings", directory: Path):
         self._bucket, self._settings, self._directory = bucket, settings, directory
         self._key = f"runs/{settings.identity}/"
-        self._pushed: dict[Path, tuple[int, int]] = {}  # file → its time and size when it was pushed
+        # file → its time and size when it was pushed
+        self._pushed: dict[Path, tuple[int, int]] = {}
         self._newest: Path | None = None  # newest complete resume state in the bucket
         self._warned: set[str] = set()
 
     def fetch(self) -> None:
-        """Fetch records, the logs of earlier attempts and the newest complete resume state; longer files here stay."""
+        """Fetch records, the logs of earlier attempts and the newest complete resume state; longer
+        files here stay.
+        """
         listed = self._bucket.list(self._key)
-        states = sorted(k.split("/")[-2] for k in listed if k.endswith(f"/{CHECKPOINT}") and "/step=" in k)
+        states = sorted(
+            k.split("/")[-2] for k in listed if k.endswith(f"/{CHECKPOINT}") and "/step=" in k
+        )
         self._newest = self._directory / "checkpoints" / states[-1] if states else None
         for key, size in listed.items():
             path = self._path(key)
@@ -371,16 +479,25 @@ class Mirror:
                 self._pushed[path] = _stamp(path)
 
     def begin(self) -> None:
-        """Delete what is superseded or incomplete in the bucket, then push the records of the attempts."""
+        """Delete what is superseded or incomplete in the bucket, then push the records of the
+        attempts.
+        """
         listed, kept = self._bucket.list(self._key), tuple[str, ...]()
-        if self._newest is not None and self._newest.is_dir():  # else it was superseded by this code or data
-            kept = tuple(key.removesuffix(CHECKPOINT) for key in listed if key.endswith(f"/{CHECKPOINT}"))
-        self._bucket.delete([key for key in listed if not self._path(key).exists() and not key.startswith(kept)])
+        # else it was superseded by this code or data
+        if self._newest is not None and self._newest.is_dir():
+            kept = tuple(
+                key.removesuffix(CHECKPOINT) for key in listed if key.endswith(f"/{CHECKPOINT}")
+            )
+        self._bucket.delete(
+            [key for key in listed if not self._path(key).exists() and not key.startswith(kept)]
+        )
         self._push_files(sorted(self._directory.glob("attempt=*/attempt.json")))
 
     @contextlib.contextmanager
     def pushing(self, every_s: float) -> Iterator[None]:
-        """Push in a thread while the block runs. A failed request is printed once and tried again: training goes on."""
+        """Push in a thread while the block runs. A failed request is printed once and tried again:
+        training goes on.
+        """
         stop = threading.Event()
 
         def loop() -> None:
@@ -404,7 +521,9 @@ class Mirror:
             thread.join()
 
     def end(self, identity: "Identity", output: Path) -> bool:
-        """Push the rest, the sealed record and `done.json` of an ended run last. Return whether it has ended."""
+        """Push the rest, the sealed record and `done.json` of an ended run last. Return whether it
+        has ended.
+        """
         from tokenscale.runs.launch.attempts import write_done_file
 
         self._push_checkpoints()
@@ -420,7 +539,9 @@ class Mirror:
     def _push_logs(self) -> None:
         """Push logs and records, but not a sealed one: `end` does that."""
         patterns = ("attempt=*/rank=*/*", "dirty.diff", "attempt=*/attempt.json")
-        self._push_files(sorted(path for pattern in patterns for path in self._directory.glob(pattern)))
+        self._push_files(
+            sorted(path for pattern in patterns for path in self._directory.glob(pattern))
+        )
         record = self._directory / "run.json"
         if record.is_file() and "seal" not in read_json(record):
             self._push_files([record])
@@ -429,7 +550,8 @@ class Mirror:
         """Push complete checkpoints that have changed."""
         for folder in sorted(self._directory.glob("checkpoints/*")):
             if not folder.name.endswith((".partial", ".damaged", ".old")):
-                with contextlib.suppress(FileNotFoundError):  # the run has deleted or renamed it in the meantime
+                # the run has deleted or renamed it in the meantime
+                with contextlib.suppress(FileNotFoundError):
                     if self._is_new(folder / CHECKPOINT):
                         self._push_checkpoint(folder)
 
@@ -437,20 +559,33 @@ class Mirror:
         """Push a complete checkpoint, its `checkpoint.json` last."""
         key = f"{self._key}checkpoints/{folder.name}/"
         self._push_logs()
-        self._bucket.delete([f"{key}{CHECKPOINT}"] if f"{key}{CHECKPOINT}" in self._bucket.list(key) else [])
-        self._push_files(sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKPOINT))
+        self._bucket.delete(
+            [f"{key}{CHECKPOINT}"] if f"{key}{CHECKPOINT}" in self._bucket.list(key) else []
+        )
+        self._push_files(
+            sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKPOINT)
+        )
         record = json.loads((folder / CHECKPOINT).read_bytes())
         there = self._bucket.list(key)
-        wanted = [name for rank in record["ranks"] for name in (rank, rank.replace(".json", ".safetensors"))]
+        wanted = [
+            name
+            for rank in record["ranks"]
+            for name in (rank, rank.replace(".json", ".safetensors"))
+        ]
         if all(key + name in there for name in wanted):
             self._push_files([folder / CHECKPOINT])
         states = self._states()
-        newest = max((name for name, keys in states.items() if any(k.endswith(CHECKPOINT) for k in keys)), default="")
+        newest = max(
+            (name for name, keys in states.items() if any(k.endswith(CHECKPOINT) for k in keys)),
+            default="",
+        )
         old = [name for name in states if name < newest and not (folder.parent / name).exists()]
         self._bucket.delete([key for name in old for key in states[name]])
 
     def _push_files(self, paths: list[Path]) -> None:
-        """Push files that have changed since they were pushed. One with a secret is reported and left out."""
+        """Push files that have changed since they were pushed. One with a secret is reported and
+        left out.
+        """
         for path in filter(self._is_new, paths):
             stamp = _stamp(path)  # a file that grows during the upload is pushed again
             try:

@@ -1,4 +1,6 @@
-"""Convert token stores from and to the formats of Megatron-LM, nanoGPT, Hugging Face datasets, litdata and MosaicML."""
+"""Convert token stores from and to the formats of Megatron-LM, nanoGPT, Hugging Face datasets,
+litdata and MosaicML.
+"""
 
 import argparse
 import shlex
@@ -35,7 +37,12 @@ from tokenscale.settings.registry import FORMATS
 
 Log = Callable[[str], None]
 #: format of another project → class that reads and writes it
-FOREIGN: dict[str, Any] = {"megatron": Megatron, "nanogpt": NanoGpt, "hf-datasets": HfDatasets, "litdata": Litdata}
+FOREIGN: dict[str, Any] = {
+    "megatron": Megatron,
+    "nanogpt": NanoGpt,
+    "hf-datasets": HfDatasets,
+    "litdata": Litdata,
+}
 FOREIGN["mds"] = Mds
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
 HELP = "tokenscale convert --help"
@@ -45,36 +52,61 @@ HELP = "tokenscale convert --help"
 class ConvertSettings:
     """Formats of a conversion, and facts that the files do not contain."""
 
-    to: str = option("", f"{', '.join(FOREIGN)}; or a store, such as packed-sequence_length=2048", metavar="FORMAT")
+    to: str = option(
+        "",
+        f"{', '.join(FOREIGN)}; or a store, such as packed-sequence_length=2048",
+        metavar="FORMAT",
+    )
     from_format: Literal["store", *FOREIGN] | None = option(  # type: ignore[valid-type]
         None, "format of the source (default: detected)", metavar="FORMAT"
     )
     sequence_length: int | None = option(None, "sequence length of the store to write", ge=1)
-    eos: bool | None = option(None, "target stores: end documents with EOS (default: as a source store does; else no)")
+    eos: bool | None = option(
+        None, "target stores: end documents with EOS (default: as a source store does; else no)"
+    )
     tokenizer: str | None = option(
-        None, f"tokenizer of the source's ids: a folder, or its name below {BUILT}", metavar="FOLDER"
+        None,
+        f"tokenizer of the source's ids: a folder, or its name below {BUILT}",
+        metavar="FOLDER",
     )
     tokenizer_name: str | None = option(None, "without the tokenizer: its name, for the manifest")
     vocabulary_size: int | None = option(None, "without the tokenizer: the number of its ids", ge=1)
     bos_id: int | None = option(None, "without the tokenizer: the id before each document", ge=0)
-    eos_id: int | None = option(None, "without the tokenizer: the id that ends a document, if there is one", ge=0)
-    pad_id: int | None = option(None, "without the tokenizer: the padding id (default EOS, else BOS)", ge=0)
-    document_end: int | None = option(
-        None, "id that ends documents in the foreign file, removed or added (default EOS)", ge=0, metavar="ID"
+    eos_id: int | None = option(
+        None, "without the tokenizer: the id that ends a document, if there is one", ge=0
     )
-    bos: Literal["keep", "drop"] | None = option(None, "foreign targets: each BOS (default: keep; nanogpt: drop)")
+    pad_id: int | None = option(
+        None, "without the tokenizer: the padding id (default EOS, else BOS)", ge=0
+    )
+    document_end: int | None = option(
+        None,
+        "id that ends documents in the foreign file, removed or added (default EOS)",
+        ge=0,
+        metavar="ID",
+    )
+    bos: Literal["keep", "drop"] | None = option(
+        None, "foreign targets: each BOS (default: keep; nanogpt: drop)"
+    )
     dtype: Literal["uint16", "uint32", "int32", "int64"] | None = option(
-        None, "of a nanogpt source (default: uint16 up to 65,536 ids), or of an mds column of bytes (default: int64)"
+        None,
+        (
+            "of a nanogpt source (default: uint16 up to 65,536 ids), or of an mds column of bytes "
+            "(default: int64)"
+        ),
     )
     column: str | None = option(
-        None, "column of ids in hf-datasets and mds (default: input_ids, tokens, or the only one)", metavar="NAME"
+        None,
+        "column of ids in hf-datasets and mds (default: input_ids, tokens, or the only one)",
+        metavar="NAME",
     )
     force: bool = option(False, "replace TARGET if it is of the same kind")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Output of a conversion: a foreign format by its class (`layout`), or a store, in a folder or as one file."""
+    """Output of a conversion: a foreign format by its class (`layout`), or a store, in a folder or
+    as one file.
+    """
 
     path: Path
     format: str
@@ -118,14 +150,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Convert the source and report the result."""
     settings = ConvertSettings(**flags.parse_flags(arguments, FLAGS))
-    convert(settings, arguments.source, arguments.target, command=shlex.join(["tokenscale", *sys.argv[1:]]))
+    convert(
+        settings,
+        arguments.source,
+        arguments.target,
+        command=shlex.join(["tokenscale", *sys.argv[1:]]),
+    )
 
 
-def convert(settings: ConvertSettings, source: Path, target: Path, log: Log = print, command: str = "") -> None:
-    """Write TARGET from SOURCE. `log` receives a line for each finding and result; build records hold `command`.
+def convert(
+    settings: ConvertSettings, source: Path, target: Path, log: Log = print, command: str = ""
+) -> None:
+    """Write TARGET from SOURCE. `log` receives a line for each finding and result; build records
+    hold `command`.
 
-    Raise UserError for a source of unknown format, a source that is inconsistent or contradicts the flags, flags that
-    do not apply, and an existing TARGET.
+    Raise UserError for a source of unknown format, a source that is inconsistent or contradicts the
+    flags, flags that do not apply, and an existing TARGET.
     """
     goal = _parse_target(settings, target, command)
     kind = settings.from_format or _detect_format(source)
@@ -146,7 +186,8 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
         raise UserError("--to is missing.", allowed=", ".join(names), next=HELP)
     if settings.to in FOREIGN:
         return Target(path, settings.to)
-    command = command if settings.force or not command else f"{command} --force"  # a damaged store must be replaced
+    # a damaged store must be replaced
+    command = command if settings.force or not command else f"{command} --force"
     if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
         raise unknown_format_error(settings.to.partition("-")[0], names, flag="--to")
     store = StoreSettings.parse(settings.to)
@@ -157,29 +198,45 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
         store = replace(store, sequence_length=settings.sequence_length)
     single = SingleFile(path.stem, command) if path.suffix == ".parquet" else None
     if single and store.format not in ("padded", "token-list"):
-        raise UserError(f"the format {store.format} is a folder of files, not one.", target=path, next="name a folder")
+        raise UserError(
+            f"the format {store.format} is a folder of files, not one.",
+            target=path,
+            next="name a folder",
+        )
     return Target(path, store.format, store, single, command)
 
 
 def _detect_format(path: Path) -> str:
     manifest = find_manifest(path)
-    if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
+    # corpora and tokenizers have none
+    if manifest.is_file() and "format" in read_json(manifest, "manifest"):
         return "store"
     for kind, layout in FOREIGN.items():
         if layout.detect(path):
             return kind
-    if path.exists() or any(path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")):
-        expected = "a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata or MDS"
-        next = f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
+    if path.exists() or any(
+        path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")
+    ):
+        expected = (
+            "a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata "
+            "or MDS"
+        )
+        next = (
+            f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
+        )
         next += "tokenscale pretokenize --help, for text"
-        raise UserError("the format of the source is unknown.", source=path, expected=expected, next=next)
+        raise UserError(
+            "the format of the source is unknown.", source=path, expected=expected, next=next
+        )
     raise UserError("the source is missing.", source=path, next="correct the path")
 
 
 def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
     """Raise UserError for a flag that does not apply to this conversion."""
     of_foreign, own = ("tokenizer", "tokenizer_name", *IDS), kind == "store"
-    means = dict.fromkeys(of_foreign, not own) | dict.fromkeys(("eos", "sequence_length"), goal.store is not None)
+    means = dict.fromkeys(of_foreign, not own) | dict.fromkeys(
+        ("eos", "sequence_length"), goal.store is not None
+    )
     means |= {"bos": goal.store is None, "document_end": goal.store is None or not own}
     means |= {"dtype": kind in ("nanogpt", "mds"), "column": kind in ("hf-datasets", "mds")}
     for name, used in means.items():
@@ -190,20 +247,34 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
 
 
 def find_manifest(path: Path) -> Path:
-    """Return the manifest path of a store, given by its folder, its manifest, or its single Parquet file."""
-    return path.with_suffix(".manifest.json") if path.suffix == ".parquet" else resolve_store(path)[1]
+    """Return the manifest path of a store, given by its folder, its manifest, or its single Parquet
+    file.
+    """
+    return (
+        path.with_suffix(".manifest.json") if path.suffix == ".parquet" else resolve_store(path)[1]
+    )
 
 
 def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> None:
-    """Refuse to overwrite anything without --force, and files that this command would not write with it."""
+    """Refuse to overwrite anything without --force, and files that this command would not write
+    with it.
+    """
     path, outputs, is_store = goal.path, goal.list_outputs(), not goal.layout and not goal.single
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
-        raise UserError("the target's folder is a file.", target=path, folder=parent, next="correct the path")
+        raise UserError(
+            "the target's folder is a file.", target=path, folder=parent, next="correct the path"
+        )
     theirs = [source] if kind == "store" else FOREIGN[kind].list_outputs(source)
     if {p.resolve() for p in outputs} & {p.resolve() for p in theirs}:
-        raise UserError("the target would replace its own source.", target=path, next="name another target")
-    there = [p for p in outputs if p.exists() and not (is_store and p.is_dir() and not any(_list_visible(p)))]
+        raise UserError(
+            "the target would replace its own source.", target=path, next="name another target"
+        )
+    there = [
+        p
+        for p in outputs
+        if p.exists() and not (is_store and p.is_dir() and not any(_list_visible(p)))
+    ]
     if not there:
         return
     files: list[str] | None = None  # of a folder that may be replaced
@@ -214,16 +285,23 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         known = goal.layout.detect(path) if of_folder else all(p.is_file() for p in there)
         if known and hasattr(goal.layout, "list_files"):
             files = [*goal.layout.list_files(path), "tokenscale.json"]
-    elif known := (path / "manifest.json").is_file():  # a store's writer deletes token files that it does not know
+    # a store's writer deletes token files that it does not know
+    elif known := (path / "manifest.json").is_file():
         manifest = read_json(path / "manifest.json", "manifest")
         listed = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
         files = ["manifest.json", "build.json", *(file["name"] for file in listed)]
-    if files is not None and (strange := sorted(p.name for p in _list_visible(path) if p.name not in files)):
-        what = f"the target's folder holds more than {goal.layout.NAME if goal.layout else 'a store'}."
+    if files is not None and (
+        strange := sorted(p.name for p in _list_visible(path) if p.name not in files)
+    ):
+        what = (
+            f"the target's folder holds more than {goal.layout.NAME if goal.layout else 'a store'}."
+        )
         raise UserError(what, target=path, found=", ".join(strange[:5]), next="name another folder")
     if not known:
         what = f"the existing target is not a {goal.format if goal.layout else 'token store'}."
-        raise UserError(what, target=there[0], next="name another target; --force replaces only the same kind")
+        raise UserError(
+            what, target=there[0], next="name another target; --force replaces only the same kind"
+        )
     if not force:
         raise UserError("the target already exists.", target=there[0], next="--force replaces it")
 
@@ -232,7 +310,9 @@ def _list_visible(folder: Path) -> Iterator[Path]:
     return (p for p in folder.iterdir() if not p.name.startswith("."))
 
 
-def open_own_store(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
+def open_own_store(
+    settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log
+) -> Source:
     """Open a token store. Raise UserError if its documents cannot be recovered."""
     where = find_manifest(path)
     manifest = read_store_manifest(where)
@@ -241,7 +321,12 @@ def open_own_store(settings: ConvertSettings, path: Path, kind: str, goal: Targe
         cut = f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut"
         what = f"documents cannot be recovered from the format {manifest['format']}."
         next = "convert a token-list or packed store of the same text"
-        raise UserError(what, store=path, reason=f"{cut}: {manifest['tokens_cut']:,} tokens are missing", next=next)
+        raise UserError(
+            what,
+            store=path,
+            reason=f"{cut}: {manifest['tokens_cut']:,} tokens are missing",
+            next=next,
+        )
     store = StoreSettings(manifest["format"], **manifest["options"])
     manifest = open_store(where, store, requested_by="this conversion")
     eos = _resolve_eos(settings, goal, store.eos, manifest["eos_id"])
@@ -254,18 +339,31 @@ def open_own_store(settings: ConvertSettings, path: Path, kind: str, goal: Targe
     return Source(reframe.StoreDocuments(reader(where, manifest), manifest, eos), facts)
 
 
-def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
-    """Open a foreign source, and read it once to count it. Raise UserError if it contradicts the flags."""
+def open_foreign(
+    settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log
+) -> Source:
+    """Open a foreign source, and read it once to count it. Raise UserError if it contradicts the
+    flags.
+    """
     layout = FOREIGN[kind]
     record = reframe.read_record(layout.record_path(path))
     known = _read_tokenizer(settings.tokenizer)
     tokenizer, ids = _resolve_tokenizer(settings, known, record, path)
     document_end = settings.document_end
     if document_end is None:
-        document_end = record["document_end"] if record and record["document_end"] is not None else ids["eos_id"]
+        document_end = (
+            record["document_end"]
+            if record and record["document_end"] is not None
+            else ids["eos_id"]
+        )
     _check_id("--document-end", document_end, ids["vocabulary_size"])
-    others = tuple({known.get("pad_id"), known.get("mask_id")} - {None, ids["bos_id"], ids["eos_id"], document_end})
-    framing = reframe.Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others)
+    others = tuple(
+        {known.get("pad_id"), known.get("mask_id")}
+        - {None, ids["bos_id"], ids["eos_id"], document_end}
+    )
+    framing = reframe.Framing(
+        ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others
+    )
     eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store), ids["eos_id"])
     options = {"document_end": document_end, "dtype": settings.dtype, "column": settings.column}
     reader = layout(path, vocabulary_size=framing.vocabulary_size, **options)
@@ -276,7 +374,10 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
-    log(f"{path} is {layout.NAME}: {counts.documents:,} documents, {counts.tokens:,} ids of {reader.dtype}")
+    log(
+        f"{path} is {layout.NAME}: {counts.documents:,} documents, {counts.tokens:,} ids of "
+        f"{reader.dtype}"
+    )
     if reader.note:
         log(f"  {reader.note}")
     if reader.padding_dropped:
@@ -288,15 +389,26 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     if counts.empty_documents:
         log(f"  documents without text tokens: {counts.empty_documents:,}, kept")
     if goal.store:
-        log(f"  added: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
+        log(
+            f"  added: BOS {framing.bos_id} before each document"
+            + (f", EOS {framing.eos_id} behind" if eos else "")
+        )
     files = []
     for file in reader.files:
         inside = file != path and file.is_relative_to(path)
         name = file.relative_to(path).as_posix() if inside else file.name
         files.append({"name": name, "bytes": file.stat().st_size, "sha256": hashes[file]})
-    converted = {"format": kind, "files": files, "dtype": reader.dtype, "document_end_id": document_end}
+    converted = {
+        "format": kind,
+        "files": files,
+        "dtype": reader.dtype,
+        "document_end_id": document_end,
+    }
     converted |= {"padding_dropped": reader.padding_dropped, **asdict(counts)}
-    made = {"special_token_policy": "as the makers of the source had it", "converted_from": converted}
+    made = {
+        "special_token_policy": "as the makers of the source had it",
+        "converted_from": converted,
+    }
     made = {"corpus_manifest_sha256": None, "text_sha256": None, **made}
     documents.origin = Origin(tokenizer, **ids, source=made, engine=f"converted from {kind}")
     return Source(documents, converted | {"eos": eos}, framing, counts)
@@ -305,18 +417,29 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
 def _resolve_tokenizer(
     settings: ConvertSettings, known: dict[str, Any], record: dict[str, Any] | None, source: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (tokenizer as a manifest names it, {name of IDS: id}) from --tokenizer (`known`), the record and flags.
+    """Return (tokenizer as a manifest names it, {name of IDS: id}) from --tokenizer (`known`), the
+    record and flags.
 
     Raise UserError if two of them contradict each other, and if none gives a required id.
     """
     made = record["tokenizer"] if record is not None else None
-    tokenizer = made or {"name": settings.tokenizer_name or "unknown", "kind": "unknown", "file_sha256": None}
+    tokenizer = made or {
+        "name": settings.tokenizer_name or "unknown",
+        "kind": "unknown",
+        "file_sha256": None,
+    }
     stated: list[tuple[str, dict[str, Any]]] = []
     if known:
-        tokenizer = {"name": known["name"], "kind": known["kind"], "file_sha256": known["file"]["sha256"]}
+        tokenizer = {
+            "name": known["name"],
+            "kind": known["kind"],
+            "file_sha256": known["file"]["sha256"],
+        }
         stated.append((f"--tokenizer {settings.tokenizer}", known))
         if made is not None and made["file_sha256"] not in (None, tokenizer["file_sha256"]):
-            has, requested = (f"{of['name']}, sha256 {of['file_sha256']}" for of in (made, tokenizer))
+            has, requested = (
+                f"{of['name']}, sha256 {of['file_sha256']}" for of in (made, tokenizer)
+            )
             facts = {"source": source, "has": has, "requested": f"{requested}  (--tokenizer)"}
             next = "leave --tokenizer out: the record holds the tokenizer's facts"
             raise UserError("another tokenizer made the source.", **facts, next=next)
@@ -328,7 +451,9 @@ def _resolve_tokenizer(
             value = facts[name]
             if (facts is not given or value is not None) and ids.setdefault(name, value) != value:
                 what = f"{flags.spell(name)} contradicts {stated[0][0]}."
-                raise UserError(what, stated=f"{ids[name]}", requested=f"{value}", next="leave it out")
+                raise UserError(
+                    what, stated=f"{ids[name]}", requested=f"{value}", next="leave it out"
+                )
     if missing := [f"{flags.spell(name)} N" for name in IDS[:2] if ids.get(name) is None]:
         next = "--tokenizer FOLDER, if the tokenizer that made it is here\n"
         next += "--vocabulary-size N --bos-id N, and --eos-id N if it has one, otherwise"
@@ -341,7 +466,11 @@ def _resolve_tokenizer(
         _check_id(flags.spell(name), ids[name], ids["vocabulary_size"])
     if settings.tokenizer_name not in (None, tokenizer["name"]):
         facts = {"stated": tokenizer["name"], "requested": settings.tokenizer_name}
-        raise UserError("--tokenizer-name contradicts the known name of the tokenizer.", **facts, next="leave it out")
+        raise UserError(
+            "--tokenizer-name contradicts the known name of the tokenizer.",
+            **facts,
+            next="leave it out",
+        )
     return tokenizer, {name: ids[name] for name in IDS}
 
 
@@ -352,7 +481,10 @@ def _read_tokenizer(text: str | None) -> dict[str, Any]:
             return read_tokenizer(folder)
     if text is None:
         return {}
-    facts = {"flag": "--tokenizer", "expected": f"a folder with a tokenizer's manifest.json, or a name below {BUILT}"}
+    facts = {
+        "flag": "--tokenizer",
+        "expected": f"a folder with a tokenizer's manifest.json, or a name below {BUILT}",
+    }
     if known := sorted(path.parent.name for path in BUILT.glob("*/manifest.json")):
         raise unknown("tokenizer", text, known, **facts)
     next = "name its folder, or give --vocabulary-size, --bos-id and --eos-id"
@@ -362,14 +494,26 @@ def _read_tokenizer(text: str | None) -> dict[str, Any]:
 def _check_id(flag: str, value: int | None, vocabulary_size: int) -> None:
     if value is not None and value >= vocabulary_size:
         what, expected = f"{flag} is outside the vocabulary.", f"0 … {vocabulary_size - 1}"
-        raise UserError(what, found=value, expected=expected, next="correct it, or --vocabulary-size")
+        raise UserError(
+            what, found=value, expected=expected, next="correct it, or --vocabulary-size"
+        )
 
 
-def _resolve_eos(settings: ConvertSettings, goal: Target, as_it_is: bool, eos_id: int | None) -> bool:
-    """Return whether documents end with EOS: by flag, by the name of the target store, or as in the source."""
-    eos = settings.eos if settings.eos is not None else as_it_is or (goal.store is not None and goal.store.eos)
+def _resolve_eos(
+    settings: ConvertSettings, goal: Target, as_it_is: bool, eos_id: int | None
+) -> bool:
+    """Return whether documents end with EOS: by flag, by the name of the target store, or as in the
+    source.
+    """
+    eos = (
+        settings.eos
+        if settings.eos is not None
+        else as_it_is or (goal.store is not None and goal.store.eos)
+    )
     if eos and eos_id is None:
-        raise UserError("the tokenizer has no EOS.", flag="--eos", next="leave it out, or --eos-id N")
+        raise UserError(
+            "the tokenizer has no EOS.", flag="--eos", next="leave it out, or --eos-id N"
+        )
     return eos
 
 
@@ -387,7 +531,9 @@ def write_store(found: Source, goal: Target, log: Log) -> None:
     if lost := manifest["tokens_cut"]:
         fill += f", {lost:,} ids of {manifest['documents_cut']:,} documents cut"
     digest = f"ids_digest {manifest['ids_digest']['value'][:16]}"
-    log(f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {fill}; {digest}")
+    log(
+        f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {fill}; {digest}"
+    )
 
 
 @contextmanager
@@ -411,7 +557,10 @@ def _lock_target(goal: Target) -> Iterator[None]:
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Write a foreign format, and the record of the facts that its files do not contain."""
     rule, layout, documents = _choose_rule(settings, found, goal), goal.layout, found.documents
-    progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), reframe.ExportCounts()
+    progress, count = (
+        Progress(f"writing {goal.path.name}", total=len(documents)),
+        reframe.ExportCounts(),
+    )
     documents.report = progress
     hashes = layout.write(documents, goal.path, rule, count)
     origin = documents.origin
@@ -431,7 +580,10 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
     progress.close()
     log(progress.line())
     size = sum(file.stat().st_size for file in hashes)
-    log(f"{goal.path}: {goal.format}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
+    log(
+        f"{goal.path}: {goal.format}, {count.documents:,} documents, {count.tokens:,} ids, "
+        f"{size:,} bytes"
+    )
     if count.bos_dropped and (found.counts is None or found.counts.bos_stripped):
         log(f"  removed: {count.bos_dropped:,} of BOS {origin.bos_id}")
     if rule.document_end is not None:
@@ -441,7 +593,9 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
 
 
 def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> reframe.ExportFraming:
-    """Return how documents are framed in the target: between foreign formats as before, if the format allows it."""
+    """Return how documents are framed in the target: between foreign formats as before, if the
+    format allows it.
+    """
     origin, end = found.documents.origin, settings.document_end
     if end is None and goal.format == "nanogpt":
         end = found.framing.document_end if found.framing else origin.eos_id

@@ -1,4 +1,6 @@
-"""Build raw Parquet with train and validation splits from raw text, whole or in parts; or write its records files."""
+"""Build raw Parquet with train and validation splits from raw text, whole or in parts; or write its
+records files.
+"""
 
 import argparse
 from pathlib import Path
@@ -21,7 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--records", action="store_true", help=text)
     text = "build part N (from 0) of a corpus with several `parts` in its settings"
     parser.add_argument("--part", type=int, metavar="N", help=text)
-    parser.add_argument("--content", nargs="?", default="", const="", help="fingerprint of the source files, to record")
+    parser.add_argument(
+        "--content",
+        nargs="?",
+        default="",
+        const="",
+        help="fingerprint of the source files, to record",
+    )
     text = "processes that merge parts, or write records files"
     parser.add_argument("--processes", type=int, default=1, metavar="N", help=text)
     text = "kinds url, hub: results/downloads/NAME/manifest.json"
@@ -31,14 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
-    """Build the corpus or one part, merge its parts, or write its records files, and report the size."""
+    """Build the corpus or one part, merge its parts, or write its records files, and report the
+    size.
+    """
     if arguments.processes < 1:
-        raise UserError("--processes must be at least 1.", found=arguments.processes, next="--processes 8, for example")
+        raise UserError(
+            "--processes must be at least 1.",
+            found=arguments.processes,
+            next="--processes 8, for example",
+        )
     if arguments.records:
         directory = arguments.output.parent.parent
         with hold_run_folder(directory, "the corpus records", wait=wait):
             files = write_text_records(directory, arguments.processes)["files"]
-        documents, size = sum(file["records"] for file in files), sum(file["bytes"] for file in files)
+        documents, size = (
+            sum(file["records"] for file in files),
+            sum(file["bytes"] for file in files),
+        )
         print(f"records of {directory}: {documents:,} documents, {format_bytes(size)}")
         return
     settings = from_json(CorpusSettings, arguments.settings)
@@ -47,8 +64,13 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         raise UserError(what, key=field, reason=text, next="change this key")
     part = arguments.part
     if part is not None and not 0 <= part < settings.parts:
-        expected, next = f"0 to {settings.parts - 1}", "name one of its parts, or change `parts` in its settings"
-        raise UserError("the corpus has no such part.", flag="--part", found=part, expected=expected, next=next)
+        expected, next = (
+            f"0 to {settings.parts - 1}",
+            "name one of its parts, or change `parts` in its settings",
+        )
+        raise UserError(
+            "the corpus has no such part.", flag="--part", found=part, expected=expected, next=next
+        )
     name = f"corpus {settings.name}" + (f", part {part}" if part is not None else "")
     progress = Progress(name)
     downloads = arguments.downloads.parent if arguments.downloads else None
@@ -64,7 +86,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
             manifest = build(settings, directory, progress, downloads, arguments.content)
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
-    dropped = 0 if part is not None else manifest["cleaning"]["documents"]["duplicates"]  # found among all parts
+    # found among all parts
+    dropped = 0 if part is not None else manifest["cleaning"]["documents"]["duplicates"]
     print(f"{progress.line()}; {rows}" + (f"; {dropped:,} duplicates dropped" if dropped else ""))
     if part is None and (overlap := state_held_out(manifest)):
         print(overlap)

@@ -1,4 +1,6 @@
-"""Compare two reports' folders cell by cell: measures, claims, and facts that may explain a difference."""
+"""Compare two reports' folders cell by cell: measures, claims, and facts that may explain a
+difference.
+"""
 
 import argparse
 from pathlib import Path
@@ -19,8 +21,13 @@ def run(arguments: argparse.Namespace) -> int:
     a, b = difference.read(arguments.a), difference.read(arguments.b)
     found = difference.difference(a, b).items()
     head = f"A is {a.name}, B is {b.name}."
-    print("\n".join([head, *(f"\n{title}\n\n{table.plain(rows)}" for title, rows in found)]), end="")
+    print(
+        "\n".join([head, *(f"\n{title}\n\n{table.plain(rows)}" for title, rows in found)]), end=""
+    )
     if arguments.output:
-        parts = [f"# Two reports\n\n{head}\n", *(f"## {title}\n\n{table.markdown(rows)}" for title, rows in found)]
+        parts = [
+            f"# Two reports\n\n{head}\n",
+            *(f"## {title}\n\n{table.markdown(rows)}" for title, rows in found),
+        ]
         write_text(arguments.output, "\n".join(parts))
     return 0

@@ -1,7 +1,7 @@
 """Report what this machine has and lacks. Exit code 0 if `make run` can run here, else 2.
 
-Verdicts: `ok`; `note`, it works with a restriction; `no`, it is missing or does not work. Packages are imported in a
-child process, because any may be missing or broken.
+Verdicts: `ok`; `note`, it works with a restriction; `no`, it is missing or does not work. Packages
+are imported in a child process, because any may be missing or broken.
 """
 
 import argparse
@@ -38,25 +38,52 @@ LIMIT_S = 60.0
 MARK = "tokenscale doctor: "
 #: group of packages → its distributions
 GROUPS = {
-    "host": "snakemake snakemake-executor-plugin-slurm pyyaml packaging pygments requests urllib3 huggingface-hub",
-    "trainer": "torch numpy pydantic pyarrow safetensors tokenizers mistral-common tiktoken gigatoken xxhash zstandard "
+    "host": (
+        "snakemake snakemake-executor-plugin-slurm pyyaml packaging pygments requests urllib3 "
+        "huggingface-hub"
+    ),
+    "trainer": "torch numpy pydantic pyarrow safetensors tokenizers mistral-common tiktoken gigatoken "
+    "xxhash zstandard "
     "transformers",
     "report": "duckdb pandas matplotlib jinja2 pypdf sacrebleu",
 }
 PURPOSES = {"host": "the workflow", "trainer": "training", "report": "the report"}
 #: distribution → the only feature that needs it
-ONLY = {"snakemake-executor-plugin-slurm": "SLURM", "packaging": "doctor", "pygments": "snakemake --report"}
+ONLY = {
+    "snakemake-executor-plugin-slurm": "SLURM",
+    "packaging": "doctor",
+    "pygments": "snakemake --report",
+}
 ONLY |= dict.fromkeys(("requests", "urllib3", "huggingface-hub"), "downloads")
-ONLY |= {"zstandard": "reading compressed MDS shards", "transformers": "its models", "sacrebleu": "BLEU"}
-#: bytes of memory that the demo needs: a rank peaks at 0.69 GB, two run at a time; and of disk: twice its results
+ONLY |= {
+    "zstandard": "reading compressed MDS shards",
+    "transformers": "its models",
+    "sacrebleu": "BLEU",
+}
+#: bytes of memory that the demo needs: a rank peaks at 0.69 GB, two run at a time; and of disk:
+#: twice its results
 DEMO_MEMORY, DEMO_DISK = 1_700_000_000, 100_000_000
 #: types of file systems, as the kernel names them
-NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "9p", "virtiofs")
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb3",
+    "afs",
+    "9p",
+    "virtiofs",
+)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of a check: its verdict (ok, note, no), the fact as text and as values, and the next step."""
+    """Result of a check: its verdict (ok, note, no), the fact as text and as values, and the next
+    step.
+    """
 
     verdict: str
     fact: str
@@ -68,7 +95,8 @@ class Finding:
 class Context:
     """What checks share: the results folder, and what the child process reported.
 
-    `broken`: module → error of its import. `torch`: its version, builds and GPUs. `ended`: how the child failed, or "".
+    `broken`: module → error of its import. `torch`: its version, builds and GPUs. `ended`: how the
+    child failed, or "".
     """
 
     results: Path = Path("results")
@@ -78,7 +106,9 @@ class Context:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -96,7 +126,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(results: Path, only: Container[str] | None = None) -> dict[str, Finding]:
-    """Return name → finding of all checks, or of those in `only`. A check that fails is a finding, too."""
+    """Return name → finding of all checks, or of those in `only`. A check that fails is a finding,
+    too.
+    """
     findings = {}
     groups = [group for group in GROUPS if only is None or f"{group} packages" in only]
     context = Context(results, **probe(list(map(module_of, list_packages(*groups)))))
@@ -111,20 +143,30 @@ def examine(results: Path, only: Container[str] | None = None) -> dict[str, Find
 
 
 def find_first_lack(findings: Mapping[str, Finding]) -> str:
-    """Return the first step of the first check that `make run` needs and that failed; empty if it can run."""
+    """Return the first step of the first check that `make run` needs and that failed; empty if it
+    can run.
+    """
     lacks = (findings[name] for name in DEMO if findings[name].verdict == "no")
     return next((finding.next or finding.fact for finding in lacks), "")
 
 
 def render(findings: Mapping[str, Finding]) -> str:
     """Return the report as ASCII text: one line per check, then whether `make run` can run."""
-    lines, column = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"], max(map(len, findings))
+    lines, column = (
+        [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"],
+        max(map(len, findings)),
+    )
     for name, finding in findings.items():
         lines += wrap_text(f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact, 120)
         lines += wrap_text(" " * (column + 8) + "next: ", as_typed(finding.next), 120)
     first = find_first_lack(findings)
     chosen = as_typed("`tokenscale ready` says whether the chosen experiments can start")
-    lines += ["", f"make run cannot run here yet. First: {first}" if first else f"make run can run here; {chosen}"]
+    lines += [
+        "",
+        f"make run cannot run here yet. First: {first}"
+        if first
+        else f"make run can run here; {chosen}",
+    ]
     return "\n".join(lines).encode("ascii", "backslashreplace").decode("ascii")
 
 
@@ -149,10 +191,11 @@ def is_importable(module: str) -> bool:
 
 
 def read_requirements() -> dict[str, str]:
-    """Return distribution → version bounds ("": none) of the clone that this file lies in, and those of `python`.
+    """Return distribution → version bounds ("": none) of the clone that this file lies in, and
+    those of `python`.
 
-    The metadata of an editable install may be older. Empty outside a clone, only `python` without the package
-    packaging.
+    The metadata of an editable install may be older. Empty outside a clone, only `python` without
+    the package packaging.
     """
     import tomllib  # not in Python 3.10
 
@@ -167,13 +210,18 @@ def read_requirements() -> dict[str, str]:
 
     stated = [f"python{python}", *project["dependencies"], *(r for extra in extras for r in extra)]
     parsed = map(Requirement, stated)
-    return {r.name.lower().replace("_", "-"): ",".join(sorted(map(str, r.specifier), reverse=True)) for r in parsed}
+    return {
+        r.name.lower().replace("_", "-"): ",".join(sorted(map(str, r.specifier), reverse=True))
+        for r in parsed
+    }
 
 
 def satisfies(version: str, bounds: str) -> bool:
-    """Return whether a version lies within bounds such as `>=2.9,<2.14`; any does without the package packaging.
+    """Return whether a version lies within bounds such as `>=2.9,<2.14`; any does without the
+    package packaging.
 
-    Only the numbers count: a container's `2.9.0a0+5228986` is taken for 2.9.0, which pip would not do.
+    Only the numbers count: a container's `2.9.0a0+5228986` is taken for 2.9.0, which pip would not
+    do.
 
     >>> satisfies("2.13.0+cpu", ">=2.9,<2.14"), satisfies("2.8.1", ">=2.9,<2.14"), satisfies("2.14.0rc1", "<2.14")
     (True, False, False)
@@ -192,9 +240,15 @@ def check_python(context: Context) -> Finding:
     if not wanted:
         return Finding("note", f"{version}; the required version is unknown", "work in a clone")
     if not satisfies(version, wanted):
-        cure = "make setup PYTHON=python3.13 (`uv python install 3.13`, or https://www.python.org/downloads)"
+        cure = (
+            "make setup PYTHON=python3.13 (`uv python install 3.13`, or "
+            "https://www.python.org/downloads)"
+        )
         return Finding("no", f"{version}; {wanted} is required", cure)
-    return Finding("ok", f"{version} ({wanted}){', not in a virtual environment' * (sys.prefix == sys.base_prefix)}")
+    return Finding(
+        "ok",
+        f"{version} ({wanted}){', not in a virtual environment' * (sys.prefix == sys.base_prefix)}",
+    )
 
 
 def check_packages(group: str, context: Context) -> Finding:
@@ -202,7 +256,11 @@ def check_packages(group: str, context: Context) -> Finding:
     wanted = read_requirements()
     fine, missing, others, fact = [], [], [], f"for {PURPOSES[group]}"
     for name in list_packages(group):
-        bounds, module, only = wanted.get(name, ""), module_of(name), f" (only for {ONLY.get(name)})" * (name in ONLY)
+        bounds, module, only = (
+            wanted.get(name, ""),
+            module_of(name),
+            f" (only for {ONLY.get(name)})" * (name in ONLY),
+        )
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -210,14 +268,24 @@ def check_packages(group: str, context: Context) -> Finding:
         if not is_importable(module):
             missing.append((name, name + only))
         elif module in context.broken:
-            others.append((name, f"{name} {version} does not import: {context.broken[module]}{only}"))
+            others.append(
+                (name, f"{name} {version} does not import: {context.broken[module]}{only}")
+            )
         elif version and not satisfies(version, bounds):
             others.append((name, f"{name} {version} is outside {bounds}{only}"))
         else:
-            fine.append((name, f"{name} {version or 'of unknown version'}" + (f" ({bounds})" if bounds else "")))
+            fine.append(
+                (
+                    name,
+                    f"{name} {version or 'of unknown version'}"
+                    + (f" ({bounds})" if bounds else ""),
+                )
+            )
     if not (wrong := [name for name, _ in missing + others]):
         return Finding("ok", f"{fact}: " + ", ".join(text for _, text in fine))
-    parts = [f"missing: {', '.join(text for _, text in missing)}"] * bool(missing) + [text for _, text in others]
+    parts = [f"missing: {', '.join(text for _, text in missing)}"] * bool(missing) + [
+        text for _, text in others
+    ]
     fact += ", " + "; ".join(parts + [f"fine: {', '.join(name for name, _ in fine)}"] * bool(fine))
     cure = " ".join(f"'{name}{wanted.get(name, '')}'" for name in wrong)
     if any(module_of(name) in context.broken for name in wrong):
@@ -226,19 +294,29 @@ def check_packages(group: str, context: Context) -> Finding:
         cure = "-e '.[test]'"  # no package was installed at all
     python = Path(sys.executable)  # in a message short, if it lies in this folder
     python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    return Finding("note" if ONLY.keys() >= set(wrong) else "no", fact, f"{python} -m pip install {cure}")
+    return Finding(
+        "note" if ONLY.keys() >= set(wrong) else "no", fact, f"{python} -m pip install {cure}"
+    )
 
 
 # -- child processes
 
 
-def run_command(argv: list[str], timeout_s: float = 5.0, **variables: str) -> tuple[int | None, str]:
+def run_command(
+    argv: list[str], timeout_s: float = 5.0, **variables: str
+) -> tuple[int | None, str]:
     """Run a command and return its exit code and its output (both streams).
 
-    The code is None if the command is missing or does not end in time; then its whole process group is killed.
+    The code is None if the command is missing or does not end in time; then its whole process group
+    is killed.
     """
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    options: dict[str, Any] = {**streams, "text": True, "errors": "replace", "start_new_session": True}
+    options: dict[str, Any] = {
+        **streams,
+        "text": True,
+        "errors": "replace",
+        "start_new_session": True,
+    }
     try:
         process = subprocess.Popen(argv, env=os.environ | variables, **options)
     except OSError as error:
@@ -255,7 +333,9 @@ def run_command(argv: list[str], timeout_s: float = 5.0, **variables: str) -> tu
 
 def run_python(*arguments: str) -> tuple[int | None, str]:
     """Run Python with this very package, whatever the working folder holds."""
-    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(
+        filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")])
+    )
     return run_command([sys.executable, *arguments], LIMIT_S, PYTHONPATH=path)
 
 
@@ -266,13 +346,18 @@ def describe_exit(code: int | None) -> str:
 
 
 def probe(modules: Sequence[str]) -> dict[str, Any]:
-    """Import modules in a child process, where a crash or a hang does no harm, and ask torch for its GPUs there.
+    """Import modules in a child process, where a crash or a hang does no harm, and ask torch for
+    its GPUs there.
 
     Returns the fields `broken`, `torch` and `ended` of `Context`.
     """
     names = [name for name in modules if is_importable(name)]
     code, text = run_python("-c", f"from {__name__} import report_imports; report_imports({names})")
-    ended, tried, facts = "" if code == 0 else describe_exit(code), dict[str, str](), dict[str, Any]()
+    ended, tried, facts = (
+        "" if code == 0 else describe_exit(code),
+        dict[str, str](),
+        dict[str, Any](),
+    )
     for line in text.splitlines():  # a package may print while it is imported
         if line.startswith(MARK):
             found = json.loads(line.removeprefix(MARK))
@@ -285,7 +370,9 @@ def probe(modules: Sequence[str]) -> dict[str, Any]:
 
 
 def report_imports(names: Sequence[str]) -> None:
-    """In the child: print a line of JSON for each attempt at once, so that those before a crash are known."""
+    """In the child: print a line of JSON for each attempt at once, so that those before a crash are
+    known.
+    """
 
     def report(**facts: Any) -> None:
         print(f"\n{MARK}{json.dumps(facts)}", flush=True)
@@ -295,7 +382,9 @@ def report_imports(names: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except BaseException as raised:  # a package may even call exit
-            error = f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
+            error = (
+                f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
+            )
         report(imported={name: error})
     if "torch" not in sys.modules:
         return
@@ -312,7 +401,9 @@ def report_imports(names: Sequence[str]) -> None:
         for number in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(number)
             capability = f"{about.major}.{about.minor}"
-            devices.append({"name": about.name, "memory_bytes": about.total_memory, "capability": capability})
+            devices.append(
+                {"name": about.name, "memory_bytes": about.total_memory, "capability": capability}
+            )
             try:
                 ones = torch.ones(64, 64, device=f"cuda:{number}", dtype=torch.bfloat16)
                 if (ones @ ones).float().sum().item() != 64**3:
@@ -328,25 +419,46 @@ def report_imports(names: Sequence[str]) -> None:
 
 
 def check_project_folder(context: Context) -> Finding:
-    """Check that this folder is the project's: the workflow is in the repository, not in the package."""
-    needed = ("workflow/Snakefile", "config/config.yaml", "profiles/default/config.yaml", "pyproject.toml")
+    """Check that this folder is the project's: the workflow is in the repository, not in the
+    package.
+    """
+    needed = (
+        "workflow/Snakefile",
+        "config/config.yaml",
+        "profiles/default/config.yaml",
+        "pyproject.toml",
+    )
     if missing := [name for name in needed if not Path(name).is_file()]:
-        return Finding("no", f"not in this folder: {', '.join(missing)}", "cd to a clone of the repository")
+        return Finding(
+            "no", f"not in this folder: {', '.join(missing)}", "cd to a clone of the repository"
+        )
     if absent := [name for name in ("make", "git") if shutil.which(name) is None]:
-        cure = "install them: without make, `snakemake` starts the workflow; without git, results name no commit"
-        return Finding("note", f"workflow and configuration are here, but not {' and '.join(absent)}", cure)
+        cure = (
+            "install them: without make, `snakemake` starts the workflow; without git, results "
+            "name no commit"
+        )
+        return Finding(
+            "note", f"workflow and configuration are here, but not {' and '.join(absent)}", cure
+        )
     if not Path("alps/config.yaml").is_file():  # a download or a file system without symbolic links
-        return Finding("note", "the link `alps` does not point to profiles/alps", "ln -sfn profiles/alps alps")
+        return Finding(
+            "note", "the link `alps` does not point to profiles/alps", "ln -sfn profiles/alps alps"
+        )
     return Finding("ok", "workflow, configuration and profiles are here")
 
 
 def check_cores(context: Context) -> Finding:
-    """Check the cores that this process may use, by its affinity mask and control groups, not the built-in ones."""
+    """Check the cores that this process may use, by its affinity mask and control groups, not the
+    built-in ones.
+    """
     visible, quota = provenance.count_affinity_cores(), provenance.cgroup_limits()[0]
     usable, fact = provenance.usable_cores(visible, quota), f"usable of {os.cpu_count()}"
     values = {"usable": usable}
     if quota and quota < visible:
-        fact += f": a control group allows {quota:g}, but Snakemake's `cores: all` counts all {visible} visible"
+        fact += (
+            f": a control group allows {quota:g}, but Snakemake's `cores: all` counts all "
+            f"{visible} visible"
+        )
         return Finding("note", f"{usable} {fact}", f"snakemake --cores {usable}", values)
     return Finding("ok", f"{usable} {fact}", values=values)
 
@@ -356,12 +468,18 @@ def check_memory(context: Context) -> Finding:
     (total, available), limit = provenance.read_memory(), provenance.cgroup_limits()[1]
     fact = f"{format_bytes(total)}" if total else "of unknown size"
     fact += f", {format_bytes(available)} available" if available is not None else ""
-    fact += f", limited to {format_bytes(limit)} by a control group" if limit and limit < (total or limit) else ""
+    fact += (
+        f", limited to {format_bytes(limit)} by a control group"
+        if limit and limit < (total or limit)
+        else ""
+    )
     least = min(filter(None, (total, available, limit)), default=2 * DEMO_MEMORY - 1)
     if least >= 2 * DEMO_MEMORY:
         return Finding("ok", fact)
     fact += f"; the demo needs {format_bytes(DEMO_MEMORY)}, larger models more"
-    return Finding("no" if least < DEMO_MEMORY else "note", fact, "close other programs, or raise the limit")
+    return Finding(
+        "no" if least < DEMO_MEMORY else "note", fact, "close other programs, or raise the limit"
+    )
 
 
 # -- GPUs and collectives
@@ -383,15 +501,35 @@ def check_gpus(context: Context) -> Finding:
     seen = f"the driver sees {len(there)} ({', '.join(dict.fromkeys(there))})" if there else why
     if problem := find_torch_problem(context):
         return Finding("no", f"{seen}; GPUs seen by torch: {problem.fact}", problem.next)
-    torch, devices, hidden = context.torch, context.torch["devices"], os.environ.get("CUDA_VISIBLE_DEVICES")
-    build = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['rocm']}" if torch["rocm"] else ""
+    torch, devices, hidden = (
+        context.torch,
+        context.torch["devices"],
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+    build = (
+        f"CUDA {torch['cuda']}"
+        if torch["cuda"]
+        else f"ROCm {torch['rocm']}"
+        if torch["rocm"]
+        else ""
+    )
     if devices:
-        names = [f"{d['name']} ({format_bytes(d['memory_bytes'])}, capability {d['capability']})" for d in devices]
-        fact = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) + f"; torch for {build}"
+        names = [
+            f"{d['name']} ({format_bytes(d['memory_bytes'])}, capability {d['capability']})"
+            for d in devices
+        ]
+        fact = (
+            ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+            + f"; torch for {build}"
+        )
         if failing := [f"GPU {n}: {d['error']}" for n, d in enumerate(devices) if "error" in d]:
             cure = "install a torch built for this GPU"
             return Finding("no", f"{fact}; {'; '.join(failing)}", cure, {"devices": devices})
-        fewer = f"; {seen}; CUDA_VISIBLE_DEVICES is {hidden or 'not set'}" if len(there) > len(devices) else ""
+        fewer = (
+            f"; {seen}; CUDA_VISIBLE_DEVICES is {hidden or 'not set'}"
+            if len(there) > len(devices)
+            else ""
+        )
         return Finding("note" if fewer else "ok", fact + fewer, values={"devices": devices})
     if not there:
         return Finding("no", f"none: {seen}; training runs on the CPU", values={"devices": []})
@@ -411,46 +549,77 @@ def query_driver() -> tuple[list[str], str]:
     if not shutil.which("nvidia-smi"):
         return [], "no GPU driver found (nvidia-smi)"
     code, text = run_command(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    return (text.splitlines(), "") if code == 0 and text else ([], f"nvidia-smi fails: {text or 'it lists no GPU'}")
+    return (
+        (text.splitlines(), "")
+        if code == 0 and text
+        else ([], f"nvidia-smi fails: {text or 'it lists no GPU'}")
+    )
 
 
 def check_nccl(context: Context) -> Finding:
     """Check an all-reduce over two GPUs with NCCL."""
     devices = context.torch.get("devices")
     if devices is not None and not context.torch["nccl"]:
-        return Finding("no", f"not in this build of torch ({context.torch['version']}); needed only for GPUs")
+        return Finding(
+            "no", f"not in this build of torch ({context.torch['version']}); needed only for GPUs"
+        )
     if devices is not None and len(devices) < 2:
         fact = "one GPU needs no all-reduce" if devices else "torch sees no GPU"
         return Finding("ok" if devices else "no", f"in this build of torch; {fact}")
-    cure = "NCCL_DEBUG=INFO shows why; NCCL_P2P_DISABLE=1 often helps if GPUs cannot reach each other"
+    cure = (
+        "NCCL_DEBUG=INFO shows why; NCCL_P2P_DISABLE=1 often helps if GPUs cannot reach each other"
+    )
     return check_all_reduce("auto", cure, context)
 
 
 def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
-    """Run `benchmark collectives` on two ranks, with a buffer as large as that of a training's preflight."""
+    """Run `benchmark collectives` on two ranks, with a buffer as large as that of a training's
+    preflight.
+    """
     if problem := find_torch_problem(context):
         return problem
     size = (4 if device == "cpu" else 128) * 2**20
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "collectives.json"
         options = f"--sizes 4096 {size} --collectives all_reduce --rounds 3 --device {device} --output".split()
-        code, text = run_python("-m", "tokenscale", "benchmark", "collectives", *options, str(output))
+        code, text = run_python(
+            "-m", "tokenscale", "benchmark", "collectives", *options, str(output)
+        )
         if code is None and reaches_itself():  # a busy machine does not show that its links fail
-            again = f"try again when the machine is idle (its load is {os.getloadavg()[0]:.0f}); else {cure}"
+            again = (
+                f"try again when the machine is idle (its load is {os.getloadavg()[0]:.0f}); "
+                f"else {cure}"
+            )
             return Finding("note", f"an all-reduce did not end within {LIMIT_S:g} s", again)
         if code != 0:
-            found = re.findall(r"^(?:[\w.]+Error|tokenscale): .*", text, re.M) or text.splitlines()[-1:]
-            return Finding("no", f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}", cure)
-        seconds = min(r["seconds"] for r in json.loads(output.read_text())["records"] if r["bytes"] == size)
+            found = (
+                re.findall(r"^(?:[\w.]+Error|tokenscale): .*", text, re.MULTILINE)
+                or text.splitlines()[-1:]
+            )
+            return Finding(
+                "no",
+                f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}",
+                cure,
+            )
+        seconds = min(
+            r["seconds"] for r in json.loads(output.read_text())["records"] if r["bytes"] == size
+        )
     rate = size / seconds / 1e9  # bus bandwidth of two ranks, as in nccl-tests
-    return Finding("ok", f"2 ranks completed an all-reduce, at {rate:.3g} GB/s", values={"ranks": 2, "gb_s": rate})
+    return Finding(
+        "ok",
+        f"2 ranks completed an all-reduce, at {rate:.3g} GB/s",
+        values={"ranks": 2, "gb_s": rate},
+    )
 
 
 def reaches_itself() -> bool:
     """Return whether a connection through the loopback interface works."""
-    with suppress(OSError), socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname(), 5):
-            return True
+    with (
+        suppress(OSError),
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), 5),
+    ):
+        return True
     return False
 
 
@@ -458,14 +627,17 @@ def reaches_itself() -> bool:
 
 
 def try_folder(folder: Path) -> tuple[str, float]:
-    """Try the operations of writing results in a temporary folder. Return why one does not work, or "", and the seconds
-    that the file system's clock is ahead of this machine's (Snakemake compares file times).
+    """Try the operations of writing results in a temporary folder. Return why one does not work, or
+    "", and the seconds that the file system's clock is ahead of this machine's (Snakemake compares
+    file times).
     """
     import fcntl
 
     step = "create"
     try:
-        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder, ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(
+            prefix=".doctor-", dir=folder, ignore_cleanup_errors=True
+        ) as name:
             old, new = Path(name) / "results.json", Path(name) / ".results.json.tmp"
             old.write_bytes(b"old")
             before = time.time()
@@ -480,17 +652,30 @@ def try_folder(folder: Path) -> tuple[str, float]:
             with open(old, "rb+") as held:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # another process: within one, some file systems grant a lock twice
-                again = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+                again = (
+                    "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | "
+                    "fcntl.LOCK_NB)"
+                )
                 code, text = run_command([sys.executable, "-S", "-c", again, str(old)], 10)
                 if code == 0 or "BlockingIOError" not in text:
-                    raise OSError(errno.ENOLCK, text if code else "two processes acquired the same lock")
+                    raise OSError(
+                        errno.ENOLCK, text if code else "two processes acquired the same lock"
+                    )
     except Exception as error:
-        return f"{step} fails: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}", 0.0
+        return (
+            (
+                f"{step} fails: "
+                f"{getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}"
+            ),
+            0.0,
+        )
     return "", skew
 
 
 def check_results_folder(context: Context) -> Finding:
-    """Check the file system of the results: free space, and the operations that the project relies on."""
+    """Check the file system of the results: free space, and the operations that the project relies
+    on.
+    """
     folder = context.results.absolute()
     while not folder.exists() and folder != folder.parent:  # a check creates no folders
         folder = folder.parent
@@ -501,17 +686,30 @@ def check_results_folder(context: Context) -> Finding:
     fact = f"{where}, file system {kind}, {format_bytes(free)} free"
     if failed:
         cure = "make it writable, or use another folder"
-        cure = "request a mount with the option flock" if "flock" in failed and kind == "lustre" else cure
+        cure = (
+            "request a mount with the option flock"
+            if "flock" in failed and kind == "lustre"
+            else cure
+        )
         return Finding("no", f"{fact}; {failed}", cure)
     fact += "; rename and flock work"
     if free < DEMO_DISK:
-        return Finding("no", fact, f"free {format_bytes(DEMO_DISK)}: the demo's results take half of it")
+        return Finding(
+            "no", fact, f"free {format_bytes(DEMO_DISK)}: the demo's results take half of it"
+        )
     on_network = kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse")
-    skewed = f"its clock is {skew:+.0f} s off this machine's clock, and Snakemake compares file times"
+    skewed = (
+        f"its clock is {skew:+.0f} s off this machine's clock, and Snakemake compares file times"
+    )
     notes = {
-        ("it is in memory: lost on reboot", "copy important results to a disk"): kind in ("tmpfs", "ramfs"),
-        ("it is inside a container and is lost with it", "mount a folder of the host here"): kind == "overlay",
-        ("files of other nodes appear late", "snakemake --latency-wait 60, as profiles/alps has it"): on_network,
+        ("it is in memory: lost on reboot", "copy important results to a disk"): kind
+        in ("tmpfs", "ramfs"),
+        ("it is inside a container and is lost with it", "mount a folder of the host here"): kind
+        == "overlay",
+        (
+            "files of other nodes appear late",
+            "snakemake --latency-wait 60, as profiles/alps has it",
+        ): on_network,
         (skewed, "synchronize both clocks with NTP"): abs(skew) > 1.0,
         ("little free space beyond the demo", "free some space"): free < 20 * DEMO_DISK,
     }
@@ -528,10 +726,17 @@ def make_finding(fact: str, notes: list[tuple[str, str]], **values: Any) -> Find
 
 
 def check_slurm(context: Context) -> Finding:
-    """Check SLURM's programs, its controller and its accounting. `values`: partition → GPUs of its nodes, if any."""
+    """Check SLURM's programs, its controller and its accounting. `values`: partition → GPUs of its
+    nodes, if any.
+    """
     if missing := [name for name in ("sbatch", "srun", "sinfo") if shutil.which(name) is None]:
-        cure = "run this on a cluster's login node; a dry run needs no SLURM: snakemake --profile alps -n"
-        return Finding("no", f"{', '.join(missing)} not found; needed only for --profile alps", cure)
+        cure = (
+            "run this on a cluster's login node; a dry run needs no SLURM: snakemake --profile "
+            "alps -n"
+        )
+        return Finding(
+            "no", f"{', '.join(missing)} not found; needed only for --profile alps", cure
+        )
     code, text = run_command(["sinfo", "--noheader", "--format=%P %G"])
     if code != 0:
         first = text.splitlines()[0] if text else describe_exit(code)
@@ -543,9 +748,16 @@ def check_slurm(context: Context) -> Finding:
         partitions[name.rstrip("*")] = max(gpus, partitions.get(name.rstrip("*"), 0))
     notes = []
     if run_command(["sacct", "-X", "--noheader", "--format=JobIdRaw"])[0] != 0:
-        notes.append(("sacct fails: Snakemake would wait forever", "snakemake --slurm-status-command squeue"))
+        notes.append(
+            ("sacct fails: Snakemake would wait forever", "snakemake --slurm-status-command squeue")
+        )
     if job := os.environ.get("SLURM_JOB_ID"):
-        notes.append((f"this is inside job {job}, and Snakemake submits jobs itself", "start it outside a job"))
+        notes.append(
+            (
+                f"this is inside job {job}, and Snakemake submits jobs itself",
+                "start it outside a job",
+            )
+        )
     fact = f"{run_command(['sbatch', '--version'])[1]}, partitions {', '.join(partitions)}"
     return make_finding(fact, notes, partitions=partitions)
 
@@ -564,5 +776,13 @@ CHECKS: list[tuple[str, Callable[[Context], Finding]]] = [
     ("slurm", check_slurm),
 ]
 #: checks that `make run` needs, which decide the exit code
-DEMO = ("python", "host packages", "trainer packages", "report packages", "project", "memory", "gloo",
-        "results folder")  # fmt: skip
+DEMO = (
+    "python",
+    "host packages",
+    "trainer packages",
+    "report packages",
+    "project",
+    "memory",
+    "gloo",
+    "results folder",
+)

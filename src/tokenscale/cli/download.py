@@ -1,4 +1,6 @@
-"""Download the files of a corpus of kind url or hub to results/downloads, and verify them by hash."""
+"""Download the files of a corpus of kind url or hub to results/downloads, and verify them by
+hash.
+"""
 
 import argparse
 from pathlib import Path
@@ -20,4 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
     settings = from_json(CorpusSettings, arguments.settings)
     manifest = fetch_corpus(settings, arguments.output.parent)
     files = [file for key in FILE_LISTS for file in manifest.get(key, ())]
-    print(f"download {settings.name}: {len(files)} file(s), {format_bytes(sum(f['bytes'] for f in files))}")
+    print(
+        f"download {settings.name}: {len(files)} file(s), "
+        f"{format_bytes(sum(f['bytes'] for f in files))}"
+    )

@@ -1,4 +1,6 @@
-"""Measure a checkpoint's perplexity, bits per byte and next-token accuracy on any text, or its BLEU on pairs."""
+"""Measure a checkpoint's perplexity, bits per byte and next-token accuracy on any text, or its BLEU
+on pairs.
+"""
 
 import argparse
 import itertools
@@ -34,18 +36,29 @@ from tokenscale.train.optimizer import autocast_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the checkpoint and the data; by default the held-out documents of its corpus."""
+    """Add the options that name the checkpoint and the data; by default the held-out documents of
+    its corpus.
+    """
     add_checkpoint_arguments(parser)
     data = parser.add_mutually_exclusive_group()
-    text = "corpus by its name or folder, or a file (Parquet, JSON lines, text); documents are scored separately"
+    text = (
+        "corpus by its name or folder, or a file (Parquet, JSON lines, text); documents are "
+        "scored separately"
+    )
     data.add_argument("--corpus", metavar="NAME", help=text)
     text = "packed store, scored by rows as in a training's validation"
     data.add_argument("--store", type=Path, metavar="MANIFEST", help=text)
-    parser.add_argument("--split", choices=("train", "validation"), default="validation", help="split of the corpus")
+    parser.add_argument(
+        "--split", choices=("train", "validation"), default="validation", help="split of the corpus"
+    )
     text = "text column of a Parquet or JSON lines file"
     parser.add_argument("--text-column", default="text", metavar="NAME", help=text)
-    parser.add_argument("--rows", type=int, metavar="N", help="stop after N rows (default: read all)")
-    parser.add_argument("--bleu", type=int, metavar="N", help="translate N held-out pairs instead, and report BLEU")
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="stop after N rows (default: read all)"
+    )
+    parser.add_argument(
+        "--bleu", type=int, metavar="N", help="translate N held-out pairs instead, and report BLEU"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -75,17 +88,25 @@ def evaluate(
     bleu: int | None = None,
     **options: Any,
 ) -> str:
-    """Evaluate on a store, a corpus or a file; by default on the corpus of the training. Return the report as text.
+    """Evaluate on a store, a corpus or a file; by default on the corpus of the training. Return the
+    report as text.
 
     With `bleu`, translate that many pairs of a corpus instead.
     """
     rows = options.get("rows")
     if rows is not None and rows < 1:
-        raise UserError("--rows must be at least 1.", found=rows, next="leave --rows out to read all rows")
+        raise UserError(
+            "--rows must be at least 1.", found=rows, next="leave --rows out to read all rows"
+        )
     if bleu is not None:
         if store is not None or rows is not None:
-            other, next = "--rows" if store is None else "--store", "--bleu N, with --corpus NAME for another corpus"
-            raise UserError("--bleu cannot be combined with --store or --rows.", found=other, next=next)
+            other, next = (
+                "--rows" if store is None else "--store",
+                "--bleu N, with --corpus NAME for another corpus",
+            )
+            raise UserError(
+                "--bleu cannot be combined with --store or --rows.", found=other, next=next
+            )
         opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
         return format_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
     if store is not None:
@@ -93,10 +114,16 @@ def evaluate(
         return format_scores(opened, found, str(resolve_store(store)[0]))
     corpus = corpus or _read_training_corpus(checkpoint)
     try:
-        opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
+        opened, found = evaluate_text(
+            checkpoint, corpus, split=split, text_column=text_column, **options
+        )
     except UserError as error:
-        raise (reword_for_flags(error) if "source." in error.facts.get("key", "") else error) from None
-    return format_scores(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
+        raise (
+            reword_for_flags(error) if "source." in error.facts.get("key", "") else error
+        ) from None
+    return format_scores(
+        opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}"
+    )
 
 
 def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
@@ -149,16 +176,20 @@ def evaluate_bleu(
     report: Report | None = None,
     **opening: Any,
 ) -> tuple[CheckpointModel, list[Translation]]:
-    """Translate the first pairs of a corpus, given by name or folder; by default of the training's corpus.
+    """Translate the first pairs of a corpus, given by name or folder; by default of the training's
+    corpus.
 
-    `opening`: device and tokenizer, as for `open_checkpoint`. Raise UserError as it does, for a corpus without pairs,
-    and for a model that was not trained on pairs.
+    `opening`: device and tokenizer, as for `open_checkpoint`. Raise UserError as it does, for a
+    corpus without pairs, and for a model that was not trained on pairs.
     """
     if pairs < 1:
         raise UserError("--bleu must be at least 1.", bleu=pairs, next="--bleu 100, for example")
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     if opened.run.objective != "causal" or not opened.run.eos:
-        what, next = "the model cannot translate: it was not trained on pairs.", "name the checkpoint of a causal run"
+        what, next = (
+            "the model cannot translate: it was not trained on pairs.",
+            "name the checkpoint of a causal run",
+        )
         raise UserError(what, checkpoint=opened.name, next=f"{next} with eos, on a corpus of pairs")
     folder = _find_corpus(corpus or opened.run.corpus.name)
     if folder is None:
@@ -174,21 +205,32 @@ def evaluate_bleu(
 
 def _read_training_corpus(checkpoint: Path) -> str:
     if is_published(checkpoint):
-        what, next = "a model of transformers names no corpus: name the text to evaluate on.", "--corpus FILE or NAME"
+        what, next = (
+            "a model of transformers names no corpus: name the text to evaluate on.",
+            "--corpus FILE or NAME",
+        )
         raise UserError(what, checkpoint=checkpoint, next=f"{next}, or --store MANIFEST")
     path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, "checkpoint's record", next=hint)
     with report_malformed(path, "checkpoint's record", next=hint):
         run = RunSettings.from_json(canonical_json(record["run"]))
     if run.mixture is not None:
-        what, names = "the checkpoint was trained on a mixture: name the corpus to evaluate on.", run.mixture.names
+        what, names = (
+            "the checkpoint was trained on a mixture: name the corpus to evaluate on.",
+            run.mixture.names,
+        )
         mixture = f"{run.corpus.name}: {', '.join(names)}"
         raise UserError(what, checkpoint=checkpoint, mixture=mixture, next=f"--corpus {names[0]}")
     return run.corpus.name
 
 
 def evaluate_store(
-    checkpoint: Path, store: Path, *, rows: int | None = None, report: Report | None = None, **opening: Any
+    checkpoint: Path,
+    store: Path,
+    *,
+    rows: int | None = None,
+    report: Report | None = None,
+    **opening: Any,
 ) -> tuple[CheckpointModel, Scores]:
     """Score the first `rows` rows of a packed store (None: all), as a training's validation does.
 
@@ -196,11 +238,16 @@ def evaluate_store(
     """
     manifest = read_store_manifest(store)
     if manifest["format"] != "packed":
-        what, found = "only packed stores can be evaluated: they contain every token.", resolve_store(store)[0]
+        what, found = (
+            "only packed stores can be evaluated: they contain every token.",
+            resolve_store(store)[0],
+        )
         next = "name a packed store with --store, or the text itself with --corpus"
         raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next)
     opened = open_checkpoint(checkpoint, **opening, sequence_length=manifest["sequence_length"])
-    facts: dict[str, Any] = {"tokenizer_sha256": read_tokenizer_manifest(opened.tokenizer)["file"]["sha256"]}
+    facts: dict[str, Any] = {
+        "tokenizer_sha256": read_tokenizer_manifest(opened.tokenizer)["file"]["sha256"]
+    }
     facts |= {"vocabulary_size": opened.model.settings.vocabulary_size}
     settings = StoreSettings("packed", **manifest["options"])
     manifest = open_store(store, settings, requested_by="the checkpoint", **facts)
@@ -217,9 +264,15 @@ def evaluate_store(
 
 
 def _score(
-    opened: CheckpointModel, batches: Iterator[Rows], stored: dict[str, Any], where: object, report: Report | None
+    opened: CheckpointModel,
+    batches: Iterator[Rows],
+    stored: dict[str, Any],
+    where: object,
+    report: Report | None,
 ) -> Scores:
-    """Score rows with the labels and the masks that the run was trained with. `stored`: facts of the rows' ids."""
+    """Score rows with the labels and the masks that the run was trained with. `stored`: facts of
+    the rows' ids.
+    """
     change = open_change(opened.run, Inputs(tokenizer=opened.tokenizer), [stored], held_out=True)
 
     def requested() -> Iterator[Rows]:
@@ -227,9 +280,17 @@ def _score(
             tokens, labels = change.apply(rows.tokens_bt, rows.labels_bt, rows.numbers)
             yield replace(rows, tokens_bt=tokens, labels_bt=labels)
 
-    found = scores(opened.model, requested(), opened.device, autocast_of(opened.run.precision, opened.device), report)
+    found = scores(
+        opened.model,
+        requested(),
+        opened.device,
+        autocast_of(opened.run.precision, opened.device),
+        report,
+    )
     if found.useful_tokens == 0:
-        raise UserError("this text holds no tokens to predict.", data=where, next="name another text")
+        raise UserError(
+            "this text holds no tokens to predict.", data=where, next="name another text"
+        )
     return found
 
 
@@ -245,9 +306,9 @@ def evaluate_text(
 ) -> tuple[CheckpointModel, Scores]:
     """Score whole documents separately, tokenized with the checkpoint's tokenizer.
 
-    `where` is a corpus by name or folder, or a file (Parquet, JSON lines, text). Documents longer than a row are cut
-    into windows, as in packed rows. `rows`: stop after the document that completes this number. `opening` as in
-    `evaluate_bleu`. Raise UserError for unreadable text.
+    `where` is a corpus by name or folder, or a file (Parquet, JSON lines, text). Documents longer
+    than a row are cut into windows, as in packed rows. `rows`: stop after the document that
+    completes this number. `opening` as in `evaluate_bleu`. Raise UserError for unreadable text.
     """
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     run, causal = opened.run, opened.run.objective == "causal"
@@ -258,7 +319,9 @@ def evaluate_text(
         nonlocal text_bytes
         made = 0
         for texts in batches:
-            for text, ids in zip(texts, encode_documents(engine, texts, run.eos, pairs), strict=True):
+            for text, ids in zip(
+                texts, encode_documents(engine, texts, run.eos, pairs), strict=True
+            ):
                 if rows is not None and made >= rows:
                     return
                 made += len(list(windows(ids, run.sequence_length)))
@@ -275,7 +338,9 @@ def evaluate_text(
 
 
 def _open_texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]], bool]:
-    """Return (batches of texts, whether they are pairs) of a corpus by name or folder, or of a file."""
+    """Return (batches of texts, whether they are pairs) of a corpus by name or folder, or of a
+    file.
+    """
     if folder := _find_corpus(where):
         text = RawText(folder, split)
         return text.batches(BATCH_DOCUMENTS), text.pairs
@@ -289,8 +354,12 @@ def _open_texts(where: str, split: str, text_column: str) -> tuple[Iterator[list
 def _find_corpus(where: str) -> Path | None:
     """Return the folder of a corpus, given by its name, its folder or its manifest."""
     folder = Path(where).parent if Path(where).name == "manifest.json" else Path(where)
-    return next((f for f in (CORPORA / where, folder) if f.name and (f / "manifest.json").is_file()), None)
+    return next(
+        (f for f in (CORPORA / where, folder) if f.name and (f / "manifest.json").is_file()), None
+    )
 
 
 def _unknown_corpus(kind: str, where: str) -> UserError:
-    return unknown(kind, where, [path.parent.name for path in CORPORA.glob("*/manifest.json")], folder=CORPORA)
+    return unknown(
+        kind, where, [path.parent.name for path in CORPORA.glob("*/manifest.json")], folder=CORPORA
+    )

@@ -1,4 +1,6 @@
-"""Export a checkpoint, with its tokenizer, to a folder that transformers or torch.distributed.checkpoint loads."""
+"""Export a checkpoint, with its tokenizer, to a folder that transformers or
+torch.distributed.checkpoint loads.
+"""
 
 import argparse
 import json
@@ -29,9 +31,20 @@ Log = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
-    text = "hf: for from_pretrained of transformers; dcp: torch.distributed.checkpoint, as for torchtitan"
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="such as …/checkpoints/final",
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one"
+    )
+    text = (
+        "hf: for from_pretrained of transformers; dcp: torch.distributed.checkpoint, as for "
+        "torchtitan"
+    )
     parser.add_argument("--format", choices=("hf", "dcp"), default="hf", help=text)
     text = "the training's tokenizer, such as results/tokenizers/NAME, for a checkpoint without one"
     parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=text)
@@ -41,25 +54,44 @@ def run(arguments: argparse.Namespace) -> None:
     export(arguments.checkpoint, arguments.output, arguments.tokenizer, format=arguments.format)
 
 
-def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: Log = print, format: str = "hf") -> None:
-    """Write config.json, the weights, generation_config.json and the tokenizer's files to a new folder.
+def export(
+    checkpoint: Path,
+    output: Path,
+    tokenizer: Path | None = None,
+    log: Log = print,
+    format: str = "hf",
+) -> None:
+    """Write config.json, the weights, generation_config.json and the tokenizer's files to a new
+    folder.
 
-    `tokenizer` is the folder of the training's tokenizer, for a checkpoint without a copy of it; a model of ids that
-    are not text has none. Weights keep their number format. Raise UserError for a folder that is not empty, for
-    architectures that transformers lacks (such as masked decoders), and for a tokenizer with more ids than the model.
+    `tokenizer` is the folder of the training's tokenizer, for a checkpoint without a copy of it; a
+    model of ids that are not text has none. Weights keep their number format. Raise UserError for a
+    folder that is not empty, for architectures that transformers lacks (such as masked decoders),
+    and for a tokenizer with more ids than the model.
     """
     _check_output(output)
     shape, weights = read_model(checkpoint)
     record = read_json(checkpoint / RECORD, "checkpoint's record")
     if shape.transformers is not None and format == "dcp":
-        raise UserError("a model of transformers has its own format.", checkpoint=checkpoint, next="use --format hf")
+        raise UserError(
+            "a model of transformers has its own format.",
+            checkpoint=checkpoint,
+            next="use --format hf",
+        )
     if shape.transformers is None and not OBJECTIVES[record["objective"]].causal:
-        what = f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder."
+        what = (
+            f"a decoder of the {record['objective']} objective cannot be exported: transformers "
+            "has no such encoder."
+        )
         next = "train with `model.transformers: distilbert` or `bert` to export a masked model"
         raise UserError(what, checkpoint=checkpoint, next=next)
     run = RunSettings.from_json(json.dumps(record["run"]))
     with torch.device("meta"):
-        check_weights(checkpoint, build(shape, run.sequence_length, objective=run.objective, kernel="sdpa"), weights)
+        check_weights(
+            checkpoint,
+            build(shape, run.sequence_length, objective=run.objective, kernel="sdpa"),
+            weights,
+        )
     folder = _find_tokenizer(checkpoint, tokenizer, shape.vocabulary_size)
     partial = output.with_name(output.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
@@ -68,7 +100,9 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: L
         ids = {}
         if folder is not None:
             masked = run.objective == "masked"
-            found = export_tokenizer(load_tokenizer(folder), folder, partial, run.sequence_length, masked=masked)
+            found = export_tokenizer(
+                load_tokenizer(folder), folder, partial, run.sequence_length, masked=masked
+            )
             ids = {f"{role}_token_id": number for role, number in found.items()}
         if shape.transformers is None:
             name = _write_decoder(shape, weights, run.sequence_length, ids, partial, format)
@@ -85,16 +119,28 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: L
         shutil.rmtree(partial, ignore_errors=True)
     log(f"{output}: {name}, {sum(weight.numel() for weight in weights.values()):,} weights")
     if folder is None:
-        why = "its ids are numbers, not text" if (checkpoint / "tokenizer").is_dir() else "the checkpoint holds none"
+        why = (
+            "its ids are numbers, not text"
+            if (checkpoint / "tokenizer").is_dir()
+            else "the checkpoint holds none"
+        )
         log(f"  no tokenizer: {why}; --tokenizer FOLDER names one")
 
 
 def _write_decoder(
-    shape: ModelSettings, weights: dict[str, Tensor], length: int, ids: dict[str, Any], folder: Path, format: str
+    shape: ModelSettings,
+    weights: dict[str, Tensor],
+    length: int,
+    ids: dict[str, Any],
+    folder: Path,
+    format: str,
 ) -> str:
-    """Write config.json and the weights of a decoder, without transformers. Return the name of its class."""
+    """Write config.json and the weights of a decoder, without transformers. Return the name of its
+    class.
+    """
     config, renamed = to_hf(shape, weights, length)
-    config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")  # versions 4 and 5 read it
+    # versions 4 and 5 read it
+    config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")
     write_json(folder / "config.json", config | ids)
     if format == "dcp":
         from tokenscale.train.models.dcp import to_titan, write_dcp
@@ -109,7 +155,9 @@ def _write_decoder(
 def _check_output(output: Path) -> None:
     if output.is_dir() and not any(output.iterdir()):
         return
-    blocking = next((parent for parent in output.parents if parent.exists() and not parent.is_dir()), None)
+    blocking = next(
+        (parent for parent in output.parents if parent.exists() and not parent.is_dir()), None
+    )
     if blocking is not None:
         what = "the output folder lies below a file."
         raise UserError(what, output=output, file=blocking, next="name a folder elsewhere")
@@ -119,7 +167,9 @@ def _check_output(output: Path) -> None:
 
 
 def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> Path | None:
-    """Return the given tokenizer folder or the checkpoint's copy; None if there is none or its ids are not text."""
+    """Return the given tokenizer folder or the checkpoint's copy; None if there is none or its ids
+    are not text.
+    """
     held = checkpoint / "tokenizer"
     folder = stated if stated is not None else held if held.is_dir() else None
     if folder is None:
@@ -129,11 +179,15 @@ def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> P
         has = {"tokenizer": f"{folder} has {manifest['vocabulary_size']}"}
         has["model"] = f"{checkpoint} has vocabulary_size {vocabulary}"
         next = "name the tokenizer that the model was trained with"
-        raise UserError("the tokenizer has more entries than the model's embedding.", **has, next=next)
+        raise UserError(
+            "the tokenizer has more entries than the model's embedding.", **has, next=next
+        )
     trained = read_tokenizer_manifest(held) if stated is not None and held.is_dir() else None
     if trained is not None and trained["file"] != manifest["file"]:
         made = ((folder, manifest), (held, trained))
-        names = [f"{where}: {of['name']}, sha256 {of['file']['sha256'][:12]}…" for where, of in made]
+        names = [
+            f"{where}: {of['name']}, sha256 {of['file']['sha256'][:12]}…" for where, of in made
+        ]
         what = "the tokenizer is not the one that the model was trained with."
         following = "leave --tokenizer out: the checkpoint holds it"
         raise UserError(what, tokenizer=names[0], checkpoint=names[1], next=following)

@@ -20,8 +20,12 @@ SAMPLING_FLAGS = flags.build_flags(SamplingSettings)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_arguments(parser)
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", metavar="TEXT", help='such as "Once upon a time,"; "" starts a document')
-    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="file with one prompt per line")
+    prompts.add_argument(
+        "--prompt", metavar="TEXT", help='such as "Once upon a time,"; "" starts a document'
+    )
+    prompts.add_argument(
+        "--prompts-file", type=Path, metavar="FILE", help="file with one prompt per line"
+    )
     text = "maximum number of new tokens; EOS ends earlier"
     parser.add_argument("--max-new-tokens", type=int, default=50, metavar="N", help=text)
     flags.add_flags(parser, SAMPLING_FLAGS)
@@ -31,7 +35,9 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that read a checkpoint."""
     text = "such as …/checkpoints/final, or a model of transformers"
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help=text)
-    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU if there is one")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU if there is one"
+    )
     text = "the training's tokenizer, for a checkpoint without one"
     parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=text)
 
@@ -51,9 +57,13 @@ def read_prompts(path: Path) -> list[str]:
     try:
         prompts = read_file(path).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("the prompts cannot be read.", file=path, reason=error, next="name a file of text") from None
+        raise UserError(
+            "the prompts cannot be read.", file=path, reason=error, next="name a file of text"
+        ) from None
     if not prompts:
-        raise UserError("the file holds no prompt.", file=path, expected="one prompt per line", next="write one")
+        raise UserError(
+            "the file holds no prompt.", file=path, expected="one prompt per line", next="write one"
+        )
     return prompts
 
 
@@ -69,8 +79,8 @@ def generate_texts(
 ) -> list[str]:
     """Return the model's continuation of each prompt; prompt n draws with seed + n.
 
-    `on_text` receives the texts piece by piece as they are generated, each after its prompt. Raise UserError for a
-    masked model, and for a prompt that fills all positions.
+    `on_text` receives the texts piece by piece as they are generated, each after its prompt. Raise
+    UserError for a masked model, and for a prompt that fills all positions.
     """
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:
@@ -81,5 +91,7 @@ def generate_texts(
     texts = []
     for number, prompt in enumerate(prompts):
         drawn = replace(sampling, seed=sampling.seed + number)
-        texts.append(continue_prompt(prompt, opened, engine, max_new_tokens, drawn, on_text=on_text)[0])
+        texts.append(
+            continue_prompt(prompt, opened, engine, max_new_tokens, drawn, on_text=on_text)[0]
+        )
     return texts

@@ -1,6 +1,8 @@
-"""Compare golden losses of two commits: rounding or real, and of what kind? docs/golden.md explains the kinds.
+"""Compare golden losses of two commits: rounding or real, and of what kind? docs/golden.md explains
+the kinds.
 
-Exit code 0: identical, rounding or declared. 1: a change that is real, or cannot be told from a real one. 2: bad input.
+Exit code 0: identical, rounding or declared. 1: a change that is real, or cannot be told from a
+real one. 2: bad input.
 """
 
 from tokenscale.parity.golden.command import add_arguments, run

@@ -6,14 +6,31 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    of_experiment, of_stores = "run table: results/experiments/<name>/runs.json", "manifests of token stores"
+    of_experiment, of_stores = (
+        "run table: results/experiments/<name>/runs.json",
+        "manifests of token stores",
+    )
     parser.add_argument("--experiment", required=True, type=Path, help=of_experiment)
-    parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the runs' folders")
-    files = {"benchmark": "data benchmark files (JSON)", "certificate": "parity certificates", "store": of_stores}
+    parser.add_argument(
+        "--runs", type=Path, default=Path("results/runs"), help="folder of the runs' folders"
+    )
+    files = {
+        "benchmark": "data benchmark files (JSON)",
+        "certificate": "parity certificates",
+        "store": of_stores,
+    }
     for name, text in (files | {"corpus": "manifests of their corpora"}).items():
-        several: dict[str, Any] = {"nargs": "*", "type": Path, "default": [], "action": "extend", "metavar": "FILE"}
+        several: dict[str, Any] = {
+            "nargs": "*",
+            "type": Path,
+            "default": [],
+            "action": "extend",
+            "metavar": "FILE",
+        }
         parser.add_argument(f"--{name}", **several, help=text)
-    parser.add_argument("--output", required=True, type=Path, help="folder of the tables: results/tables/<name>")
+    parser.add_argument(
+        "--output", required=True, type=Path, help="folder of the tables: results/tables/<name>"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads that read logs (default 2)")
 
 
@@ -23,7 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from tokenscale.analysis.ingest import ingest
 
-    inputs = {"stores": arguments.store, "corpora": arguments.corpus, "certificates": arguments.certificate}
+    inputs = {
+        "stores": arguments.store,
+        "corpora": arguments.corpus,
+        "certificates": arguments.certificate,
+    }
     paths = arguments.experiment, arguments.runs, arguments.output, arguments.benchmark
     counts = ingest(*paths, **inputs, threads=max(arguments.threads, 1))
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
@@ -37,5 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     for (word, text), ids in said.items():
         print(f"  {word}  {ids[0] if len(ids) == 1 else f'{len(ids)} runs'}: {text}")
     if unchecked:
-        print(f"  not checked  some values of {unchecked} runs: column `unchecked` of the table runs")
+        print(
+            f"  not checked  some values of {unchecked} runs: column `unchecked` of the table runs"
+        )
     return 0

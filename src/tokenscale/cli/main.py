@@ -1,4 +1,6 @@
-"""Run one command: its configuration options, and errors of the user and of the system without a stack trace."""
+"""Run one command: its configuration options, and errors of the user and of the system without a
+stack trace.
+"""
 
 import argparse
 import errno
@@ -32,7 +34,8 @@ NO_MEMORY = ("OutOfMemoryError", "OutOfMemoryException", "DefaultCPUAllocator: "
 def translate_error(error: Exception) -> UserError | None:
     """Return the user's error for such a failure; None for every other exception.
 
-    Libraries that write files themselves raise their own exception types, with the system's message in them.
+    Libraries that write files themselves raise their own exception types, with the system's message
+    in them.
     """
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         found = repr(error.object[max(0, error.start - 40) : error.end + 20])
@@ -44,48 +47,67 @@ def translate_error(error: Exception) -> UserError | None:
     if SHORT_WRITE.fullmatch(str(error)):
         number = errno.ENOSPC
     path = getattr(error, "filename", None)
-    facts = {"path": path, "reason": str(error).splitlines()[0] if str(error) else os.strerror(number or 0)}
+    facts = {
+        "path": path,
+        "reason": str(error).splitlines()[0] if str(error) else os.strerror(number or 0),
+    }
     if number in FULL and path is None:  # a write names no file
         facts = {"folder": Path.cwd(), "reason": facts["reason"]}
     if number in FULL and _lacks_inodes(path):
-        following = "delete files (`df -i .` counts them), then repeat the command: finished parts are kept"
+        following = (
+            "delete files (`df -i .` counts them), then repeat the command: finished parts are kept"
+        )
         return UserError("the file system can hold no more files.", **facts, next=following)
     if number in FULL:
         following = "free space (`df -h .`), then repeat the command: finished parts are kept"
         return UserError("the disk is full.", **facts, next=following)
     if number in LOCKED:
-        how = "the file system is read-only." if number == errno.EROFS else "permission denied for this file or folder."
+        how = (
+            "the file system is read-only."
+            if number == errno.EROFS
+            else "permission denied for this file or folder."
+        )
         return UserError(how, **facts, next="make it writable for this user, or use another folder")
     frames = traceback.extract_tb(error.__traceback__)
-    unmade = number == errno.ENOENT and frames and frames[-1].name == "mkdir"  # in /proc, which makes no folders
+    # in /proc, which makes no folders
+    unmade = number == errno.ENOENT and frames and frames[-1].name == "mkdir"
     if (number in MISPLACED or unmade) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
     return _translate_memory_error(error, number)
 
 
 def _lacks_inodes(path: str | None) -> bool:
-    """Whether the file system of a path, or of the working folder, has room for bytes but hardly for another file."""
+    """Whether the file system of a path, or of the working folder, has room for bytes but hardly
+    for another file.
+    """
     folder = Path(path or ".").absolute()
     found = os.statvfs(next(parent for parent in (folder, *folder.parents) if parent.exists()))
-    return found.f_favail * 100 < found.f_files and found.f_bavail * 100 > found.f_blocks  # a file may be gone by now
+    # a file may be gone by now
+    return found.f_favail * 100 < found.f_files and found.f_bavail * 100 > found.f_blocks
 
 
 def _translate_memory_error(error: Exception, number: int | None) -> UserError | None:
     message = f"{type(error).__name__}: {error}"
     reason = message.strip().splitlines()[0]
     if "CUDA out of memory" in message or "HIP out of memory" in message:
-        following = "use a smaller micro_batch, activation_checkpointing, or a layout that shards the model"
+        following = (
+            "use a smaller micro_batch, activation_checkpointing, or a layout that shards the model"
+        )
         return UserError("a GPU's memory was full.", reason=reason, next=following)
     named = isinstance(error, MemoryError) or any(word in message for word in NO_MEMORY)
     if named or number == errno.ENOMEM:
-        following = "allow more memory (memory_mb in machine.toml for trainings, mem_mb in the profile), "
+        following = (
+            "allow more memory (memory_mb in machine.toml for trainings, mem_mb in the profile), "
+        )
         following += "run fewer jobs at a time, or use a smaller micro_batch"
-        return UserError("main memory was full, or this job's share of it.", reason=reason, next=following)
+        return UserError(
+            "main memory was full, or this job's share of it.", reason=reason, next=following
+        )
     return None
 
 
-#: group → its commands → their purposes. Each is a module of this package, imported when it is called. The last group,
-#: which only the workflow and launchers call, is not listed by `--help`.
+#: group → its commands → their purposes. Each is a module of this package, imported when it is
+#: called. The last group, which only the workflow and launchers call, is not listed by `--help`.
 GROUPS = {
     "models": {
         "train": "a training from flags: a file, a corpus or random tokens",
@@ -138,7 +160,8 @@ COMMANDS = [command for commands in GROUPS.values() for command in commands]
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that reports mistakes as `UserError` does: one message, the nearest spelling, exit code 2.
+    """Parser that reports mistakes as `UserError` does: one message, the nearest spelling, exit
+    code 2.
 
     Flags are not abbreviated: an abbreviation would change its meaning when a flag is added.
     """
@@ -147,17 +170,25 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
     def parse_known_args(self, args=None, namespace=None):
-        """Refuse unknown flags first: argparse would report a required flag as missing instead of misspelt."""
+        """Refuse unknown flags first: argparse would report a required flag as missing instead of
+        misspelt.
+        """
         words = list(sys.argv[1:] if args is None else args)
         self._refuse_unknown_flags(words)
         return super().parse_known_args(words, namespace)
 
     def _get_value(self, action, arg_string):
-        """Replace `~` and `$VARIABLES` in a path: a shell leaves them in quotes and behind `--flag=`."""
-        return super()._get_value(action, expand_path(arg_string) if action.type is Path else arg_string)
+        """Replace `~` and `$VARIABLES` in a path: a shell leaves them in quotes and behind
+        `--flag=`.
+        """
+        return super()._get_value(
+            action, expand_path(arg_string) if action.type is Path else arg_string
+        )
 
     def error(self, message: str) -> None:
-        """Print argparse's message as a user's error, with the nearest allowed value, and exit with code 2."""
+        """Print argparse's message as a user's error, with the nearest allowed value, and exit with
+        code 2.
+        """
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         near = find_nearest(found[1], re.findall(r"[\w.-]+", found[2])) if found else None
         hint = f"did you mean {near}?  " if near else ""
@@ -168,8 +199,14 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             flag = word.split("=", 1)[0]
             if word == "--" or (self._subparsers and not word.startswith("-")):
-                return  # the rest are values, or flags of a sub-command, whose own parser looks at them
-            if not word.startswith("-") or word == "-" or " " in word or self._negative_number_matcher.match(word):
+                # the rest are values, or flags of a sub-command, whose own parser looks at them
+                return
+            if (
+                not word.startswith("-")
+                or word == "-"
+                or " " in word
+                or self._negative_number_matcher.match(word)
+            ):
                 continue  # a value, as argparse sees it
             if flag not in flags and not (flag[1:2] != "-" and flag[:2] in flags):  # -n4 is -n 4
                 shown = [name for name, action in flags.items() if action.help != argparse.SUPPRESS]
@@ -184,10 +221,14 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Return its exit code: 0, or 2 for a user's mistake."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):  # a terminal or log that is not UTF-8 shows ? for what it lacks
+    # a terminal or log that is not UTF-8 shows ? for what it lacks
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    lines = {group: [f"  {name:<12} {text}" for name, text in commands.items()] for group, commands in GROUPS.items()}
+    lines = {
+        group: [f"  {name:<12} {text}" for name, text in commands.items()]
+        for group, commands in GROUPS.items()
+    }
     groups = ["\n".join([f"{group}:", *listed]) for group, listed in lines.items() if group]
     parser = Parser(
         prog="tokenscale",
@@ -206,9 +247,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> int | None:
         if command not in COMMANDS:
-            raise unknown("command", command, [name for group in GROUPS if group for name in GROUPS[group]])
+            raise unknown(
+                "command", command, [name for group in GROUPS if group for name in GROUPS[group]]
+            )
         module = importlib.import_module(f"tokenscale.cli.{command}")
-        command_parser = Parser(prog=as_typed(f"tokenscale {command}"), description=as_typed(module.__doc__ or ""))
+        command_parser = Parser(
+            prog=as_typed(f"tokenscale {command}"), description=as_typed(module.__doc__ or "")
+        )
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
@@ -241,16 +286,23 @@ def exit_code(run: Callable[[], int | None], help_command: str) -> int:
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--configfile`, `--config` and `--profile`, as Snakemake has them."""
-    of_files, of_values = "YAML merged over config/config.yaml; later files win", "values merged over all files"
+    of_files, of_values = (
+        "YAML merged over config/config.yaml; later files win",
+        "values merged over all files",
+    )
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--configfile", **several, metavar="FILE", help=of_files)
     parser.add_argument("--config", **several, metavar="KEY=VALUE", help=of_values)
-    parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
+    parser.add_argument(
+        "--profile", help="Snakemake's profile, such as alps: its scale and its machine"
+    )
 
 
-def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":
-    """Load the configuration that these options name; `overrides` take precedence. Raise UserError for a missing file
-    or invalid value.
+def load_configuration(
+    arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None
+) -> "Config":
+    """Load the configuration that these options name; `overrides` take precedence. Raise UserError
+    for a missing file or invalid value.
     """
     from tokenscale.settings.config import load_config
     from tokenscale.settings.profile import parse_pair

@@ -1,4 +1,6 @@
-"""Write the manifest of a mixture, which lists the corpora or the token stores that its runs read."""
+"""Write the manifest of a mixture, which lists the corpora or the token stores that its runs
+read.
+"""
 
 import argparse
 import os
@@ -12,22 +14,35 @@ VERSION = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--names", nargs="+", required=True, metavar="CORPUS", help="names of the corpora")
+    parser.add_argument(
+        "--names", nargs="+", required=True, metavar="CORPUS", help="names of the corpora"
+    )
     text = "their manifests, or those of stores"
     parser.add_argument("--sources", nargs="+", required=True, type=Path, metavar="FILE", help=text)
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/mixtures/…/manifest.json")
+    parser.add_argument(
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="results/mixtures/…/manifest.json",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     if len(arguments.names) != len(arguments.sources):
         found = f"{len(arguments.names)} names, {len(arguments.sources)} manifests"
-        raise UserError("--names and --sources differ in number.", found=found, next="one manifest for each name")
+        raise UserError(
+            "--names and --sources differ in number.",
+            found=found,
+            next="one manifest for each name",
+        )
     write_mixture(dict(zip(arguments.names, arguments.sources, strict=True)), arguments.output)
     print(f"{arguments.output}: {', '.join(arguments.names)}")
 
 
 def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
-    """Write and return the manifest of a mixture; `sources` are corpus → manifest of the corpus or of its store.
+    """Write and return the manifest of a mixture; `sources` are corpus → manifest of the corpus or
+    of its store.
 
     A manifest that is equal is not written again. Raises UserError for a missing source.
     """

@@ -1,6 +1,8 @@
-"""Compare two recorded trainings: equal, equal to rounding, or different, and the cause of the first difference.
+"""Compare two recorded trainings: equal, equal to rounding, or different, and the cause of the
+first difference.
 
-Both training scripts record with src/tokenscale/parity/recorder.py, which works without this package.
+Both training scripts record with src/tokenscale/parity/recorder.py, which works without this
+package.
 """
 
 import argparse
@@ -10,8 +12,12 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_a = "folder of the reference's recording, with floor-1, floor-2 …"
     parser.add_argument("a", type=Path, metavar="A", help=of_a)
-    parser.add_argument("b", type=Path, metavar="B", help="folder of the recording that is compared")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the certificate (JSON)")
+    parser.add_argument(
+        "b", type=Path, metavar="B", help="folder of the recording that is compared"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="also write the certificate (JSON)"
+    )
     of_always = "with --output: where there is no verdict, write why, and return 0"
     parser.add_argument("--always", action="store_true", help=of_always)
     of_names = "JSON: A's parameter → B's, where their values do not align them"
@@ -19,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict. Return 0 where both are equal or equal to rounding, 1 where they differ."""
+    """Print the verdict. Return 0 where both are equal or equal to rounding, 1 where they
+    differ.
+    """
     from tokenscale.base.errors import UserError
     from tokenscale.base.files import read_json, write_sealed
     from tokenscale.parity.certificate import certify, summarise
@@ -32,16 +40,23 @@ def run(arguments: argparse.Namespace) -> int:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         expected = '{"A\'s name": "B\'s name", …}'
         next = "write the names of parameters that the command lists as in one model only"
-        raise UserError("the map of names is not one.", file=arguments.names, expected=expected, next=next)
+        raise UserError(
+            "the map of names is not one.", file=arguments.names, expected=expected, next=next
+        )
     try:
-        certificate = certify(compare(read_recording(arguments.a), read_recording(arguments.b), names))
+        certificate = certify(
+            compare(read_recording(arguments.a), read_recording(arguments.b), names)
+        )
     except UserError as error:
         if not arguments.always:
             raise
         outcomes = [folder / "outcome.json" for folder in (arguments.a, arguments.b)]
         reasons = [read_json(path).get("reason") for path in outcomes if path.is_file()]
         reason = [*filter(None, reasons), error.what][0]
-        write_sealed(arguments.output, {"schema_version": CERTIFICATE_VERSION, "verdict": "none", "reason": reason})
+        write_sealed(
+            arguments.output,
+            {"schema_version": CERTIFICATE_VERSION, "verdict": "none", "reason": reason},
+        )
         print(f"no certificate: {reason}")
         return 0
     print(summarise(certificate))

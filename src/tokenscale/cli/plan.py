@@ -1,4 +1,6 @@
-"""List the runs of experiments with their memory, hours and files; with --output, write a run table."""
+"""List the runs of experiments with their memory, hours and files; with --output, write a run
+table.
+"""
 
 import argparse
 import json
@@ -28,17 +30,29 @@ from tokenscale.settings.run import RunSettings, start_step
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "names of experiments, or all_experiments; by default those of the report"
     parser.add_argument("experiment", nargs="*", help=names)
-    parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
+    parser.add_argument(
+        "--config-json", type=json.loads, help="configuration as JSON, instead of the file"
+    )
     main.add_configuration_arguments(parser)
     parser.add_argument("--scale", help="overlay to use instead of the configured one")
-    parser.add_argument("--machine", help="file of the machine to count nodes of, such as profiles/alps/machine.toml")
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="also price rented GPUs, as in config/prices.yaml")
+    parser.add_argument(
+        "--machine",
+        help="file of the machine to count nodes of, such as profiles/alps/machine.toml",
+    )
+    parser.add_argument(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="also price rented GPUs, as in config/prices.yaml",
+    )
     parser.add_argument("--output", type=Path, help="write the run table of one experiment as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, or write the run table of one experiment."""
-    overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
+    overrides = {
+        key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None
+    }
     if arguments.config_json is not None:
         config = Config({**arguments.config_json, **overrides})
     else:
@@ -46,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     names = config.select_experiments(arguments.experiment)
     if arguments.output:
         if len(names) != 1:
-            raise UserError("--output takes one experiment.", found=", ".join(names), next="name one experiment")
+            raise UserError(
+                "--output takes one experiment.", found=", ".join(names), next="name one experiment"
+            )
         write_sealed(arguments.output, config.table(names[0]))
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
@@ -64,21 +80,36 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
         yield f"missing: {problem.what} ({problem.key}). Next: {as_typed(problem.next)}"
     for name in config.list_corpora(names):
         if config.corpora[name].source.downloaded is False:
-            yield f"corpus {name}: not downloaded yet with this configuration, so its hashes are not known"
+            yield (
+                f"corpus {name}: not downloaded yet with this configuration, so its hashes are "
+                "not known"
+            )
         if overlap := state_held_out(prices.read_manifest("corpus", name) or {}):
             yield overlap
     for name in names:
         runs = config.runs(name)
         experiment = config.experiment(name)
-        yield f"{name}: {len(runs)} runs (repeats: {describe_repeats(experiment)}). {experiment.question}"
+        yield (
+            f"{name}: {len(runs)} runs (repeats: {describe_repeats(experiment)}). "
+            f"{experiment.question}"
+        )
         for size in sorted({run.settings.layout.world_size for run in runs}):
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
             shape = geometry(size, config.machine.gpus_per_node)
             # without the steps of a run that it resumes
-            own = [(max(0, r.budget.steps - start_step(r)), r) for r in of_size if r.budget.kind == "steps"]
+            own = [
+                (max(0, r.budget.steps - start_step(r)), r)
+                for r in of_size
+                if r.budget.kind == "steps"
+            ]
             tokens = sum(steps * run.global_batch * run.sequence_length for steps, run in own)
-            line = f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
-            others = f", and {len(of_size) - len(own)} whose budget is not in steps" * (len(own) < len(of_size))
+            line = (
+                f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x "
+                f"{shape.ranks_per_node} ranks"
+            )
+            others = f", and {len(of_size) - len(own)} whose budget is not in steps" * (
+                len(own) < len(of_size)
+            )
             yield f"{line}, {sum(steps for steps, _ in own):,} steps, {tokens:,} tokens{others}"
         if experiment.inference_benchmark is not None:
             yield f"  {experiment.inference_benchmark.describe(len(runs))}"
@@ -91,12 +122,24 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
 
 
 def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
-    """Yield a table of runs, hours, files and bytes, one line per experiment, then its assumptions and the budget."""
+    """Yield a table of runs, hours, files and bytes, one line per experiment, then its assumptions
+    and the budget.
+    """
     machine, every = config.machine, config.all_runs(names)
     of_all = sum_prices(prices.price(run) for run in every.values())
-    yield f"cost on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
+    yield f"cost on {machine.name}" + (
+        f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node)
+    )
     gpus = machine.gpus_per_node or machine.device
-    heading = ("", "runs", "done", "node-hours", "GPU-hours" if gpus else "rank-hours", "files", "bytes")
+    heading = (
+        "",
+        "runs",
+        "done",
+        "node-hours",
+        "GPU-hours" if gpus else "rank-hours",
+        "files",
+        "bytes",
+    )
     rows: list[tuple[str, ...]] = [heading]
     for name in names:
         runs = config.runs(name)
@@ -111,27 +154,44 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     yield "  files, bytes: what the runs leave in results/runs; done: runs that have ended"
     yield from _describe_stores(config, names, prices)
     if of_all.passing_bytes:
-        yield f"  resume states: up to {format_bytes(of_all.passing_bytes)} more while a run is running"
+        yield (
+            f"  resume states: up to {format_bytes(of_all.passing_bytes)} more while a run is "
+            "running"
+        )
     if of_all.unlogged:
-        yield f"  logs of {of_all.unlogged} runs are not counted in these bytes: their number of steps is not known"
+        yield (
+            f"  logs of {of_all.unlogged} runs are not counted in these bytes: their number of "
+            "steps is not known"
+        )
     for why, count in of_all.bounded.items():
         yield f"  ≤: {count} of {of_all.runs} runs are priced by {why}"
     for why, count in of_all.unknown.items():
         yield f"  hours of {count} of {of_all.runs} runs are not known: {why}"
     if of_all.unknown:
         chosen = "" if names == config.select_experiments(()) else f" {' '.join(names)}"
-        scale = "" if config.file_of("scale") == CONFIG_FILE else f" --config scale={config.settings.scale}"
-        yield as_typed(f"    next  snakemake{chosen}{scale}   # hours are then those of the first run of each cell")
+        scale = (
+            ""
+            if config.file_of("scale") == CONFIG_FILE
+            else f" --config scale={config.settings.scale}"
+        )
+        yield as_typed(
+            f"    next  snakemake{chosen}{scale}   # hours are then those of the first run of "
+            "each cell"
+        )
         if any("no device" in why for why in of_all.unknown):
             yield """          or, for a GPU: echo 'device = "NVIDIA H100 80GB HBM3"' > machine.toml"""
             yield as_typed(f"          tokenscale plan{chosen} --machine machine.toml{scale}")
     if of_all.timed:
         yield from _describe_assumptions(config, every.values(), of_all)
-        yield from _describe_budget(config, prices, [run_id for run_id in every if run_id not in done])
+        yield from _describe_budget(
+            config, prices, [run_id for run_id in every if run_id not in done]
+        )
 
 
 def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> Iterator[str]:
-    """Yield a table of GPU-hours and US dollars, one line for each GPU of a price file. Each rank rents one GPU."""
+    """Yield a table of GPU-hours and US dollars, one line for each GPU of a price file. Each rank
+    rents one GPU.
+    """
     if not gpus:
         return
     yield "rent, if each rank rents one GPU"
@@ -148,7 +208,9 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
             continue
         cost = hours if not of_all.timed else f"{of_all.gpu_hours * price.usd_per_gpu_hour:,.2f}"
         origin = ", ".join(filter(None, [price.source, str(price.date or "")]))
-        rows.append((name, hours, f"{price.usd_per_gpu_hour:,.2f}{f' ({origin})' * bool(origin)}", cost))
+        rows.append(
+            (name, hours, f"{price.usd_per_gpu_hour:,.2f}{f' ({origin})' * bool(origin)}", cost)
+        )
     yield from _render_table(rows)
     yield from unknown
 
@@ -161,11 +223,23 @@ def _render_table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:
-    hours = ["not known"] * 2 if of.runs and not of.timed else map(format_number, (of.node_hours, of.gpu_hours))
-    # hours of a part of the runs are at least what all of them take, unless there are upper bounds among them
+    hours = (
+        ["not known"] * 2
+        if of.runs and not of.timed
+        else map(format_number, (of.node_hours, of.gpu_hours))
+    )
+    # hours of a part of the runs are at least what all of them take, unless there are upper bounds
+    # among them
     missing = 0 < of.timed < of.runs
     sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
-    return name, f"{of.runs:,}", f"{done:,}", *(sign + text for text in hours), f"{of.files:,}", format_bytes(of.bytes)
+    return (
+        name,
+        f"{of.runs:,}",
+        f"{done:,}",
+        *(sign + text for text in hours),
+        f"{of.files:,}",
+        format_bytes(of.bytes),
+    )
 
 
 def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
@@ -176,7 +250,10 @@ def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Ite
         size = format_bytes(stores.existing_bytes)
         pieces.append(f"{stores.existing} here with {stores.existing_files:,} files, {size}")
     if stores.predicted:
-        pieces.append(f"{stores.predicted} to be made, about {format_bytes(stores.predicted_bytes)} before compression")
+        pieces.append(
+            f"{stores.predicted} to be made, about {format_bytes(stores.predicted_bytes)} before "
+            "compression"
+        )
     if stores.unknown:
         texts = sorted({name.rpartition("/")[0] for name in stores.unknown})
         pieces.append(f"{len(stores.unknown)} to be made, of unknown size ({', '.join(texts)})")
@@ -187,11 +264,18 @@ def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Ite
 def _describe_assumptions(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
     machine = config.machine
     if of_all.measured:
-        yield f"  measured: hours of {of_all.measured:,} of {of_all.runs:,} runs, by runs of their cell that ended here"
+        yield (
+            f"  measured: hours of {of_all.measured:,} of {of_all.runs:,} runs, by runs of their "
+            "cell that ended here"
+        )
     formats = {run.settings.number_format for run in runs} if machine.device else set()
-    peaks = {number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))}
+    peaks = {
+        number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))
+    }
     if peaks and of_all.measured < of_all.timed:
-        pieces = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items())
+        pieces = ", ".join(
+            f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items()
+        )
         start = f"{STARTING_S:.0f} s until a job's first step, then {UTILISATION:.0%}"
         yield f"  estimated, not measured: {start} of the peak of {machine.device} ({pieces})"
     if machine.gpus_per_node:
@@ -200,11 +284,16 @@ def _describe_assumptions(config: Config, runs: Iterable, of_all: Total) -> Iter
 
 
 def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iterator[str]:
-    """Yield whether the remaining runs fit the budget of node-hours; nothing for a machine without `gpus_per_node`."""
+    """Yield whether the remaining runs fit the budget of node-hours; nothing for a machine without
+    `gpus_per_node`.
+    """
     if config.machine.gpus_per_node is None:
         return
     totals = prices.sum_by_experiment(left)
-    needed, allowed = sum(of.node_hours for of in totals.values()), config.settings.budget.node_hours
+    needed, allowed = (
+        sum(of.node_hours for of in totals.values()),
+        config.settings.budget.node_hours,
+    )
     kept = needed <= allowed
     pieces = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
     if unknown := sum(sum(of.unknown.values()) for of in totals.values()):
@@ -216,14 +305,22 @@ def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iter
 
 
 def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iterator[str]:
-    """Yield one line for each model, micro-batch shape and precision; layouts with equal memory share a line.
+    """Yield one line for each model, micro-batch shape and precision; layouts with equal memory
+    share a line.
 
     A line says where the memory exceeds `gpu_gib`, that of a GPU in GiB.
     """
 
     def order(run: RunSettings) -> tuple:  # small layouts before large ones of the same method
         layout = run.layout
-        return run.model.name, layout.world_size, layout.method, run.micro_batch, run.precision, _format_options(run)
+        return (
+            run.model.name,
+            layout.world_size,
+            layout.method,
+            run.micro_batch,
+            run.precision,
+            _format_options(run),
+        )
 
     found: dict[tuple[str, ...], dict[str, None]] = {}
     unknown: dict[str, None] = {}
@@ -236,7 +333,11 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
         what = (run.model.name, shape, run.precision, _format_options(run), *memory)
         found.setdefault(what, {})[_format_layout(run.layout) + _format_sent(run)] = None
     kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
-    sent = ", and bytes sent by a rank in a step" if any(run.layout.data_parallel_size > 1 for run in runs) else ""
+    sent = (
+        ", and bytes sent by a rank in a step"
+        if any(run.layout.data_parallel_size > 1 for run in runs)
+        else ""
+    )
     yield f"  memory of the rank with the most, predicted for {kernels} kernels{sent}:"
     lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -250,14 +351,25 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
 def _format_layout(layout: LayoutSettings) -> str:
     """Describe the degrees of a layout that are above 1."""
     names = {"shard": layout.sharding, "pipeline": layout.schedule}
-    degrees = ((degree, getattr(layout, degree)) for degree in ("data", "shard", "tensor", "pipeline"))
-    return " ".join(f"{names.get(degree, degree)} {size}" for degree, size in degrees if size > 1) or "one rank"
+    degrees = (
+        (degree, getattr(layout, degree)) for degree in ("data", "shard", "tensor", "pipeline")
+    )
+    return (
+        " ".join(f"{names.get(degree, degree)} {size}" for degree, size in degrees if size > 1)
+        or "one rank"
+    )
 
 
 def _format_sent(run: RunSettings) -> str:
-    """Describe the bytes that a rank sends in a step to keep copies and shards alike; empty where none or unknown."""
+    """Describe the bytes that a rank sends in a step to keep copies and shards alike; empty where
+    none or unknown.
+    """
     vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
-    if run.layout.data_parallel_size == 1 or run.model.transformers is not None or vocabulary is None:
+    if (
+        run.layout.data_parallel_size == 1
+        or run.model.transformers is not None
+        or vocabulary is None
+    ):
         return ""
     sent = exchanged_bytes(replace(run, model=run.model.with_vocabulary(vocabulary)))
     return f" ({format_bytes(sent)} sent)"
@@ -266,23 +378,43 @@ def _format_sent(run: RunSettings) -> str:
 def _format_options(run: RunSettings) -> str:
     """Describe the other settings that a run's memory depends on."""
     again = run.activation_checkpointing
-    named = {f"{again} checkpointing": again != "none", f"loss_chunk {run.loss_chunk}": run.loss_chunk}
+    named = {
+        f"{again} checkpointing": again != "none",
+        f"loss_chunk {run.loss_chunk}": run.loss_chunk,
+    }
     named |= {name: getattr(run, name) for name in ("document_mask", "compile", "float8")}
     return ", ".join(name for name, used in named.items() if used)
 
 
-def _predict_memory(run: RunSettings, gpu_gib: float | None) -> tuple[tuple[str, str] | None, str | None]:
+def _predict_memory(
+    run: RunSettings, gpu_gib: float | None
+) -> tuple[tuple[str, str] | None, str | None]:
     """Return ((sum, terms of the sum), None), or (None, why the memory is not known)."""
     vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
     if vocabulary is None:
-        return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
+        return (
+            None,
+            (
+                f"not known before the tokenizer {run.tokenizer.name} is built, which decides the "
+                "vocabulary"
+            ),
+        )
     try:
-        whole = replace(run, model=run.model.with_vocabulary(vocabulary), compile=False, float8=False)
+        whole = replace(
+            run, model=run.model.with_vocabulary(vocabulary), compile=False, float8=False
+        )
         predicted = largest_memory(whole, "cpu" if run.device == "cpu" else "cuda")
     except (ImportError, UserError):
-        return None, f"not known without the library transformers, which builds {run.model.transformers}"
+        return (
+            None,
+            f"not known without the library transformers, which builds {run.model.transformers}",
+        )
     unit, name = (1 << 30, "GiB") if predicted.total >= 1 << 30 else (1 << 20, "MiB")
-    eager = " as without " + ("compile" if run.compile else "float8") if run.compile or run.float8 else ""
+    eager = (
+        " as without " + ("compile" if run.compile else "float8")
+        if run.compile or run.float8
+        else ""
+    )
     parts = []
     for part, size in asdict(predicted).items():
         text = f"{part}, not predicted" if size is None else f"{format_number(size / unit)} {part}"

@@ -1,4 +1,6 @@
-"""Prices of a configuration's runs, from the settings and the manifests that already exist below `results/`."""
+"""Prices of a configuration's runs, from the settings and the manifests that already exist below
+`results/`.
+"""
 
 import datetime
 from collections.abc import Iterable
@@ -29,8 +31,8 @@ VOCABULARIES = {"tekken": 131_072}
 
 @dataclass(frozen=True)
 class StoreCounts:
-    """Number and size of token stores: existing ones, ones whose size is predicted from another store of the same text,
-    and the names of those of unknown size.
+    """Number and size of token stores: existing ones, ones whose size is predicted from another
+    store of the same text, and the names of those of unknown size.
     """
 
     existing: int
@@ -43,27 +45,39 @@ class StoreCounts:
 
 @settings_class
 class GpuPrice:
-    """Price of a rented GPU, as an entry of a price file states it. Money stays with its currency and date."""
+    """Price of a rented GPU, as an entry of a price file states it. Money stays with its currency
+    and date.
+    """
 
-    usd_per_gpu_hour: float | None = option(None, "US dollars for a GPU and hour; null: not set", ge=0)
+    usd_per_gpu_hour: float | None = option(
+        None, "US dollars for a GPU and hour; null: not set", ge=0
+    )
     source: str = option("", "provider, and kind of machine")
     date: datetime.date | None = option(None, "day on which the provider charged this price")
 
 
 def read_gpu_prices(file: Path) -> dict[str, GpuPrice]:
-    """Return name of the GPU → its price. Raises UserError for an invalid file, and for a GPU without a known peak."""
+    """Return name of the GPU → its price. Raises UserError for an invalid file, and for a GPU
+    without a known peak.
+    """
     prices = {}
     for name, values in read_yaml(file).items():
         if find_peak(str(name)) is None:
-            raise unknown("GPU", str(name), [f"NVIDIA {n}" for peak in PEAKS for n in peak.names], file=file)
+            raise unknown(
+                "GPU", str(name), [f"NVIDIA {n}" for peak in PEAKS for n in peak.names], file=file
+            )
         prices[name] = options.decode(GpuPrice, values, file=str(file), key=name)
     return prices
 
 
 class RunPrices:
-    """Prices of a configuration's runs on a machine, by default its own. A manifest is read when it is first needed."""
+    """Prices of a configuration's runs on a machine, by default its own. A manifest is read when it
+    is first needed.
+    """
 
-    def __init__(self, config: Config, results: Path = Path("results"), machine: Machine | None = None):
+    def __init__(
+        self, config: Config, results: Path = Path("results"), machine: Machine | None = None
+    ):
         self._config, self._results, self._machine = config, results, machine or config.machine
         self._manifests: dict[Path, dict[str, Any] | None] = {}
         self._prices: dict[str, Price] = {}
@@ -72,56 +86,81 @@ class RunPrices:
     def price(self, run: Run) -> Price:
         if run.run_id not in self._prices:
             settings, vocabulary = run.settings, self.read_vocabulary(run.settings)
-            price = costs.estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
+            price = costs.estimate_run(
+                settings, self._machine, vocabulary, self._read_rows(settings)
+            )
             if seconds := self._measure(run):
-                price = replace(price, seconds=median(seconds), unknown=None, bound=None, measured=True)
+                price = replace(
+                    price, seconds=median(seconds), unknown=None, bound=None, measured=True
+                )
             self._prices[run.run_id] = price
         return self._prices[run.run_id]
 
     def _measure(self, run: Run) -> list[float]:
-        """Return the seconds of this run, or else of all runs of its cell, that have ended on this machine."""
+        """Return the seconds of this run, or else of all runs of its cell, that have ended on this
+        machine.
+        """
         prefix = run.run_id.rpartition("-")[0]
         if prefix not in self._measured:
             files = sorted(self._results.glob(f"runs/{prefix}-*/done.json"))
-            self._measured[prefix] = [found for file in files if (found := self._read_time(file.parent))]
+            self._measured[prefix] = [
+                found for file in files if (found := self._read_time(file.parent))
+            ]
         cell = _cell_of(to_dict(run.settings))
-        alike = [(run_id, seconds) for run_id, other, seconds in self._measured[prefix] if other == cell]
-        return [seconds for run_id, seconds in alike if run_id == run.run_id] or [seconds for _, seconds in alike]
+        alike = [
+            (run_id, seconds) for run_id, other, seconds in self._measured[prefix] if other == cell
+        ]
+        return [seconds for run_id, seconds in alike if run_id == run.run_id] or [
+            seconds for _, seconds in alike
+        ]
 
     def _read_time(self, folder: Path) -> tuple[str, str, float] | None:
-        """Return (run id, cell, seconds from start to end) of a run that ended on this machine; None for another."""
+        """Return (run id, cell, seconds from start to end) of a run that ended on this machine;
+        None for another.
+        """
         try:
             record = read_json(folder / "run.json")
             outcome, hardware, here = record["outcome"], record["hardware"], describe_machine()
             same = all(hardware[key] == here.get(key) for key in ("architecture", "cpu", "cores"))
-            if record["launch"]["machine"] != self._machine.name or not (same or self._machine != Machine()):
+            if record["launch"]["machine"] != self._machine.name or not (
+                same or self._machine != Machine()
+            ):
                 return None
-            seconds, steps = outcome["ended_unix_s"] - record["started_unix_s"], outcome["steps"] - outcome["begins_at"]
+            seconds, steps = (
+                outcome["ended_unix_s"] - record["started_unix_s"],
+                outcome["steps"] - outcome["begins_at"],
+            )
             whole = outcome["steps"] - start_step(decode(RunSettings, record["run"]))
             return folder.name, _cell_of(record["run"]), seconds * whole / steps
         except (ValueError, LookupError, TypeError, ArithmeticError, UserError):
             return None  # incomplete, or of another version
 
     def read_vocabulary(self, run: RunSettings) -> int | None:
-        """Return the entries of a run's tokenizer; None where it is not built and its kind does not decide them."""
+        """Return the entries of a run's tokenizer; None where it is not built and its kind does not
+        decide them.
+        """
         manifest = self.read_manifest("tokenizers", run.tokenizer.name)
         return manifest["vocabulary_size"] if manifest else VOCABULARIES.get(run.tokenizer.kind)
 
     def is_done(self, run_id: str) -> bool:
-        """Return whether a run has ended; Snakemake may still find a reason to run it again (`snakemake -n`)."""
+        """Return whether a run has ended; Snakemake may still find a reason to run it again
+        (`snakemake -n`).
+        """
         return (self._results / "runs" / run_id / "done.json").is_file()
 
     def time_limit_minutes(self, run: Run) -> int:
         return costs.job_minutes(self.price(run), self._machine)
 
     def sum_by_experiment(self, run_ids: Iterable[str]) -> dict[str, Total]:
-        """Return experiment → total price of its requested runs; experiments without a requested run are left out.
+        """Return experiment → total price of its requested runs; experiments without a requested
+        run are left out.
 
         A run that several experiments need counts for the first one.
         """
         wanted, found = set(run_ids), {}
         chosen = [n for n in self._config.settings.experiments if self._config.has_scale(n)]
-        for names in (lambda: chosen, lambda: self._config.usable(chosen)):  # resolving all experiments takes a second
+        # resolving all experiments takes a second
+        for names in (lambda: chosen, lambda: self._config.usable(chosen)):
             for name in names() if wanted else ():
                 runs = [run for run in self._config.runs(name) if run.run_id in wanted]
                 wanted -= {run.run_id for run in runs}
@@ -142,12 +181,18 @@ class RunPrices:
                 predicted.append(costs.store_bytes(store, *counts))
             else:
                 unknown.append(f"{corpus}/{tokenizer}/{directory}")
-        size, files = sum(file["bytes"] for files in existing for file in files), sum(len(f) + 2 for f in existing)
+        size, files = (
+            sum(file["bytes"] for files in existing for file in files),
+            sum(len(f) + 2 for f in existing),
+        )
         # 2 files more: manifest.json and build.json
-        return StoreCounts(len(existing), size, files, len(predicted), sum(predicted), tuple(unknown))
+        return StoreCounts(
+            len(existing), size, files, len(predicted), sum(predicted), tuple(unknown)
+        )
 
     def _read_rows(self, run: RunSettings) -> StoreSize | None:
-        """Return the size of the store that a run reads, or of an equivalent store if it tokenizes while training.
+        """Return the size of the store that a run reads, or of an equivalent store if it tokenizes
+        while training.
 
         Before that store exists, bounds of its size; None without any.
         """
@@ -155,7 +200,9 @@ class RunPrices:
             return None
         form = {"padded": "padded", "padding-free": "token-list"}.get(run.approach)
         store = run.store or StoreSettings(form, sequence_length=run.sequence_length, eos=run.eos)
-        manifest = self.read_manifest("tokens", run.corpus.name, run.tokenizer.name, store.directory)
+        manifest = self.read_manifest(
+            "tokens", run.corpus.name, run.tokenizer.name, store.directory
+        )
         stream = BATCHES[run.approach].streams
         if manifest is not None:
             rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
@@ -167,35 +214,54 @@ class RunPrices:
         rows = costs.max_rows(run, stream, documents, tokens)
         return StoreSize(rows, 0, f"the most rows of an epoch, from {source}") if rows else None
 
-    def _bound_text_size(self, run: RunSettings, store: StoreSettings) -> tuple[int | None, int | None, str]:
-        """Return upper bounds (documents, tokens, source) of the text that a run reads; None where there is no bound.
+    def _bound_text_size(
+        self, run: RunSettings, store: StoreSettings
+    ) -> tuple[int | None, int | None, str]:
+        """Return upper bounds (documents, tokens, source) of the text that a run reads; None where
+        there is no bound.
 
-        The source is another store of the same text, the corpus, or what the configuration declares of the corpus.
+        The source is another store of the same text, the corpus, or what the configuration declares
+        of the corpus.
         """
         corpus = run.corpus
-        if (similar := self._find_similar_store(corpus.name, run.tokenizer.name, store)) is not None:
+        if (
+            similar := self._find_similar_store(corpus.name, run.tokenizer.name, store)
+        ) is not None:
             return similar["documents"], _count_tokens(similar), "another store of the same text"
         built = self.read_manifest("corpus", corpus.name)
         try:
             split = built["splits"]["train"]
-            # no tokenizer makes more tokens than bytes; beside them two control tokens for each text of a pair
+            # no tokenizer makes more tokens than bytes; beside them two control tokens for each
+            # text of a pair
             return split["rows"], split["utf8_bytes"] + 4 * split["rows"], "the corpus"
         except (TypeError, KeyError):  # missing, or of another kind
             source = corpus.source
-            stated = [n for n in (source.documents, source.published_documents, source.maximum_documents) if n]
+            stated = [
+                n
+                for n in (source.documents, source.published_documents, source.maximum_documents)
+                if n
+            ]
             return min(stated, default=None), None, "the configuration of the corpus"
 
-    def _find_similar_store(self, corpus: str, tokenizer: str, store: StoreSettings) -> dict[str, Any] | None:
+    def _find_similar_store(
+        self, corpus: str, tokenizer: str, store: StoreSettings
+    ) -> dict[str, Any] | None:
         """Return the manifest of any store with the same documents and the same ids."""
         for folder in sorted((self._results / "tokens" / corpus / tokenizer).glob("*/")):
             manifest = self.read_manifest("tokens", corpus, tokenizer, folder.name)
             options = (manifest or {}).get("options", {})
-            if options.get("split") == store.split and options.get("eos") == store.eos and "tokens_useful" in manifest:
+            if (
+                options.get("split") == store.split
+                and options.get("eos") == store.eos
+                and "tokens_useful" in manifest
+            ):
                 return manifest
         return None
 
     def read_manifest(self, *where: str) -> dict[str, Any] | None:
-        """Read a manifest below results without validating it; prices do not need that. None where it is missing."""
+        """Read a manifest below results without validating it; prices do not need that. None where
+        it is missing.
+        """
         path = self._results.joinpath(*where, "manifest.json")
         if path not in self._manifests:
             try:
@@ -207,9 +273,13 @@ class RunPrices:
 
 def _cell_of(settings: dict[str, Any]) -> str:
     """Return what all repeats of a cell have in common."""
-    return canonical_json({key: value for key, value in settings.items() if key not in ("repeat", "seed")})
+    return canonical_json(
+        {key: value for key, value in settings.items() if key not in ("repeat", "seed")}
+    )
 
 
 def _count_tokens(manifest: dict[str, Any]) -> int:
-    """Count the tokens of a store's documents: n tokens have n - 1 useful ones, less those that are cut."""
+    """Count the tokens of a store's documents: n tokens have n - 1 useful ones, less those that are
+    cut.
+    """
     return manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]

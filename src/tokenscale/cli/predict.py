@@ -1,6 +1,7 @@
 """Predict step times on more ranks from finished runs on few.
 
-It needs the tables of an experiment whose runs scale weakly over two world sizes or more, such as ddp_scaling_weak.
+It needs the tables of an experiment whose runs scale weakly over two world sizes or more, such as
+ddp_scaling_weak.
 """
 
 import argparse
@@ -14,7 +15,10 @@ LARGEST = 10**9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sizes, nodes = "default: measured ones, 2 to 16 times the largest", "default: as in the runs' records, else 1"
+    sizes, nodes = (
+        "default: measured ones, 2 to 16 times the largest",
+        "default: as in the runs' records, else 1",
+    )
     of_tables = "results/tables/EXPERIMENT: its runs of weak scaling"
     parser.add_argument("--tables", type=Path, metavar="DIR", help=of_tables)
     parser.add_argument("--series", metavar="NAME", help="only this series")
@@ -30,9 +34,18 @@ def run(arguments: argparse.Namespace) -> None:
         default = "ddp_scaling_weak"
         known = tables and Path(f"config/experiments/{tables.name}.yaml").is_file()
         name = tables.name if known else default
-        there = ", ".join(str(path.parent) for path in sorted(Path("results/tables").glob("*/runs.parquet"))) or None
-        what = "a prediction needs finished runs at two world sizes or more, and their tables are not here."
-        scale = " --config scale=workstation" * (name == default)  # at scale demo, ranks share the cores
+        there = (
+            ", ".join(
+                str(path.parent) for path in sorted(Path("results/tables").glob("*/runs.parquet"))
+            )
+            or None
+        )
+        what = (
+            "a prediction needs finished runs at two world sizes or more, and their tables are "
+            "not here."
+        )
+        # at scale demo, ranks share the cores
+        scale = " --config scale=workstation" * (name == default)
         following = f"snakemake {name}{scale}\ntokenscale predict --tables results/tables/{name}"
         raise UserError(what, tables=tables, found=there, next=following)
     from tokenscale.analysis.projection import format_projection, project

@@ -1,4 +1,6 @@
-"""Write one token store from raw Parquet, as the workflow's rules do, or Parquet files of tokens from a text file."""
+"""Write one token store from raw Parquet, as the workflow's rules do, or Parquet files of tokens
+from a text file.
+"""
 
 import argparse
 import importlib
@@ -24,15 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     importlib.import_module(FROM_FILE).add_arguments(parser)
     rule = parser.add_argument_group("write one store of a corpus, as the workflow's rules do")
     rule.add_argument("--store", metavar="NAME", help="for example padded-sequence_length=2048")
-    rule.add_argument("--corpus", type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
+    rule.add_argument(
+        "--corpus", type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json"
+    )
     text = "results/tokenizers/NAME/manifest.json; Tekken's by default"
     rule.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
     rule.add_argument("--threads", type=int, help="threads of the engine (default: one per core)")
-    rule.add_argument("--engine", default="auto", help="tokenization engine; auto: the fastest exact one")
+    rule.add_argument(
+        "--engine", default="auto", help="tokenization engine; auto: the fastest exact one"
+    )
     text = "merge the N parts of the store in the output's folder"
     rule.add_argument("--parts", type=int, default=1, metavar="N", help=text)
     rule.add_argument("--part", type=int, metavar="K", help="write part K (from 0) of the N parts")
-    rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/[parts/NNNNN/]manifest.json")
+    rule.add_argument(
+        "--output", type=Path, metavar="FILE", help="results/tokens/…/[parts/NNNNN/]manifest.json"
+    )
 
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
@@ -41,7 +49,10 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     of_file = [flag.name for flag in from_file.FLAGS if getattr(arguments, flag.key) is not None]
     of_rule = [f"--{name}" for name in RULE if getattr(arguments, name)]
     if of_file and of_rule:
-        what, next = "the flags belong to two modes of this command.", "use one mode: tokenscale pretokenize --help"
+        what, next = (
+            "the flags belong to two modes of this command.",
+            "use one mode: tokenscale pretokenize --help",
+        )
         raise UserError(what, file=" ".join(of_file), corpus=" ".join(of_rule), next=next)
     if not of_rule:
         return from_file.run(arguments)
@@ -69,11 +80,15 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     progress.close()
     if manifest["documents"] == 0:
         print(f"{progress.line()}; no documents fall into this part")
-        return
+        return None
     print(f"{progress.line()}; {describe_store(manifest)}")
+    return None
 
 
 def describe_store(manifest: dict[str, Any]) -> str:
     """Return the counts of a store in one line."""
     tokens = f"{manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens"
-    return f"{manifest['rows']:,} rows, {tokens} (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut"
+    return (
+        f"{manifest['rows']:,} rows, {tokens} (fill {manifest['fill']:.2%}), "
+        f"{manifest['tokens_cut']:,} cut"
+    )

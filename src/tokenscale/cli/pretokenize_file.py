@@ -1,7 +1,9 @@
-"""Tokenize a text file into one Parquet file for each requested format, the first step of the source studies.
+"""Tokenize a text file into one Parquet file for each requested format, the first step of the
+source studies.
 
-The text goes through a temporary corpus without cleaning and without held-out documents, so that row i is document i of
-the file. No workflow rule uses this module; it is imported by name, so that no store depends on it.
+The text goes through a temporary corpus without cleaning and without held-out documents, so that
+row i is document i of the file. No workflow rule uses this module; it is imported by name, so that
+no store depends on it.
 """
 
 import argparse
@@ -26,7 +28,13 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_toke
 from tokenscale.data.tokenizers.huggingface import BUILT, ResolvedTokenizer, resolve_tokenizer
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.settings import flags
-from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
+from tokenscale.settings.data import (
+    CleaningSettings,
+    CorpusSettings,
+    SourceSettings,
+    StorageSettings,
+    StoreSettings,
+)
 from tokenscale.settings.options import option, settings_class
 
 Log = Callable[[str], None]
@@ -43,11 +51,16 @@ class TextOptions:
         path=True,
     )
     text_column: str | None = option(
-        None, "column or key of the text (default: text, else the only one that holds text)", metavar="NAME"
+        None,
+        "column or key of the text (default: text, else the only one that holds text)",
+        metavar="NAME",
     )
     separator: str | None = option(
         None,
-        r"text between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)",
+        (
+            r"text between the documents of a text file, such as '<|endoftext|>' or '\n' (default: "
+            r"it is one)"
+        ),
         min_length=1,
     )
 
@@ -60,39 +73,55 @@ class TextOptions:
 class FileSettings(TextOptions):
     """Settings for tokenizing a file, with the source studies' names."""
 
-    input_path: str = option("", "Parquet, .jsonl or text; the last two also .gz, .zst", metavar="FILE", path=True)
+    input_path: str = option(
+        "", "Parquet, .jsonl or text; the last two also .gz, .zst", metavar="FILE", path=True
+    )
     output_dir: str = option("", "folder of the token files", metavar="DIR", path=True)
-    max_length: int = option(2048, "padded: positions per row (it stores one more token, the last label)", ge=8)
+    max_length: int = option(
+        2048, "padded: positions per row (it stores one more token, the last label)", ge=8
+    )
     batch_size: int = option(100, "documents per call of the tokenizer", ge=1)
     format: tuple[Literal["padded", "token-list", "packed"], ...] = option(
         ("padded", "token-list"), "one file for each; packed is not Parquet, the workflow makes it"
     )
-    compression: Literal["none", "snappy", "lz4", "zstd"] = option("snappy", "codec of the Parquet files")
+    compression: Literal["none", "snappy", "lz4", "zstd"] = option(
+        "snappy", "codec of the Parquet files"
+    )
     compression_level: int | None = option(None, "level of zstd (default 3)", ge=1, le=22)
-    dtype: Literal["int32", "int64", "uint32"] = option("int32", "dtype of token ids; the studies had int64")
+    dtype: Literal["int32", "int64", "uint32"] = option(
+        "int32", "dtype of token ids; the studies had int64"
+    )
     row_group_rows: int = option(1000, "rows per Parquet row group", ge=1)
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
 
 
 #: required ones first
-FLAGS = sorted(flags.build_flags(FileSettings), key=lambda flag: flag.key not in ("input_path", "output_dir"))
+FLAGS = sorted(
+    flags.build_flags(FileSettings), key=lambda flag: flag.key not in ("input_path", "output_dir")
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    flags.add_flags(parser.add_argument_group("tokenize a text file into one Parquet file for each format"), FLAGS)
+    flags.add_flags(
+        parser.add_argument_group("tokenize a text file into one Parquet file for each format"),
+        FLAGS,
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the files, each with its manifest beside it.
 
-    The tokenizer is copied to `<output_dir>/tokenizers/<name>/`, from where `train` copies it beside the weights.
-    Raise UserError for wrong flags, for an unreadable or empty input, for an existing file that this command did not
-    write with these settings, and while another process writes there.
+    The tokenizer is copied to `<output_dir>/tokenizers/<name>/`, from where `train` copies it
+    beside the weights. Raise UserError for wrong flags, for an unreadable or empty input, for an
+    existing file that this command did not write with these settings, and while another process
+    writes there.
     """
     settings = FileSettings(**flags.parse_flags(arguments, FLAGS))
     for name in ("input_path", "output_dir"):
         if not getattr(settings, name):
-            raise UserError(f"{flags.spell(name)} is missing.", next="tokenscale pretokenize --help")
+            raise UserError(
+                f"{flags.spell(name)} is missing.", next="tokenscale pretokenize --help"
+            )
     if "packed" in settings.format:
         store = StoreSettings("packed", sequence_length=settings.max_length).directory
         next = f"results/tokens/CORPUS/TOKENIZER/{store}/manifest.json"
@@ -105,7 +134,12 @@ def run(arguments: argparse.Namespace) -> None:
     source, directory = Path(settings.input_path), Path(settings.output_dir)
     tokenizer = resolve_tokenizer(settings.tokenizer_name)
     if source.is_dir():
-        raise UserError("the input is a folder.", flag="--input-path", folder=source, next="name one of its files")
+        raise UserError(
+            "the input is a folder.",
+            flag="--input-path",
+            folder=source,
+            next="name one of its files",
+        )
     check_present(source, "--input-path")
     new = not directory.exists()
     aside = directory / f".{strip_extensions(source)}.building"
@@ -126,7 +160,10 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
     corpus = _build_corpus(settings, source, aside / "corpus")
     left_out = corpus["cleaning"]["documents"]
     if left_out["read"] > left_out["kept"]:
-        print(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are skipped")
+        print(
+            f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text "
+            "and are skipped"
+        )
     if left_out["read"] == 1:
         print(f"{source} is one document; for a text file, --separator splits it into several")
     if tokenizer.note:
@@ -136,7 +173,9 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
     if not (folder / "manifest.json").is_file():
         folder = aside / "tokenizer"
         build_tokenizer(tokenizer.settings, folder)
-    same: dict[str, Any] = {name: getattr(settings, name) for name in ("eos", "dtype", "row_group_rows")}
+    same: dict[str, Any] = {
+        name: getattr(settings, name) for name in ("eos", "dtype", "row_group_rows")
+    }
     same |= {"sequence_length": settings.max_length, "codec": settings.compression}
     same["codec_level"] = settings.compression_level or StorageSettings().codec_level
     stores = {}
@@ -155,11 +194,16 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
         manifest = write_store(store, aside / "corpus", folder, directory, progress, **batch)
         progress.close()
         path = single.list_files(directory)[0]
-        print(f"{progress.line()}; {describe_store(manifest)}\n  {path}  {path.stat().st_size:,} bytes")
+        print(
+            f"{progress.line()}; {describe_store(manifest)}\n  {path}  {path.stat().st_size:,} "
+            "bytes"
+        )
 
 
 def _copy_tokenizer(folder: Path, kept: Path) -> Path:
-    """Copy a tokenizer beside the tokens and return its folder there. Another tokenizer of its name is not replaced."""
+    """Copy a tokenizer beside the tokens and return its folder there. Another tokenizer of its name
+    is not replaced.
+    """
     sha256 = read_tokenizer(folder)["file"]["sha256"]
     if (kept / "manifest.json").is_file() and read_tokenizer(kept)["file"]["sha256"] != sha256:
         kept = kept.with_name(f"{kept.name}-{sha256[:6]}")
@@ -186,9 +230,13 @@ def strip_extensions(path: Path) -> str:
 
 
 def check_present(path: Path, flag: str) -> None:
-    """Raise UserError for a missing file, with the nearest name in its folder, and for an empty one."""
+    """Raise UserError for a missing file, with the nearest name in its folder, and for an empty
+    one.
+    """
     if not path.is_file():
-        near = find_nearest(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+        near = find_nearest(
+            path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        )
         next = f"did you mean {path.parent / near}?" if near else "correct the path"
         raise UserError("the input file is missing.", flag=flag, requested=path, next=next)
     if path.stat().st_size == 0:
@@ -199,7 +247,9 @@ def _build_corpus(settings: FileSettings, source: Path, directory: Path) -> dict
     """Build a corpus from the file's documents, in order, and return its manifest."""
     progress = Progress(f"reading {source.name}")
     try:
-        read = SourceSettings(kind="files", files=(str(source),), separator=settings.unescaped_separator)
+        read = SourceSettings(
+            kind="files", files=(str(source),), separator=settings.unescaped_separator
+        )
         corpus = CorpusSettings(
             name=make_corpus_name(strip_extensions(source)),
             source=choose_text_column(source, read, settings.text_column, print),
@@ -209,8 +259,14 @@ def _build_corpus(settings: FileSettings, source: Path, directory: Path) -> dict
         return build(corpus, directory, progress)
     except UserError as error:
         if error.facts.get("corpus") == str(directory):
-            facts = {"flag": "--input-path", "file": source, "documents": error.facts.get("documents")}
-            raise UserError("the input file holds no documents.", **facts, next="name another") from None
+            facts = {
+                "flag": "--input-path",
+                "file": source,
+                "documents": error.facts.get("documents"),
+            }
+            raise UserError(
+                "the input file holds no documents.", **facts, next="name another"
+            ) from None
         raise reword_for_flags(error) from None
     finally:
         progress.close()
@@ -222,16 +278,27 @@ def make_corpus_name(text: str) -> str:
 
 def reword_for_flags(error: UserError) -> UserError:
     """Reword an error about a source in terms of flags: the user wrote no configuration for it."""
-    facts = {"flag" if label == "key" else label: text for label, text in error.facts.items() if text != "source.files"}
+    facts = {
+        "flag" if label == "key" else label: text
+        for label, text in error.facts.items()
+        if text != "source.files"
+    }
     for key in ("text_column", "target_column"):
         if facts.get("flag") == f"source.{key}":
             facts["flag"] = flags.spell(key)
-            facts["next"] = facts["next"] if "did you mean" in facts.get("next", "") else f"{facts['flag']} NAME"
+            facts["next"] = (
+                facts["next"]
+                if "did you mean" in facts.get("next", "")
+                else f"{facts['flag']} NAME"
+            )
     return UserError(error.what, **facts)
 
 
-def choose_text_column(path: Path, source: SourceSettings, given: str | None, log: Log) -> SourceSettings:
-    """Return the source with the given text column; by default `text` or, if it is missing, the only one with text.
+def choose_text_column(
+    path: Path, source: SourceSettings, given: str | None, log: Log
+) -> SourceSettings:
+    """Return the source with the given text column; by default `text` or, if it is missing, the
+    only one with text.
 
     `log` receives its name in this case. What is wrong with the file is left to its readers.
     """
@@ -241,7 +308,11 @@ def choose_text_column(path: Path, source: SourceSettings, given: str | None, lo
         next(read_texts(path, source), None)
     except UserError as error:
         found = []
-        for name in error.facts.get("has", "").split(", ") if error.facts.get("key") == "source.text_column" else ():
+        for name in (
+            error.facts.get("has", "").split(", ")
+            if error.facts.get("key") == "source.text_column"
+            else ()
+        ):
             with suppress(UserError):
                 other = replace(source, text_column=name)
                 found += [other] if isinstance(next(read_texts(path, other), None), str) else []
@@ -261,7 +332,9 @@ def unescape(text: str) -> str:
 
 
 def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, Any]) -> None:
-    """Refuse to overwrite files that this command did not write with the same settings; the manifest is the last."""
+    """Refuse to overwrite files that this command did not write with the same settings; the
+    manifest is the last.
+    """
     there = [path for path in files if path.exists()]
     if not there:
         return
@@ -271,9 +344,16 @@ def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, An
     found = read_store_manifest(files[-1])
     made = found["tokenizer"]
     has = {**found["options"], "tokenizer": made["name"], "tokenizer file": made["file_sha256"]}
-    requested = {**store.options(), "tokenizer": tokenizer["name"], "tokenizer file": tokenizer["file"]["sha256"]}
+    requested = {
+        **store.options(),
+        "tokenizer": tokenizer["name"],
+        "tokenizer file": tokenizer["file"]["sha256"],
+    }
     if differing := next((key for key in requested if requested[key] != has.get(key)), ""):
-        facts = {"has": f"{differing} {has.get(differing)}", "requested": f"{differing} {requested[differing]}"}
+        facts = {
+            "has": f"{differing} {has.get(differing)}",
+            "requested": f"{differing} {requested[differing]}",
+        }
         following = "choose another --output-dir, or remove the file and its manifest"
         what = "the output file exists and was made with other settings."
         raise UserError(what, file=there[0], **facts, next=following)

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,46 @@ SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe the run. Input paths are manifests; the data beside them is read."""
+    """Add the options that describe the run. Input paths are manifests; the data beside them is
+    read.
+    """
     # not `--run`: torchrun takes that for an abbreviation of an option of its own
     parser.add_argument("--settings", required=True, help="the run's settings as canonical JSON")
     parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
     parser.add_argument("--attempt", type=int, default=0, help="number of this attempt")
     of_corpus = "manifest of the raw corpus (to tokenize while training, to translate)"
     parser.add_argument("--corpus", type=Path, help=of_corpus)
-    parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
-    parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
-    parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
-    parser.add_argument("--arm", type=Path, help="another trainer: results/arms/NAME/environment.json")
-    parser.add_argument("--srun", action="store_true", help="started by srun: take the rank from its variables")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)"
+    )
+    parser.add_argument(
+        "--store", type=Path, help="manifest of the token store (the other approaches)"
+    )
+    parser.add_argument(
+        "--validation-store", type=Path, help="manifest of the packed validation store"
+    )
+    parser.add_argument(
+        "--arm", type=Path, help="another trainer: results/arms/NAME/environment.json"
+    )
+    parser.add_argument(
+        "--srun", action="store_true", help="started by srun: take the rank from its variables"
+    )
     of_hang = "seconds without a step after which the rank ends; 0: never"
     parser.add_argument("--hang-s", type=float, default=0, help=of_hang)
     parser.add_argument("--nodes", type=int, help="refuse another number of nodes")
     parser.add_argument("--network", help="refuse another network between nodes, as NCCL names it")
-    parser.add_argument("--least-links", type=json.loads, help="refuse slower links: GB/s by kind, as JSON")
-    parser.add_argument("--by-local-rank", type=json.loads, default={}, help="variables by local rank, as JSON")
+    parser.add_argument(
+        "--least-links", type=json.loads, help="refuse slower links: GB/s by kind, as JSON"
+    )
+    parser.add_argument(
+        "--by-local-rank", type=json.loads, default={}, help="variables by local rank, as JSON"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Join the process group, train, and tear the process group down; or train one rank of another trainer."""
+    """Join the process group, train, and tear the process group down; or train one rank of another
+    trainer.
+    """
     if arguments.srun:
         os.environ.update({ours: os.environ[theirs] for theirs, ours in SRUN.items()})
     place = int(os.environ.get("LOCAL_RANK", 0))
@@ -48,15 +67,30 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.arm is not None:
         from tokenscale.settings.run import RunSettings
 
-        train = importlib.import_module("tokenscale.arms.train").train  # by name: not code of our own trainings
-        ranks = {"rank": int(os.environ.get("RANK", 0)), "world_size": int(os.environ.get("WORLD_SIZE", 1))}
-        settings, more = RunSettings.from_json(arguments.settings), {"attempt": arguments.attempt, **ranks}
-        train(settings, arguments.store, arguments.arm, arguments.directory, **more, hang_s=arguments.hang_s)
+        # by name: not code of our own trainings
+        train = importlib.import_module("tokenscale.arms.train").train
+        ranks = {
+            "rank": int(os.environ.get("RANK", 0)),
+            "world_size": int(os.environ.get("WORLD_SIZE", 1)),
+        }
+        settings, more = (
+            RunSettings.from_json(arguments.settings),
+            {"attempt": arguments.attempt, **ranks},
+        )
+        train(
+            settings,
+            arguments.store,
+            arguments.arm,
+            arguments.directory,
+            **more,
+            hang_s=arguments.hang_s,
+        )
         return 0
 
     from tokenscale.train.watchdog import Signals
 
-    with Signals() as signals:  # from the start: imports, containers and first communicators take a minute
+    # from the start: imports, containers and first communicators take a minute
+    with Signals() as signals:
         return _run(arguments, signals)
 
 
@@ -79,16 +113,29 @@ def _run(arguments: argparse.Namespace, signals: Any) -> int:
         validation_store=arguments.validation_store,
     )
     try:
-        world = join(settings.layout.world_size, settings.device, nodes=arguments.nodes, network=arguments.network)
+        world = join(
+            settings.layout.world_size,
+            settings.device,
+            nodes=arguments.nodes,
+            network=arguments.network,
+        )
     except PortTaken as error:
         print(error.render(), file=sys.stderr)
         return PORT_TAKEN
     with wait_for_root_cause(world):
         if arguments.least_links:
             world = check_links(world, arguments.least_links)
-        try:
-            train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)
-        except Interrupted:
-            pass  # not a failure, which would kill the other ranks; the launcher reads it from the log
+        # an interruption is not a failure, which would kill the other ranks; the launcher reads it
+        # from the log
+        with suppress(Interrupted):
+            train(
+                settings,
+                inputs,
+                arguments.directory,
+                world,
+                arguments.attempt,
+                signals,
+                arguments.hang_s,
+            )
     world.close()
     return 0

@@ -1,7 +1,7 @@
 """Say whether the chosen experiments can start: one line, then what is missing and how to mend it.
 
-Exit code 0 if nothing is missing, else 2; warnings do not count. Details: `check` (designs), `doctor` (this machine),
-`plan` (cost).
+Exit code 0 if nothing is missing, else 2; warnings do not count. Details: `check` (designs),
+`doctor` (this machine), `plan` (cost).
 """
 
 import argparse
@@ -26,12 +26,23 @@ from tokenscale.settings.config import Config
 from tokenscale.settings.profile import load_profile
 
 #: checks of `doctor` that runs need: where they run on this machine, and where SLURM starts them
-HERE = ("python", "host packages", "trainer packages", "report packages", "results folder", "gpu", "nccl", "gloo")
+HERE = (
+    "python",
+    "host packages",
+    "trainer packages",
+    "report packages",
+    "results folder",
+    "gpu",
+    "nccl",
+    "gloo",
+)
 SUBMITTED = ("python", "host packages", "report packages", "results folder", "slurm")
 
 
 class Lack(NamedTuple):
-    """Something that is missing, and the command or edit that mends it. `refuses`: the experiments cannot start."""
+    """Something that is missing, and the command or edit that mends it. `refuses`: the experiments
+    cannot start.
+    """
 
     what: str
     next: str
@@ -39,7 +50,9 @@ class Lack(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("experiment", nargs="*", help="names of experiments; by default those of the report")
+    parser.add_argument(
+        "experiment", nargs="*", help="names of experiments; by default those of the report"
+    )
     main.add_configuration_arguments(parser)
 
 
@@ -47,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the verdict with the size of the work, and what is missing."""
     config = main.load_configuration(arguments)
     names, prices = config.select_experiments(arguments.experiment), RunPrices(config)
-    findings = doctor.examine(Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE)
+    findings = doctor.examine(
+        Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE
+    )
     lacks = list(judge_machine(config, names, findings, arguments.profile))
     lacks += find_problems(config, names, prices, arguments.profile)
     for text in render(config, names, prices, lacks, colour=sys.stdout.isatty()):
@@ -56,14 +71,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def render(
-    config: Config, names: Sequence[str], prices: RunPrices, lacks: Sequence[Lack], *, colour: bool = False
+    config: Config,
+    names: Sequence[str],
+    prices: RunPrices,
+    lacks: Sequence[Lack],
+    *,
+    colour: bool = False,
 ) -> Iterator[str]:
-    """Yield the verdict with the runs that are left and their cost, then each lack with its next step."""
+    """Yield the verdict with the runs that are left and their cost, then each lack with its next
+    step.
+    """
     runs, missing = config.all_runs(list(names)), sum(lack.refuses for lack in lacks)
     left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
     total, warnings = sum_prices(map(prices.price, left)), len(lacks) - missing
     parts = [f"{missing} missing"] * bool(missing) + [count(warnings, "warning")] * bool(warnings)
-    parts += [f"{', '.join(names)} at scale {config.settings.scale}", f"{len(left)} of {len(runs)} runs to do"]
+    parts += [
+        f"{', '.join(names)} at scale {config.settings.scale}",
+        f"{len(left)} of {len(runs)} runs to do",
+    ]
     if left and total.timed and config.machine.gpus_per_node is not None:
         parts.append(f"{submission.format_hours({'': total})} node-hours")
     parts += [format_bytes(total.bytes)] * bool(left)
@@ -77,9 +102,14 @@ def render(
 
 
 def judge_machine(
-    config: Config, names: Sequence[str], findings: Mapping[str, Finding], profile: str | None = None
+    config: Config,
+    names: Sequence[str],
+    findings: Mapping[str, Finding],
+    profile: str | None = None,
 ) -> Iterator[Lack]:
-    """Yield what this machine or cluster lacks for the experiments. A GPU is missed only where there are too few."""
+    """Yield what this machine or cluster lacks for the experiments. A GPU is missed only where
+    there are too few.
+    """
     runs, machine = [run.settings for run in config.all_runs(list(names)).values()], config.machine
     ranks = max((run.layout.world_size for run in runs), default=1)
     on_gpus = max((run.layout.world_size for run in runs if run.device != "cpu"), default=0)
@@ -100,16 +130,26 @@ def judge_machine(
         following = f"slurm_partition: one of {', '.join(partitions)}, in {file}"
         yield Lack(f"the cluster has no partition {wanted}", following)
     elif 0 < (there := partitions.get(wanted, 0)) < (machine.gpus_per_node or 0):
-        what = f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for {machine.gpus_per_node}"
-        yield Lack(what, f"gpus_per_node = {there} in {config.settings.machine}, or another partition")
+        what = (
+            f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for "
+            f"{machine.gpus_per_node}"
+        )
+        yield Lack(
+            what, f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
+        )
     if machine.container is not None and (image := _find_missing_image(machine.container)):
-        yield Lack(f"the image of trainings is missing: {image}", "build it: profiles/alps/README.md, step 5")
+        yield Lack(
+            f"the image of trainings is missing: {image}",
+            "build it: profiles/alps/README.md, step 5",
+        )
 
 
 def _find_missing_image(container: str) -> str | None:
-    """Return the path of a container image if it is missing: CSCS deletes files that nobody accesses."""
+    """Return the path of a container image if it is missing: CSCS deletes files that nobody
+    accesses.
+    """
     text = Path(container).read_text() if Path(container).is_file() else ""
-    stated = re.search(r'^image = "(.+)"$', text, re.M)
+    stated = re.search(r'^image = "(.+)"$', text, re.MULTILINE)
     path = os.path.expandvars(stated[1]) if stated else ""
     # `$`: a variable without a value, this is not Alps; `#`: a registry address
     return path if path and not set("$#") & set(path) and not Path(path).exists() else None
@@ -118,20 +158,29 @@ def _find_missing_image(container: str) -> str | None:
 def find_problems(
     config: Config, names: Sequence[str], prices: RunPrices, profile: str | None = None
 ) -> Iterator[Lack]:
-    """Yield what keeps the experiments from starting, by their settings, the profile, and the files in `results`.
+    """Yield what keeps the experiments from starting, by their settings, the profile, and the files
+    in `results`.
 
     Needs a fraction of a second and no torch: a dry run calls it, too.
     """
-    for name, problems in check.find_problems(config, names, here=config.machine.starter != "srun").items():
+    for name, problems in check.find_problems(
+        config, names, here=config.machine.starter != "srun"
+    ).items():
         for problem in problems:
             if problem.level != "note":
                 what = check.describe(config, name, problem)
-                yield Lack(f"{name}: {what}" if name else what, problem.next, problem.level == "refuse")
+                yield Lack(
+                    f"{name}: {what}" if name else what, problem.next, problem.level == "refuse"
+                )
     runs = config.all_runs(list(names))
     left = [run_id for run_id in runs if not prices.is_done(run_id)]
     errors = [submission.unset_variable_error([_read_resources(profile)] if profile else [])]
     if config.machine.gpus_per_node is not None:
-        errors.append(submission.budget_error(prices.sum_by_experiment(left), config.settings.budget.node_hours))
+        errors.append(
+            submission.budget_error(
+                prices.sum_by_experiment(left), config.settings.budget.node_hours
+            )
+        )
     large: list[tuple[str, UserError]] = []
     for run_id in left:
         run = runs[run_id].settings
@@ -142,7 +191,11 @@ def find_problems(
     for run_id, lack in large[:1]:
         errors.append(UserError(f"{len(large)} runs, such as {run_id}: {lack.what}", **lack.facts))
     for found in filter(None, errors):
-        facts = ", ".join(f"{key} {text}" for key, text in found.facts.items() if key in ("needed", "found", "budget"))
+        facts = ", ".join(
+            f"{key} {text}"
+            for key, text in found.facts.items()
+            if key in ("needed", "found", "budget")
+        )
         yield Lack(f"{found.what} {facts}".strip(), str(found.facts.get("next", "")))
     stores = prices.count_stores(list(names)).predicted_bytes if left else 0
     needed = sum_prices(prices.price(runs[run_id]) for run_id in left).bytes + stores
@@ -154,5 +207,9 @@ def find_problems(
 def _read_resources(profile: str) -> dict[str, Any]:
     """Return the default resources of a profile, with the environment's values of variables."""
     given = load_profile(profile)[1].get("default-resources") or {}
-    pairs = given.items() if isinstance(given, Mapping) else (str(entry).partition("=")[::2] for entry in given)
+    pairs = (
+        given.items()
+        if isinstance(given, Mapping)
+        else (str(entry).partition("=")[::2] for entry in given)
+    )
     return {name: os.path.expandvars(str(value)) for name, value in pairs}

@@ -26,22 +26,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for part in (page, pdf, bundle):
         add = part.add_argument
         add("--experiments", nargs="+", required=True, help="names of experiments, in order")
-        add("--tables", type=Path, default=Path("results/tables"), help="folder of the experiments' tables")
-        add("--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures")
+        add(
+            "--tables",
+            type=Path,
+            default=Path("results/tables"),
+            help="folder of the experiments' tables",
+        )
+        add(
+            "--figures",
+            type=Path,
+            default=Path("results/figures"),
+            help="folder of the experiments' figures",
+        )
         add("--output", type=Path, required=True, help="the file, or of the bundle the folder")
     of_several = "instead, the page of one of several experiments, without the claims"
     page.add_argument("--of-several", action="store_true", help=of_several)
     for part in (page, pdf):
-        part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the command claims writes it")
+        part.add_argument(
+            "--claims",
+            type=Path,
+            metavar="FILE",
+            help="claims.json, as the command claims writes it",
+        )
     for part in (bundle, rebuild):
         for name, default in (("workflow", "workflow/Snakefile"), ("citation", "CITATION.cff")):
             what = f"{Path(default).name} to copy, where there is one"
             part.add_argument(f"--{name}", type=Path, default=Path(default), help=what)
-        part.add_argument("--ledger", type=Path, default=LEDGER, help=f"the claims; by default {LEDGER}")
-    bundle.add_argument("--no-logs", action="store_true", help="leave the logs out, so that `verify` proves nothing")
-    bundle.add_argument("--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed")
+        part.add_argument(
+            "--ledger", type=Path, default=LEDGER, help=f"the claims; by default {LEDGER}"
+        )
+    bundle.add_argument(
+        "--no-logs", action="store_true", help="leave the logs out, so that `verify` proves nothing"
+    )
+    bundle.add_argument(
+        "--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed"
+    )
     rebuild.add_argument("archive", type=Path, metavar="FILE")
-    rebuild.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder laid out like results/")
+    rebuild.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="folder laid out like results/"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,13 +98,21 @@ def _build_page(arguments: argparse.Namespace) -> str:
 
     experiments, tables, figures = _inputs(arguments)
     if arguments.of_several and len(experiments) > 1:
-        what, next = "--of-several is the page of one experiment.", f"--experiments {experiments[0]}"
+        what, next = (
+            "--of-several is the page of one experiment.",
+            f"--experiments {experiments[0]}",
+        )
         raise UserError(what, found=" ".join(experiments), next=next)
     if arguments.of_several:
         page.write_experiment(experiments[0], tables, figures, arguments.output)
         return str(arguments.output)
     page.write(experiments, tables, figures, arguments.output, claims=arguments.claims)
-    return "\n".join([str(arguments.output), *_summarize([summary.experiment(name, tables) for name in experiments])])
+    return "\n".join(
+        [
+            str(arguments.output),
+            *_summarize([summary.experiment(name, tables) for name in experiments]),
+        ]
+    )
 
 
 def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
@@ -111,9 +142,17 @@ def _build_bundle(arguments: argparse.Namespace) -> str:
     from tokenscale.report import bundle
 
     output = arguments.output
-    options: dict[str, Any] = {"also": tuple(arguments.also), "logs": not arguments.no_logs, **_copied(arguments)}
+    options: dict[str, Any] = {
+        "also": tuple(arguments.also),
+        "logs": not arguments.no_logs,
+        **_copied(arguments),
+    }
     logs = bundle.write(*_inputs(arguments), output, **options)["logs"]
-    size = f"{(output / bundle.LOGS).stat().st_size:,} bytes" if "runs" in logs else f"left out: {logs['left_out']}"
+    size = (
+        f"{(output / bundle.LOGS).stat().st_size:,} bytes"
+        if "runs" in logs
+        else f"left out: {logs['left_out']}"
+    )
     return f"{output / bundle.SUMS}\n{output / bundle.LOGS}: {size}"
 
 
@@ -128,13 +167,24 @@ def _rebuild(arguments: argparse.Namespace) -> str:
 
 #: part of the report → (what builds it, help)
 PARTS: dict[str, tuple[Callable[[argparse.Namespace], Any], str]] = {
-    "figure": (_build_figure, "one figure as SVG, PDF and PNG, its data as CSV and Parquet, its caption as JSON"),
+    "figure": (
+        _build_figure,
+        "one figure as SVG, PDF and PNG, its data as CSV and Parquet, its caption as JSON",
+    ),
     "page": (
-        _build_page, "the first page: verdicts and claims, and a sole experiment in full; prints answers and cautions"
+        _build_page,
+        (
+            "the first page: verdicts and claims, and a sole experiment in full; prints answers "
+            "and cautions"
+        ),
     ),
     "pdf": (_build_pdf, "the report as PDF"),
     "bundle": (
-        _build_bundle, "the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
+        _build_bundle,
+        (
+            "the report's folder: figures, data, SQL, tables, provenance and checksums beside "
+            "page and PDF"
+        ),
     ),
     "rebuild": (_rebuild, "tables, claims and report from the packed logs of a report"),
-}  # fmt: skip
+}

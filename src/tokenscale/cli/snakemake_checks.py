@@ -1,4 +1,6 @@
-"""Checks before the first job is submitted, and the last lines of a call: readiness in a dry run, reports otherwise."""
+"""Checks before the first job is submitted, and the last lines of a call: readiness in a dry run,
+reports otherwise.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -27,7 +29,9 @@ class CallChecks:
                 raise error
 
     def end(self) -> None:
-        """Print what a dry run's jobs need, or where the reports of a call lie that has nothing left to do."""
+        """Print what a dry run's jobs need, or where the reports of a call lie that has nothing
+        left to do.
+        """
         if not internals.is_planned(self.workflow):
             return
         lines = self._describe_dry_run() if self.workflow.dryrun else self._describe_reports()
@@ -46,18 +50,24 @@ class CallChecks:
             runs = config.all_runs(config.usable(()))
             settings = {run_id: runs[run_id].settings for run_id in trained}
             lacking = find_missing_packages(settings, machine.container_packages)
-            errors.append(submission.missing_package_error(lacking, config.settings.machine or "", machine.container))
+            errors.append(
+                submission.missing_package_error(
+                    lacking, config.settings.machine or "", machine.container
+                )
+            )
         prices = RunPrices(config).sum_by_experiment(trained)
         errors.append(submission.budget_error(prices, config.settings.budget.node_hours))
         yield from filter(None, errors)
 
     def _find_replaced_options(self, jobs: list[Any]) -> UserError | None:
         maps, rules = internals.get_given_resources(self.workflow), {job.rule.name for job in jobs}
-        return submission.replaced_options_error(find_replaced_entries(maps, rules, self.call.profile) if jobs else {})
+        return submission.replaced_options_error(
+            find_replaced_entries(maps, rules, self.call.profile) if jobs else {}
+        )
 
     def _describe_dry_run(self) -> Iterator[str]:
-        """Yield the jobs by their reasons, the cost of what would be submitted, and whether the experiments can start,
-        as `ready` says it.
+        """Yield the jobs by their reasons, the cost of what would be submitted, and whether the
+        experiments can start, as `ready` says it.
 
         A dry run has no executor: where trainings start by srun, their jobs would be submitted.
         """
@@ -78,14 +88,23 @@ class CallChecks:
         if trained:
             from tokenscale.cli import ready
 
-            planned = {getattr(job.wildcards, "experiment", None) for job in internals.get_jobs_to_run(self.workflow)}
+            planned = {
+                getattr(job.wildcards, "experiment", None)
+                for job in internals.get_jobs_to_run(self.workflow)
+            }
             chosen = self.config.select_experiments(())
-            names = [name for name in dict.fromkeys([*chosen, *self.config.available]) if name in planned] or chosen
+            names = [
+                name for name in dict.fromkeys([*chosen, *self.config.available]) if name in planned
+            ] or chosen
             problems = list(ready.find_problems(self.config, names, prices, self.call.profile))
-            yield from ready.render(self.config, names, prices, problems, colour=sys.stderr.isatty())
+            yield from ready.render(
+                self.config, names, prices, problems, colour=sys.stderr.isatty()
+            )
 
     def _describe_reports(self) -> Iterator[str]:
-        """Yield each report's page with its answers and cautions, which follow the page's name in its log."""
+        """Yield each report's page with its answers and cautions, which follow the page's name in
+        its log.
+        """
         if internals.get_jobs_to_run(self.workflow, unfinished=True):
             return
         for page in internals.find_outputs(self.workflow, "build_page"):

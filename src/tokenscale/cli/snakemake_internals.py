@@ -1,6 +1,7 @@
 """All private parts of Snakemake that the workflow's rules use.
 
-Snakemake may change these parts in any release. A release without one of them is refused with a clear message.
+Snakemake may change these parts in any release. A release without one of them is refused with a
+clear message.
 """
 
 import json
@@ -20,7 +21,8 @@ from tokenscale.base.files import open_file
 
 #: the release that these parts were last tested with
 TESTED = "9.27"
-#: events of the jobs of this dry run, where the logger plugin collects them instead of printing each
+#: events of the jobs of this dry run, where the logger plugin collects them instead of printing
+#: each
 planned: list[dict[str, Any]] = []
 
 
@@ -29,14 +31,19 @@ def get_internal(owner: Any, path: str) -> Any:
     for name in path.split("."):
         if not hasattr(owner, name):
             facts = {"found": f"snakemake {version('snakemake')}, without {path}"}
-            facts |= {"expected": f"a release like {TESTED}", "next": f"pip install 'snakemake~={TESTED}.0'"}
+            facts |= {
+                "expected": f"a release like {TESTED}",
+                "next": f"pip install 'snakemake~={TESTED}.0'",
+            }
             raise UserError("this release of Snakemake does not fit the workflow.", **facts)
         owner = getattr(owner, name)
     return owner
 
 
 class JobEvents(logging.Handler):
-    """Append the jobs that start or fail to a file, one JSON object a line. The first job creates the file."""
+    """Append the jobs that start or fail to a file, one JSON object a line. The first job creates
+    the file.
+    """
 
     def __init__(self, file: str):
         super().__init__()
@@ -59,26 +66,43 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     event = of.get("event")
     if event == "group_error":
         first = of["job_error_info"][0]["jobid"]
-        of |= {"rule_name": of["groupid"], "jobid": first, "output": [], "log": of["aux_logs"], "aux": of}
-    elif event != "job_info" and (event != "job_error" or of["indent"]):  # indented: a job of the group above
+        of |= {
+            "rule_name": of["groupid"],
+            "jobid": first,
+            "output": [],
+            "log": of["aux_logs"],
+            "aux": of,
+        }
+    # indented: a job of the group above
+    elif event != "job_info" and (event != "job_error" or of["indent"]):
         return None
-    facts = {"rule": of["rule_name"], "reason": of.get("reason", ""), "message": of.get("rule_msg") or ""}
+    facts = {
+        "rule": of["rule_name"],
+        "reason": of.get("reason", ""),
+        "message": of.get("rule_msg") or "",
+    }
     facts |= {name: of[name] for name in ("jobid", "output", "log")}
     name = "job_info" if event == "job_info" else "job_error"
     return {"event": name, **facts, "slurm": of.get("aux", {}).get("external_jobid")}
 
 
 def record_jobs(workflow: Any) -> None:
-    """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has none."""
+    """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has
+    none.
+    """
     manager = get_internal(workflow, "logger_manager")
     for log in get_internal(manager, "get_logfile")():
         if log.endswith(".snakemake.log"):
-            get_internal(manager, "logger").addHandler(JobEvents(str(Path(log).with_suffix(".jsonl"))))
+            get_internal(manager, "logger").addHandler(
+                JobEvents(str(Path(log).with_suffix(".jsonl")))
+            )
 
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Print a UserError and end the process with exit code 2. Snakemake prints a stack trace of other exceptions."""
+    """Print a UserError and end the process with exit code 2. Snakemake prints a stack trace of
+    other exceptions.
+    """
     try:
         yield
     except UserError as error:
@@ -87,7 +111,9 @@ def exit_on_error() -> Iterator[None]:
 
 
 class ExitOnError:
-    """An object whose methods end the process where they raise a UserError, for functions that Snakemake calls."""
+    """An object whose methods end the process where they raise a UserError, for functions that
+    Snakemake calls.
+    """
 
     def __init__(self, wrapped: Any):
         self._wrapped = wrapped
@@ -103,31 +129,42 @@ def get_command_line() -> list[str]:
 
 
 def check_folder(folder: Path = Path(".snakemake")) -> None:
-    """Raise UserError if this user cannot write where Snakemake does. A user without a home (`docker run -u`) gets its
-    cache there, and the user's number as the name.
+    """Raise UserError if this user cannot write where Snakemake does. A user without a home
+    (`docker run -u`) gets its cache there, and the user's number as the name.
     """
     place = folder if folder.exists() else folder.absolute().parent
     if not os.access(place, os.W_OK):
         user, following = place.stat().st_uid, "make it writable, or work in a copy of the project"
-        found = f"it belongs to user {user}, this is {os.geteuid()}" if user != os.geteuid() else "it is read-only"
-        raise UserError("Snakemake cannot write in this folder.", folder=place, found=found, next=following)
+        found = (
+            f"it belongs to user {user}, this is {os.geteuid()}"
+            if user != os.geteuid()
+            else "it is read-only"
+        )
+        raise UserError(
+            "Snakemake cannot write in this folder.", folder=place, found=found, next=following
+        )
     if not any(name in os.environ for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
         os.environ["USER"] = str(os.getuid())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
-    if not os.access(next(path for path in (cache, *cache.parents) if os.path.exists(path)), os.W_OK):
+    if not os.access(
+        next(path for path in (cache, *cache.parents) if os.path.exists(path)), os.W_OK
+    ):
         os.environ["XDG_CACHE_HOME"] = str(folder.absolute() / "cache")
 
 
 def get_targets() -> list[str]:
-    """Return the targets on the command line. The workflow object gets them only after it has read the rules."""
+    """Return the targets on the command line. The workflow object gets them only after it has read
+    the rules.
+    """
     from snakemake.cli import get_argument_parser
 
     return get_argument_parser().parse_known_args(sys.argv[1:])[0].targets
 
 
 def wait_for_jobs_when_interrupted() -> None:
-    """Make a second Ctrl-C say what the call waits for, instead of a stack trace; a third one ends it at once. SIGTERM
-    is handled by a thread: Snakemake's handler takes a lock that the code it interrupts may hold, and hung the call.
+    """Make a second Ctrl-C say what the call waits for, instead of a stack trace; a third one ends
+    it at once. SIGTERM is handled by a thread: Snakemake's handler takes a lock that the code it
+    interrupts may hold, and hung the call.
     """
     received, terminate = 0, signal.getsignal(signal.SIGTERM)
 
@@ -136,16 +173,23 @@ def wait_for_jobs_when_interrupted() -> None:
         received += 1
         if received != 2:
             raise KeyboardInterrupt
-        print("tokenscale: waiting for the running jobs, whose trainings save their states.", file=sys.stderr)
+        print(
+            "tokenscale: waiting for the running jobs, whose trainings save their states.",
+            file=sys.stderr,
+        )
 
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
     if callable(terminate):
-        signal.signal(signal.SIGTERM, lambda *given: Thread(target=terminate, args=given, daemon=True).start())
+        signal.signal(
+            signal.SIGTERM, lambda *given: Thread(target=terminate, args=given, daemon=True).start()
+        )
 
 
 def is_planned(workflow: Any) -> bool:
-    """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do not."""
+    """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do
+    not.
+    """
     return get_internal(workflow, "scheduler") is not None
 
 
@@ -155,18 +199,26 @@ def get_jobs_to_run(workflow: Any, unfinished: bool = False) -> list[Any]:
 
 
 def find_outputs(workflow: Any, rule: str) -> list[str]:
-    """Return the first output of each job of a rule that this call requests, whether it runs or is up to date."""
-    return sorted(job.output[0] for job in get_internal(workflow, "dag").jobs if job.rule.name == rule)
+    """Return the first output of each job of a rule that this call requests, whether it runs or is
+    up to date.
+    """
+    return sorted(
+        job.output[0] for job in get_internal(workflow, "dag").jobs if job.rule.name == rule
+    )
 
 
 def get_jobs_to_submit(workflow: Any) -> list[Any]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
     local = get_internal(workflow, "_localrules")
-    return [job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun]
+    return [
+        job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun
+    ]
 
 
 def submits_jobs(workflow: Any) -> bool:
-    """Return whether this process submits jobs, instead of running them here or inside such a job."""
+    """Return whether this process submits jobs, instead of running them here or inside such a
+    job.
+    """
     return get_internal(workflow, "non_local_exec") and not get_internal(workflow, "remote_exec")
 
 
@@ -174,20 +226,29 @@ def get_given_resources(workflow: Any) -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
     names = {"default-resources": "default_resources", "set-resources": "overwrite_resources"}
     names["set-threads"] = "overwrite_threads"
-    return {option: get_internal(workflow, f"resource_settings.{name}") or {} for option, name in names.items()}
+    return {
+        option: get_internal(workflow, f"resource_settings.{name}") or {}
+        for option, name in names.items()
+    }
 
 
-def check_call(workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]) -> None:
+def check_call(
+    workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]
+) -> None:
     """Raise UserError for a call without cores or jobs, and for a target that no rule makes."""
     given = workflow.resource_settings
     for flag, number in (("--cores", given.cores), ("--jobs", given.nodes)):
         if number is not None and number < 1:  # Snakemake would wait forever
-            raise UserError(f"{flag} must be at least 1.", flag=flag, found=number, next=f"{flag} 2, or all")
+            raise UserError(
+                f"{flag} must be at least 1.", flag=flag, found=number, next=f"{flag} 2, or all"
+            )
     rules = list(get_internal(workflow, "rules"))
     for target in targets:
         # the report of another configuration may be there
         there = os.path.exists(target) and not target.startswith("results/report")
         if not there and not any(rule.name == target or rule.is_producer(target) for rule in rules):
             near = find_nearest(target, [rule.name for rule in rules if not rule.has_wildcards()])
-            hint = f"did you mean {near}?" if near else "snakemake --list-target-rules lists the rules"
+            hint = (
+                f"did you mean {near}?" if near else "snakemake --list-target-rules lists the rules"
+            )
             raise UserError("no rule makes this target.", target=target, next=hint)

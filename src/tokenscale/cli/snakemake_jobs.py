@@ -1,4 +1,6 @@
-"""The jobs of a Snakemake call, planned or failed, as the workflow records them (`snakemake_internals.JobEvents`)."""
+"""The jobs of a Snakemake call, planned or failed, as the workflow records them
+(`snakemake_internals.JobEvents`).
+"""
 
 import json
 import re
@@ -11,7 +13,8 @@ from typing import Any
 
 from tokenscale.runs.records.provenance import read_lines
 
-#: kind → (plural, pattern of its output with its experiment and name), in the order of the data flow
+#: kind → (plural, pattern of its output with its experiment and name), in the order of the data
+#: flow
 KINDS = {
     "download": ("downloads", r"results/downloads/(?P<name>[^/]+)/.*"),
     "corpus": ("corpora", r"results/corpus/(?P<name>[^/]+)/(?!records/).*"),
@@ -46,7 +49,9 @@ _REASON = re.compile(f"({'|'.join(map(re.escape, REASONS))})")
 
 @dataclass(frozen=True)
 class Job:
-    """A planned or failed job. `reasons`: name → text. `message`: the rule's or, of a failed job, the executor's."""
+    """A planned or failed job. `reasons`: name → text. `message`: the rule's or, of a failed job,
+    the executor's.
+    """
 
     rule: str
     outputs: tuple[str, ...]
@@ -57,7 +62,9 @@ class Job:
 
     @cached_property
     def _found(self) -> tuple[str, dict[str, str]]:
-        matches = ((k, re.fullmatch(pattern, o)) for o in self.outputs for k, (_, pattern) in KINDS.items())
+        matches = (
+            (k, re.fullmatch(pattern, o)) for o in self.outputs for k, (_, pattern) in KINDS.items()
+        )
         return next(((kind, found.groupdict()) for kind, found in matches if found), ("job", {}))
 
     @property
@@ -72,16 +79,24 @@ class Job:
     @property
     def name(self) -> str:
         """Return the job's name within its kind."""
-        return " of ".join(filter(None, [self._found[1].get("name"), self.experiment])) or self.message or self.rule
+        return (
+            " of ".join(filter(None, [self._found[1].get("name"), self.experiment]))
+            or self.message
+            or self.rule
+        )
 
 
 def list_planned_jobs(events: Iterable[dict[str, Any]]) -> list[Job]:
-    """Return the jobs that start, each with its reasons. Targets, which write nothing, are left out."""
+    """Return the jobs that start, each with its reasons. Targets, which write nothing, are left
+    out.
+    """
     return [_job(event) for event in events if event["event"] == "job_info" and event["output"]]
 
 
 def read_failed_jobs(file: Path) -> list[Job]:
-    """Return the jobs whose last attempt failed. A line that a killed process left incomplete is skipped."""
+    """Return the jobs whose last attempt failed. A line that a killed process left incomplete is
+    skipped.
+    """
     failed: dict[int, Job] = {}
     for line in read_lines(file):
         with suppress(ValueError):
@@ -96,7 +111,9 @@ def _job(event: dict[str, Any]) -> Job:
     # sbatch's call repeats the job's command, which may contain any word
     message = event["message"].partition("    sbatch call:")[0].strip()
     reasons = split_reasons(event["reason"])
-    return Job(event["rule"], tuple(event["output"]), tuple(event["log"]), reasons, message, event["slurm"])
+    return Job(
+        event["rule"], tuple(event["output"]), tuple(event["log"]), reasons, message, event["slurm"]
+    )
 
 
 def split_reasons(text: str) -> dict[str, str]:
@@ -106,5 +123,7 @@ def split_reasons(text: str) -> dict[str, str]:
     {'missing': 'a, b', 'rule': ''}
     """
     _, *parts = _REASON.split(text)
-    found = {REASONS[name]: rest.strip(" ;") for name, rest in zip(parts[::2], parts[1::2], strict=True)}
+    found = {
+        REASONS[name]: rest.strip(" ;") for name, rest in zip(parts[::2], parts[1::2], strict=True)
+    }
     return found or {"other": text.strip()}

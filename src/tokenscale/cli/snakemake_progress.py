@@ -1,4 +1,6 @@
-"""Progress of one Snakemake call, for the logger plugin: numbered jobs, their durations, and the time left."""
+"""Progress of one Snakemake call, for the logger plugin: numbered jobs, their durations, and the
+time left.
+"""
 
 import time
 from collections import Counter, defaultdict
@@ -21,7 +23,9 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Job:
-    """A job of this call: its number among all jobs, its rule, and a label of the rule and what it is for."""
+    """A job of this call: its number among all jobs, its rule, and a label of the rule and what it
+    is for.
+    """
 
     number: int
     rule: str
@@ -43,16 +47,20 @@ class Estimate:
         ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '1 job not estimated', 'nearly done')
         """
         parts = [f"about {format_duration(_round_time(self.seconds))} left"] * (self.seconds > 0)
-        parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"] * (self.without > 0)
+        parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"] * (
+            self.without > 0
+        )
         return ", ".join(parts) or "nearly done"
 
 
 class Progress:
-    """The jobs of a call, planned by rule, running and finished, and the lines of the display. `started_s`: its start.
+    """The jobs of a call, planned by rule, running and finished, and the lines of the display.
+    `started_s`: its start.
 
-    A rule's next job is estimated by the wall-clock time per job of the rule's earlier jobs. Jobs that ran side by side
-    share their time, so the number of cores is accounted for; timed jobs, which run one at a time, share none. Jobs of
-    this call count one each. All jobs recorded earlier count as one together, since the settings may have changed.
+    A rule's next job is estimated by the wall-clock time per job of the rule's earlier jobs. Jobs
+    that ran side by side share their time, so the number of cores is accounted for; timed jobs,
+    which run one at a time, share none. Jobs of this call count one each. All jobs recorded earlier
+    count as one together, since the settings may have changed.
     """
 
     def __init__(
@@ -62,7 +70,9 @@ class Progress:
         started_s: float = 0.0,
     ):
         self.planned, self.started_s = Counter(counts), started_s
-        self.recorded = {rule: wall_clock_per_job(jobs) for rule, jobs in (recorded or {}).items() if jobs}
+        self.recorded = {
+            rule: wall_clock_per_job(jobs) for rule, jobs in (recorded or {}).items() if jobs
+        }
         self.running: dict[int, Job] = {}
         self.finished: dict[str, list[Interval]] = defaultdict(list)
         self.failed = 0
@@ -81,13 +91,18 @@ class Progress:
         """Record that a job starts. A job that starts again keeps its number."""
         earlier = self._jobs.get(job_id)
         number = earlier.number if earlier else len(self._jobs) + 1
-        if earlier is None and sum(job.rule == rule for job in self._jobs.values()) >= self.planned[rule]:
+        if (
+            earlier is None
+            and sum(job.rule == rule for job in self._jobs.values()) >= self.planned[rule]
+        ):
             self.planned[rule] += 1
         self.running[job_id] = self._jobs[job_id] = Job(number, rule, label, now)
         return self._jobs[job_id]
 
     def finish(self, job_id: int, now: float) -> tuple[Job, float] | None:
-        """Record that a job has finished; return it and its seconds, or None for a job that never started."""
+        """Record that a job has finished; return it and its seconds, or None for a job that never
+        started.
+        """
         job = self.running.pop(job_id, None)
         if job is None:
             return None
@@ -110,17 +125,26 @@ class Progress:
                 without += waiting + len(running)
             else:
                 seconds += each * waiting
-                seconds += sum(max(0.0, each - (now - job.started_s) / len(running)) for job in running)
+                seconds += sum(
+                    max(0.0, each - (now - job.started_s) / len(running)) for job in running
+                )
         return Estimate(seconds, without)
 
     def seconds_per_job(self, rule: str) -> float | None:
-        """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of the rule."""
-        own, earlier = self.finished.get(rule, []), [self.recorded[rule]] if rule in self.recorded else []
+        """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of
+        the rule.
+        """
+        own, earlier = (
+            self.finished.get(rule, []),
+            [self.recorded[rule]] if rule in self.recorded else [],
+        )
         jobs = len(own) + len(earlier)
         return (sum(earlier) + wall_clock_per_job(own) * len(own)) / jobs if jobs else None
 
     def format_start(self, job: Job, now: float) -> str:
-        """Return the log-file line of a job that starts: its label, the previous job's duration, and the time left."""
+        """Return the log-file line of a job that starts: its label, the previous job's duration,
+        and the time left.
+        """
         took = "" if self.last_s is None else f"last job {format_duration(self.last_s)}, "
         clock = time.strftime("%H:%M:%S", time.localtime(now))
         return f"{clock}  {self._number(job)}  {job.label}  ({took}{self.time_left(now).render()})"
@@ -130,7 +154,9 @@ class Progress:
         return f"{self._number(job)}  {job.label}  {format_duration(seconds)}"
 
     def format_status(self, now: float, columns: int) -> str:
-        """Return the terminal's status line: longest-running job, number of others, time left. Never wraps."""
+        """Return the terminal's status line: longest-running job, number of others, time left.
+        Never wraps.
+        """
         jobs = sorted(self.running.values(), key=lambda job: job.started_s)
         if not jobs:
             return ""
@@ -142,11 +168,16 @@ class Progress:
         return f"running  {label}{end}"[: columns - 1]
 
     def format_end(self, now: float) -> str:
-        """Return the last line: how many jobs of how many ran, and the duration; "" for a call without jobs."""
+        """Return the last line: how many jobs of how many ran, and the duration; "" for a call
+        without jobs.
+        """
         if not self._jobs:
             return ""
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.done} of {self.total} jobs done{failed}, in {format_duration(now - self.started_s)}"
+        return (
+            f"{self.done} of {self.total} jobs done{failed}, in "
+            f"{format_duration(now - self.started_s)}"
+        )
 
     def _number(self, job: Job) -> str:
         return f"{job.number:>{len(str(self.total))}}/{self.total}"
@@ -166,17 +197,26 @@ def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
 
 
 def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
-    """Return rule → (start, end) of each job that Snakemake recorded in this folder; unreadable records are skipped."""
+    """Return rule → (start, end) of each job that Snakemake recorded in this folder; unreadable
+    records are skipped.
+    """
     jobs: dict[tuple, Interval] = {}
     for path in records.rglob("*"):
         try:
             record = read_json(path)
-            rule, start, end = str(record["rule"]), float(record["starttime"]), float(record["endtime"])
-            job = (rule, *map(str, record["log"]))  # a job with several outputs has a record for each
+            rule, start, end = (
+                str(record["rule"]),
+                float(record["starttime"]),
+                float(record["endtime"]),
+            )
+            # a job with several outputs has a record for each
+            job = (rule, *map(str, record["log"]))
         except (UserError, ValueError, KeyError, TypeError, OverflowError):
             continue
         if end - start >= SHORTEST_S:
-            jobs[job] = max((start, end), jobs.get(job, (start, end)), key=lambda interval: interval[1])
+            jobs[job] = max(
+                (start, end), jobs.get(job, (start, end)), key=lambda interval: interval[1]
+            )
     found: dict[str, list[Interval]] = defaultdict(list)
     for (rule, *_), interval in jobs.items():
         found[rule].append(interval)

@@ -21,15 +21,32 @@ from tokenscale.settings.experiments import flatten_cell
 from tokenscale.settings.profile import Call
 
 #: labels of causes, in the order of the output
-LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
+LABELS = (
+    "code",
+    "settings",
+    "data",
+    "rule",
+    "inputs",
+    "software",
+    "unfinished",
+    "missing",
+    "new",
+    "forced",
+    "other",
+)
 #: reasons whose text says nothing more about the cause
-FIXED = {"rule": "its command in workflow/rules changed", "software": "its container or environment changed"}
+FIXED = {
+    "rule": "its command in workflow/rules changed",
+    "software": "its container or environment changed",
+}
 FIXED["forced"] = "forced by the command line"
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A root cause of reruns: a label of LABELS, a description, and the jobs that run because of it."""
+    """A root cause of reruns: a label of LABELS, a description, and the jobs that run because of
+    it.
+    """
 
     label: str
     text: str
@@ -38,7 +55,8 @@ class Cause:
 
 
 def find_causes(jobs: list[Job]) -> list[Cause]:
-    """Return the root causes, each with the jobs it affects directly and those that run only because of these.
+    """Return the root causes, each with the jobs it affects directly and those that run only
+    because of these.
 
     A job with several causes is listed under each.
     """
@@ -66,12 +84,19 @@ def find_causes(jobs: list[Job]) -> list[Cause]:
             reached |= new
             todo += new
         dependents = [jobs[n] for n in sorted(reached - set(direct))]
-        found.append(Cause(label, _describe_cause(label, sorted(texts)), [jobs[n] for n in direct], dependents))
-    return sorted(found, key=lambda c: (LABELS.index(c.label), -len(c.jobs) - len(c.dependents), c.text))
+        found.append(
+            Cause(
+                label, _describe_cause(label, sorted(texts)), [jobs[n] for n in direct], dependents
+            )
+        )
+    return sorted(
+        found, key=lambda c: (LABELS.index(c.label), -len(c.jobs) - len(c.dependents), c.text)
+    )
 
 
 def _read_recorded_hashes() -> dict[tuple[str, str], str]:
-    """Return (log of a job, listing of source files) → hash of the listing that Snakemake recorded for the job.
+    """Return (log of a job, listing of source files) → hash of the listing that Snakemake recorded
+    for the job.
 
     Empty if the records have another format: the changed files are then not named.
     """
@@ -86,7 +111,9 @@ def _read_recorded_hashes() -> dict[tuple[str, str], str]:
     return found
 
 
-def _find_direct_causes(job: Job, ran_with: dict[tuple[str, str], str]) -> Iterator[tuple[str, str]]:
+def _find_direct_causes(
+    job: Job, ran_with: dict[tuple[str, str], str]
+) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of each cause that affects this job directly."""
     log = next(iter(job.logs), "")
     for reason, text in job.reasons.items():
@@ -106,7 +133,8 @@ def _find_direct_causes(job: Job, ran_with: dict[tuple[str, str], str]) -> Itera
             yield reason, files[0] if reason == "unfinished" else text
         elif reason in FIXED:
             yield reason, FIXED[reason]
-        elif reason == "inputs" and len(job.reasons) == 1:  # otherwise the other reason names the input
+        # otherwise the other reason names the input
+        elif reason == "inputs" and len(job.reasons) == 1:
             yield "inputs", "its set of input files changed"
 
 
@@ -114,7 +142,9 @@ def _describe_cause(label: str, texts: list[str]) -> str:
     subject = listing(texts if len(texts) <= 3 else [*texts[:2], f"{len(texts) - 2} more files"])
     if label == "missing":
         return f"{subject} (removed, or its job failed)"
-    return subject + {"code": " changed", "data": " changed", "unfinished": " was interrupted"}.get(label, "")
+    return subject + {"code": " changed", "data": " changed", "unfinished": " was interrupted"}.get(
+        label, ""
+    )
 
 
 def describe_changed_settings(text: str) -> str:
@@ -138,7 +168,8 @@ def describe_changed_settings(text: str) -> str:
 
 
 def _parse_values(text: str) -> list[Any]:
-    """Parse one side of a change: a flat mapping of its JSON objects, then its other values as text, without hashes.
+    """Parse one side of a change: a flat mapping of its JSON objects, then its other values as
+    text, without hashes.
 
     Values may lie in files of arguments (`@results/arguments/HASH.json`).
     """
@@ -162,19 +193,29 @@ def _parse_values(text: str) -> list[Any]:
 
 
 def _format_value(value: Any) -> str:
-    text = "default" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        "default"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def render(jobs: list[Job], targets: list[str], call: Call) -> str:
-    """Return how much would run, each cause with its jobs, and the commands that avoid needless runs."""
+    """Return how much would run, each cause with its jobs, and the commands that avoid needless
+    runs.
+    """
     found, trainings = find_causes(jobs), [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
         lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, 118)]
         lines += wrap_text(" " * 12, listing(_list_jobs(cause.jobs)), 118)
         if cause.dependents:
-            lines += wrap_text(" " * 9 + "-> ", listing(_list_jobs(cause.dependents, counted=True)), 118)
+            lines += wrap_text(
+                " " * 9 + "-> ", listing(_list_jobs(cause.dependents, counted=True)), 118
+            )
     hints = list(_suggest_commands(jobs, found, targets, call))
     return "\n".join([*lines, *([""] if hints else []), *map(as_typed, hints)])
 
@@ -196,7 +237,10 @@ def _describe_trainings(jobs: list[Job]) -> str:
     seconds = [_read_last_seconds(Path("results/runs") / job.name / "run.json") for job in jobs]
     took, over_ranks = sum(seconds), sum(s * size for s, size in zip(seconds, sizes, strict=True))
     if ran := sum(s > 0 for s in seconds):
-        text += f"; last time{'' if ran == len(jobs) else f' {ran} of them'} took {format_duration(took)}"
+        text += (
+            f"; last time{'' if ran == len(jobs) else f' {ran} of them'} took "
+            f"{format_duration(took)}"
+        )
         text += f", {format_duration(over_ranks)} over all ranks" if over_ranks > took >= 1 else ""
     return text
 
@@ -231,7 +275,9 @@ def _list_jobs(jobs: Iterable[Job], counted: bool = False) -> list[str]:
     return parts
 
 
-def _suggest_commands(jobs: list[Job], found: list[Cause], targets: list[str], call: Call) -> Iterator[str]:
+def _suggest_commands(
+    jobs: list[Job], found: list[Cause], targets: list[str], call: Call
+) -> Iterator[str]:
     """Yield commands that avoid needless runs."""
     start = shlex.join(["snakemake", *call.arguments])
     pushed = sum(job.kind == "run" and set(job.reasons) == {"upstream"} for job in jobs)
@@ -241,12 +287,19 @@ def _suggest_commands(jobs: list[Job], found: list[Cause], targets: list[str], c
         data = [job.outputs[0] for job in jobs if job.kind in DATA]
         yield f"    {start} {' '.join(data) if len(data) <= 3 else 'corpus tokens'}"
     commands = []
-    edited = {(cause.label, job.kind) for cause in found if cause.label in ("code", "rule") for job in cause.jobs}
+    edited = {
+        (cause.label, job.kind)
+        for cause in found
+        if cause.label in ("code", "rule")
+        for job in cause.jobs
+    }
     if ("code", "run") in edited:
         command = f"{start} {' '.join(targets) or 'all'} --consider-ancient train=code"
         commands.append(f"{command}   accepts the edit in this call, rebuilds the rest")
     if edited and not {"new", "missing", "unfinished"} & {cause.label for cause in found}:
-        commands.append(f"{' '.join([start, *targets, '--touch'])}   accepts all files as they are, permanently")
+        commands.append(
+            f"{' '.join([start, *targets, '--touch'])}   accepts all files as they are, permanently"
+        )
     if commands:
         yield "If an edit cannot change a result:"
         yield from (f"    {command}" for command in commands)

@@ -1,4 +1,6 @@
-"""Files of the workflow's targets, and inputs and parameters of its rules, from the configuration."""
+"""Files of the workflow's targets, and inputs and parameters of its rules, from the
+configuration.
+"""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -27,7 +29,8 @@ TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "ma
 
 
 class Targets:
-    """Files of each target. `existing_only` leaves out runs, benchmarks and manifests that do not exist.
+    """Files of each target. `existing_only` leaves out runs, benchmarks and manifests that do not
+    exist.
 
     Methods raise UserError for experiments whose files do not match the settings.
     """
@@ -56,7 +59,8 @@ class Targets:
     def _existing(self, files: Iterable[str]) -> list[str]:
         return [file for file in files if not self._existing_only or os.path.isfile(file)]
 
-    # --- targets ---------------------------------------------------------------------------------------------------
+    # --- targets
+    # ---------------------------------------------------------------------------------------------------
 
     def corpus_files(self) -> list[str]:
         return [manifests.corpus_manifest(name) for name in self.config.list_corpora(self.chosen)]
@@ -66,7 +70,10 @@ class Targets:
         runs = [run.settings for run in self.config.all_runs(self.chosen).values()]
         texts = {corpus.name for run in runs if run.store is None for corpus in run.trained_corpora}
         return [
-            *(manifests.tokenizer_manifest(name) for name in sorted({run.tokenizer.name for run in runs})),
+            *(
+                manifests.tokenizer_manifest(name)
+                for name in sorted({run.tokenizer.name for run in runs})
+            ),
             *(manifests.corpus_records(name) for name in sorted(texts)),
             *(manifests.store_manifest(*store) for store in self.config.stores(self.chosen)),
         ]
@@ -79,7 +86,9 @@ class Targets:
 
     def figure_files(self, experiments: Iterable[str]) -> list[str]:
         figures = {name: self.config.experiment(name).figures for name in experiments}
-        return [f"results/figures/{name}/{figure}.svg" for name in figures for figure in figures[name]]
+        return [
+            f"results/figures/{name}/{figure}.svg" for name in figures for figure in figures[name]
+        ]
 
     def experiments_of(self, report: str) -> list[str]:
         return self.config.select_experiments(self.reports[report])
@@ -87,13 +96,23 @@ class Targets:
     def page_files(self, report: str) -> list[str]:
         """Return the first page, and one page per experiment if there are several."""
         experiments = self.experiments_of(report)
-        return [f"results/{report}/{page}.html" for page in ("index", *(experiments if len(experiments) > 1 else ()))]
+        return [
+            f"results/{report}/{page}.html"
+            for page in ("index", *(experiments if len(experiments) > 1 else ()))
+        ]
 
     def report_files(self, report: str) -> list[str]:
-        """Return all files of a report. Its figures are direct inputs: Snakemake then redraws a deleted one."""
+        """Return all files of a report. Its figures are direct inputs: Snakemake then redraws a
+        deleted one.
+        """
         if os.path.lexists(folder := Path("results", report)) and not folder.is_dir():
-            raise UserError("the report's folder is no folder.", path=folder, next=f"remove it: rm {folder}")
-        files = [*self.page_files(report), *(f"results/{report}/{name}" for name in ("report.pdf", "SHA256SUMS"))]
+            raise UserError(
+                "the report's folder is no folder.", path=folder, next=f"remove it: rm {folder}"
+            )
+        files = [
+            *self.page_files(report),
+            *(f"results/{report}/{name}" for name in ("report.pdf", "SHA256SUMS")),
+        ]
         return files + self.figure_files(self.experiments_of(report))
 
     def experiment_files(self, name: str) -> list[str]:
@@ -101,34 +120,60 @@ class Targets:
         return self.report_files(self._report_name([name]))
 
     def find_nearest(self, target: str, rules: Iterable[str]) -> str | None:
-        """Return the rule, or for a path the file of an experiment, nearest to a mistyped target."""
+        """Return the rule, or for a path the file of an experiment, nearest to a mistyped
+        target.
+        """
         if "/" not in target:
             return find_nearest(target, rules)
-        figures = [f"results/figures/{e}/{f}.svg" for e in self.experiments for f in (*FIGURES, *ALIASES)]
+        figures = [
+            f"results/figures/{e}/{f}.svg" for e in self.experiments for f in (*FIGURES, *ALIASES)
+        ]
         config, files = self.config, [*map(manifests.done_file, self.runs)]
-        files += [*map(manifests.corpus_manifest, config.corpora), *map(manifests.mixture_manifest, config.mixtures)]
+        files += [
+            *map(manifests.corpus_manifest, config.corpora),
+            *map(manifests.mixture_manifest, config.mixtures),
+        ]
         files += map(manifests.tokenizer_manifest, config.tokenizers)
         stores = [manifests.store_manifest(*store) for store in config.stores(self.chosen)]
-        reports = [f"results/{r}/{name}" for r in self.reports for name in ("index.html", "report.pdf", "SHA256SUMS")]
-        return find_nearest(target, [*files, *stores, *self.table_files(self.experiments), *figures, *reports])
+        reports = [
+            f"results/{r}/{name}"
+            for r in self.reports
+            for name in ("index.html", "report.pdf", "SHA256SUMS")
+        ]
+        return find_nearest(
+            target, [*files, *stores, *self.table_files(self.experiments), *figures, *reports]
+        )
 
-    # --- inputs of rules -------------------------------------------------------------------------------------------
+    # --- inputs of rules
+    # -------------------------------------------------------------------------------------------
 
     def table_inputs(self, experiment: str) -> dict[str, list[str]]:
-        """Return the inputs of an experiment's tables by name. No rule makes the records of other programs' runs."""
+        """Return the inputs of an experiment's tables by name. No rule makes the records of other
+        programs' runs.
+        """
         own, config = self.config.experiment(experiment), self.config
         found = {
             "stores": [manifests.store_manifest(*store) for store in config.stores([experiment])],
-            "corpora": [manifests.corpus_manifest(name) for name in config.list_corpora([experiment])],
+            "corpora": [
+                manifests.corpus_manifest(name) for name in config.list_corpora([experiment])
+            ],
             "runs": self.run_files([experiment]),
-            "external": [f"results/runs/{run['run_id']}/run.json" for run in config.external(experiment)],
+            "external": [
+                f"results/runs/{run['run_id']}/run.json" for run in config.external(experiment)
+            ],
             "benchmarks": own.benchmark_files(experiment),
-            "certificates": [manifests.certificate_file(*pair) for pair in config.compared_trainers(experiment)],
+            "certificates": [
+                manifests.certificate_file(*pair) for pair in config.compared_trainers(experiment)
+            ],
         }
         return {name: self._existing(files) for name, files in found.items()}
 
     def report_tables(self, report: str) -> list[str]:
-        return [f"results/tables/{name}/{table}" for name in self.experiments_of(report) for table in TABLES]
+        return [
+            f"results/tables/{name}/{table}"
+            for name in self.experiments_of(report)
+            for table in TABLES
+        ]
 
     def run_of(self, run_id: str) -> RunSettings:
         if run_id not in self.runs:
@@ -139,18 +184,33 @@ class Targets:
         return self.runs[run_id].settings
 
     def run_inputs(self, run_id: str) -> dict[str, str | list[str]]:
-        """Return the manifests that a run reads by role, and what provides the state that it resumes from."""
+        """Return the manifests that a run reads by role, and what provides the state that it
+        resumes from.
+        """
         run = self.run_of(run_id)
         named, state = manifests.list_manifests(run), list[str]()
         if run.resume_from is not None:
             own = (writer := parse_run_id(run.resume_from)) in self.runs
-            state = [manifests.done_file(writer) if own else os.path.join(run.resume_from, "checkpoint.json")]
-        records = [manifests.corpus_records(corpus.name) for corpus in run.trained_corpora] if run.store is None else []
+            state = [
+                manifests.done_file(writer)
+                if own
+                else os.path.join(run.resume_from, "checkpoint.json")
+            ]
+        records = (
+            [manifests.corpus_records(corpus.name) for corpus in run.trained_corpora]
+            if run.store is None
+            else []
+        )
         roles = ("corpus", "tokenizer", "store", "validation_store", "arm")
-        return {role: named.get(role, []) for role in roles} | {"records": records, "resume_from": state}
+        return {role: named.get(role, []) for role in roles} | {
+            "records": records,
+            "resume_from": state,
+        }
 
     def corpus_inputs(self, corpus: str) -> list[str]:
-        """Return the manifest of a corpus's download, if it has one. Raises UserError for unreadable source files."""
+        """Return the manifest of a corpus's download, if it has one. Raises UserError for
+        unreadable source files.
+        """
         found = self.config.corpora[corpus]
         if found.source.kind == "files":
             _check_files(found, CORPORA, self.config.file_of)
@@ -158,33 +218,56 @@ class Targets:
 
     def part_manifests(self, folder: str, corpus: str) -> list[str]:
         """Return the manifests of all parts of a corpus, or of one of its stores."""
-        return [f"{folder}/parts/{number:05d}/manifest.json" for number in range(self.config.corpora[corpus].parts)]
+        return [
+            f"{folder}/parts/{number:05d}/manifest.json"
+            for number in range(self.config.corpora[corpus].parts)
+        ]
 
     def mixed_corpora(self, mixture: str, store: str | None = None) -> list[str]:
-        """Return the corpora of a mixture that runs read: in a validation store all, otherwise those with a weight."""
+        """Return the corpora of a mixture that runs read: in a validation store all, otherwise
+        those with a weight.
+        """
         mixed = self.config.mixtures[mixture]
         held_out = store is not None and StoreSettings.parse(store).split == "validation"
-        return [source.corpus.name for source in (mixed.sources if held_out else mixed.trained_sources)]
+        return [
+            source.corpus.name for source in (mixed.sources if held_out else mixed.trained_sources)
+        ]
 
     def tokenizer_inputs(self, tokenizer: str) -> dict[str, list[str]]:
-        """Return the corpus that a tokenizer learns from, or its files in a folder: other files, another tokenizer."""
+        """Return the corpus that a tokenizer learns from, or its files in a folder: other files,
+        another tokenizer.
+        """
         found = self.config.tokenizers[tokenizer]
-        names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json") if found.source else ()
+        names = (
+            ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+            if found.source
+            else ()
+        )
         files = filter(os.path.isfile, (os.path.join(found.source or "", name) for name in names))
-        return {"corpus": [manifests.corpus_manifest(found.corpus)] if found.corpus else [], "source": list(files)}
+        return {
+            "corpus": [manifests.corpus_manifest(found.corpus)] if found.corpus else [],
+            "source": list(files),
+        }
 
     def page_figures(self, report: str) -> list[str]:
-        """Return the figures on a report's first page: those of its experiment, if it has only one."""
+        """Return the figures on a report's first page: those of its experiment, if it has only
+        one.
+        """
         experiments = self.experiments_of(report)
         return self.figure_files(experiments if len(experiments) == 1 else ())
 
     def tokenizer_modules(self, experiment: str) -> list[str]:
-        return sorted({TOKENIZERS[run.settings.tokenizer.kind].module for run in self.config.runs(experiment)})
+        return sorted(
+            {TOKENIZERS[run.settings.tokenizer.kind].module for run in self.config.runs(experiment)}
+        )
 
-    # --- parameters of rules ---------------------------------------------------------------------------------------
+    # --- parameters of rules
+    # ---------------------------------------------------------------------------------------
 
     def content_of(self, corpus: str, part: int | None = None) -> str:
-        """Return the fingerprint of a corpus's or a part's source files: it shows Snakemake changes of large files."""
+        """Return the fingerprint of a corpus's or a part's source files: it shows Snakemake changes
+        of large files.
+        """
         return fingerprint_sources(self.config.corpora[corpus], CORPORA, part)
 
     def claims_digest(self) -> str:
@@ -198,16 +281,24 @@ class Targets:
         return self.arguments(settings=canonical_json(to_dict(value)))
 
     def arguments(self, **options: Any) -> str:
-        """Return `@FILE`, which stands for these options: lists and settings may exceed an argument's limit.
+        """Return `@FILE`, which stands for these options: lists and settings may exceed an
+        argument's limit.
 
-        The file's name is its content's hash, so that as a parameter it shows Snakemake other values.
+        The file's name is its content's hash, so that as a parameter it shows Snakemake other
+        values.
         """
         words: list[str] = []
         for name, value in options.items():
-            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+            words += [
+                f"--{name.replace('_', '-')}",
+                *map(str, value if isinstance(value, list) else [value]),
+            ]
         path = f"results/arguments/{sha256_text(canonical_json(words))[:16]}.json"
         try:
             return write_arguments(path, words)
         except OSError as error:
-            what, hint = "the arguments of a job cannot be written.", "make the folder results/arguments writable"
+            what, hint = (
+                "the arguments of a job cannot be written.",
+                "make the folder results/arguments writable",
+            )
             raise UserError(what, file=path, reason=error.strerror, next=hint) from None

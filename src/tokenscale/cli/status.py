@@ -23,18 +23,25 @@ PROJECT = ("workflow/Snakefile", "results", ".snakemake")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the report; without any, it is the queue and the runs."""
-    of_failed = "show what failed and why, from a Snakemake log (default: that of the last call in this folder)"
+    of_failed = (
+        "show what failed and why, from a Snakemake log (default: that of the last call in this "
+        "folder)"
+    )
     parser.add_argument("--failed", nargs="?", const="", metavar="LOG", help=of_failed)
     parser.add_argument("--json", action="store_true", help="print the queue and the runs as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the chosen report. Raise UserError outside a project, and for --json with another option."""
+    """Print the chosen report. Raise UserError outside a project, and for --json with another
+    option.
+    """
     if not any(Path(name).exists() for name in PROJECT):
         facts = {"folder": Path.cwd(), "expected": "workflow/Snakefile, or results/"}
         raise UserError("this folder is not a project.", **facts, next="cd to the project's folder")
     if arguments.json and arguments.failed is not None:
-        raise UserError("--json cannot be combined with another report.", next="tokenscale status --json")
+        raise UserError(
+            "--json cannot be combined with another report.", next="tokenscale status --json"
+        )
     if arguments.failed is not None:
         from tokenscale.cli.status_failed import describe_failures
 
@@ -52,7 +59,9 @@ ORDER = ("complete", "diverged", "running", "waiting", "interrupted", "failed")
 
 @dataclass(frozen=True)
 class StatusReport:
-    """State of the queue and the runs at one time. `snakemake_running`: on this machine, for this folder."""
+    """State of the queue and the runs at one time. `snakemake_running`: on this machine, for this
+    folder.
+    """
 
     queue: Queue
     runs: list[RunState]
@@ -63,11 +72,18 @@ class StatusReport:
     def render(self, width: int = 120) -> str:
         """Return one line per job and per run, each followed by its reason and the next step."""
         lines = [*self._jobs(), "", *self._runs()]
-        return "\n".join(line for text in lines for line in (_wrap(text, width) if len(text) > width else [text]))
+        return "\n".join(
+            line for text in lines for line in (_wrap(text, width) if len(text) > width else [text])
+        )
 
     def to_json(self) -> str:
         jobs = [
-            {**asdict(j), "what": j.label, "why": j.waiting_reason[0] or None, "next": j.waiting_reason[1] or None}
+            {
+                **asdict(j),
+                "what": j.label,
+                "why": j.waiting_reason[0] or None,
+                "next": j.waiting_reason[1] or None,
+            }
             for j in self.queue.jobs
         ]
         content = {
@@ -89,7 +105,9 @@ class StatusReport:
         else:
             jobs, now = self.queue.jobs, datetime.fromtimestamp(self.unix_s)
             counts = Counter(job.state_name for job in jobs)
-            yield f"jobs   {len(jobs)} of this folder: " + ", ".join(f"{n} {state}" for state, n in counts.items())
+            yield f"jobs   {len(jobs)} of this folder: " + ", ".join(
+                f"{n} {state}" for state, n in counts.items()
+            )
             writers, lines = find_writers(jobs), _align(map(_format_job, jobs))
             indent = " " * (4 + max(len(job.id) for job in jobs))
             for job, line in zip(jobs, lines, strict=True):
@@ -97,9 +115,15 @@ class StatusReport:
                 yield from _explain_waiting(job, now, indent)
                 writer = writers.get(job.of, job) if job.rule == "train" else job
                 if writer is not job and job.state == "RUNNING":
-                    yield f"{indent}why   job {writer.id} trains this run; this job waits until it ends"
+                    yield (
+                        f"{indent}why   job {writer.id} trains this run; this job waits until it "
+                        "ends"
+                    )
             if not self.snakemake_running:
-                text = "  No Snakemake of this folder runs on this machine. If none runs elsewhere, start it again: "
+                text = (
+                    "  No Snakemake of this folder runs on this machine. If none runs elsewhere, "
+                    "start it again: "
+                )
                 yield text + "its trainings wait for these jobs instead of running twice."
 
     def _runs(self) -> Iterator[str]:
@@ -118,9 +142,15 @@ class StatusReport:
                 yield f"{indent}why   {run.hint.what}"
                 yield f"{indent}next  {as_typed(run.hint.next)}"
         if counts["failed"]:
-            yield as_typed("  tokenscale status --failed shows what failed in Snakemake's last call, with the logs.")
+            yield as_typed(
+                "  tokenscale status --failed shows what failed in Snakemake's last call, with "
+                "the logs."
+            )
         elif counts["interrupted"]:
-            yield "  Repeat the call: an interrupted run resumes from its last checkpoint, if it has one."
+            yield (
+                "  Repeat the call: an interrupted run resumes from its last checkpoint, if it "
+                "has one."
+            )
 
     def _progress(self, run: RunState) -> str:
         if run.step is None:
@@ -128,7 +158,11 @@ class StatusReport:
         else:
             at = f"step {run.step:,}" + (f" of {run.steps:,}" if run.steps else "")
             at += f", loss {run.loss:.4f}" if run.loss is not None else ""
-            at += f", {run.useful_tokens_per_s:,.0f} useful tokens/s" if run.useful_tokens_per_s else ""
+            at += (
+                f", {run.useful_tokens_per_s:,.0f} useful tokens/s"
+                if run.useful_tokens_per_s
+                else ""
+            )
             at += f", {format_duration(run.left_s)} to go" if run.left_s else ""
         if run.written_unix_s is None:
             return at
@@ -144,11 +178,15 @@ def collect_status(folder: Path = Path()) -> StatusReport:
 
 
 def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
-    """Return whether a Snakemake of this folder runs on this machine, not inside a job: it has its log open."""
+    """Return whether a Snakemake of this folder runs on this machine, not inside a job: it has its
+    log open.
+    """
     logs = f"{(folder / '.snakemake/log').resolve()}/"
     for process in processes.glob("[0-9]*"):
         try:
-            opened = any(os.readlink(number).startswith(logs) for number in (process / "fd").iterdir())
+            opened = any(
+                os.readlink(number).startswith(logs) for number in (process / "fd").iterdir()
+            )
         except OSError:  # gone, or another user's
             continue
         if opened and "--target-jobs" not in read_text(process / "cmdline").split("\0"):
@@ -181,7 +219,9 @@ def _explain_waiting(job: QueuedJob, now: datetime, indent: str) -> Iterator[str
     if ahead is not None:
         clock = datetime.fromisoformat(job.start)
         day = "" if clock.date() == now.date() else f"{clock:%Y-%m-%d} "
-        start = f"; expected start {day}{clock:%H:%M}" + (f", in {format_duration(ahead)}" if ahead >= 1 else "")
+        start = f"; expected start {day}{clock:%H:%M}" + (
+            f", in {format_duration(ahead)}" if ahead >= 1 else ""
+        )
     elif job.start:
         start = f"; expected start {job.start}"
     yield f"{indent}why   {reason}{start}"

@@ -15,15 +15,17 @@ from tokenscale.runs.launch.failure_hints import Hint, find_hint
 LINES = 15
 #: failed jobs that are shown with their logs; the others are listed by name and cause
 MAX_WITH_LOGS = 8
-#: where Snakemake keeps a log of each call, named by its time; beside it, the workflow writes the jobs' events
+#: where Snakemake keeps a log of each call, named by its time; beside it, the workflow writes the
+#: jobs' events
 LOGS = Path(".snakemake/log")
 
 
 def describe_failures(log: Path | None = None) -> str:
-    """Describe the failed jobs of the Snakemake call with that log, by default of the last call that ran jobs here.
+    """Describe the failed jobs of the Snakemake call with that log, by default of the last call
+    that ran jobs here.
 
-    Return "" for a given log without failures, because Snakemake's hook also runs after Ctrl-C. Raise UserError if the
-    given log is missing.
+    Return "" for a given log without failures, because Snakemake's hook also runs after Ctrl-C.
+    Raise UserError if the given log is missing.
     """
     if (named := log) is not None and not named.is_file():
         raise UserError("this Snakemake log does not exist.", log=log, next=f"ls -t {LOGS}")
@@ -33,7 +35,9 @@ def describe_failures(log: Path | None = None) -> str:
     log, jobs = events.with_suffix(".log"), read_failed_jobs(events)
     if named and not jobs:
         return ""
-    ago = format_duration(max(0.0, time.time() - (log if log.is_file() else events).stat().st_mtime))
+    ago = format_duration(
+        max(0.0, time.time() - (log if log.is_file() else events).stat().st_mtime)
+    )
     if not jobs:
         return f"nothing failed in Snakemake's last call ({ago} ago, {log})"
     lines = [f"{count(len(jobs), 'job')} failed in Snakemake's last call ({ago} ago, {log})"]
@@ -51,7 +55,10 @@ def describe_failures(log: Path | None = None) -> str:
         lines += ["", "more failed jobs, without their logs:", ""]
     for job in ran[MAX_WITH_LOGS:]:
         found = _diagnose(job)[0]
-        lines.append(f"{_name(job)}  {found.what if found else _state(job) or 'its log shows no known cause'}")
+        lines.append(
+            f"{_name(job)}  "
+            f"{found.what if found else _state(job) or 'its log shows no known cause'}"
+        )
     return "\n".join(lines)
 
 
@@ -87,18 +94,29 @@ def _describe_job(job: Job) -> Iterator[str]:
     yield f"{_name(job)}{where}" + (f"  {state}" if (state := _state(job)) else "")
     found, log = _diagnose(job)
     if found is None:
-        yield "  why     its log shows no known cause; a killed process (main memory full, for example) logs nothing"
-        yield "  next    read the end of the log, below, and `dmesg` if you have access; then repeat the call"
+        yield (
+            "  why     its log shows no known cause; a killed process (main memory full, for "
+            "example) logs nothing"
+        )
+        yield (
+            "  next    read the end of the log, below, and `dmesg` if you have access; then "
+            "repeat the call"
+        )
     else:
         yield f"  why     {found.what}"
         if found.line:
             yield f"  error   {found.line if len(found.line) <= 200 else f'{found.line[:199]}…'}"
         yield f"  next    {as_typed(found.next)}"
     if log is None:
-        yield f"  log     none: {job.message.splitlines()[0] if job.message else 'the job wrote nothing'}"
+        yield (
+            "  log     none: "
+            f"{job.message.splitlines()[0] if job.message else 'the job wrote nothing'}"
+        )
     else:
         yield f"  log     {log}"
-        yield from (f"          | {line[:200]}" for line in read_tail(log).rstrip().splitlines()[-LINES:])
+        yield from (
+            f"          | {line[:200]}" for line in read_tail(log).rstrip().splitlines()[-LINES:]
+        )
 
 
 def _diagnose(job: Job) -> tuple[Hint | None, Path | None]:
@@ -110,14 +128,18 @@ def _diagnose(job: Job) -> tuple[Hint | None, Path | None]:
         own = find_logs(Path("results/runs", job.name), attempts[0] if attempts else None) or own
     written = [path for path in own if path.is_file() and path.stat().st_size]
     slurm = [path for path in logs if path not in own and path.is_file()]
-    # SLURM's log begins with Snakemake's own start in the job and repeats the command, which may contain any word. If
-    # the job never reached its command, it is the only log
+    # SLURM's log begins with Snakemake's own start in the job and repeats the command, which may
+    # contain any word. If the job never reached its command, it is the only log
     lines = (line for path in slurm for line in read_tail(path).splitlines())
     fields = [line for line in lines if re.match(r"slurmstepd|srun:|\S+: line \d", line)]
-    texts = [read_tail(path) for path in written] or [_strip_commands(read_tail(path)) for path in slurm]
+    texts = [read_tail(path) for path in written] or [
+        _strip_commands(read_tail(path)) for path in slurm
+    ]
     found = find_hint(*texts, "\n".join(fields), job.message, state=_state(job))
     return found, next(iter([*written, *slurm]), None)
 
 
 def _strip_commands(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not re.match(r" {4,}|Command |  Command:", line))
+    return "\n".join(
+        line for line in text.splitlines() if not re.match(r" {4,}|Command |  Command:", line)
+    )

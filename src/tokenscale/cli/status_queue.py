@@ -1,7 +1,7 @@
 """Read the jobs of this folder in SLURM's queue: what each one does and why it waits.
 
-A job belongs to this folder if its work directory is this folder and its name has the prefix of our profiles, no matter
-which Snakemake submitted it and whether that Snakemake still runs.
+A job belongs to this folder if its work directory is this folder and its name has the prefix of our
+profiles, no matter which Snakemake submitted it and whether that Snakemake still runs.
 """
 
 import re
@@ -22,8 +22,9 @@ FORMAT = SEPARATOR.join(f"%{letter}" for letter in "iTrMlDNSjkZ")
 
 #: SLURM's states → words; others are shown in lower case
 STATES = {"PENDING": "waiting", "COMPLETING": "ending", "CONFIGURING": "starting"}
-#: (beginning of SLURM's reason as a pattern, explanation, what the job's owner can do). Of the reasons for which only
-#: waiting helps, the three most frequent are explained; others are shown as SLURM names them.
+#: (beginning of SLURM's reason as a pattern, explanation, what the job's owner can do). Of the
+#: reasons for which only waiting helps, the three most frequent are explained; others are shown as
+#: SLURM names them.
 WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
     ("None", "SLURM has not considered it yet", ""),
     ("Priority", "jobs of higher priority come first", ""),
@@ -35,7 +36,11 @@ WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("BeginTime", "its begin time is in the future", "scontrol update JobId={id} StartTime=now"),
     ("JobHeldUser", "held by you", "scontrol release {id}"),
-    ("JobHeldAdmin|FrontEndDown|SystemFailure", "held by an administrator, or SLURM fails", "ask the site's support"),
+    (
+        "JobHeldAdmin|FrontEndDown|SystemFailure",
+        "held by an administrator, or SLURM fails",
+        "ask the site's support",
+    ),
     (
         "JobHoldMaxRequeue|RequeueExitHold|JobLaunchFailure|launch failed requeued held",
         "it failed to start and is on hold",
@@ -51,7 +56,10 @@ WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
         "PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints"
         "|(QOSMax|AssocMax|QOSMin).*PerJob|QOSMin|QOSMaxWall|AssocMaxWall|.*TimeLimit",
         "it requests more time or nodes than its partition, QOS or account gives one job",
-        "scancel {id}, then a shorter `runtime`, other resources or slurm_partition; sinfo -o '%P %l %D %c %m %G'",
+        (
+            "scancel {id}, then a shorter `runtime`, other resources or slurm_partition; sinfo -o "
+            "'%P %l %D %c %m %G'"
+        ),
     ),
     (
         "InvalidAccount|InvalidQOS|QOSNotAllowed",
@@ -61,14 +69,19 @@ WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "(Assoc|QOS).*Minutes",
         "the account's or QOS's budget of node or CPU time is used up",
-        "ask the project's owner; sacctmgr show associations, or the site's own command, shows what is left",
+        (
+            "ask the project's owner; sacctmgr show associations, or the site's own command, shows "
+            "what is left"
+        ),
     ),
 )
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """One job of this folder. Times are in seconds; None where SLURM gives none (no limit, no expected start)."""
+    """One job of this folder. Times are in seconds; None where SLURM gives none (no limit, no
+    expected start).
+    """
 
     id: str
     rule: str
@@ -93,19 +106,27 @@ class QueuedJob:
 
     @property
     def waiting_reason(self) -> tuple[str, str]:
-        """Return (why the job waits, what to do about it); both are empty for a job that does not wait."""
+        """Return (why the job waits, what to do about it); both are empty for a job that does not
+        wait.
+        """
         if self.state not in ("PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT"):
             return "", ""
         for pattern, words, cure in WAITING_REASONS:
             if re.match(pattern, self.reason):
-                described = words if self.reason in ("None", "Priority", "Resources") else f"{words} ({self.reason})"
+                described = (
+                    words
+                    if self.reason in ("None", "Priority", "Resources")
+                    else f"{words} ({self.reason})"
+                )
                 return described, cure.format(id=self.id)
         return self.reason, ""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of this folder, or the reason why they are unknown (`problem`). `here` is false without SLURM."""
+    """The jobs of this folder, or the reason why they are unknown (`problem`). `here` is false
+    without SLURM.
+    """
 
     here: bool
     jobs: tuple[QueuedJob, ...] = ()
@@ -113,14 +134,24 @@ class Queue:
 
 
 def query_queue(folder: Path = Path()) -> Queue:
-    """Query squeue for the caller's jobs that belong to `folder`. Never waits longer than `LIMIT_S`."""
+    """Query squeue for the caller's jobs that belong to `folder`. Never waits longer than
+    `LIMIT_S`.
+    """
     if shutil.which("squeue") is None:
         return Queue(here=False)
-    code, text = run_command(["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], LIMIT_S)
+    code, text = run_command(
+        ["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], LIMIT_S
+    )
     if code != 0:
         first = next(iter(text.splitlines()), "") or f"squeue ended with {code}"
-        return Queue(here=True, problem=re.sub(r"^squeue: error: |^slurm_load_jobs error: ", "", first))
-    jobs = (_parse_job(line.split(SEPARATOR), folder) for line in text.splitlines() if line.count(SEPARATOR) == 10)
+        return Queue(
+            here=True, problem=re.sub(r"^squeue: error: |^slurm_load_jobs error: ", "", first)
+        )
+    jobs = (
+        _parse_job(line.split(SEPARATOR), folder)
+        for line in text.splitlines()
+        if line.count(SEPARATOR) == 10
+    )
     return Queue(here=True, jobs=tuple(job for job in jobs if job))
 
 
@@ -138,7 +169,8 @@ def _parse_job(fields: list[str], folder: Path) -> QueuedJob | None:
 
 
 def parse_seconds(text: str) -> int | None:
-    """Convert SLURM's `[days-][hours:]minutes:seconds` to seconds; None for words such as UNLIMITED.
+    """Convert SLURM's `[days-][hours:]minutes:seconds` to seconds; None for words such as
+    UNLIMITED.
 
     >>> [parse_seconds(text) for text in ("0:04", "12:00:00", "1-00:00:10", "UNLIMITED")]
     [4, 43200, 86410, None]

@@ -1,4 +1,5 @@
-"""Read the state of the runs in a folder of results: sealed, running, waiting in the queue, or ended early.
+"""Read the state of the runs in a folder of results: sealed, running, waiting in the queue, or
+ended early.
 
 Only files that trainings wrote are read. No lock is taken and nothing is waited for.
 """
@@ -32,10 +33,12 @@ TAIL_BYTES = 200_000
 
 @dataclass(frozen=True)
 class RunState:
-    """State of one run: complete, diverged, running, waiting, interrupted or failed. `attempt`: the newest, if any.
+    """State of one run: complete, diverged, running, waiting, interrupted or failed. `attempt`: the
+    newest, if any.
 
-    `step`, `steps`, `loss`, `written_unix_s`: its last status, None where it wrote none. `step_s` and
-    `useful_tokens_per_s`: its current throughput, None unless the run is running. `hint` says why it failed.
+    `step`, `steps`, `loss`, `written_unix_s`: its last status, None where it wrote none. `step_s`
+    and `useful_tokens_per_s`: its current throughput, None unless the run is running. `hint` says
+    why it failed.
     """
 
     id: str
@@ -59,44 +62,73 @@ class RunState:
 
     def is_silent(self, now: float) -> bool:
         """Return whether a running run has written nothing for longer than SILENT_S."""
-        return self.state == "running" and self.written_unix_s is not None and now - self.written_unix_s >= SILENT_S
+        return (
+            self.state == "running"
+            and self.written_unix_s is not None
+            and now - self.written_unix_s >= SILENT_S
+        )
 
 
-def read_runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None) -> list[RunState]:
-    """Return the state of all runs in `list_folders(results)`. `jobs` are the queue's jobs, which name their runs."""
+def read_runs(
+    results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None
+) -> list[RunState]:
+    """Return the state of all runs in `list_folders(results)`. `jobs` are the queue's jobs, which
+    name their runs.
+    """
     now = time.time() if now is None else now
     queued = find_writers(jobs)
     by_id = {job.id: job for job in jobs}
     inside = (path for parent in list_folders(results) for path in sorted(parent.glob("*")))
     folders = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
     # Snakemake makes a run's folder before it starts anything
-    begun = [f for f in folders if f.name in queued or (f / "run.json").exists() or any(f.glob("attempt=*"))]
+    begun = [
+        f
+        for f in folders
+        if f.name in queued or (f / "run.json").exists() or any(f.glob("attempt=*"))
+    ]
     # a job that was submitted by hand is named in the lock that it holds
-    return [_read_run(f, queued.get(f.name) or by_id.get(_read_owner(f, r"job (\S+)")), now) for f in begun]
+    return [
+        _read_run(f, queued.get(f.name) or by_id.get(_read_owner(f, r"job (\S+)")), now)
+        for f in begun
+    ]
 
 
 def list_folders(results: Path) -> list[Path]:
-    """Return the folders of runs: `results/runs`, and those that `train --output-dir` named in this project."""
+    """Return the folders of runs: `results/runs`, and those that `train --output-dir` named in this
+    project.
+    """
     others = map(Path, read_lines(results.parent / RUN_FOLDERS))
     return [results / "runs", *(folder for folder in others if folder.is_dir())]
 
 
 def find_writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
-    """Return run → its job. Of several jobs the first running one counts: it holds the run's lock, the others wait."""
+    """Return run → its job. Of several jobs the first running one counts: it holds the run's lock,
+    the others wait.
+    """
     trainings = [job for job in jobs if job.rule == "train"]
     running = [job for job in trainings if job.state != "PENDING"]
     return {job.of: job for job in [*trainings[::-1], *running[::-1]]}
 
 
 def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
-    attempts = [int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()]
+    attempts = [
+        int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()
+    ]
     attempt = max(attempts, default=None)
     status = _read_status(folder, attempt)
     known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
     written = _find_last_write(folder, attempt, status)
-    if job is not None and job.used_s is not None and job.state != "PENDING" and written and written < now - job.used_s:
+    if (
+        job is not None
+        and job.used_s is not None
+        and job.state != "PENDING"
+        and written
+        and written < now - job.used_s
+    ):
         status, written = {}, None  # from an attempt before this job, which has not written yet
-    known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {"written_unix_s": written}
+    known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {
+        "written_unix_s": written
+    }
     if job is not None and job.state == "PENDING":
         return RunState(**known, state="waiting")
     try:
@@ -105,10 +137,14 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
         record = None
     if record is not None:
         outcome = record["outcome"]["status"]
-        return RunState(**known | {"steps": record["outcome"]["steps"]}, state=OUTCOMES.get(outcome, outcome))
+        return RunState(
+            **known | {"steps": record["outcome"]["steps"]}, state=OUTCOMES.get(outcome, outcome)
+        )
     ended = status.get("state", "running") != "running"  # the last state that the run wrote
     if job is not None or (not ended and _is_alive(folder, written, now)):
-        now_at = current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
+        now_at = (
+            current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
+        )
         return RunState(**known | (now_at or {}), state="running")
     found = None if ended else find_hint(*map(read_tail, find_logs(folder, attempt)))
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
@@ -129,11 +165,14 @@ def find_logs(folder: Path, attempt: int | None) -> list[Path]:
 
 
 def _is_alive(folder: Path, written: float | None, now: float) -> bool:
-    """Return whether a process trains this run: one here that holds the lock, or one elsewhere that still writes."""
+    """Return whether a process trains this run: one here that holds the lock, or one elsewhere that
+    still writes.
+    """
     lock = folder / ".lock"
     if is_locked_here(lock):
         return True
-    if lock.is_file() and not read_tail(lock).strip():  # a run that ended normally removed the owner
+    # a run that ended normally removed the owner
+    if lock.is_file() and not read_tail(lock).strip():
         return False
     boot = _read_owner(folder, "boot ([0-9a-f]+)")
     elsewhere = boot != (get_boot_id() or "")[:8] or not Path("/proc/locks").is_file()
@@ -149,7 +188,8 @@ def _read_owner(folder: Path, pattern: str) -> str | None:
 def _read_status(folder: Path, attempt: int | None) -> dict[str, Any]:
     """Return the last status of the newest attempt.
 
-    A new attempt leaves the previous attempt's status file in place until it writes its own; that one does not count.
+    A new attempt leaves the previous attempt's status file in place until it writes its own; that
+    one does not count.
     """
     try:
         values = read_json(folder / "status.json")
@@ -161,7 +201,9 @@ def _read_status(folder: Path, attempt: int | None) -> dict[str, Any]:
 
 
 def _find_last_write(folder: Path, attempt: int | None, status: dict[str, Any]) -> float | None:
-    """Return when the newest attempt last wrote: its status or, before the first step, its events."""
+    """Return when the newest attempt last wrote: its status or, before the first step, its
+    events.
+    """
     stamps = [status["t_unix_s"]] if isinstance(status.get("t_unix_s"), int | float) else []
     for path in (folder / f"attempt={attempt or 0:02d}").glob("rank=00000/*.jsonl"):
         with suppress(OSError):
@@ -170,7 +212,9 @@ def _find_last_write(folder: Path, attempt: int | None, status: dict[str, Any]) 
 
 
 def is_locked_here(path: Path, table: Path = Path("/proc/locks")) -> bool:
-    """Return whether a process of this machine holds a lock on a file, without touching the lock. False if unknown."""
+    """Return whether a process of this machine holds a lock on a file, without touching the lock.
+    False if unknown.
+    """
     try:
         found = path.stat()
     except OSError:

@@ -27,4 +27,7 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     with hold_run_folder(directory, f"the tokenizer {settings.name}", wait=wait):
         manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
     size = f"{manifest['vocabulary_size']:,} ids, file {format_bytes(manifest['file']['bytes'])}"
-    print(f"tokenizer {manifest['name']} ({manifest['kind']}): {size}, {time.monotonic() - start:.1f} s")
+    print(
+        f"tokenizer {manifest['name']} ({manifest['kind']}): {size}, "
+        f"{time.monotonic() - start:.1f} s"
+    )

@@ -1,4 +1,6 @@
-"""Train a model on a file, a named corpus or random numbers, with ranks started here or by torchrun."""
+"""Train a model on a file, a named corpus or random numbers, with ranks started here or by
+torchrun.
+"""
 
 import argparse
 import importlib
@@ -14,9 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from tokenscale.settings import flags, source_studies
 
     usage = "%(prog)s [--dataset FILE|dummy|CORPUS] [options]\n"
-    parser.usage = as_typed(usage + "       torchrun --nproc-per-node N -m tokenscale train [options]")
+    parser.usage = as_typed(
+        usage + "       torchrun --nproc-per-node N -m tokenscale train [options]"
+    )
     flags.add_flags(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
-    flags.add_flags(parser.add_argument_group("the settings of a run (docs/settings.md)"), source_studies.RUN_FLAGS)
+    flags.add_flags(
+        parser.add_argument_group("the settings of a run (docs/settings.md)"),
+        source_studies.RUN_FLAGS,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
-"""Inputs of a run, built if they are missing: corpus, tokenizer and stores, each where the workflow puts it.
+"""Inputs of a run, built if they are missing: corpus, tokenizer and stores, each where the workflow
+puts it.
 
-Existing inputs that match the settings are used; others are built by the commands of the workflow's rules.
+Existing inputs that match the settings are used; others are built by the commands of the workflow's
+rules.
 """
 
 import argparse
@@ -23,7 +25,13 @@ from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.pretokenize_file import reword_for_flags
-from tokenscale.cli.train_request import TEKKEN_VOCABULARY, Request, check_run, shorten_warmup, vocabulary_error
+from tokenscale.cli.train_request import (
+    TEKKEN_VOCABULARY,
+    Request,
+    check_run,
+    shorten_warmup,
+    vocabulary_error,
+)
 from tokenscale.costs.flops import Convention, hardware_flops_per_token
 from tokenscale.data.corpus.files import describe
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
@@ -58,9 +66,11 @@ class PreparedRun:
 
 
 def prepare(request: Request, log: Log = say) -> PreparedRun:
-    """Build the missing inputs of a run, and set what depends on them: steps of epochs, and whether it validates.
+    """Build the missing inputs of a run, and set what depends on them: steps of epochs, and whether
+    it validates.
 
-    `log` receives a line for each input built. Raise UserError for inputs that cannot be obtained or do not fit.
+    `log` receives a line for each input built. Raise UserError for inputs that cannot be obtained
+    or do not fit.
     """
     kind, size = request.run.tokenizer.kind, request.run.tokenizer.vocabulary_size
     check_memory(request.run, vocabulary=TEKKEN_VOCABULARY if kind == "tekken" else size)
@@ -89,8 +99,14 @@ def note_folder(folder: Path) -> None:
 
 
 def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | None:
-    """Return how long a step on the CPU takes at least, by its FLOPs and a measured rate; None if that is short."""
-    if run.device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*")) or run.model.transformers is not None:
+    """Return how long a step on the CPU takes at least, by its FLOPs and a measured rate; None if
+    that is short.
+    """
+    if (
+        run.device != "cpu"
+        and any(Path("/dev").glob("nvidia[0-9]*"))
+        or run.model.transformers is not None
+    ):
         return None
     entries = run.model.vocabulary_size
     if entries is None and "tokenizer" in manifests:
@@ -99,32 +115,56 @@ def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | No
         entries = read_store_manifest(manifests["store"])["vocabulary_size"]
     model = run.model.with_vocabulary(entries).with_positions(run.sequence_length)
     options = (Convention.CAUSAL, run.activation_checkpointing, run.objective)
-    flops = run.global_batch * run.sequence_length * hardware_flops_per_token(model, run.sequence_length, *options)
+    flops = (
+        run.global_batch
+        * run.sequence_length
+        * hardware_flops_per_token(model, run.sequence_length, *options)
+    )
     if flops < LONG_STEP_FLOPS:
         return None
     square = np.ones((1024, 1024), np.float32)
     rate = 2 * 1024**3 / min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
-    took = f"{flops / 1e12:,.1f} TFLOP, of which matrix products here reach {rate / 1e12:,.2f} a second"
-    return f"a step takes at least {format_duration(flops / rate)}: {took}" if flops > LONG_STEP_S * rate else None
+    took = (
+        f"{flops / 1e12:,.1f} TFLOP, of which matrix products here reach {rate / 1e12:,.2f} a "
+        "second"
+    )
+    return (
+        f"a step takes at least {format_duration(flops / rate)}: {took}"
+        if flops > LONG_STEP_S * rate
+        else None
+    )
 
 
 def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
     run = request.run
     known = request.tokenizer if run.tokenizer.kind != "unknown" else None
-    facts: dict[str, Any] = {"tokenizer_name": run.tokenizer.name, "vocabulary_size": run.model.vocabulary_size}
+    facts: dict[str, Any] = {
+        "tokenizer_name": run.tokenizer.name,
+        "vocabulary_size": run.model.vocabulary_size,
+    }
     sha256 = read_tokenizer(known)["file"]["sha256"] if known else None
     open_store(store, run.store, requested_by="the run", tokenizer_sha256=sha256, **facts)
     manifests = {"store": store}
     if request.tokenizer is not None and run.reads_tokenizer:
         manifests["tokenizer"] = request.tokenizer / "manifest.json"
     if request.tokenizer is None and OBJECTIVES[run.objective].special_ids:
-        what = f"the objective {run.objective} needs the tokenizer, but the tokenizer of this file is not here."
+        what = (
+            f"the objective {run.objective} needs the tokenizer, but the tokenizer of this file "
+            "is not here."
+        )
         next = "--tokenizer-name FOLDER names the tokenizer that made the file"
         raise UserError(what, flag=f"--objective {run.objective}", file=store, next=next)
     if run.validation.rows:
-        held_out = Path(paths.store_manifest(run.corpus.name, run.tokenizer.name, run.validation_store.directory))
+        held_out = Path(
+            paths.store_manifest(
+                run.corpus.name, run.tokenizer.name, run.validation_store.directory
+            )
+        )
         if not held_out.is_file():
-            what = "a pretokenized file holds no validation documents, and there is no validation store."
+            what = (
+                "a pretokenized file holds no validation documents, and there is no validation "
+                "store."
+            )
             next = "leave --validation.rows out, or train on a corpus, which holds out documents"
             raise UserError(what, flag="--validation.rows", expected=held_out, next=next)
         manifests["validation_store"] = held_out
@@ -143,13 +183,18 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
     if run.model.vocabulary_size is not None and size > run.model.vocabulary_size:
         raise vocabulary_error(run.model, run.tokenizer.name, size)
-    held_out = min(read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"] for corpus in corpora)
+    held_out = min(
+        read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"] for corpus in corpora
+    )
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
         log("no validation: the corpus holds out no documents")
         run = flags.replace_values(run, {"validation.rows": 0})
     if run.validation.bleu and held_out == 0:
         what = "BLEU needs held-out documents, and the corpus holds out none."
-        next = "give the corpus a `validation_share` or `validation_files`, or leave --validation.bleu out"
+        next = (
+            "give the corpus a `validation_share` or `validation_files`, or leave "
+            "--validation.bleu out"
+        )
         raise UserError(what, flag="--validation.bleu", corpus=corpora[0], next=next)
     manifests = {}
     trained = [corpora[n] for n in run.mixture.trained] if run.mixture is not None else corpora
@@ -170,17 +215,23 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
 
 
 def _list_sources(run: RunSettings, role: str, manifests: list[Path]) -> Path:
-    """Return the manifest of a run's input: of its corpus, or one that lists those of its mixture, written here."""
+    """Return the manifest of a run's input: of its corpus, or one that lists those of its mixture,
+    written here.
+    """
     if run.mixture is None:
         return manifests[0]
     path = Path(paths.list_manifests(run)[role])
     corpora = run.corpora if role == "validation_store" else run.trained_corpora
-    write_mixture({corpus.name: manifest for corpus, manifest in zip(corpora, manifests, strict=True)}, path)
+    write_mixture(
+        {corpus.name: manifest for corpus, manifest in zip(corpora, manifests, strict=True)}, path
+    )
     return path
 
 
 def call(command: str, *words: str, output: Path) -> Path:
-    """Run a command that writes this manifest, and return its path. A folder that is new is removed if it fails."""
+    """Run a command that writes this manifest, and return its path. A folder that is new is removed
+    if it fails.
+    """
     module, folder = importlib.import_module(f"tokenscale.cli.{command}"), output.parent
     parser, new = argparse.ArgumentParser(), not folder.exists()
     module.add_arguments(parser)
@@ -189,7 +240,8 @@ def call(command: str, *words: str, output: Path) -> Path:
     try:
         module.run(parser.parse_args([*words, "--output", str(output)]), **options)
     except BaseException as error:
-        if new and "lock" not in getattr(error, "facts", ()):  # another process may have begun meanwhile
+        # another process may have begun meanwhile
+        if new and "lock" not in getattr(error, "facts", ()):
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, UserError):
             raise reword_for_flags(error) from None
@@ -198,19 +250,25 @@ def call(command: str, *words: str, output: Path) -> Path:
 
 
 def ensure_corpus(settings: CorpusSettings) -> Path:
-    """Return the manifest of a corpus. Download and build it if it is missing or has other settings or files."""
+    """Return the manifest of a corpus. Download and build it if it is missing or has other settings
+    or files.
+    """
     output = Path(paths.corpus_manifest(settings.name))
     if _is_current(settings, output.parent):
         return output
     words = ["--settings", canonical_json(to_dict(replace(settings, parts=1)))]
     if SOURCES[settings.source.kind].downloaded:
-        downloads = call("download", *words, output=Path("results/downloads", settings.name, "manifest.json"))
+        downloads = call(
+            "download", *words, output=Path("results/downloads", settings.name, "manifest.json")
+        )
         words += ["--downloads", str(downloads)]
     return call("corpus", *words, output=output)
 
 
 def _is_current(settings: CorpusSettings, directory: Path) -> bool:
-    """Return whether the corpus in a folder was built with these settings and, for source files, from their content."""
+    """Return whether the corpus in a folder was built with these settings and, for source files,
+    from their content.
+    """
     if not (directory / "manifest.json").is_file():
         return False
     manifest = read_corpus_manifest(directory)
@@ -226,7 +284,9 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
 
 
 def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> Path:
-    """Return the manifest of a tokenizer. Build it if it is missing; for kind bpe also the corpus it learns from."""
+    """Return the manifest of a tokenizer. Build it if it is missing; for kind bpe also the corpus
+    it learns from.
+    """
     corpus = ensure_corpus(settings.learnt_from) if settings.learnt_from is not None else None
     path = given / "manifest.json" if given else Path(paths.tokenizer_manifest(settings.name))
     if path.is_file():
@@ -235,21 +295,39 @@ def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> 
         if found["kind"] != settings.kind:
             facts = {"has": f"kind {found['kind']}", "requested": f"kind {settings.kind}"}
             what = f"the existing tokenizer {settings.name} is of another kind."
-            raise UserError(what, tokenizer=path, **facts, next="remove its folder, or give the new one another name")
+            raise UserError(
+                what,
+                tokenizer=path,
+                **facts,
+                next="remove its folder, or give the new one another name",
+            )
         same = corpus is None or found["corpus_manifest_sha256"] == sha256_file(corpus)
         if same and (given or accepted == settings.accepted_loss):
             return path
-    words = ["--settings", canonical_json(to_dict(settings)), *(["--corpus", str(corpus)] if corpus else [])]
+    words = [
+        "--settings",
+        canonical_json(to_dict(settings)),
+        *(["--corpus", str(corpus)] if corpus else []),
+    ]
     return call("tokenizer", *words, output=path)
 
 
 def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
-    """Return the manifest of a token store. Write it if it is missing or has another corpus or tokenizer."""
+    """Return the manifest of a token store. Write it if it is missing or has another corpus or
+    tokenizer.
+    """
     made = read_tokenizer(tokenizer.parent)
-    path = Path(paths.store_manifest(read_corpus_manifest(corpus.parent)["name"], made["name"], store.directory))
+    path = Path(
+        paths.store_manifest(
+            read_corpus_manifest(corpus.parent)["name"], made["name"], store.directory
+        )
+    )
     if path.is_file():
         read_store_manifest(path)  # a store of a newer tokenscale is an error, not overwritten
-        hashes = {"tokenizer_sha256": made["file"]["sha256"], "corpus_manifest_sha256": sha256_file(corpus)}
+        hashes = {
+            "tokenizer_sha256": made["file"]["sha256"],
+            "corpus_manifest_sha256": sha256_file(corpus),
+        }
         with suppress(UserError):
             open_store(path, store, tokenizer_name=made["name"], **hashes)
             return path
@@ -258,9 +336,14 @@ def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
 
 
 def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Log = say) -> int:
-    """Return the optimizer steps of `epochs` passes over the data: all rows or, for a stream, all tokens."""
+    """Return the optimizer steps of `epochs` passes over the data: all rows or, for a stream, all
+    tokens.
+    """
     if run.approach == "padding-free":
-        log("counting tokens: with --epochs, an approach that tokenizes while training reads the text once beforehand")
+        log(
+            "counting tokens: with --epochs, an approach that tokenizes while training reads the "
+            "text once beforehand"
+        )
         tokens = _count_tokens(run, manifests)
     elif run.approach == "padded":
         rows = read_corpus_manifest(manifests["corpus"].parent)["splits"]["train"]["rows"]
@@ -274,22 +357,32 @@ def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log
 
 
 def _count_tokens(run: RunSettings, manifests: dict[str, Path]) -> int:
-    text, tokenizer = RawText(manifests["corpus"].parent, "train"), load_tokenizer(manifests["tokenizer"].parent)
+    text, tokenizer = (
+        RawText(manifests["corpus"].parent, "train"),
+        load_tokenizer(manifests["tokenizer"].parent),
+    )
     progress, tokens = Progress("counting", total=len(text)), 0
     for texts in text.batches():
-        tokens += sum(len(document) for document in encode_documents(tokenizer, texts, run.eos, text.pairs))
+        tokens += sum(
+            len(document) for document in encode_documents(tokenizer, texts, run.eos, text.pairs)
+        )
         progress(len(texts), sum(len(t.encode("utf-8")) for t in texts))
     progress.close()
     return tokens
 
 
 def print_summary(directory: Path) -> None:
-    """Print status, loss and throughput of a sealed run; only its status where the report's packages are missing."""
+    """Print status, loss and throughput of a sealed run; only its status where the report's
+    packages are missing.
+    """
     try:
         from tokenscale.analysis.queries import summary_lines
     except ImportError as error:
         outcome = read_json(directory / "run.json", "record of the run")["outcome"]
         print(f"run    {directory}  {outcome['status']} after {outcome['steps']} steps")
-        print(f"       loss and speed need the package {error.name}, which is not installed", flush=True)
+        print(
+            f"       loss and speed need the package {error.name}, which is not installed",
+            flush=True,
+        )
     else:
         print("\n".join(summary_lines(directory)), flush=True)

@@ -1,4 +1,6 @@
-"""Translate the command line of `train` into a run and the source of its data. Nothing is built or written here."""
+"""Translate the command line of `train` into a run and the source of its data. Nothing is built or
+written here.
+"""
 
 import argparse
 import math
@@ -22,10 +24,19 @@ from tokenscale.data.corpus.files import describe, documents
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, detect_format
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.huggingface import find_store_tokenizer, make_settings, resolve_tokenizer
+from tokenscale.data.tokenizers.huggingface import (
+    find_store_tokenizer,
+    make_settings,
+    resolve_tokenizer,
+)
 from tokenscale.settings import flags
 from tokenscale.settings import source_studies as studies
-from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    CleaningSettings,
+    CorpusSettings,
+    SourceSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
@@ -48,7 +59,9 @@ FILE_ENDINGS = (*(ending for known in ENDINGS.values() for ending in known), *CO
 
 @dataclass(frozen=True)
 class Request:
-    """A requested run. With `epochs`, its steps are still the default. `stated` are the keys that were given."""
+    """A requested run. With `epochs`, its steps are still the default. `stated` are the keys that
+    were given.
+    """
 
     run: RunSettings
     output_dir: Path
@@ -59,30 +72,43 @@ class Request:
     notes: tuple[str, ...] = ()
 
 
-#: run; manifest of a pretokenized file; folder of an existing tokenizer; settings that the data determine
+#: run; manifest of a pretokenized file; folder of an existing tokenizer; settings that the data
+#: determine
 _Data = tuple[RunSettings, Path | None, Path | None, dict[str, Any]]
 
 
 def parse_request(arguments: argparse.Namespace, world_size: int | None = None) -> Request:
     """Return the run that the flags and their preset file request; flags override the file.
 
-    `world_size` is torchrun's, if it started this process. Raise UserError, naming the flag, for values that are not
-    allowed, that contradict each other, or that no run can have.
+    `world_size` is torchrun's, if it started this process. Raise UserError, naming the flag, for
+    values that are not allowed, that contradict each other, or that no run can have.
     """
     words = TrainOptions(**flags.parse_flags(arguments, studies.TRAIN_FLAGS))
     stated = flags.parse_flags(arguments, studies.RUN_FLAGS)
     output = Path(words.output_dir)
-    blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
+    blocking = next(
+        (path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None
+    )
     if blocking is not None:
-        raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
-    words, stated, translated = studies.translate_study_flags(words, stated, world_size or words.world_size)
+        raise UserError(
+            "the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder"
+        )
+    words, stated, translated = studies.translate_study_flags(
+        words, stated, world_size or words.world_size
+    )
     ranks = world_size or words.world_size
     _check_flags(words, stated, world_size)
     if words.approach is not None:
-        form, pretokenized = next(key for key, approach in studies.APPROACH_OF.items() if approach == words.approach)
+        form, pretokenized = next(
+            key for key, approach in studies.APPROACH_OF.items() if approach == words.approach
+        )
         words = replace(words, dataset_type=form, pretokenized=pretokenized)  # type: ignore[arg-type]
     file = studies.load_preset_file(words.config) if words.config else StudyFile()
-    notes = [f"distributed.backend {backend}: the device decides"] if (backend := file.distributed.backend) else []
+    notes = (
+        [f"distributed.backend {backend}: the device decides"]
+        if (backend := file.distributed.backend)
+        else []
+    )
     notes += translated
     model = _choose_model(words, file)
     values = file.values() | stated
@@ -96,8 +122,12 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     readers = values.get("layout.data", 1) * values.get("layout.shard", 1)
     values = _derive_batch(words, file, stated, readers) | values
     if words.batch_size is not None and words.flag_of_study_003 and readers > 1:
-        counts = f"counts the rows of all ranks, as in study 003, which has {words.flag_of_study_003}"
-        notes.append(f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
+        counts = (
+            f"counts the rows of all ranks, as in study 003, which has {words.flag_of_study_003}"
+        )
+        notes.append(
+            f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time"
+        )
     run, store, tokenizer, implied = _choose_data(words, model, notes)
     given, values = frozenset(values), implied | values
     run = flags.replace_values(run, values)
@@ -108,7 +138,9 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
 
 
 def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
-    """Raise UserError for a value out of bounds, and the first of a run's problems, naming the flag."""
+    """Raise UserError for a value out of bounds, and the first of a run's problems, naming the
+    flag.
+    """
     decode(RunSettings, to_dict(run))
     for key, text in run.problems():
         if steps_known or key != "schedule.warmup_steps":
@@ -118,7 +150,9 @@ def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
 
 
 def shorten_warmup(run: RunSettings, stated: Any) -> RunSettings:
-    """Return the run with a warm-up that fits its steps, if none was given: the default is longer than a short run."""
+    """Return the run with a warm-up that fits its steps, if none was given: the default is longer
+    than a short run.
+    """
     if "schedule.warmup_steps" in stated or run.schedule.warmup_steps <= run.budget.steps:
         return run
     return flags.replace_values(run, {"schedule.warmup_steps": run.budget.steps})
@@ -141,21 +175,38 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
             raise UserError(what, next="leave one of them out")
     requested, found = f"--world-size {words.world_size}", f"WORLD_SIZE={world_size}"
     if world_size is not None and words.world_size not in (None, world_size):
-        what, next = "--world-size differs from torchrun's number of ranks.", "leave --world-size out: torchrun sets it"
+        what, next = (
+            "--world-size differs from torchrun's number of ranks.",
+            "leave --world-size out: torchrun sets it",
+        )
         raise UserError(what, flag=requested, found=found, next=next)
-    ranks, others, copies = world_size or words.world_size, _count_model_ranks(stated), stated.get("layout.data")
+    ranks, others, copies = (
+        world_size or words.world_size,
+        _count_model_ranks(stated),
+        stated.get("layout.data"),
+    )
     if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
-        given = " ".join(f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated)
-        next = f"take a multiple of {others} ranks" + (", and leave --layout.data out" if copies else "")
+        given = " ".join(
+            f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated
+        )
+        next = f"take a multiple of {others} ranks" + (
+            ", and leave --layout.data out" if copies else ""
+        )
         what = "the degrees of the layout do not fit the number of ranks."
-        raise UserError(what, flags=given, found=requested if world_size is None else found, next=next)
+        raise UserError(
+            what, flags=given, found=requested if world_size is None else found, next=next
+        )
     if words.distributed and world_size is None:
         what = "--distributed needs torchrun, which did not start this process."
-        raise UserError(what, next="start it with torchrun, or use --world-size N, which starts the ranks here")
+        raise UserError(
+            what, next="start it with torchrun, or use --world-size N, which starts the ranks here"
+        )
 
 
 def _count_model_ranks(values: dict[str, Any]) -> int:
-    """Return the number of ranks that read the same rows or hold one replica of the model together."""
+    """Return the number of ranks that read the same rows or hold one replica of the model
+    together.
+    """
     return math.prod(values.get(f"layout.{degree}", 1) for degree in DEGREES if degree != "data")
 
 
@@ -164,37 +215,59 @@ def _choose_model(words: TrainOptions, file: StudyFile) -> ModelSettings:
         return studies.find_preset(words.model, "--model")
     if words.model_size:
         return studies.find_preset(f"study-{words.model_size}", "--model-size")
-    return file.model_settings(Path(words.config or "").stem) or studies.find_preset("llama-tiny", "--model")
+    return file.model_settings(Path(words.config or "").stem) or studies.find_preset(
+        "llama-tiny", "--model"
+    )
 
 
-def _derive_batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
+def _derive_batch(
+    words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers: int
+) -> dict[str, int]:
     """Return micro_batch and global_batch from the given rows per rank and passes per step.
 
-    `readers`: number of ranks, or groups of ranks, that read different rows. With a flag of study 003, --batch-size
-    counts the rows of all ranks, and a pipeline cuts them into micro-batches.
+    `readers`: number of ranks, or groups of ranks, that read different rows. With a flag of study
+    003, --batch-size counts the rows of all ranks, and a pipeline cuts them into micro-batches.
     """
     rows = words.batch_size or file.training.batch_size
     passes = words.gradient_accumulation_steps or file.training.gradient_accumulation_steps
-    chunks = (words.n_chunk or studies.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
+    chunks = (
+        (words.n_chunk or studies.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
+    )
     if rows is None and passes is None:
         if chunks == 1:
             return {}
-        return {"micro_batch": math.ceil(stated.get("global_batch", RunSettings().global_batch) / readers / chunks)}
+        return {
+            "micro_batch": math.ceil(
+                stated.get("global_batch", RunSettings().global_batch) / readers / chunks
+            )
+        }
     rows = rows or stated.get("micro_batch") or RunSettings().micro_batch
     if words.batch_size is not None and words.flag_of_study_003:
-        return {"micro_batch": math.ceil(rows / readers / chunks), "global_batch": rows * (passes or 1)}
+        return {
+            "micro_batch": math.ceil(rows / readers / chunks),
+            "global_batch": rows * (passes or 1),
+        }
     return {"micro_batch": math.ceil(rows / chunks), "global_batch": rows * readers * (passes or 1)}
 
 
 def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) -> _Data:
-    """Return the dataset that the flags request, as --dataset-type and --pretokenized determine it."""
+    """Return the dataset that the flags request, as --dataset-type and --pretokenized determine
+    it.
+    """
     name, path = words.dataset, Path(words.dataset)
     on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not path.exists()
     config = _load_config() if on_hub else None
     if config is not None:
-        name = next((key for key, corpus in config.corpora.items() if corpus.source.repository == name), name)
+        name = next(
+            (key for key, corpus in config.corpora.items() if corpus.source.repository == name),
+            name,
+        )
     of_file = path.is_file() or "/" in name or name.lower().endswith(FILE_ENDINGS)
-    if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
+    if (
+        words.pretokenized
+        and not _is_text(words, path)
+        and (of_file or (path / "manifest.json").is_file())
+    ):
         _refuse_flags(words, "a pretokenized file", *COLUMNS, "data_path")
         return _read_pretokenized(words, path, model, notes)
     approach = studies.resolve_approach(words.dataset_type or "packed", words.pretokenized)
@@ -207,9 +280,14 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         _refuse_flags(words, "dummy", *COLUMNS, "data_path")
         corpus = _define_dummy_corpus(model)
     elif config is None:
-        what = f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is here."
+        what = (
+            f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is "
+            "here."
+        )
         hint = "work in the project's folder, or name a file"
-        raise UserError(what, flag="--dataset", expected=f"{CONFIG}, with {name} under `corpora`", next=hint)
+        raise UserError(
+            what, flag="--dataset", expected=f"{CONFIG}, with {name} under `corpora`", next=hint
+        )
     elif name in config.mixtures:
         _check_mixture(words, model)
         corpus, mixture = CorpusSettings(name), config.mixtures[name]
@@ -221,13 +299,17 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         hint = f"it is a folder: name one of its files, {name}/FILE" if path.is_dir() else hint
         raise UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
     elif words.data_path is not None:
-        corpus = _define_corpus(words, Path(words.data_path), config.corpora[name], "--data-path", notes)
+        corpus = _define_corpus(
+            words, Path(words.data_path), config.corpora[name], "--data-path", notes
+        )
     else:
         _refuse_flags(words, f"the corpus {name}", *COLUMNS)
         corpus = config.corpora[name]
     tokenizer, directory = _choose_tokenizer(words, model, corpus, config, notes)
     if _is_one_document(corpus.source):
-        notes.append(f"{corpus.source.files[0]} is one document; --separator splits it into several")
+        notes.append(
+            f"{corpus.source.files[0]} is one document; --separator splits it into several"
+        )
     return RunSettings(corpus, tokenizer, model, approach, mixture=mixture), None, directory, {}
 
 
@@ -243,18 +325,30 @@ def _check_mixture(words: TrainOptions, model: ModelSettings) -> None:
     name = words.dataset
     _refuse_flags(words, f"the mixture {name}", *COLUMNS, "data_path")
     if words.epochs is not None:
-        raise UserError("a mixture has no epochs.", flag="--epochs", mixture=name, next="--training-steps N")
-    if words.tokenizer_name is None and (model.vocabulary_size or TEKKEN_VOCABULARY) < TEKKEN_VOCABULARY:
+        raise UserError(
+            "a mixture has no epochs.", flag="--epochs", mixture=name, next="--training-steps N"
+        )
+    if (
+        words.tokenizer_name is None
+        and (model.vocabulary_size or TEKKEN_VOCABULARY) < TEKKEN_VOCABULARY
+    ):
         what = "the tokenizer of a mixture must be named if the model has a vocabulary of its own."
-        facts = {"flag": "--tokenizer-name", "model": f"{model.name} has {model.vocabulary_size:,} entries"}
+        facts = {
+            "flag": "--tokenizer-name",
+            "model": f"{model.name} has {model.vocabulary_size:,} entries",
+        }
         raise UserError(what, **facts, next=f"--tokenizer-name NAME, one of {CONFIG}")
 
 
 def _is_text(words: TrainOptions, path: Path) -> bool:
-    """Return whether the dataset is a text file: without a manifest; a flag marks a Parquet file, which may be one."""
+    """Return whether the dataset is a text file: without a manifest; a flag marks a Parquet file,
+    which may be one.
+    """
     if not path.is_file() or _manifest_path(path).is_file():
         return False
-    return not path.name.lower().endswith(".parquet") or any(getattr(words, name) is not None for name in COLUMNS)
+    return not path.name.lower().endswith(".parquet") or any(
+        getattr(words, name) is not None for name in COLUMNS
+    )
 
 
 def _refuse_flags(words: TrainOptions, what: str, *names: str) -> None:
@@ -264,26 +358,43 @@ def _refuse_flags(words: TrainOptions, what: str, *names: str) -> None:
             raise UserError(what, flag=f"--dataset {words.dataset}", next="leave it out")
 
 
-def _read_pretokenized(words: TrainOptions, path: Path, model: ModelSettings, notes: list[str]) -> _Data:
-    """Return the data that `pretokenize` or `convert` wrote. The manifest names its format and its tokenizer."""
+def _read_pretokenized(
+    words: TrainOptions, path: Path, model: ModelSettings, notes: list[str]
+) -> _Data:
+    """Return the data that `pretokenize` or `convert` wrote. The manifest names its format and its
+    tokenizer.
+    """
     folder = path.is_dir()
     manifest_path = path / "manifest.json" if folder else _manifest_path(path)
     if path.is_file() and not manifest_path.is_file():
-        next = f"make it with `tokenscale pretokenize --input-path … --output-dir {path.parent}`, or add\n"
+        next = (
+            f"make it with `tokenscale pretokenize --input-path … --output-dir {path.parent}`, "
+            "or add\n"
+        )
         next += "--text-column NAME if it holds text, to tokenize it before the training"
         facts = {"flag": "--dataset", "file": path, "expected": manifest_path.name}
         raise UserError("the pretokenized file has no manifest beside it.", **facts, next=next)
     check_present(manifest_path if folder else path, "--dataset")
-    if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers also have a manifest
-        what, next = "the dataset's folder holds no token store.", "name a store, or leave --pretokenized out"
+    # corpora and tokenizers also have a manifest
+    if folder and "format" not in read_json(manifest_path, "manifest"):
+        what, next = (
+            "the dataset's folder holds no token store.",
+            "name a store, or leave --pretokenized out",
+        )
         raise UserError(what, flag="--dataset", folder=path, next=next)
     manifest = read_store_manifest(manifest_path)
     options = manifest["options"]
-    stored = [name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options]
+    stored = [
+        name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options
+    ]
     values = {f"storage.{name}": options[name] for name in stored} | {"validation.rows": 0}
-    values |= {name: options[name] for name in ("sequence_length", "eos", "packing") if name in options}
+    values |= {
+        name: options[name] for name in ("sequence_length", "eos", "packing") if name in options
+    }
     source = SourceSettings(kind="files", files=(str(path),))
-    corpus = CorpusSettings(name=make_corpus_name(path.name if folder else path.stem), source=source)
+    corpus = CorpusSettings(
+        name=make_corpus_name(path.name if folder else path.stem), source=source
+    )
     approach = studies.resolve_approach(words.dataset_type or manifest["format"], True)
     tokenizer, directory = _find_store_tokenizer(words, manifest_path, manifest, notes)
     return RunSettings(corpus, tokenizer, model, approach), manifest_path, directory, values
@@ -292,7 +403,9 @@ def _read_pretokenized(words: TrainOptions, path: Path, model: ModelSettings, no
 def _find_store_tokenizer(
     words: TrainOptions, path: Path, manifest: dict[str, Any], notes: list[str]
 ) -> tuple[TokenizerSettings, Path | None]:
-    """Return (settings, folder) of the tokenizer that made a store's ids. The checkpoint gets a copy of it."""
+    """Return (settings, folder) of the tokenizer that made a store's ids. The checkpoint gets a
+    copy of it.
+    """
     made = manifest["tokenizer"]
     tokenizer = make_settings(made["name"], made["kind"], manifest["vocabulary_size"])
     directory = find_store_tokenizer(path, made["file_sha256"])
@@ -303,15 +416,24 @@ def _find_store_tokenizer(
             has = read_tokenizer(found.directory)
             for name in ("vocabulary_size", "bos_id", "eos_id"):
                 if has[name] != manifest[name]:
-                    theirs, ours = f"{found.directory} has {name} {has[name]}", f"{path} has {name} {manifest[name]}"
+                    theirs, ours = (
+                        f"{found.directory} has {name} {has[name]}",
+                        f"{path} has {name} {manifest[name]}",
+                    )
                     facts = {"flag": "--tokenizer-name", "tokenizer": theirs, "store": ours}
                     next = "name the tokenizer that made them, or leave --tokenizer-name out"
-                    raise UserError("the tokenizer is not the one that made these ids.", **facts, next=next)
-            return tokenizer, found.directory  # the store's name stays: it is part of the run's identity
+                    raise UserError(
+                        "the tokenizer is not the one that made these ids.", **facts, next=next
+                    )
+            # the store's name stays: it is part of the run's identity
+            return tokenizer, found.directory
         tokenizer, directory = found.settings, found.directory or directory
     if directory is None:
         known = "unknown" if made["file_sha256"] is None else f"{made['name']}, which is not here"
-        text = f"the tokenizer of these ids is {known}. The checkpoint will hold none, and `generate` will need one"
+        text = (
+            f"the tokenizer of these ids is {known}. The checkpoint will hold none, and "
+            "`generate` will need one"
+        )
         notes.append(f"{text}; --tokenizer-name FOLDER gives it")
     return tokenizer, directory
 
@@ -330,10 +452,17 @@ def _define_corpus(
     check_present(path, flag)
     if _manifest_path(path).is_file():
         facts = {"flag": flag, "file": path, "manifest": _manifest_path(path).name}
-        raise UserError("the dataset's file holds tokens, not text.", **facts, next="add --pretokenized")
-    columns = {name: getattr(words, name) or getattr(base.source, name) for name in ("text_column", "target_column")}
+        raise UserError(
+            "the dataset's file holds tokens, not text.", **facts, next="add --pretokenized"
+        )
+    columns = {
+        name: getattr(words, name) or getattr(base.source, name)
+        for name in ("text_column", "target_column")
+    }
     separator = base.source.separator if words.separator is None else unescape(words.separator)
-    source = SourceSettings("files", files=(str(path),), format=base.source.format, separator=separator, **columns)
+    source = SourceSettings(
+        "files", files=(str(path),), format=base.source.format, separator=separator, **columns
+    )
     one = _is_one_document(source)
     if not one:  # a wrong column or an unreadable file is reported before anything is written
         try:
@@ -342,7 +471,12 @@ def _define_corpus(
         except UserError as error:
             raise reword_for_flags(error) from None
         if first is None:
-            raise UserError("the dataset's file holds no documents.", flag=flag, file=path, next="name another file")
+            raise UserError(
+                "the dataset's file holds no documents.",
+                flag=flag,
+                file=path,
+                next="name another file",
+            )
     corpus = replace(base, source=source, validation_share=0.0 if one else base.validation_share)
     content = {"settings": to_dict(corpus, science_only=True), "files": describe(source)["files"]}
     name = make_corpus_name(strip_extensions(path))
@@ -350,22 +484,31 @@ def _define_corpus(
 
 
 def _is_one_document(source: SourceSettings) -> bool:
-    """Return whether a source is a single undivided text file: its one document cannot be held out."""
+    """Return whether a source is a single undivided text file: its one document cannot be held
+    out.
+    """
     if source.kind != "files" or len(source.files) != 1 or source.separator:
         return False
-    return (detect_format(Path(source.files[0])) if source.format == "auto" else source.format) == "text"
+    return (
+        detect_format(Path(source.files[0])) if source.format == "auto" else source.format
+    ) == "text"
 
 
 def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
     """Define a corpus of random numbers that, with the control ids, fill the model's vocabulary."""
     numbers = (model.vocabulary_size or DUMMY_VOCABULARY) - CONTROL
     if numbers < 2:
-        what, next = "the model's vocabulary is too small for the dataset dummy.", "name a dataset, or another model"
+        what, next = (
+            "the model's vocabulary is too small for the dataset dummy.",
+            "name a dataset, or another model",
+        )
         has = f"{model.name} has {model.vocabulary_size} entries"
         raise UserError(what, model=has, expected="at least 5", next=next)
     source = SourceSettings(kind="dummy", documents=DUMMY_DOCUMENTS, vocabulary_size=numbers)
     corpus = CorpusSettings(source=source, cleaning=CleaningSettings(deduplicate=False))
-    return replace(corpus, name=f"dummy-{sha256_text(canonical_json(to_dict(corpus, science_only=True)))[:6]}")
+    return replace(
+        corpus, name=f"dummy-{sha256_text(canonical_json(to_dict(corpus, science_only=True)))[:6]}"
+    )
 
 
 def _choose_tokenizer(
@@ -380,7 +523,11 @@ def _choose_tokenizer(
     if name is None and entries is not None:
         note = f"tokenizer: {entries:,} entries learned from the corpus, to fit the model; "
         notes.append(f"{note}tekken has {TEKKEN_VOCABULARY:,} (--tokenizer-name tekken)")
-        learnt: dict[str, Any] = {"corpus": corpus.name, "learnt_from": corpus, "vocabulary_size": entries}
+        learnt: dict[str, Any] = {
+            "corpus": corpus.name,
+            "learnt_from": corpus,
+            "vocabulary_size": entries,
+        }
         return TokenizerSettings(name=f"bpe-{entries}-{corpus.name}", kind="bpe", **learnt), None
     name, directory = name or "tekken", None
     if config is not None and name in config.tokenizers:
@@ -397,7 +544,9 @@ def _choose_tokenizer(
 
 
 def _fitting_vocabulary(model: ModelSettings) -> int | None:
-    """Return the size of a learned vocabulary for a model whose weights would mostly be tekken's embedding."""
+    """Return the size of a learned vocabulary for a model whose weights would mostly be tekken's
+    embedding.
+    """
     if model.vocabulary_size is not None or model.transformers is not None:
         return None
     small = model.with_vocabulary(LEARNED_VOCABULARY).with_positions(1)
@@ -407,6 +556,14 @@ def _fitting_vocabulary(model: ModelSettings) -> int | None:
 
 def vocabulary_error(model: ModelSettings, tokenizer: str, size: int) -> UserError:
     """Return the error for an embedding that has fewer rows than the tokenizer has ids."""
-    next = "leave --tokenizer-name out: a tokenizer with as many entries as the model is then learned from the text"
-    facts = {"model": f"{model.name} has {model.vocabulary_size:,}", "tokenizer": f"{tokenizer} has {size:,}"}
-    return UserError("the tokenizer has more entries than the model's embedding.", **facts, next=next)
+    next = (
+        "leave --tokenizer-name out: a tokenizer with as many entries as the model is then "
+        "learned from the text"
+    )
+    facts = {
+        "model": f"{model.name} has {model.vocabulary_size:,}",
+        "tokenizer": f"{tokenizer} has {size:,}",
+    }
+    return UserError(
+        "the tokenizer has more entries than the model's embedding.", **facts, next=next
+    )

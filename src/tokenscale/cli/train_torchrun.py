@@ -1,7 +1,8 @@
 """Run `train` under torchrun: the ranks agree on a run first and then train it, in process.
 
-Rank 0 alone reads the flags, prepares the inputs and locks the run's folder. The others wait, without a short timeout,
-and receive the run's settings and its data paths, as JSON in a tensor, not pickled.
+Rank 0 alone reads the flags, prepares the inputs and locks the run's folder. The others wait,
+without a short timeout, and receive the run's settings and its data paths, as JSON in a tensor, not
+pickled.
 """
 
 import argparse
@@ -31,7 +32,8 @@ BROADCAST_TIMEOUT = datetime.timedelta(days=2)
 
 
 def train_together(arguments: argparse.Namespace) -> int:
-    """Train the run that the flags request, as one rank of torchrun. Return the exit code, equal on every rank.
+    """Train the run that the flags request, as one rank of torchrun. Return the exit code, equal on
+    every rank.
 
     Only rank 0 prints its UserError.
     """
@@ -66,24 +68,36 @@ def train_together(arguments: argparse.Namespace) -> int:
     return plan["exit"]
 
 
-def _make_plan(arguments: argparse.Namespace, world: World, stack: ExitStack) -> tuple[dict[str, Any], tuple]:
+def _make_plan(
+    arguments: argparse.Namespace, world: World, stack: ExitStack
+) -> tuple[dict[str, Any], tuple]:
     """Return rank 0's plan for all ranks, and what seals the run. The run's folder stays locked."""
     job = prepare(parse_request(arguments, world.size))
     identity, attempt, _ = stack.enter_context(open_run(job.run, job.output, job.manifests))
     finishing = (job.output.parent, job.output, identity, job.run)
     if attempt is None:
         return {"exit": 0}, finishing
-    # a store is named by its manifest, because it may share a folder; corpus and tokenizer are named by their folders
-    inputs = {role: path if "store" in role else path.parent for role, path in job.manifests.items()}
-    plan: dict[str, Any] = {"inputs": {role: str(path.resolve()) for role, path in inputs.items()}, "attempt": attempt}
-    return plan | {"run": job.run.to_json(), "directory": str(job.output.parent.resolve())}, finishing
+    # a store is named by its manifest, because it may share a folder; corpus and tokenizer are
+    # named by their folders
+    inputs = {
+        role: path if "store" in role else path.parent for role, path in job.manifests.items()
+    }
+    plan: dict[str, Any] = {
+        "inputs": {role: str(path.resolve()) for role, path in inputs.items()},
+        "attempt": attempt,
+    }
+    return plan | {
+        "run": job.run.to_json(),
+        "directory": str(job.output.parent.resolve()),
+    }, finishing
 
 
 def broadcast_from_rank_0(message: dict[str, Any] | None, world: World) -> dict[str, Any]:
     """Broadcast rank 0's message to every rank. A collective."""
     if world.size == 1:
         return message
-    group = dist.new_group(backend="gloo", timeout=BROADCAST_TIMEOUT)  # on the CPU, whatever device the ranks use
+    # on the CPU, whatever device the ranks use
+    group = dist.new_group(backend="gloo", timeout=BROADCAST_TIMEOUT)
     data = torch.tensor(list(json.dumps(message).encode()), dtype=torch.uint8)
     length = torch.tensor([len(data)])
     dist.broadcast(length, 0, group=group)

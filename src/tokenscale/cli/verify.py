@@ -1,7 +1,9 @@
-"""Verify results and reports: files against the lists that name them, and what follows from other files against these.
+"""Verify results and reports: files against the lists that name them, and what follows from other
+files against these.
 
-Tables are made again from the logs, figures and claims from the tables, and the page from all of them. Exit code 0: all
-agree. 1: a file differs. 3: nothing differs, but something could not be checked, such as tables without their logs.
+Tables are made again from the logs, figures and claims from the tables, and the page from all of
+them. Exit code 0: all agree. 1: a file differs. 3: nothing differs, but something could not be
+checked, such as tables without their logs.
 """
 
 import argparse
@@ -34,16 +36,29 @@ from tokenscale.settings.data import StoreSettings, state_held_out
 #: files beside those that a manifest lists
 BESIDE = {"manifest.json", "build.json", ".lock"}
 #: entries of a run's folder, beside its attempts
-OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
+OF_RUN = {
+    "run.json",
+    "done.json",
+    "status.json",
+    "dirty.diff",
+    ".lock",
+    "checkpoints",
+    "superseded",
+}
 RESTORE_RUN = "restore it from a copy, or train the run again"
 #: endings of what a killed writer leaves
 LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    of_files = "a report's folder, or a file in it; or a folder of results, with all that lies there"
+    of_files = (
+        "a report's folder, or a file in it; or a folder of results, with all that lies there"
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=of_files)
-    of_signers = "the signers whom you trust (ALLOWED SIGNERS of ssh-keygen): a report must be signed by one of them"
+    of_signers = (
+        "the signers whom you trust (ALLOWED SIGNERS of ssh-keygen): a report must be signed by "
+        "one of them"
+    )
     parser.add_argument("--signers", type=Path, metavar="FILE", help=of_signers)
 
 
@@ -51,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what was found; return the exit code."""
     codes = set()
     for path in arguments.files:
-        if verification.is_report(path) or not any((path / name).is_dir() for name in ("tables", *KINDS)):
+        if verification.is_report(path) or not any(
+            (path / name).is_dir() for name in ("tables", *KINDS)
+        ):
             chain = verification.verify(path, arguments.signers)
             print(chain)
             codes.add(chain.code)
@@ -67,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Finding(NamedTuple):
-    """One file that is not as it was written. A `note` is no fault, such as a run that has not ended."""
+    """One file that is not as it was written. A `note` is no fault, such as a run that has not
+    ended.
+    """
 
     what: str
     note: bool = False
@@ -75,7 +94,9 @@ class Finding(NamedTuple):
 
 
 def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
-    """Return (findings, number of records read of each kind). Damage never raises; it is a finding."""
+    """Return (findings, number of records read of each kind). Damage never raises; it is a
+    finding.
+    """
     found: list[Finding] = []
     counts: Counter[str] = Counter()
     for name, (pattern, check) in KINDS.items():
@@ -87,7 +108,10 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
         counts["tables"] += 1
         link = verification.check_tables(path.parent, results)
         found += (Finding(f"{text}; next {link.next}") for text in link.differs)
-        found += (Finding(f"not checked because {text}", note=True, unchecked=True) for text in link.unchecked)
+        found += (
+            Finding(f"not checked because {text}", note=True, unchecked=True)
+            for text in link.unchecked
+        )
         found += (Finding(text, note=True) for text in link.notes)
     found += _find_unknown_entries(results / "tables", "*/manifest.json")
     for path in sorted(path for path in results.iterdir() if verification.is_report(path)):
@@ -112,19 +136,28 @@ def _verify_by_reading(read: Callable[..., object], *arguments: object) -> Itera
 
 def _finding(error: UserError) -> Finding:
     facts = dict(error.facts)
-    where = [facts.pop(name) for name in ("file", "manifest", "path", "checkpoint") if name in facts]
-    return Finding(f"{', '.join(where)}: {error.what} {'; '.join(f'{name} {text}' for name, text in facts.items())}")
+    where = [
+        facts.pop(name) for name in ("file", "manifest", "path", "checkpoint") if name in facts
+    ]
+    return Finding(
+        f"{', '.join(where)}: {error.what} "
+        f"{'; '.join(f'{name} {text}' for name, text in facts.items())}"
+    )
 
 
 def _extra(path: Path) -> Finding:
     begun = path.name.endswith(LEFT_OVER)
-    return Finding(f"{path}: {'left over from a killed writer' if begun else 'not in any manifest'}", note=begun)
+    return Finding(
+        f"{path}: {'left over from a killed writer' if begun else 'not in any manifest'}",
+        note=begun,
+    )
 
 
 def _find_unknown_entries(folder: Path, pattern: str) -> Iterator[Finding]:
     """Yield folders without a record, and files where only such folders should be."""
     parents, record = pattern.rsplit("/", 1)
-    for path in sorted(folder.glob(parents)) if "**" not in pattern else ():  # or folders of several levels
+    # or folders of several levels
+    for path in sorted(folder.glob(parents)) if "**" not in pattern else ():
         if not path.is_dir():
             yield _extra(path)
         elif not (path / record).is_file():
@@ -156,11 +189,18 @@ def _verify_records(records: Records | None) -> Iterator[Finding]:
 def _compare_entries(
     folder: Path, part: Path, files: list[dict[str, Any]], merged: list[dict[str, Any]], next: str
 ) -> Iterator[Finding]:
-    """Yield the files of a part whose hash differs in the manifest that was merged from the parts."""
+    """Yield the files of a part whose hash differs in the manifest that was merged from the
+    parts.
+    """
     listed = {file["name"]: file for file in merged}
     for file in files:
-        if listed.get(f"{part.relative_to(folder)}/{file['name']}", file)["sha256"] != file["sha256"]:
-            yield Finding(f"{part / file['name']}: the part was built again with other content; next {next}")
+        if (
+            listed.get(f"{part.relative_to(folder)}/{file['name']}", file)["sha256"]
+            != file["sha256"]
+        ):
+            yield Finding(
+                f"{part / file['name']}: the part was built again with other content; next {next}"
+            )
 
 
 def _verify_download(folder: Path) -> Iterator[Finding]:
@@ -168,7 +208,9 @@ def _verify_download(folder: Path) -> Iterator[Finding]:
     next = f"snakemake -f {path}"
     manifest = read_record(path, "manifest of the download", next)
     with report_malformed(path, "manifest of the download", next):
-        files = [file for listed in manifest.values() if isinstance(listed, list) for file in listed]
+        files = [
+            file for listed in manifest.values() if isinstance(listed, list) for file in listed
+        ]
         yield from _verify_files(folder, files, "download", next, ["hashes.json"])
 
 
@@ -178,17 +220,23 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
     if overlap := state_held_out(manifest):
         yield Finding(overlap, note=True)
     beside = ["records", *["parts"] * bool(parts)]
-    yield from _verify_files(folder, _list_corpus_files(manifest), "corpus", rebuild_corpus(folder), beside)
+    yield from _verify_files(
+        folder, _list_corpus_files(manifest), "corpus", rebuild_corpus(folder), beside
+    )
     merged = [file for split in manifest["splits"].values() for file in split["files"]]
     for part in parts:
         yield from _errors_as_findings(_verify_corpus_part(folder, part, merged))
     records = RawText(folder, verify=False).open_records()
     if records is None and (left := folder / "records").exists():
-        yield Finding(f"{left}: records without their manifest; next rm -r {left} && {rebuild_corpus(folder)}")
+        yield Finding(
+            f"{left}: records without their manifest; next rm -r {left} && {rebuild_corpus(folder)}"
+        )
     yield from _verify_records(records)
 
 
-def _verify_corpus_part(folder: Path, part: Path, merged: list[dict[str, Any]]) -> Iterator[Finding]:
+def _verify_corpus_part(
+    folder: Path, part: Path, merged: list[dict[str, Any]]
+) -> Iterator[Finding]:
     path, next = part / "manifest.json", rebuild_corpus(part)
     with report_malformed(path, "manifest of the part", next):
         files = _list_corpus_files(read_json(path, "manifest of the part", next))
@@ -198,7 +246,11 @@ def _verify_corpus_part(folder: Path, part: Path, merged: list[dict[str, Any]]) 
 
 def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the files of a corpus or a part that no manifest of another part lists."""
-    files = [file for split in manifest["splits"].values() for file in (*split["files"], *split.get("tables", []))]
+    files = [
+        file
+        for split in manifest["splits"].values()
+        for file in (*split["files"], *split.get("tables", []))
+    ]
     return [file for file in files if not file["name"].startswith("parts/")]
 
 
@@ -215,7 +267,9 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
     open_store(folder, settings)
     yield from _verify_store_files(folder, manifest)
     for entry in manifest.get("parts", []):
-        yield from _errors_as_findings(_verify_store_part(folder, folder / entry["folder"], manifest["files"]))
+        yield from _errors_as_findings(
+            _verify_store_part(folder, folder / entry["folder"], manifest["files"])
+        )
     if "records" in manifest:
         yield from _verify_records(open_records(folder, manifest))
 
@@ -227,7 +281,9 @@ def _verify_store_part(folder: Path, part: Path, merged: list[dict[str, Any]]) -
 
 
 def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Finding]:
-    """Check the files in the folder of a store or a part; the files in the folders of parts are left out."""
+    """Check the files in the folder of a store or a part; the files in the folders of parts are
+    left out.
+    """
     listed = [file for file in list_files(manifest) if not file["name"].startswith("parts/")]
     beside = [file["name"] for file in listed] + ["parts"] * ("parts" in manifest)
     hashed = [file for file in listed if "sha256" in file]
@@ -243,7 +299,10 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
     elif read_sealed(path) is None:
         yield Finding(f"{path}: edited after it was sealed; {RESTORE_RUN}")
     else:
-        yield from (Finding(f"{fault}; {RESTORE_RUN}") for fault in verification.check_sealed(folder, record))
+        yield from (
+            Finding(f"{fault}; {RESTORE_RUN}")
+            for fault in verification.check_sealed(folder, record)
+        )
         if not os.path.lexists(done):
             yield Finding(f"{done}: missing; snakemake {done} writes it from the record", note=True)
         elif read_json(done, "mark of a run's end") != mark_end(folder.name, record):
@@ -282,6 +341,9 @@ KINDS: dict[str, tuple[str, Callable[[Path], Iterator[Finding]]]] = {
     "corpus": ("*/manifest.json", _verify_corpus),
     "tokenizers": ("*/manifest.json", _verify_tokenizer),
     "tokens": ("*/*/*/manifest.json", _verify_store),
-    "mixtures": ("**/manifest.json", lambda folder: _verify_by_reading(read_mixture, folder / "manifest.json")),
+    "mixtures": (
+        "**/manifest.json",
+        lambda folder: _verify_by_reading(read_mixture, folder / "manifest.json"),
+    ),
     "runs": ("*/run.json", _verify_run),
 }

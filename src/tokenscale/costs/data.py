@@ -1,19 +1,23 @@
 """Padding and cut text of data-loading strategies.
 
-Lengths are tokens of whole documents including BOS: a document of n tokens has n − 1 useful labels. A row of sequence
-length T has T + 1 tokens and trains on T positions.
+Lengths are tokens of whole documents including BOS: a document of n tokens has n − 1 useful labels.
+A row of sequence length T has T + 1 tokens and trains on T positions.
 """
 
 import numpy as np
 
 
 def padding_share(lengths: np.ndarray, sequence_length: int) -> float:
-    """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents · T)."""
+    """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents ·
+    T).
+    """
     return float(1 - np.minimum(np.asarray(lengths) - 1, sequence_length).mean() / sequence_length)
 
 
 def cut_share(lengths: np.ndarray, sequence_length: int) -> float:
-    """Return the share of useful tokens cut off with one document per row: Σ max(n − 1 − T, 0) / Σ (n − 1)."""
+    """Return the share of useful tokens cut off with one document per row: Σ max(n − 1 − T, 0) / Σ
+    (n − 1).
+    """
     useful = np.asarray(lengths) - 1
     return float(np.maximum(useful - sequence_length, 0).mean() / (useful.mean() or 1.0))
 

@@ -1,4 +1,6 @@
-"""Weights and FLOPs of a model, counted from its settings: wrapping and compiling do not change them."""
+"""Weights and FLOPs of a model, counted from its settings: wrapping and compiling do not change
+them.
+"""
 
 import importlib
 from collections.abc import Iterator
@@ -19,7 +21,9 @@ class Convention(Enum):
 
 
 class Weight(NamedTuple):
-    """One tensor of the model. `layer` is None outside of blocks; tensor parallelism shards dimension `cut`."""
+    """One tensor of the model. `layer` is None outside of blocks; tensor parallelism shards
+    dimension `cut`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,11 +45,13 @@ class Weights:
 
 
 def weights(model: ModelSettings) -> Weights:
-    """Count the weights of a model. Vocabulary (`with_vocabulary`) and learned positions (`with_positions`) must be
-    resolved. A model of `transformers` is built on the meta device and counted.
+    """Count the weights of a model. Vocabulary (`with_vocabulary`) and learned positions
+    (`with_positions`) must be resolved. A model of `transformers` is built on the meta device and
+    counted.
     """
     if model.transformers is not None:
-        return importlib.import_module("tokenscale.train.models.library").weights(model)  # a layer above: by name
+        # a layer above: by name
+        return importlib.import_module("tokenscale.train.models.library").weights(model)
     if model.vocabulary_size is None:
         raise ValueError("the vocabulary size is not resolved yet")
     if model.positions == "learned" and model.maximum_positions is None:
@@ -61,7 +67,11 @@ def weights(model: ModelSettings) -> Weights:
 
 def list_weights(model: ModelSettings) -> Iterator[Weight]:
     """Yield all weights of a model in the order of its definition."""
-    wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
+    wide, inner, key_value = (
+        model.dimension,
+        model.hidden,
+        model.key_value_heads * model.head_dimension,
+    )
 
     def norm(name: str, layer: int | None = None) -> Iterator[Weight]:
         yield Weight(f"{name}.weight", (wide,), None, layer)
@@ -70,8 +80,16 @@ def list_weights(model: ModelSettings) -> Iterator[Weight]:
 
     up = ("gate", "up") if model.activation == "swiglu" else ("up",)
     heads = model.attention_width
-    linears = [("query", heads, wide, 0), ("key", key_value, wide, 0), ("value", key_value, wide, 0)]
-    linears += [("output", wide, heads, 1), *((name, inner, wide, 0) for name in up), ("down", wide, inner, 1)]
+    linears = [
+        ("query", heads, wide, 0),
+        ("key", key_value, wide, 0),
+        ("value", key_value, wide, 0),
+    ]
+    linears += [
+        ("output", wide, heads, 1),
+        *((name, inner, wide, 0) for name in up),
+        ("down", wide, inner, 1),
+    ]
     yield Weight("embedding", (model.vocabulary_size, wide), 0)
     if model.positions == "learned":
         yield Weight("positions", (model.maximum_positions, wide), None)
@@ -99,30 +117,48 @@ def flops_per_token(
 ) -> float:
     """Return training FLOPs per token (forward and backward), without recomputation.
 
-    6 N + 12 L d T (PaLM, Chowdhery et al. 2022, appendix B): N counts all weights except lookup tables (including norms
-    and biases, as in the source studies), d = heads x head width, T is the sequence length. `CAUSAL` halves the
-    attention term; objective `masked` has no causal mask, so both conventions count attention in full.
+    6 N + 12 L d T (PaLM, Chowdhery et al. 2022, appendix B): N counts all weights except lookup
+    tables (including norms and biases, as in the source studies), d = heads x head width, T is the
+    sequence length. `CAUSAL` halves the attention term; objective `masked` has no causal mask, so
+    both conventions count attention in full.
     """
     count = weights(model)
-    whole = 6 * (count.total - count.looked_up) + 3 * _attention(model, sequence_length, convention, objective)
+    whole = 6 * (count.total - count.looked_up) + 3 * _attention(
+        model, sequence_length, convention, objective
+    )
     return OBJECTIVES[objective].flops * whole
 
 
 def hardware_flops_per_token(
-    model: ModelSettings, sequence_length: int, convention: Convention, checkpointing: str, objective: str = "causal"
+    model: ModelSettings,
+    sequence_length: int,
+    convention: Convention,
+    checkpointing: str,
+    objective: str = "causal",
 ) -> float:
     """Return the FLOPs per token that are computed, for HFU: training FLOPs plus recomputation.
 
-    `block` recomputes the forward pass of each block (8 N instead of 6 N in the blocks: Korthikanti et al. 2022); the
-    output head is outside of the blocks. `selective` keeps matrix products and attention, and adds nothing. By
-    convention, recomputation inside attention kernels does not count.
+    `block` recomputes the forward pass of each block (8 N instead of 6 N in the blocks: Korthikanti
+    et al. 2022); the output head is outside of the blocks. `selective` keeps matrix products and
+    attention, and adds nothing. By convention, recomputation inside attention kernels does not
+    count.
     """
     trained = flops_per_token(model, sequence_length, convention, objective)
     if checkpointing != "block":
         return trained
-    return trained + 2 * weights(model).blocks + _attention(model, sequence_length, convention, objective)
+    return (
+        trained
+        + 2 * weights(model).blocks
+        + _attention(model, sequence_length, convention, objective)
+    )
 
 
-def _attention(model: ModelSettings, sequence_length: int, convention: Convention, objective: str) -> float:
+def _attention(
+    model: ModelSettings, sequence_length: int, convention: Convention, objective: str
+) -> float:
     full = 4 * model.layers * model.attention_width * sequence_length
-    return full / 2 if convention is Convention.CAUSAL and OBJECTIVES[objective].causal else float(full)
+    return (
+        full / 2
+        if convention is Convention.CAUSAL and OBJECTIVES[objective].causal
+        else float(full)
+    )

@@ -1,7 +1,9 @@
-"""Memory of one rank in a step: parameters, gradients, optimizer state and activations, counted from the settings.
+"""Memory of one rank in a step: parameters, gradients, optimizer state and activations, counted
+from the settings.
 
-Kinds are those of `train.profiling.Probe`; workspaces of libraries are not included. States follow Rajbhandari et
-al. 2020 (figure 1) for AdamW in one number format, activations Korthikanti et al. 2022 (section 4).
+Kinds are those of `train.profiling.Probe`; workspaces of libraries are not included. States follow
+Rajbhandari et al. 2020 (figure 1) for AdamW in one number format, activations Korthikanti et al.
+2022 (section 4).
 """
 
 from dataclasses import dataclass
@@ -35,11 +37,13 @@ class Memory:
 
 
 def exchanged_bytes(run: RunSettings) -> int:
-    """Return the bytes that a rank sends in a step to keep weights equal over `data` and `shard`, as rings send them.
+    """Return the bytes that a rank sends in a step to keep weights equal over `data` and `shard`,
+    as rings send them.
 
-    DDP reduces all gradients. zero1 also gathers the updated weights. FSDP gathers weights and scatters the sums of
-    gradients once a step, but with zero3 gathers a block's weights for every forward and every backward pass, and the
-    rest for every micro-batch; between replicas (HSDP) ranks reduce their shards of gradients.
+    DDP reduces all gradients. zero1 also gathers the updated weights. FSDP gathers weights and
+    scatters the sums of gradients once a step, but with zero3 gathers a block's weights for every
+    forward and every backward pass, and the rest for every micro-batch; between replicas (HSDP)
+    ranks reduce their shards of gradients.
     """
     layout = run.layout
     weights = _local_weights(run, layout.coordinate(0))
@@ -59,7 +63,9 @@ def exchanged_bytes(run: RunSettings) -> int:
         again = half if layout.reshard_to is None else bus_factor("all_gather", layout.reshard_to)
         gathered = passes * (padded + blocks * again / half)
     replicas = bus_factor("all_reduce", layout.data) * size * padded / layout.shard
-    return round(half * ((2 if layout.gather == "bf16" else size) * gathered + size * padded) + replicas)
+    return round(
+        half * ((2 if layout.gather == "bf16" else size) * gathered + size * padded) + replicas
+    )
 
 
 def _padded(weight: Weight, shards: int) -> int:
@@ -68,19 +74,22 @@ def _padded(weight: Weight, shards: int) -> int:
 
 
 def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
-    """Return the memory of a rank in a step. The run's model must have its vocabulary size (`with_vocabulary`).
+    """Return the memory of a rank in a step. The run's model must have its vocabulary size
+    (`with_vocabulary`).
 
-    The optimizer state is AdamW's two moments and its step count (4 bytes per tensor). Activations are the tensors that
-    one forward pass of the first stage on full rows saves for backward, times the passes in flight, plus weights that
-    FSDP gathers and keeps, plus the messages that a pipeline holds until they are sent.
+    The optimizer state is AdamW's two moments and its step count (4 bytes per tensor). Activations
+    are the tensors that one forward pass of the first stage on full rows saves for backward, times
+    the passes in flight, plus weights that FSDP gathers and keeps, plus the messages that a
+    pipeline holds until they are sent.
 
-    `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte (tests/experiments/test_memory.py). `cuda`,
-    not measured so far: excludes RMSNorm's normalised copy, all but one byte per element of dropout, and the scores and
-    masks of attention, since fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no
-    fused kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.
+    `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte
+    (tests/experiments/test_memory.py). `cuda`, not measured so far: excludes RMSNorm's normalised
+    copy, all but one byte per element of dropout, and the scores and masks of attention, since
+    fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no fused
+    kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.
 
-    Not predicted: activations under torch.compile, of float8 products, and of models of `transformers`, whose
-    weights are assumed to divide evenly.
+    Not predicted: activations under torch.compile, of float8 products, and of models of
+    `transformers`, whose weights are assumed to divide evenly.
     """
     layout, size, activations = run.layout, 2 if run.precision == "bf16-true" else 4, None
     if run.model.transformers is not None:
@@ -90,8 +99,14 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     else:
         coordinate = layout.coordinate(rank)
         local = _local_weights(run, coordinate)
-        mine = [len(shard_rows(w.shape[0], coordinate.shard, layout.shard)) * prod(w.shape[1:]) for w in local]
-        whole, scalars = sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine), len(mine)
+        mine = [
+            len(shard_rows(w.shape[0], coordinate.shard, layout.shard)) * prod(w.shape[1:])
+            for w in local
+        ]
+        whole, scalars = (
+            sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine),
+            len(mine),
+        )
         if not (run.compile or run.float8):
             activations = _Forward(run, coordinate, device).total_bytes(local)
     moment = 4 if run.optimizer.moments == "fp32" else size
@@ -99,7 +114,9 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
-    """Return the memory of the rank with the most. Stages differ, and of uneven shards the first are larger."""
+    """Return the memory of the rank with the most. Stages differ, and of uneven shards the first
+    are larger.
+    """
     places = [(rank, run.layout.coordinate(rank)) for rank in range(run.layout.world_size)]
     firsts = [rank for rank, place in places if place.data == place.shard == place.tensor == 0]
     return max((memory(run, rank, device) for rank in firsts), key=lambda found: found.total)
@@ -110,12 +127,14 @@ _assign_stages = cache(assign_stages)
 
 def _local_layers(run: RunSettings, coordinate: MeshCoordinate) -> list[range]:
     model = run.model.with_positions(run.sequence_length)
-    return _assign_stages(model, run.sequence_length, run.layout.stages)[coordinate.pipeline :: run.layout.pipeline]
+    return _assign_stages(model, run.sequence_length, run.layout.stages)[
+        coordinate.pipeline :: run.layout.pipeline
+    ]
 
 
 def _local_weights(run: RunSettings, coordinate: MeshCoordinate) -> list[Weight]:
-    """Return the tensors of this rank's stages, in its tensor group's shards. A tied embedding is on the first and the
-    last stage.
+    """Return the tensors of this rank's stages, in its tensor group's shards. A tied embedding is
+    on the first and the last stage.
     """
     model, layout = run.model.with_positions(run.sequence_length), run.layout
     layers = {layer for stage in _local_layers(run, coordinate) for layer in stage}
@@ -130,7 +149,9 @@ def _local_weights(run: RunSettings, coordinate: MeshCoordinate) -> list[Weight]
     if last:
         ends |= {"norm.weight", "norm.bias", "head"}
     return [
-        w._replace(shape=tuple(len(tensor_rows(n)) if w.cut == i else n for i, n in enumerate(w.shape)))
+        w._replace(
+            shape=tuple(len(tensor_rows(n)) if w.cut == i else n for i, n in enumerate(w.shape))
+        )
         for w in list_weights(model)
         if (w.name in ends if w.layer is None else w.layer in layers)
     ]
@@ -148,8 +169,11 @@ class _Forward:
         self.device, self.fused = device, device == "cuda"
         self.first, self.last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
         self.steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-        self.rows = len(rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size))
-        rows = max(1, min(run.micro_batch, self.rows))  # a rank without rows computes an ignored one
+        self.rows = len(
+            rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size)
+        )
+        # a rank without rows computes an ignored one
+        rows = max(1, min(run.micro_batch, self.rows))
         self.all = rows * run.sequence_length  # positions in attention and feed-forward
         self.own = self.all // layout.tensor  # positions between them
         self.wide = self.model.attention_width // layout.tensor  # this rank's heads
@@ -158,35 +182,48 @@ class _Forward:
         self.autocast = run.autocasts
         self.product = 4 if run.precision == "fp32" else 2  # bytes per element of a product
         narrow = run.precision == "bf16-true" or layout.gather == "bf16"
-        self.stream = 2 if narrow else 4  # bytes per element of residual stream and gathered weights
-        self.deferred = layout.pipeline > 1 and layout.schedule == "zero-bubble"  # products save only their inputs
+        # bytes per element of residual stream and gathered weights
+        self.stream = 2 if narrow else 4
+        # products save only their inputs
+        self.deferred = layout.pipeline > 1 and layout.schedule == "zero-bubble"
         self.checkpointing = run.activation_checkpointing
         self.keeps_scores = bool(model.dropout) and not self.fused
         self.score_rows = self.all * model.heads // layout.tensor
 
     def total_bytes(self, weights: list[Weight]) -> int:
-        """Return the bytes of all passes in flight, plus the weights that FSDP keeps gathered, once."""
+        """Return the bytes of all passes in flight, plus the weights that FSDP keeps gathered,
+        once.
+        """
         run, layout, place = self.run, self.layout, self.coordinate.pipeline
         stages = _local_layers(run, self.coordinate)
         passes = 1
         if layout.pipeline > 1:
-            order = build_schedule(layout.schedule, place, layout.pipeline, self.steps, layout.stages_per_rank)
+            order = build_schedule(
+                layout.schedule, place, layout.pipeline, self.steps, layout.stages_per_rank
+            )
             passes = max_in_flight(order)
         layers = stages[0]
-        by_mode = {"none": self.block_bytes, "block": self.input_bytes, "selective": self.selective_bytes}
+        by_mode = {
+            "none": self.block_bytes,
+            "block": self.input_bytes,
+            "selective": self.selective_bytes,
+        }
         saved = len(layers) * by_mode[self.checkpointing]()
         copies = [w for w in weights if w.layer in layers and len(w.shape) == 2]
         if self.autocast and not self.deferred and (self.checkpointing == "none" or self.fused):
-            saved += 2 * sum(prod(w.shape) for w in copies)  # autocast's copies of the blocks' matrices
+            # autocast's copies of the blocks' matrices
+            saved += 2 * sum(prod(w.shape) for w in copies)
         if self.model.positions == "rotary" and self.checkpointing == "none":
             saved += 4 * run.sequence_length * self.model.head_dimension  # cosines and sines
         saved += self.embedding_bytes() if self.first else 0
         saved += self.loss_bytes() if self.last and len(stages) == 1 else 0
-        return passes * saved + self.message_bytes(passes, len(stages)) + self.gathered_bytes(weights)
+        return (
+            passes * saved + self.message_bytes(passes, len(stages)) + self.gathered_bytes(weights)
+        )
 
     def message_bytes(self, passes: int, stages: int) -> int:
-        """Return the bytes of a pipeline's messages: on a GPU the outputs of the passes in flight; on a CPU all
-        activations and gradients of the step, since gloo reports no completion.
+        """Return the bytes of a pipeline's messages: on a GPU the outputs of the passes in flight;
+        on a CPU all activations and gradients of the step, since gloo reports no completion.
         """
         if self.layout.pipeline == 1:
             return 0
@@ -195,10 +232,14 @@ class _Forward:
         # a pass without rows computes an ignored one
         sent = self.rows + max(0, self.steps - -(-self.rows // self.run.micro_batch))
         positions = sent * self.run.sequence_length // self.layout.tensor
-        return (2 * stages - self.first - self.last) * self.stream * positions * self.model.dimension
+        return (
+            (2 * stages - self.first - self.last) * self.stream * positions * self.model.dimension
+        )
 
     def gathered_bytes(self, weights: list[Weight]) -> int:
-        """Return the bytes of weights that stay gathered between forward and backward, padded to equal shards."""
+        """Return the bytes of weights that stay gathered between forward and backward, padded to
+        equal shards.
+        """
         layout = self.layout
         if layout.shard == 1 or layout.sharding == "zero1":
             return 0
@@ -207,12 +248,21 @@ class _Forward:
             stay = [w for w in stay if w.name != "embedding"]
         elements = sum(_padded(w, layout.shard) for w in stay)
         if layout.reshard_to:
-            elements += sum(_padded(w, layout.shard) for w in weights if w.layer is not None) // layout.reshard_to
+            elements += (
+                sum(_padded(w, layout.shard) for w in weights if w.layer is not None)
+                // layout.reshard_to
+            )
         return self.stream * elements
 
     def embedding_bytes(self) -> int:
-        """Return the bytes of token and position ids, and of the mask of other ranks' ids in a sharded vocabulary."""
-        found = 8 * self.all + (self.all if self.layout.tensor > 1 else 0) + self.dropout_bytes(self.stream)
+        """Return the bytes of token and position ids, and of the mask of other ranks' ids in a
+        sharded vocabulary.
+        """
+        found = (
+            8 * self.all
+            + (self.all if self.layout.tensor > 1 else 0)
+            + self.dropout_bytes(self.stream)
+        )
         if self.model.positions == "learned":
             found += 8 * (self.all if self.run.document_mask else self.run.sequence_length)
         return found
@@ -225,7 +275,8 @@ class _Forward:
         products = self.wide + 2 * self.key_value + 2 * self.model.dimension
         products += self.inner * (2 if self.model.activation == "swiglu" else 1)
         attention = self.product * self.all * self.wide + 4 * self.score_rows
-        if self.keeps_scores:  # scores [rows x heads, T, T] and their product with the values, both in fp32
+        # scores [rows x heads, T, T] and their product with the values, both in fp32
+        if self.keeps_scores:
             attention = 4 * (self.score_rows * self.run.sequence_length + self.all * self.wide)
         return self.input_bytes() + self.product * self.all * products + attention
 
@@ -238,7 +289,9 @@ class _Forward:
         return found + self.product_input_bytes(2 if swiglu else 1) + inner * (4 if swiglu else 2)
 
     def norm_bytes(self) -> int:
-        """Return the bytes of a norm: input, one or two numbers per position, and unfused RMSNorm's normalised copy."""
+        """Return the bytes of a norm: input, one or two numbers per position, and unfused RMSNorm's
+        normalised copy.
+        """
         elements = self.own * self.model.dimension
         if self.model.norm == "layer":
             return self.stream * elements + 2 * (4 if self.fused else self.stream) * self.own
@@ -246,7 +299,9 @@ class _Forward:
         return found + (4 * self.model.dimension if self.stream == 2 else 0)  # its weight in fp32
 
     def head_norm_bytes(self) -> int:
-        """Return the bytes of the norms of queries and keys: as `norm_bytes`, with a number per head and position."""
+        """Return the bytes of the norms of queries and keys: as `norm_bytes`, with a number per
+        head and position.
+        """
         if not self.model.query_key_norm:
             return 0
         elements = self.all * (self.wide + self.key_value)
@@ -255,7 +310,9 @@ class _Forward:
         return 4 * elements * (1 if self.fused else 2) + 4 * heads + weights
 
     def product_input_bytes(self, count: int) -> int:
-        """Return the bytes of the input of `count` products. Autocast casts it for each; before a gather, once."""
+        """Return the bytes of the input of `count` products. Autocast casts it for each; before a
+        gather, once.
+        """
         elements = self.all * self.model.dimension
         if not self.autocast:
             return self.product * elements
@@ -264,33 +321,44 @@ class _Forward:
         return 4 * elements if self.deferred else 2 * count * elements
 
     def attention_bytes(self) -> int:
-        """Return the bytes of queries, keys, values and the result by heads and for the output product; and of
-        materialised scores, their softmax and dropout mask.
+        """Return the bytes of queries, keys, values and the result by heads and for the output
+        product; and of materialised scores, their softmax and dropout mask.
         """
         model, result = self.model, self.product * self.all * self.wide
         if self.keeps_scores:
             scores = self.score_rows * self.run.sequence_length
             return 4 * (3 * self.all * self.wide + 3 * scores) + result + self.head_norm_bytes()
-        found = result + self.product * self.all * (self.wide + 2 * self.key_value) + 4 * self.score_rows
+        found = (
+            result
+            + self.product * self.all * (self.wide + 2 * self.key_value)
+            + 4 * self.score_rows
+        )
         found += self.head_norm_bytes()
         if model.positions == "rotary" and model.heads > self.layout.tensor:
-            found += result  # rotated queries are laid out by head, and so is the result: copied for the product
+            # rotated queries are laid out by head, and so is the result: copied for the product
+            found += result
         if self.run.document_mask and not self.fused:
             found += self.product * self.all * self.run.sequence_length
         return found
 
     def loss_bytes(self) -> int:
-        """Return the bytes of the last norm, and of log-probabilities and labels, or a chunked loss's gradients."""
+        """Return the bytes of the last norm, and of log-probabilities and labels, or a chunked
+        loss's gradients.
+        """
         model, elements = self.model, self.all * self.model.dimension
         entries = len(shard_rows(model.vocabulary_size, self.coordinate.tensor, self.layout.tensor))
         vocabulary = aligned_rows(entries, self.device)
         if self.run.loss_chunk or self.layout.tensor > 1:
             return self.norm_bytes() + self.stream * (elements + vocabulary * model.dimension)
         copy = 2 * vocabulary * model.dimension if self.autocast else 0
-        return self.norm_bytes() + self.product * elements + copy + self.all * (4 * vocabulary + 8) + 4
+        return (
+            self.norm_bytes() + self.product * elements + copy + self.all * (4 * vocabulary + 8) + 4
+        )
 
     def dropout_bytes(self, size: int) -> int:
-        """Return the bytes of dropout's factors, or of its mask on a GPU. `size` is the bytes per factor."""
+        """Return the bytes of dropout's factors, or of its mask on a GPU. `size` is the bytes per
+        factor.
+        """
         if not self.model.dropout:
             return 0
         return self.own * self.model.dimension * (1 if self.fused else size)

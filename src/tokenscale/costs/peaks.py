@@ -1,7 +1,8 @@
-"""Peak throughput of accelerators by the exact name that their driver reports. Unknown devices have no peak.
+"""Peak throughput of accelerators by the exact name that their driver reports. Unknown devices have
+no peak.
 
-Dense products at the boost clock, as in the data sheet; power limits allow less. A MIG partition has another name, and
-so no peak.
+Dense products at the boost clock, as in the data sheet; power limits allow less. A MIG partition
+has another name, and so no peak.
 """
 
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peak:
-    """TFLOP/s of a device by number format, with the source; None if the device has no units for a format."""
+    """TFLOP/s of a device by number format, with the source; None if the device has no units for a
+    format.
+    """
 
-    #: name without `NVIDIA`, which older drivers leave out → TB/s of the memory, from the same data sheet
+    #: name without `NVIDIA`, which older drivers leave out → TB/s of the memory, from the same data
+    #: sheet
     names: dict[str, float]
     bf16: float | None
     fp16: float | None
@@ -23,29 +27,101 @@ class Peak:
 
 PEAKS = (
     Peak(
-        {"GH200 480GB": 4.0, "GH200 120GB": 4.0, "GH200 144G HBM3e": 4.9},  # the memory of Grace, or of a later Hopper
+        # the memory of Grace, or of a later Hopper
+        {"GH200 480GB": 4.0, "GH200 120GB": 4.0, "GH200 144G HBM3e": 4.9},
         *(989.4, 989.4, 494.7, 66.9, 1978.9),
         "NVIDIA GH200 Grace Hopper data sheet (with sparsity, halved)",
     ),
-    Peak({"H200": 4.8}, 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H200 data sheet, SXM (with sparsity, halved)"),
-    Peak({"H200 NVL": 4.8}, 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H200 data sheet, NVL (with sparsity, halved)"),
-    Peak({"H100 80GB HBM3": 3.35}, 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H100 whitepaper, table of SXM5"),
-    Peak({"H100 PCIe": 2.0}, 756.0, 756.0, 378.0, 51.2, 1513.0, "NVIDIA H100 whitepaper, table of PCIe"),
-    Peak({"H100 NVL": 3.9}, 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H100 data sheet, NVL (with sparsity, halved)"),
     Peak(
-        {"A100-SXM4-40GB": 1.555, "A100-SXM4-80GB": 2.039, "A100-PCIE-40GB": 1.555, "A100 80GB PCIe": 1.935},
+        {"H200": 4.8},
+        989.4,
+        989.4,
+        494.7,
+        66.9,
+        1978.9,
+        "NVIDIA H200 data sheet, SXM (with sparsity, halved)",
+    ),
+    Peak(
+        {"H200 NVL": 4.8},
+        835.5,
+        835.5,
+        417.5,
+        60.0,
+        1670.5,
+        "NVIDIA H200 data sheet, NVL (with sparsity, halved)",
+    ),
+    Peak(
+        {"H100 80GB HBM3": 3.35},
+        989.4,
+        989.4,
+        494.7,
+        66.9,
+        1978.9,
+        "NVIDIA H100 whitepaper, table of SXM5",
+    ),
+    Peak(
+        {"H100 PCIe": 2.0},
+        756.0,
+        756.0,
+        378.0,
+        51.2,
+        1513.0,
+        "NVIDIA H100 whitepaper, table of PCIe",
+    ),
+    Peak(
+        {"H100 NVL": 3.9},
+        835.5,
+        835.5,
+        417.5,
+        60.0,
+        1670.5,
+        "NVIDIA H100 data sheet, NVL (with sparsity, halved)",
+    ),
+    Peak(
+        {
+            "A100-SXM4-40GB": 1.555,
+            "A100-SXM4-80GB": 2.039,
+            "A100-PCIE-40GB": 1.555,
+            "A100 80GB PCIe": 1.935,
+        },
         *(312.0, 312.0, 156.0, 19.5, None),
         "NVIDIA A100 data sheet: all forms alike",
     ),
-    Peak({"L40S": 0.864}, 362.05, 362.05, 183.0, 91.6, 733.0, "NVIDIA L40S data sheet, dense column"),
-    Peak({"B200": 8.0}, 2250.0, 2250.0, 1100.0, 75.0, 4500.0, "NVIDIA Blackwell data sheet, HGX B200 (halved)"),
-    Peak({"GB200": 8.0}, 2500.0, 2500.0, 1250.0, 80.0, 5000.0, "NVIDIA Blackwell data sheet, GB200 (halved)"),
+    Peak(
+        {"L40S": 0.864}, 362.05, 362.05, 183.0, 91.6, 733.0, "NVIDIA L40S data sheet, dense column"
+    ),
+    Peak(
+        {"B200": 8.0},
+        2250.0,
+        2250.0,
+        1100.0,
+        75.0,
+        4500.0,
+        "NVIDIA Blackwell data sheet, HGX B200 (halved)",
+    ),
+    Peak(
+        {"GB200": 8.0},
+        2500.0,
+        2500.0,
+        1250.0,
+        80.0,
+        5000.0,
+        "NVIDIA Blackwell data sheet, GB200 (halved)",
+    ),
     Peak(
         {"Tesla V100-SXM2-16GB": 0.9, "Tesla V100-SXM2-32GB": 0.9},
         *(None, 125.0, None, 15.7, None),
         "NVIDIA V100 data sheet",
     ),
-    Peak({"AMD Instinct MI300X": 5.3}, 1307.4, 1307.4, 653.7, 163.4, 2614.9, "AMD Instinct MI300X data sheet"),
+    Peak(
+        {"AMD Instinct MI300X": 5.3},
+        1307.4,
+        1307.4,
+        653.7,
+        163.4,
+        2614.9,
+        "AMD Instinct MI300X data sheet",
+    ),
 )
 
 
@@ -60,7 +136,9 @@ def find_peak(device_name: str) -> Peak | None:
 
 
 def peak_flops(device_name: str, number: str = "bf16") -> float | None:
-    """Return the peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8); None if unknown."""
+    """Return the peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8);
+    None if unknown.
+    """
     peak = find_peak(device_name)
     found = getattr(peak, number) if peak else None
     return None if found is None else found * 1e12

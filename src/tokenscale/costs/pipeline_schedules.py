@@ -9,8 +9,9 @@ from tokenscale.settings.model import ModelSettings
 
 
 class Action(NamedTuple):
-    """Action on micro-batch `micro` in the rank's stage number `chunk`. F: forward; B: backward. With a split backward
-    pass, B computes the gradient of the input, which the previous stage waits for, and W that of the weights.
+    """Action on micro-batch `micro` in the rank's stage number `chunk`. F: forward; B: backward.
+    With a split backward pass, B computes the gradient of the input, which the previous stage waits
+    for, and W that of the weights.
     """
 
     kind: str
@@ -18,7 +19,9 @@ class Action(NamedTuple):
     chunk: int = 0
 
 
-def build_schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+def build_schedule(
+    name: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1
+) -> list[Action]:
     """Return the actions of rank `rank` of `ranks` in one step, in order.
 
     | name | from |
@@ -37,7 +40,9 @@ def build_schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks:
         return _zero_bubble(rank, ranks, micro_batches)
     if name == "1f1b":
         warm = min(ranks - rank - 1, micro_batches)
-        return _alternate(warm, micro_batches, lambda number: (number, 0), lambda number: (number, 0))
+        return _alternate(
+            warm, micro_batches, lambda number: (number, 0), lambda number: (number, 0)
+        )
     if name == "interleaved":
         if micro_batches % ranks:
             raise ValueError(f"{micro_batches} micro-batches are not a multiple of {ranks} ranks")
@@ -46,14 +51,21 @@ def build_schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks:
         micro = [number // (ranks * chunks) * ranks + number % ranks for number in range(total)]
         chunk = [number // ranks % chunks for number in range(total)]
         warm = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
-        return _alternate(warm, total, lambda n: (micro[n], chunk[n]), lambda n: (micro[n], chunks - 1 - chunk[n]))
+        return _alternate(
+            warm, total, lambda n: (micro[n], chunk[n]), lambda n: (micro[n], chunks - 1 - chunk[n])
+        )
     raise ValueError(f"unknown schedule {name!r}")
 
 
 def _alternate(
-    warm: int, total: int, forward: Callable[[int], tuple[int, int]], backward: Callable[[int], tuple[int, int]]
+    warm: int,
+    total: int,
+    forward: Callable[[int], tuple[int, int]],
+    backward: Callable[[int], tuple[int, int]],
 ) -> list[Action]:
-    """Return `warm` forwards, then alternating forwards and backwards, then the remaining backwards."""
+    """Return `warm` forwards, then alternating forwards and backwards, then the remaining
+    backwards.
+    """
     found = [Action("F", *forward(number)) for number in range(warm)]
     for number in range(warm, total):
         found += [Action("F", *forward(number)), Action("B", *backward(number - warm))]
@@ -61,7 +73,9 @@ def _alternate(
 
 
 def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
-    """Return 1f1b with delayed W: rank r defers r weight gradients and computes them where it would wait."""
+    """Return 1f1b with delayed W: rank r defers r weight gradients and computes them where it would
+    wait.
+    """
     found: list[Action] = []
     done = 0
     for action in build_schedule("1f1b", rank, ranks, micro_batches):
@@ -83,11 +97,12 @@ def max_in_flight(actions: list[Action]) -> int:
 
 
 def bubble_share(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Return the share of time that ranks wait, with equal stages and free transfers, by simulation.
+    """Return the share of time that ranks wait, with equal stages and free transfers, by
+    simulation.
 
-    (p - 1) / (m + p - 1) for gpipe and 1f1b with p ranks and m micro-batches, and with v chunks (p - 1) / (v m + p - 1)
-    for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. A backward pass takes
-    twice the time of a forward pass, B and W half of it each.
+    (p - 1) / (m + p - 1) for gpipe and 1f1b with p ranks and m micro-batches, and with v chunks (p
+    - 1) / (v m + p - 1) for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1)
+    / p for naive. A backward pass takes twice the time of a forward pass, B and W half of it each.
     """
     orders = [build_schedule(name, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
     cut = any(action.kind == "W" for action in orders[0])
@@ -112,27 +127,38 @@ def bubble_share(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> 
                 ended[kind, micro, stage] = clocks[rank]
                 places[rank] += 1
         if places == started:
-            raise RuntimeError(f"{name} of {ranks} ranks and {micro_batches} micro-batches: each waits for another")
+            raise RuntimeError(
+                f"{name} of {ranks} ranks and {micro_batches} micro-batches: each waits for another"
+            )
     return 1 - micro_batches * 3.0 / max(clocks)
 
 
 def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
-    """Assign layers to stages, balanced by FLOPs; the last one also has the output head. Needs a vocabulary size."""
+    """Assign layers to stages, balanced by FLOPs; the last one also has the output head. Needs a
+    vocabulary size.
+    """
     head = 6 * model.vocabulary_size * model.dimension
     block = round((flops_per_token(model, sequence_length, Convention.FULL) - head) / model.layers)
     return partition_costs([block] * (model.layers - 1) + [block + head], stages)
 
 
 def partition_costs(costs: list[int], stages: int) -> list[range]:
-    """Partition consecutive items into nonempty ranges with the smallest maximum cost, and more items in the first."""
+    """Partition consecutive items into nonempty ranges with the smallest maximum cost, and more
+    items in the first.
+    """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers in {stages} stages")
     sums = [0, *accumulate(costs)]
     # best[n]: (cost of the most expensive, minus the ends of the stages) of the first n items
-    best: dict[int, tuple[int, tuple[int, ...]]] = {n: (sums[n], (-n,)) for n in range(1, len(costs) + 1)}
+    best: dict[int, tuple[int, tuple[int, ...]]] = {
+        n: (sums[n], (-n,)) for n in range(1, len(costs) + 1)
+    }
     for stage in range(2, stages + 1):
         best = {
-            n: min((max(best[cut][0], sums[n] - sums[cut]), (*best[cut][1], -n)) for cut in range(stage - 1, n))
+            n: min(
+                (max(best[cut][0], sums[n] - sums[cut]), (*best[cut][1], -n))
+                for cut in range(stage - 1, n)
+            )
             for n in range(stage, len(costs) + 1)
         }
     ends = [-end for end in best[len(costs)][1]]

@@ -1,7 +1,8 @@
 """Estimate of a run's node time, bytes and files, from the settings.
 
-Hours are not measured: FLOPs over an assumed share of the device's peak (`UTILISATION`), plus an allowance for starting
-(`STARTING_S`). Print both constants with them. `cli.plan_prices` replaces them by those of runs that ended here.
+Hours are not measured: FLOPs over an assumed share of the device's peak (`UTILISATION`), plus an
+allowance for starting (`STARTING_S`). Print both constants with them. `cli.plan_prices` replaces
+them by those of runs that ended here.
 """
 
 import math
@@ -21,30 +22,38 @@ from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import RunSettings, start_step
 
-#: assumed share of the peak during a step, without pipeline bubbles. The source studies' DDP runs on GH200 (1.4 B
-#: weights, bf16) reached 27 to 32 %, their 8 B weights on one GPU 31 to 38 %.
+#: assumed share of the peak during a step, without pipeline bubbles. The source studies' DDP runs
+#: on GH200 (1.4 B weights, bf16) reached 27 to 32 %, their 8 B weights on one GPU 31 to 38 %.
 UTILISATION = 0.3
-#: assumed seconds from a job's start to its first step: container, imports from a parallel file system, NCCL, weights
+#: assumed seconds from a job's start to its first step: container, imports from a parallel file
+#: system, NCCL, weights
 STARTING_S = 120.0
-#: bytes of a line of steps.jsonl (measured: 590 to 600), of the rest of a rank's logs, and of a run's records and log
+#: bytes of a line of steps.jsonl (measured: 590 to 600), of the rest of a rank's logs, and of a
+#: run's records and log
 LINE_BYTES, RANK_BYTES, RUN_BYTES = 600, 1_000, 25_000
-#: done.json, run.json, status.json, .lock, attempt.json and the rule's log; of a rank steps, spans and events
+#: done.json, run.json, status.json, .lock, attempt.json and the rule's log; of a rank steps, spans
+#: and events
 RUN_FILES, RANK_FILES = 6, 3
 #: tokenizer.json or its like, and its manifest, which lie in every checkpoint
 TOKENIZER_FILES = 2
-#: smallest time limit of a training job: a first start from a cold image and file system can take many minutes
+#: smallest time limit of a training job: a first start from a cold image and file system can take
+#: many minutes
 SHORTEST_MINUTES = 30
-#: assumed least useful share of a text's tokens before its store exists: documents of at least 8 tokens on average
+#: assumed least useful share of a text's tokens before its store exists: documents of at least 8
+#: tokens on average
 USEFUL_SHARE = 7 / 8
-#: least share of text in a row: greedy packing leaves no two rows half empty, a stream fills every row
+#: least share of text in a row: greedy packing leaves no two rows half empty, a stream fills every
+#: row
 PACKED_FILL, STREAM_FILL = 1 / 2, 1
 
 
 @dataclass(frozen=True)
 class StoreSize:
-    """Rows per epoch of a token store (for a stream: tokens over the sequence length) and useful tokens per row.
+    """Rows per epoch of a token store (for a stream: tokens over the sequence length) and useful
+    tokens per row.
 
-    `bound` is the reason why the store does not exist yet: rows are then an upper, useful tokens a lower bound.
+    `bound` is the reason why the store does not exist yet: rows are then an upper, useful tokens a
+    lower bound.
     """
 
     per_epoch: float
@@ -54,7 +63,9 @@ class StoreSize:
 
 @dataclass(frozen=True)
 class Price:
-    """Estimated cost of a run. `unknown`: why time or logs are unknown; `bound`: why `seconds` is an upper bound."""
+    """Estimated cost of a run. `unknown`: why time or logs are unknown; `bound`: why `seconds` is
+    an upper bound.
+    """
 
     ranks: int
     nodes: int
@@ -81,9 +92,10 @@ class Price:
 
 @dataclass(frozen=True)
 class Total:
-    """Sum of prices. Hours include runs of known time; `unknown` is reason → number of the other runs, `bounded` of
-    those whose hours are upper bounds. `unlogged` counts runs with an unknown number of steps, whose logs are not
-    included. `passing_bytes` is the maximum over runs, as not all exist at once.
+    """Sum of prices. Hours include runs of known time; `unknown` is reason → number of the other
+    runs, `bounded` of those whose hours are upper bounds. `unlogged` counts runs with an unknown
+    number of steps, whose logs are not included. `passing_bytes` is the maximum over runs, as not
+    all exist at once.
     """
 
     runs: int
@@ -116,12 +128,16 @@ def sum_prices(prices: Iterable[Price]) -> Total:
 
 
 def estimate_run(
-    run: RunSettings, machine: Machine, vocabulary_size: int | None = None, rows: StoreSize | None = None
+    run: RunSettings,
+    machine: Machine,
+    vocabulary_size: int | None = None,
+    rows: StoreSize | None = None,
 ) -> Price:
-    """Estimate the cost of a run on a machine. `vocabulary_size` (tokenizer) and `rows` (store) are used if known.
+    """Estimate the cost of a run on a machine. `vocabulary_size` (tokenizer) and `rows` (store) are
+    used if known.
 
-    Unknown quantities are not guessed: `unknown` names them, and bytes exclude what depends on them. The time limit of
-    a SLURM job bounds the hours of a run that nothing else bounds.
+    Unknown quantities are not guessed: `unknown` names them, and bytes exclude what depends on
+    them. The time limit of a SLURM job bounds the hours of a run that nothing else bounds.
     """
     layout = run.layout
     nodes = geometry(layout.world_size, machine.gpus_per_node).nodes
@@ -129,7 +145,9 @@ def estimate_run(
     steps = seconds = unknown = None
     weighs = 0
     if vocabulary_size is None:
-        unknown = f"the tokenizer {run.tokenizer.name}, which decides the vocabulary, is not built yet"
+        unknown = (
+            f"the tokenizer {run.tokenizer.name}, which decides the vocabulary, is not built yet"
+        )
         steps, _ = _count_steps(run, None, rows)
     else:
         model = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
@@ -139,23 +157,32 @@ def estimate_run(
             seconds, slow = _estimate_seconds(run, model, machine, steps)
             unknown = None if seconds is not None else slow or unknown
         except (ImportError, UserError):
-            unknown = f"the library transformers, which builds {run.model.transformers}, is not installed"
+            unknown = (
+                f"the library transformers, which builds {run.model.transformers}, is not installed"
+            )
     if run.budget.kind == "wall_s" and seconds is None:
         seconds, unknown = STARTING_S + run.budget.wall_s, None
     counted = run.budget.kind in ("epochs", "useful_tokens") and rows is not None
     bound = rows.bound if counted and seconds is not None else None
     if seconds is None and machine.starter == "srun":
-        seconds, bound, unknown = 60.0 * machine.minutes, f"the time limit of their jobs: {unknown}", None
+        seconds, bound, unknown = (
+            60.0 * machine.minutes,
+            f"the time limit of their jobs: {unknown}",
+            None,
+        )
     kept, passing, files = _estimate_checkpoints(run, weighs)
     logs = RUN_BYTES + layout.world_size * (RANK_BYTES + LINE_BYTES * (steps or 0))
     submitted = machine.starter == "srun"  # SLURM's own log is kept as well
     files += RUN_FILES + submitted + layout.world_size * (RANK_FILES + (run.profile.steps > 0))
-    return Price(layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown, bound)
+    return Price(
+        layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown, bound
+    )
 
 
 def job_minutes(price: Price, machine: Machine) -> int:
-    """Return the time limit of a training job in minutes: the estimate times the margin plus `signal_s`, rounded up to
-    10, from `SHORTEST_MINUTES` to the machine's limit, which a run of unknown time gets.
+    """Return the time limit of a training job in minutes: the estimate times the margin plus
+    `signal_s`, rounded up to 10, from `SHORTEST_MINUTES` to the machine's limit, which a run of
+    unknown time gets.
     """
     if price.seconds is None:
         return machine.minutes
@@ -164,7 +191,9 @@ def job_minutes(price: Price, machine: Machine) -> int:
 
 
 def min_useful_tokens(run: RunSettings, streams: bool) -> float | None:
-    """Return the least average of useful tokens per row before the store exists; None if it depends on documents."""
+    """Return the least average of useful tokens per row before the store exists; None if it depends
+    on documents.
+    """
     fill = _least_fill(run, streams)
     return None if fill is None else run.sequence_length * USEFUL_SHARE * fill
 
@@ -175,8 +204,12 @@ def _least_fill(run: RunSettings, streams: bool) -> float | None:
     return STREAM_FILL if streams or run.packing == "concatenate" else PACKED_FILL
 
 
-def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int | None) -> float | None:
-    """Return an upper bound of the rows per epoch from numbers of documents and tokens; None if unknown."""
+def max_rows(
+    run: RunSettings, streams: bool, documents: int | None, tokens: int | None
+) -> float | None:
+    """Return an upper bound of the rows per epoch from numbers of documents and tokens; None if
+    unknown.
+    """
     fill = _least_fill(run, streams)
     if fill is None or tokens is None:
         return documents if fill is None else None
@@ -186,14 +219,18 @@ def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int
 def _count_steps(
     run: RunSettings, model: ModelSettings | None, rows: StoreSize | None
 ) -> tuple[int | None, str | None]:
-    """Return (optimizer steps of this run, None), or (None, what they depend on); the budget as in `train.budget`."""
+    """Return (optimizer steps of this run, None), or (None, what they depend on); the budget as in
+    `train.budget`.
+    """
     budget = run.budget
     if budget.kind == "wall_s" or (budget.kind == "flops" and model is None):
         return None, None
     if budget.kind == "steps":
         last = budget.steps
     elif budget.kind == "flops":
-        row = run.sequence_length * flops_per_token(model, run.sequence_length, Convention.FULL, run.objective)
+        row = run.sequence_length * flops_per_token(
+            model, run.sequence_length, Convention.FULL, run.objective
+        )
         last = max(1, math.ceil(budget.flops / (row * run.global_batch)))
     elif rows is None:
         what = "an epoch's rows" if budget.kind == "epochs" else "a row's useful tokens"
@@ -211,8 +248,9 @@ def _estimate_seconds(
 ) -> tuple[float | None, str | None]:
     """Return (seconds from a job's start to its end, None), or (None, reason why they are unknown).
 
-    Steps: `hardware_flops_per_token` over ranks × peak × UTILISATION × (1 − pipeline bubble). A validation costs a
-    third of that for its rows. Validations after epochs, checkpoints and data stalls are not included.
+    Steps: `hardware_flops_per_token` over ranks × peak × UTILISATION × (1 − pipeline bubble). A
+    validation costs a third of that for its rows. Validations after epochs, checkpoints and data
+    stalls are not included.
     """
     if run.device == "cpu":
         return None, "they keep to the CPU (device: cpu)"
@@ -221,7 +259,8 @@ def _estimate_seconds(
     peak = peak_flops(machine.device, run.number_format)
     if peak is None:
         return None, f"no peak of {machine.device} in {run.number_format} is known"
-    speed = run.layout.world_size * peak * UTILISATION * (1 - pipeline_bubble(run))  # FLOP/s of all ranks
+    # FLOP/s of all ranks
+    speed = run.layout.world_size * peak * UTILISATION * (1 - pipeline_bubble(run))
     row = run.sequence_length * hardware_flops_per_token(
         model, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
     )
@@ -250,22 +289,35 @@ _cached_bubble = cache(bubble_share)
 
 
 def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
-    """Return (bytes kept, bytes of states deleted at the end, files kept). A resume state adds AdamW's two moments."""
+    """Return (bytes kept, bytes of states deleted at the end, files kept). A resume state adds
+    AdamW's two moments.
+    """
     requested, size = run.checkpoints, (2 if run.precision == "bf16-true" else 4) * weighs
-    models, states = requested.final + requested.best, requested.keep_last * requested.keep_resume_state
+    models, states = (
+        requested.final + requested.best,
+        requested.keep_last * requested.keep_resume_state,
+    )
     # the next state is complete before the oldest is deleted
-    written = requested.keep_last + 1 if requested.every or requested.each_epoch or requested.at_start else 0
+    written = (
+        requested.keep_last + 1
+        if requested.every or requested.each_epoch or requested.at_start
+        else 0
+    )
     files = (models + states) * (1 + 2 * run.layout.world_size + TOKENIZER_FILES)
     return size * (models + 3 * states), max(0, 3 * size * (written - states)), files
 
 
 def store_bytes(store: StoreSettings, documents: int, tokens: int, vocabulary_size: int) -> int:
-    """Estimate the bytes of a token store before compression. Padding counts unless it is compressed. Formats of
-    Parquet shards hold the ids again in records files.
+    """Estimate the bytes of a token store before compression. Padding counts unless it is
+    compressed. Formats of Parquet shards hold the ids again in records files.
     """
     smallest = 2 if vocabulary_size <= 1 << 16 else 4
     if "codec" not in store.options():
         return tokens * (smallest if store.format == "packed" else 4)
     width = 8 if store.dtype == "int64" else 4
-    shards = documents * (store.sequence_length + 1) if store.format == "padded" and store.codec == "none" else tokens
+    shards = (
+        documents * (store.sequence_length + 1)
+        if store.format == "padded" and store.codec == "none"
+        else tokens
+    )
     return shards * width + tokens * smallest + documents * 16

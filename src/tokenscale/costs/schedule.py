@@ -5,8 +5,12 @@ import math
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings
 
 
-def steps_of(budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int, flops_per_row: float) -> int | None:
-    """Return the optimizer steps of a budget that fixes them in advance; None for useful tokens and for wall time."""
+def steps_of(
+    budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int, flops_per_row: float
+) -> int | None:
+    """Return the optimizer steps of a budget that fixes them in advance; None for useful tokens and
+    for wall time.
+    """
     if budget.kind == "epochs":
         return max(1, math.ceil(budget.epochs * rows_per_epoch / global_batch))
     if budget.kind == "flops":
@@ -23,13 +27,16 @@ def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
     return (step + 1) * global_batch // rows_per_epoch > step * global_batch // rows_per_epoch
 
 
-def learning_rate(step: int, steps: int | None, peak: float, schedule: ScheduleSettings, share: float = 0.0) -> float:
-    """Learning rate of optimizer step `step` (from 0) of `steps`; where those are not known, by `share`, the part of
-    the budget (useful tokens, wall time) that is behind us.
+def learning_rate(
+    step: int, steps: int | None, peak: float, schedule: ScheduleSettings, share: float = 0.0
+) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `steps`; where those are not known, by
+    `share`, the part of the budget (useful tokens, wall time) that is behind us.
 
-    Warm-up is linear: step 0 uses peak / warmup_steps, the last warm-up step the peak. Afterwards constant, or down
-    to `floor * peak`, which the last step reaches and later ones keep; by `share`, counted from the peak on, it comes
-    as near to it as the last step begins to the end of the budget.
+    Warm-up is linear: step 0 uses peak / warmup_steps, the last warm-up step the peak. Afterwards
+    constant, or down to `floor * peak`, which the last step reaches and later ones keep; by
+    `share`, counted from the peak on, it comes as near to it as the last step begins to the end of
+    the budget.
 
     >>> s = ScheduleSettings(shape="linear", warmup_steps=4, floor=0.1)
     >>> [round(learning_rate(k, 7, 1.0, s), 3) for k in range(8)]
@@ -42,7 +49,8 @@ def learning_rate(step: int, steps: int | None, peak: float, schedule: ScheduleS
         return peak
     if steps is None:
         done = min(share, 1.0)
-    else:  # position between the peak (the last warm-up step, or step 0 without warm-up) and the last step
+    # position between the peak (the last warm-up step, or step 0 without warm-up) and the last step
+    else:
         start = max(warmup - 1, 0)
         done = min((step - start) / max(steps - 1 - start, 1), 1.0)
     left = 1 - done if schedule.shape == "linear" else 0.5 * (1 + math.cos(math.pi * done))

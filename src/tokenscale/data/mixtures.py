@@ -1,7 +1,8 @@
 """Sources of a run, and the order of their samples: one corpus or store, or those of a mixture.
 
-The manifest of a mixture lies in `results/mixtures/NAME/`. It lists the manifests of the corpora, or of their token
-stores, by relative path and hash. Weights are not in it: they are settings of the run.
+The manifest of a mixture lies in `results/mixtures/NAME/`. It lists the manifests of the corpora,
+or of their token stores, by relative path and hash. Weights are not in it: they are settings of the
+run.
 """
 
 import os
@@ -22,11 +23,12 @@ def manifest_path(where: Path) -> Path:
 
 
 def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
-    """Return the folders or manifests of the corpora, or of the stores, that a run reads at `where`.
+    """Return the folders or manifests of the corpora, or of the stores, that a run reads at
+    `where`.
 
-    With a mixture, `where` is its manifest, or its folder. With `held_out` the sources are all its corpora, otherwise
-    those that are trained on. Raises UserError if the manifest has other sources than the run, and as `read_mixture`
-    does.
+    With a mixture, `where` is its manifest, or its folder. With `held_out` the sources are all its
+    corpora, otherwise those that are trained on. Raises UserError if the manifest has other sources
+    than the run, and as `read_mixture` does.
     """
     if run.mixture is None:
         return [Path(where)]
@@ -34,16 +36,21 @@ def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> li
     found = read_mixture(path)
     expected = [corpus.name for corpus in (run.corpora if held_out else run.trained_corpora)]
     if list(found) != expected:
-        what, next = "the manifest of the mixture has other sources than the run.", f"snakemake -f {path}"
-        raise UserError(what, file=path, expected=", ".join(expected), found=", ".join(found), next=next)
+        what, next = (
+            "the manifest of the mixture has other sources than the run.",
+            f"snakemake -f {path}",
+        )
+        raise UserError(
+            what, file=path, expected=", ".join(expected), found=", ".join(found), next=next
+        )
     return list(found.values())
 
 
 def read_mixture(path: Path) -> dict[str, Path]:
     """Return source → its manifest, in the order of the mixture.
 
-    Raises UserError for a manifest of a mixture that is missing or malformed, and for a source that is missing or has
-    changed.
+    Raises UserError for a manifest of a mixture that is missing or malformed, and for a source that
+    is missing or has changed.
     """
     next = f"snakemake -f {path}"
     manifest = read_manifest_file(path, "mixture", VERSION, next, sealed=True)
@@ -55,24 +62,35 @@ def read_mixture(path: Path) -> dict[str, Path]:
         file = Path(os.path.normpath(path.parent / source["manifest"]))
         if not file.is_file():
             raise UserError(
-                "a source of the mixture is missing.", source=source["name"], path=file, next=f"snakemake {file}"
+                "a source of the mixture is missing.",
+                source=source["name"],
+                path=file,
+                next=f"snakemake {file}",
             )
         if (digest := sha256_file(file)) != source["sha256"]:
-            what, expected = "a source of the mixture was built again with other content.", source["sha256"]
-            raise UserError(what, source=source["name"], file=file, expected=expected, found=digest, next=next)
+            what, expected = (
+                "a source of the mixture was built again with other content.",
+                source["sha256"],
+            )
+            raise UserError(
+                what, source=source["name"], file=file, expected=expected, found=digest, next=next
+            )
         found[source["name"]] = file
     return found
 
 
 def open_order(run: RunSettings, sizes: list[int]) -> ShuffledOrder | MixtureOrder:
-    """Return the global order of samples, for trained sources of these sizes. Raises UserError for an empty source of a
-    mixture.
+    """Return the global order of samples, for trained sources of these sizes. Raises UserError for
+    an empty source of a mixture.
     """
     if (mixture := run.mixture) is None:
         return ShuffledOrder(sizes[0], run.effective_seed)
     for corpus, size in zip(run.trained_corpora, sizes, strict=True):
         if size == 0:
-            what, next = "a source of the mixture has no training documents.", "give it documents, or the weight 0"
+            what, next = (
+                "a source of the mixture has no training documents.",
+                "give it documents, or the weight 0",
+            )
             raise UserError(what, mixture=run.corpus.name, source=corpus.name, next=next)
     weights = [[stage.weights[n] for n in mixture.trained] for stage in mixture.stages]
     starts = mixture.stage_starts(run.sequence_length)

@@ -1,12 +1,14 @@
 """Records by position: documents of any length in files that are read one document at a time.
 
-A Parquet row group is the smallest part that can be decoded, so a document in random order costs 1,000 documents.
-A records file holds the same documents uncompressed, one after another, and behind them a table: one document costs
-two reads. It is derived from a Parquet shard, by reading that shard back.
+A Parquet row group is the smallest part that can be decoded, so a document in random order costs
+1,000 documents. A records file holds the same documents uncompressed, one after another, and behind
+them a table: one document costs two reads. It is derived from a Parquet shard, by reading that
+shard back.
 
-File: the values of all records (little-endian), zeros up to a multiple of 8 bytes, then uint64 [records + 1, 2]: the
-first value of each record and the XXH3-64 of its bytes, seeded with the record's number in the file. The last row holds
-the number of values and the XXH3-64 of the table, computed with 0 in its place.
+File: the values of all records (little-endian), zeros up to a multiple of 8 bytes, then uint64
+[records + 1, 2]: the first value of each record and the XXH3-64 of its bytes, seeded with the
+record's number in the file. The last row holds the number of values and the XXH3-64 of the table,
+computed with 0 in its place.
 """
 
 import os
@@ -39,8 +41,12 @@ def smallest_dtype(vocabulary_size: int) -> np.dtype:
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> dict[str, Any]:
-    """Write a records file of (values of some records, lengths int64) and return its entry for a manifest."""
+def write_records(
+    path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype
+) -> dict[str, Any]:
+    """Write a records file of (values of some records, lengths int64) and return its entry for a
+    manifest.
+    """
     table: list[np.ndarray] = []
     first = number = 0
     with open(open_file(path, REPLACE, follow=False), "wb") as file:
@@ -65,12 +71,15 @@ def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dt
 
 
 class OpenFiles:
-    """Descriptors of files that are read at any position, by number; at most `OPEN_FILES` are open at a time."""
+    """Descriptors of files that are read at any position, by number; at most `OPEN_FILES` are open
+    at a time.
+    """
 
     def __init__(self, paths: Sequence[Path]):
         self._paths = paths
         self._open: OrderedDict[int, int] = OrderedDict()
-        weakref.finalize(self, _close_all, self._open)  # at exit before modules are cleared, unlike __del__
+        # at exit before modules are cleared, unlike __del__
+        weakref.finalize(self, _close_all, self._open)
 
     def __getitem__(self, number: int) -> int:
         """Return the descriptor of a file."""
@@ -94,10 +103,11 @@ def _close_all(descriptors: OrderedDict[int, int]) -> None:
 class Records:
     """Records of several files by number, verified whenever they are read.
 
-    `entries` describe the files of a folder, as `write_records` returns them, and `rebuild` returns the command that
-    rebuilds one of them. Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and the tables of all
-    files up to `TABLE_BYTES`; larger ones are read row by row. A reader serves one thread. A changed record is a
-    UserError with `what`, as is a value of `vocabulary_size` or more.
+    `entries` describe the files of a folder, as `write_records` returns them, and `rebuild` returns
+    the command that rebuilds one of them. Opening reads nothing. A reader keeps at most
+    `OPEN_FILES` files open, and the tables of all files up to `TABLE_BYTES`; larger ones are read
+    row by row. A reader serves one thread. A changed record is a UserError with `what`, as is a
+    value of `vocabulary_size` or more.
     """
 
     def __init__(
@@ -110,7 +120,12 @@ class Records:
         rebuild: Callable[[str], str],
         vocabulary_size: int | None = None,
     ):
-        self._files, self._dtype, self._what, self._rebuild = entries, np.dtype(dtype), what, rebuild
+        self._files, self._dtype, self._what, self._rebuild = (
+            entries,
+            np.dtype(dtype),
+            what,
+            rebuild,
+        )
         self._width = self._dtype.itemsize
         self._paths = [folder / entry["name"] for entry in entries]
         self._first = [0, *accumulate(entry["records"] for entry in entries)]
@@ -123,7 +138,9 @@ class Records:
         return self._first[-1]
 
     def read(self, i: int) -> np.ndarray:
-        """Return the values of record i. Raises IndexError outside of 0 … len − 1, UserError for a changed record."""
+        """Return the values of record i. Raises IndexError outside of 0 … len − 1, UserError for a
+        changed record.
+        """
         if not 0 <= i < self._first[-1]:
             raise IndexError(f"record {i} of {self._first[-1]}")
         number = bisect_right(self._first, i) - 1
@@ -137,14 +154,19 @@ class Records:
                 table = self._tables[number] = memoryview(self._read_table(number)).cast("B")
             start, checksum, end = _ENTRY.unpack_from(table, row * _ROW)
         if not 0 <= start <= end <= file["bytes"] // width:
-            raise self._changed(number, None, "impossible positions", record=f"{row:,} of {file['records']:,}")
+            raise self._changed(
+                number, None, "impossible positions", record=f"{row:,} of {file['records']:,}"
+            )
         values = np.empty(end - start, dtype=self._dtype)
         os.preadv(descriptor, [values], start * width)
         if (found := xxh3_64_intdigest(values, row)) != checksum:
             place = f"{row:,} of {file['records']:,}, byte {start * width:,} on"
             raise self._changed(number, f"XXH3 {checksum:016x}", f"XXH3 {found:016x}", record=place)
-        if self._limit and end > start and values[values.argmax()] >= self._limit:  # faster than max()
-            raise vocabulary_error(self._paths[number], int(values.max()), self._limit, self._rebuild(file["name"]))
+        # faster than max()
+        if self._limit and end > start and values[values.argmax()] >= self._limit:
+            raise vocabulary_error(
+                self._paths[number], int(values.max()), self._limit, self._rebuild(file["name"])
+            )
         return values
 
     def verify(self) -> Iterator[UserError]:
@@ -157,8 +179,12 @@ class Records:
                 yield error
 
     def lengths(self) -> np.ndarray:
-        """Return the lengths of all records in values, int64 [records]. Raises UserError for a changed table."""
-        starts = [self._read_table(number)[:, 0].astype(np.int64) for number in range(len(self._files))]
+        """Return the lengths of all records in values, int64 [records]. Raises UserError for a
+        changed table.
+        """
+        starts = [
+            self._read_table(number)[:, 0].astype(np.int64) for number in range(len(self._files))
+        ]
         return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.diff, starts)])
 
     def _read_table(self, number: int) -> np.ndarray:
@@ -173,16 +199,24 @@ class Records:
 
     def _changed(self, number: int, expected: str | None, found: str, **place: str) -> UserError:
         next = self._rebuild(self._files[number]["name"])
-        return changed_error(f"a file of the {self._what}", self._paths[number], expected, found, next, **place)
+        return changed_error(
+            f"a file of the {self._what}", self._paths[number], expected, found, next, **place
+        )
 
 
-def changed_error(what: str, file: Path, expected: str | None, found: str, next: str, **place: str) -> UserError:
+def changed_error(
+    what: str, file: Path, expected: str | None, found: str, next: str, **place: str
+) -> UserError:
     """Return the error for content with another hash or size than when it was written."""
-    return UserError(f"{what} has changed.", file=file, **place, expected=expected, found=found, next=next)
+    return UserError(
+        f"{what} has changed.", file=file, **place, expected=expected, found=found, next=next
+    )
 
 
 def vocabulary_error(file: Path, found: int, vocabulary_size: int, next: str) -> UserError:
-    """Return the error for an id outside of the manifest's vocabulary in a file with a valid hash."""
+    """Return the error for an id outside of the manifest's vocabulary in a file with a valid
+    hash.
+    """
     what = "the token store has ids outside of its vocabulary."
     expected = f"below {vocabulary_size:,}  (vocabulary_size of the manifest)"
     return UserError(what, file=file, expected=expected, found=f"{found:,}", next=next)

@@ -1,7 +1,9 @@
-"""Cause of a difference, by testing hypotheses: compute a recorded value again from its recorded inputs.
+"""Cause of a difference, by testing hypotheses: compute a recorded value again from its recorded
+inputs.
 
-`FORMULAS` is the table of hypotheses. A formula with certain settings must reproduce A's value to the measured floor,
-and B's with one setting changed: that setting is the cause. Formulas run in float64; `Parity.tried` counts comparisons.
+`FORMULAS` is the table of hypotheses. A formula with certain settings must reproduce A's value to
+the measured floor, and B's with one setting changed: that setting is the cause. Formulas run in
+float64; `Parity.tried` counts comparisons.
 """
 
 import itertools
@@ -14,13 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenscale.parity.comparison import DIFFERENT, MULTIPLE, RESOLUTION, Comparison, Parity, read_kind
+from tokenscale.parity.comparison import (
+    DIFFERENT,
+    MULTIPLE,
+    RESOLUTION,
+    Comparison,
+    Parity,
+    read_kind,
+)
 from tokenscale.parity.recording import Anchor, Match, Recording, difference
 
 Settings = dict[str, Any]
 Cause = dict[str, Any]
 
-# --- formulas -------------------------------------------------------------------------------------------------------
+# --- formulas
+# -------------------------------------------------------------------------------------------------------
 
 
 def _linear(inputs: Any, settings: Settings) -> Tensor | None:
@@ -29,7 +39,11 @@ def _linear(inputs: Any, settings: Settings) -> Tensor | None:
     if weight.shape[1] != x.shape[-1]:
         return None
     if settings["precision"] == "bfloat16":
-        return (x.bfloat16().double() @ weight.T.bfloat16().double() + weights.get(0, 0)).bfloat16().double()
+        return (
+            (x.bfloat16().double() @ weight.T.bfloat16().double() + weights.get(0, 0))
+            .bfloat16()
+            .double()
+        )
     return x @ weight.T + weights.get(0, 0)
 
 
@@ -39,7 +53,9 @@ def _norm(inputs: Any, settings: Settings) -> Tensor | None:
         return None
     base = x if settings["kind of norm"] == "RMS" else x - x.mean(-1, keepdim=True)
     normed = base / (base.square().mean(-1, keepdim=True) + settings["norm epsilon"]).sqrt()
-    return normed * (weights[1] + (settings["weight of the norm"] == "plus one")) + weights.get(0, 0)
+    return normed * (weights[1] + (settings["weight of the norm"] == "plus one")) + weights.get(
+        0, 0
+    )
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,7 +67,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _activation(inputs: Any, settings: Settings) -> Tensor | None:
-    """Return the activation of the last linear layer's output, or of one of the last two times the other."""
+    """Return the activation of the last linear layer's output, or of one of the last two times the
+    other.
+    """
     last, shape = inputs
     function, gate = ACTIVATIONS[settings["activation"]], settings["gated"]
     if not last or any(value.shape != shape for value in last[: 1 if gate == "no" else 2]):
@@ -70,8 +88,11 @@ def _attention(inputs: Any, settings: Settings) -> Tensor:
     if settings["rope base"] is not None:
         q, k = (_rotate(value, settings) for value in (q, k))
     k, v = (value.repeat_interleave(q.shape[1] // value.shape[1], dim=1) for value in (k, v))
-    scores = q @ k.transpose(-1, -2) * (1.0 if settings["scale of the scores"] == "1" else width**-0.5)
-    back = torch.arange(length)[:, None] - torch.arange(length)[None, :]  # the query's position less the key's
+    scores = (
+        q @ k.transpose(-1, -2) * (1.0 if settings["scale of the scores"] == "1" else width**-0.5)
+    )
+    # the query's position less the key's
+    back = torch.arange(length)[:, None] - torch.arange(length)[None, :]
     mask = settings["mask"]
     seen = back >= {"none": -length, "causal, one position early": -1}.get(mask, 0)
     if "window" in mask:
@@ -80,7 +101,9 @@ def _attention(inputs: Any, settings: Settings) -> Tensor:
 
 
 def _rotate(x: Tensor, settings: Settings) -> Tensor:
-    """Rotate the pairs of x [B, heads, T, width] by positions (rotary embedding, Su et al. 2021)."""
+    """Rotate the pairs of x [B, heads, T, width] by positions (rotary embedding, Su et al.
+    2021).
+    """
     width = x.shape[-1]
     frequencies = settings["rope base"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), frequencies)
@@ -91,14 +114,20 @@ def _rotate(x: Tensor, settings: Settings) -> Tensor:
 
 
 def _update(inputs: Any, settings: Settings) -> Tensor | None:
-    """Return the update of Adam or AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019) from the recorded gradients."""
+    """Return the update of Adam or AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019) from the
+    recorded gradients.
+    """
     recording, match, side, step = inputs
     group = recording.group(getattr(match, side)[0], step)
-    gradients = [match.values(recording, side, number, "gradient_clipped") for number in range(step + 1)]
+    gradients = [
+        match.values(recording, side, number, "gradient_clipped") for number in range(step + 1)
+    ]
     weights = [match.values(recording, side, number, "before") for number in range(step + 1)]
     if "lr" not in group or any(value is None for value in gradients + weights):
         return None
-    beta1, beta2 = group.get("betas", (0.9, 0.999)) if settings["betas"] == "as stated" else settings["betas"]
+    beta1, beta2 = (
+        group.get("betas", (0.9, 0.999)) if settings["betas"] == "as stated" else settings["betas"]
+    )
     rounded = settings["constants"] == "rounded to fp32"
     one, two = torch.tensor([beta1, beta2], dtype=torch.float32 if rounded else torch.float64)
     decay = group.get("weight_decay", 0.0)
@@ -112,9 +141,16 @@ def _update(inputs: Any, settings: Settings) -> Tensor | None:
         first = first / float(1 - one ** (step + 1))
     second, epsilon = second / float(1 - two ** (step + 1)), group.get("eps", 1e-8)
     inside = settings["epsilon"] == "inside the root"
-    update = -group["lr"] * first / ((second + epsilon).sqrt() if inside else second.sqrt() + epsilon)
+    update = (
+        -group["lr"] * first / ((second + epsilon).sqrt() if inside else second.sqrt() + epsilon)
+    )
     if decay and not coupled:
-        update = update - (1 if settings["decay times learning rate"] == "no" else group["lr"]) * decay * weights[-1]
+        update = (
+            update
+            - (1 if settings["decay times learning rate"] == "no" else group["lr"])
+            * decay
+            * weights[-1]
+        )
     return update
 
 
@@ -122,8 +158,8 @@ def _update(inputs: Any, settings: Settings) -> Tensor | None:
 class Formula:
     """A formula and the values that are tried of each of its settings, the usual one first.
 
-    A's value is searched among all combinations of the first `combined` settings, then with one of the others changed;
-    B's among single changes of A's settings.
+    A's value is searched among all combinations of the first `combined` settings, then with one of
+    the others changed; B's among single changes of A's settings.
     """
 
     compute: Callable[[Any, Settings], Tensor | None]
@@ -131,10 +167,12 @@ class Formula:
     settings: dict[str, tuple[Any, ...]]
 
 
-#: planted differences or their programs need each value (`tests/parity_cases.py`, `tests/arm_cases.py`); llm.c needs
-#: "rounded to fp32"
+#: planted differences or their programs need each value (`tests/parity_cases.py`,
+#: `tests/arm_cases.py`); llm.c needs "rounded to fp32"
 FORMULAS = {
-    "linear": Formula(_linear, 1, {"weight": ("[out, in]", "[in, out]"), "precision": ("fp32", "bfloat16")}),
+    "linear": Formula(
+        _linear, 1, {"weight": ("[out, in]", "[in, out]"), "precision": ("fp32", "bfloat16")}
+    ),
     "norm": Formula(
         _norm,
         3,
@@ -145,7 +183,9 @@ FORMULAS = {
         },
     ),
     "activation": Formula(
-        _activation, 2, {"gated": ("no", "by the first", "by the second"), "activation": tuple(ACTIVATIONS)}
+        _activation,
+        2,
+        {"gated": ("no", "by the first", "by the second"), "activation": tuple(ACTIVATIONS)},
     ),
     "attention": Formula(
         _attention,
@@ -154,7 +194,8 @@ FORMULAS = {
             "head width": (),  # the divisors of the width
             "rope base": (None, 10_000.0, 500_000.0),
             "rope pairs": ("halves", "neighbours"),
-            "mask": ("causal", "causal, one position early", "none"),  # and the window that B may have
+            # and the window that B may have
+            "mask": ("causal", "causal, one position early", "none"),
             "scale of the scores": ("1/sqrt(head width)", "1"),
         },
     ),
@@ -175,11 +216,15 @@ FORMULAS = {
 def _search(
     parity: Parity, formula: Formula, distance: Callable[[str, Settings], float], **known: Any
 ) -> list[tuple[Settings, float]] | None:
-    """Return the settings that reproduce A's and B's values, with the distances; None where there are none.
+    """Return the settings that reproduce A's and B's values, with the distances; None where there
+    are none.
 
-    `distance(side, settings)` is relative to what rounding allows. `known` has values of settings, with _ for spaces.
+    `distance(side, settings)` is relative to what rounding allows. `known` has values of settings,
+    with _ for spaces.
     """
-    values = formula.settings | {name.replace("_", " "): tuple(found) for name, found in known.items()}
+    values = formula.settings | {
+        name.replace("_", " "): tuple(found) for name, found in known.items()
+    }
     names = list(values)
 
     def first(side: str, candidates: Iterable[Settings]) -> tuple[Settings, float] | None:
@@ -190,7 +235,12 @@ def _search(
         return None
 
     def vary(start: Settings, changed: list[str]) -> Iterator[Settings]:
-        return (start | {name: value} for name in changed for value in values[name] if value != start[name])
+        return (
+            start | {name: value}
+            for name in changed
+            for value in values[name]
+            if value != start[name]
+        )
 
     combined, others = names[: formula.combined], names[formula.combined :]
     usual = {name: values[name][0] for name in others}
@@ -198,7 +248,10 @@ def _search(
         dict(zip(combined, found, strict=True)) | usual
         for found in itertools.product(*(values[name] for name in combined))
     ]
-    a = first("a", itertools.chain(starts, (settings for start in starts for settings in vary(start, others))))
+    a = first(
+        "a",
+        itertools.chain(starts, (settings for start in starts for settings in vary(start, others))),
+    )
     b = a and first("b", itertools.chain([a[0]], vary(a[0], names)))
     return [a, b] if a and b else None
 
@@ -210,20 +263,31 @@ def _try(parity: Parity, found: Tensor | None, predicted: Tensor | None, allowed
     return distance is not None and distance <= allowed
 
 
-# --- causes ---------------------------------------------------------------------------------------------------------
+# --- causes
+# ---------------------------------------------------------------------------------------------------------
 
 
 def find_cause(parity: Parity, first: Comparison) -> Cause | None:
-    """Return {setting, a, b, text, evidence} for the first difference; None where no hypothesis explains it."""
+    """Return {setting, a, b, text, evidence} for the first difference; None where no hypothesis
+    explains it.
+    """
     if first.stage == "tokens":
         fewer = "B" if first.b < first.a else "A"
-        text = f"{fewer} drops sequences of the batch (a micro-batch?): {first.a} in A, {first.b} in B"
+        text = (
+            f"{fewer} drops sequences of the batch (a micro-batch?): {first.a} in A, {first.b} in B"
+        )
         return _cause("sequences per step", first.a, first.b, text)
     return EXPLAIN[first.stage.split()[0]](parity, first)
 
 
 def _cause(
-    setting: str, a: Any, b: Any, text: str | None = None, *, where: str = "", evidence: Iterable[str] = ()
+    setting: str,
+    a: Any,
+    b: Any,
+    text: str | None = None,
+    *,
+    where: str = "",
+    evidence: Iterable[str] = (),
 ) -> Cause:
     text = text or f"{setting}{where and f' of {where}'}: {_show(a)} in A, {_show(b)} in B"
     return {"setting": setting, "a": a, "b": b, "text": text, "evidence": list(evidence)}
@@ -234,17 +298,24 @@ def _show(value: Any) -> str:
 
 
 def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
+    return (
+        ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
+    )
 
 
 def _name(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
-    """Return the setting in which two explanations differ as the cause; None where they are the same."""
+    """Return the setting in which two explanations differ as the cause; None where they are the
+    same.
+    """
     (a, near_a), (b, near_b) = found
     names = [name for name in a if a[name] != b[name]]
     if not names:
         return None
     evidence = [
-        f"{side}'s value is reproduced with {_show(settings[names[0]])}: {near:.2g} times what rounding allows"
+        (
+            f"{side}'s value is reproduced with {_show(settings[names[0]])}: {near:.2g} times what "
+            "rounding allows"
+        )
         for side, settings, near in (("A", a, near_a), ("B", b, near_b))
     ]
     return _cause(names[0], a[names[0]], b[names[0]], where=where, evidence=evidence)
@@ -254,18 +325,27 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
     alignment = parity.alignment
     for name, partner in alignment.untied.items():
         own, tied = ("A", "B") if name in parity.a.parameters else ("B", "A")
-        text = f"weight tying: {name} is a parameter of its own in {own}, and tied to {partner} in {tied}"
+        text = (
+            f"weight tying: {name} is a parameter of its own in {own}, and tied to {partner} in "
+            f"{tied}"
+        )
         return _cause("weight tying", tied == "A", tied == "B", text)
     if alignment.unequal:
         names = _few([name for match in alignment.unequal for name in match.a])
-        return _cause("initial weights", None, None, f"initial weights: {names} have other values in B")
+        return _cause(
+            "initial weights", None, None, f"initial weights: {names} have other values in B"
+        )
     a, b = alignment.only_a, alignment.only_b
     setting = "bias" if all("bias" in name for name in a + b) else "parameters"
-    text = f"{setting}: {' and '.join(f'{_few(only)} only in {side}' for only, side in ((a, 'A'), (b, 'B')) if only)}"
+    text = (
+        f"{setting}: "
+        f"{' and '.join(f'{_few(only)} only in {side}' for only, side in ((a, 'A'), (b, 'B')) if only)}"
+    )
     return _cause(setting, _few(a), _few(b), text)
 
 
-# --- modules --------------------------------------------------------------------------------------------------------
+# --- modules
+# --------------------------------------------------------------------------------------------------------
 
 
 def _explain_module(parity: Parity, first: Comparison) -> Cause:
@@ -292,9 +372,17 @@ def _read(parity: Parity, anchor: Anchor, kind: str) -> dict[str, Any]:
 
 
 def _explain_value(
-    parity: Parity, formula: Formula, where: str, inputs: Any, values: dict[str, Any], allowed: float, **known: Any
+    parity: Parity,
+    formula: Formula,
+    where: str,
+    inputs: Any,
+    values: dict[str, Any],
+    allowed: float,
+    **known: Any,
 ) -> Cause | None:
-    """Explain values of modules by a formula; the cause is empty where the same settings reproduce both."""
+    """Explain values of modules by a formula; the cause is empty where the same settings reproduce
+    both.
+    """
 
     def distance(side: str, settings: Settings) -> float:
         found = difference(values[side], formula.compute(inputs[side], settings))
@@ -307,13 +395,19 @@ def _explain_value(
 def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) -> Cause | None:
     """Explain an output that differs where the input agrees: of norms and linear layers."""
     x, y, inputs = _read(parity, anchor, "inputs"), _read(parity, anchor, "outputs"), {}
-    if any(x[side] is None or y[side] is None for side in "ab") or len(anchor.a) + len(anchor.b) > 2:
+    if (
+        any(x[side] is None or y[side] is None for side in "ab")
+        or len(anchor.a) + len(anchor.b) > 2
+    ):
         return None
     for side in "ab":
         recording: Recording = getattr(parity, side)
         weights = {}  # by number of dimensions: 1 of norms, 2 matrices; 0 is the bias
         for name in getattr(anchor, side)[0]["parameters"]:
-            shape, value = recording.parameters[name]["shape"], recording.detail("initial", "", name)
+            shape, value = (
+                recording.parameters[name]["shape"],
+                recording.detail("initial", "", name),
+            )
             if value.numel() == math.prod(shape):  # else a sample
                 weights[0 if name.endswith("bias") else len(shape)] = value.view(shape)
         inputs[side] = x[side], weights
@@ -322,12 +416,18 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
         return None
     formula = FORMULAS["linear" if 2 in known else "norm"]
     cause = _explain_value(parity, formula, where, inputs, y, allowed)
-    text = f"layout of the weights of {where}: the same values are transposed or in another order in B"
+    text = (
+        f"layout of the weights of {where}: the same values are transposed or in another order in B"
+    )
     return _cause("layout of the weights", None, None, text) if cause == {} else cause
 
 
-def _explain_input(parity: Parity, anchor: Anchor, before: list[Anchor], where: str, allowed: float) -> Cause | None:
-    """Explain an input that differs where all modules before it agree: what is computed between modules."""
+def _explain_input(
+    parity: Parity, anchor: Anchor, before: list[Anchor], where: str, allowed: float
+) -> Cause | None:
+    """Explain an input that differs where all modules before it agree: what is computed between
+    modules.
+    """
     x = _read(parity, anchor, "inputs")
     if x["a"] is None or x["b"] is None:
         return None
@@ -335,7 +435,12 @@ def _explain_input(parity: Parity, anchor: Anchor, before: list[Anchor], where: 
         ours, theirs = (parity.rows(x[side], side) for side in "ab")
         shift = (theirs - ours).unique().tolist() if ours.shape == theirs.shape else []
         how = f"B's are A's {shift[0]:+d}" if len(shift) == 1 else "they are others"
-        return _cause("positions or ids", None, None, f"positions or ids that {anchor.name('a')} looks up: {how}")
+        return _cause(
+            "positions or ids",
+            None,
+            None,
+            f"positions or ids that {anchor.name('a')} looks up: {how}",
+        )
     last = {side: _linear_outputs(parity, before, side) for side in "ab"}
     inputs = {side: (last[side], x[side].shape) for side in "ab"}
     return (
@@ -364,7 +469,9 @@ def _is_norm(parity: Parity, anchor: Anchor, side: str) -> bool:
 def _explain_attention(
     parity: Parity, last: dict[str, list[Tensor]], x: dict[str, Tensor], where: str, allowed: float
 ) -> Cause | None:
-    """Explain the input of attention's output layer by queries, keys and values, in one output or in three."""
+    """Explain the input of attention's output layer by queries, keys and values, in one output or
+    in three.
+    """
     inputs, width = {}, x["a"].shape[-1]
     for side, found in last.items():
         if found and found[0].shape[-1] > width and (found[0].shape[-1] - width) % 2 == 0:
@@ -373,11 +480,20 @@ def _explain_attention(
         elif len(found) > 2 and found[2].shape[-1] == width and found[0].shape == found[1].shape:
             inputs[side] = (found[2], found[1], found[0])
     tensors = [*x.values(), *itertools.chain(*inputs.values())]
-    if len(inputs) < 2 or any(value.dim() != 3 for value in tensors) or width % (narrow := tensors[3].shape[-1]):
+    if (
+        len(inputs) < 2
+        or any(value.dim() != 3 for value in tensors)
+        or width % (narrow := tensors[3].shape[-1])
+    ):
         return None
     widths = [n for n in range(2, narrow + 1, 2) if narrow % n == 0]
     attributes = [entry["attributes"] for entry in parity.a.facts["trace"]]
-    stated = {a[k] for a in attributes for k in ("head_dim", "head_dimension") if isinstance(a.get(k), int)}
+    stated = {
+        a[k]
+        for a in attributes
+        for k in ("head_dim", "head_dimension")
+        if isinstance(a.get(k), int)
+    }
     widths.sort(key=lambda width: width not in stated)
     formula = FORMULAS["attention"]
     # a window of n leaves the first n positions as they are
@@ -391,7 +507,9 @@ def _explain_attention(
 def _explain_sum(
     parity: Parity, before: list[Anchor], x: dict[str, Tensor], where: str, allowed: float
 ) -> Cause | None:
-    """Explain the residual stream as a weighted sum: of the last norm's input, or embeddings, and outputs since."""
+    """Explain the residual stream as a weighted sum: of the last norm's input, or embeddings, and
+    outputs since.
+    """
     found: list[dict[str, float]] = []
     for side in "ab":
         terms: dict[str, Tensor] = {}
@@ -400,13 +518,18 @@ def _explain_sum(
             kind = "inputs" if norm else "outputs"  # of a norm: the stream before
             value, target = _read(parity, earlier, kind)[side], x[side].reshape(-1)
             if value is not None and value.shape[-2:] == x[side].shape[-2:]:
-                terms[f"the {kind[:-1]} of {earlier.name('a')}"] = value.expand(x[side].shape).reshape(-1)
+                terms[f"the {kind[:-1]} of {earlier.name('a')}"] = value.expand(
+                    x[side].shape
+                ).reshape(-1)
             if norm:
                 break
         if not terms:
             return None
         if found and (dropped := _find_dropout(parity, terms, found[0], target, allowed)):
-            text = f"dropout of {dropped[0]} in the sum at {where}: {dropped[1]:.3g} of the values in B are zero"
+            text = (
+                f"dropout of {dropped[0]} in the sum at {where}: {dropped[1]:.3g} of the values "
+                "in B are zero"
+            )
             return _cause("dropout", 0.0, dropped[1], text)
         columns = torch.stack(list(terms.values()), dim=1)
         weights = torch.linalg.lstsq(columns, target[:, None]).solution
@@ -421,33 +544,51 @@ def _explain_sum(
 
 
 def _find_dropout(
-    parity: Parity, terms: dict[str, Tensor], weights: dict[str, float], value: Tensor, allowed: float
+    parity: Parity,
+    terms: dict[str, Tensor],
+    weights: dict[str, float],
+    value: Tensor,
+    allowed: float,
 ) -> tuple[str, float] | None:
-    """Return the term of a sum of which values are zero and the others scaled alike, and the share of zeros."""
-    terms = {name: terms[name] * weight for name, weight in weights.items() if abs(weight) > 1e-3 and name in terms}
+    """Return the term of a sum of which values are zero and the others scaled alike, and the share
+    of zeros.
+    """
+    terms = {
+        name: terms[name] * weight
+        for name, weight in weights.items()
+        if abs(weight) > 1e-3 and name in terms
+    }
     total = sum(terms.values(), torch.zeros_like(value))
     for name, term in (terms | {"all terms": total}).items():
         ratio = (value - (total - term)) / term
         kept = ratio > 0.5
         scale = float(ratio[kept].median()) if bool(kept.any()) else 0.0
-        if scale > 1 and not bool(kept.all()) and _try(parity, value, total - term + kept * scale * term, allowed):
+        if (
+            scale > 1
+            and not bool(kept.all())
+            and _try(parity, value, total - term + kept * scale * term, allowed)
+        ):
             return name, 1 - float(kept.double().mean())
     return None
 
 
-# --- loss, gradients, clipping --------------------------------------------------------------------------------------
+# --- loss, gradients, clipping
+# --------------------------------------------------------------------------------------
 
 
 def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
     if first.step:
         return None
     recordings, allowed = (parity.a, parity.b), MULTIPLE * first.floor
-    calls = [next(iter(recording.facts["cross_entropy"]), {"tensors": ()}) for recording in recordings]
+    calls = [
+        next(iter(recording.facts["cross_entropy"]), {"tensors": ()}) for recording in recordings
+    ]
     found = [
         [recording.trace[kept["key"]] for kept in call["tensors"]]
         for recording, call in zip(recordings, calls, strict=True)
     ]
-    if all(len(tensors) == 2 and tensors[0].dim() > tensors[1].dim() for tensors in found):  # no samples
+    # no samples
+    if all(len(tensors) == 2 and tensors[0].dim() > tensors[1].dim() for tensors in found):
         a, b = found
         if cause := _explain_targets(parity, [a[1].flatten(), b[1].flatten()], calls):
             return cause
@@ -458,8 +599,17 @@ def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
         logits_a, logits_b = a[0].double().flatten(0, -2), b[0].double().flatten(0, -2)
         if logits_a.shape == logits_b.shape and not _try(parity, logits_b, logits_a, allowed):
             scale = float((logits_a * logits_b).sum() / logits_a.square().sum())
-            exact = f": times {scale:.5g} in B" if _try(parity, logits_b, scale * logits_a, allowed) else ""
-            return _cause("logits", None, None, f"logits are changed between the output head and the loss{exact}")
+            exact = (
+                f": times {scale:.5g} in B"
+                if _try(parity, logits_b, scale * logits_a, allowed)
+                else ""
+            )
+            return _cause(
+                "logits",
+                None,
+                None,
+                f"logits are changed between the output head and the loss{exact}",
+            )
         parity.tried += 1
         squares = float(logits_a.logsumexp(-1).square()[a[1].flatten() >= 0].mean())
         if abs(first.b - first.a - 1e-4 * squares) <= allowed * abs(first.a):
@@ -478,7 +628,10 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
     if torch.equal(*targets):
         return None
     same = len(targets[0]) == len(targets[1])
-    counts = [target != call.get("ignore_index", -100) for target, call in zip(targets, calls, strict=True)]
+    counts = [
+        target != call.get("ignore_index", -100)
+        for target, call in zip(targets, calls, strict=True)
+    ]
     if same and torch.equal(*(target[counts[0] & counts[1]] for target in targets)):
         a, b = (int(count.sum()) for count in counts)
         return _cause("ignored labels", a, b, f"ignored labels: {a} labels count in A, {b} in B")
@@ -490,13 +643,17 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
         shown = ["another" if shift is None else f"{shift} positions ahead" for shift in shifts]
         text = f"label shift: labels are the tokens {shown[0]} in A, {shown[1]} in B"
         return _cause("label shift", shifts[0], shifts[1], text)
-    return _cause("labels", None, None, "labels differ, in another way than a shift") if same else None
+    return (
+        _cause("labels", None, None, "labels differ, in another way than a shift") if same else None
+    )
 
 
 def _find_shift(tokens: Tensor, targets: Tensor) -> int | None:
     """Return by how many positions labels are ahead of the tokens; None where they are not."""
     rows, length = tokens.shape[0], tokens.shape[-1]
-    labels = targets.reshape(rows, -1) if targets.numel() % rows == 0 else targets[:0].reshape(rows, 0)
+    labels = (
+        targets.reshape(rows, -1) if targets.numel() % rows == 0 else targets[:0].reshape(rows, 0)
+    )
     for shift in (1, 0, 2):
         count = min(length - shift, labels.shape[1])
         moved, found = tokens[:, shift : shift + count], labels[:, :count]
@@ -507,15 +664,21 @@ def _find_shift(tokens: Tensor, targets: Tensor) -> int | None:
 
 
 def _join(parity: Parity, matches: list[Match], side: str, step: int, kind: str) -> Tensor | None:
-    """Return gradients of parameters, one after the other; None where one of them was not recorded."""
+    """Return gradients of parameters, one after the other; None where one of them was not
+    recorded.
+    """
     found = [read_kind(match, getattr(parity, side), side, step, kind) for match in matches]
     return None if any(value is None for value in found) else torch.cat(found)
 
 
 def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
-    """Explain gradients that differ where the loss agrees: scale, micro-batches left out, parameters left out."""
+    """Explain gradients that differ where the loss agrees: scale, micro-batches left out,
+    parameters left out.
+    """
     step = first.step
-    compared = [c for c in parity.comparisons if c.stage == "gradient" and c.step == step and c.match]
+    compared = [
+        c for c in parity.comparisons if c.stage == "gradient" and c.step == step and c.match
+    ]
     usable, absent = [], {"A": [], "B": []}  # type: ignore[var-annotated]
     for comparison in compared:
         a, b = (_join(parity, [comparison.match], side, step, "gradient") for side in "ab")
@@ -532,14 +695,19 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
         matches, allowed = [c.match for c in usable], MULTIPLE * max(c.floor for c in usable)
         gradients = {side: _join(parity, matches, side, step, "gradient") for side in "ab"}
         scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
-        if abs(scale - 1) > allowed and _try(parity, gradients["b"], scale * gradients["a"], allowed):
+        if abs(scale - 1) > allowed and _try(
+            parity, gradients["b"], scale * gradients["a"], allowed
+        ):
             text = f"scale of the gradient: B's is {scale:.5g} of A's for every parameter"
             return _cause("scale of the gradient", 1.0, scale, text)
         explain = _explain_uncleared if step else _explain_micro_batches
         if cause := explain(parity, matches, gradients, step, allowed):
             return cause
     if wrong := [c for c in compared if c.verdict == DIFFERENT]:
-        text = f"backward pass: the last parameter in order of execution whose gradient differs is {wrong[-1].name}"
+        text = (
+            "backward pass: the last parameter in order of execution whose gradient differs is "
+            f"{wrong[-1].name}"
+        )
         return _cause("backward pass", None, wrong[-1].name, text)
     return None
 
@@ -550,7 +718,9 @@ def _explain_uncleared(
     """Explain one model's gradient as the other's plus its own of the step before."""
     for side, other in ("ab", "ba"):
         earlier = _join(parity, matches, side, step - 1, "gradient_clipped")
-        if earlier is not None and _try(parity, gradients[side], gradients[other] + earlier, allowed):
+        if earlier is not None and _try(
+            parity, gradients[side], gradients[other] + earlier, allowed
+        ):
             text = f"gradients not cleared in {side.upper()}: those of the step before are added"
             return _cause("gradients not cleared", side == "a", side == "b", text)
     return None
@@ -565,12 +735,17 @@ def _explain_micro_batches(
     if count > 8 or any(value is None for value in sums):
         return None
     parts = [sums[0], *(later - earlier for earlier, later in itertools.pairwise(sums))]
-    for kept in (kept for n in range(1, len(parts)) for kept in itertools.combinations(range(len(parts)), n)):
+    for kept in (
+        kept for n in range(1, len(parts)) for kept in itertools.combinations(range(len(parts)), n)
+    ):
         total = torch.stack([parts[number] for number in kept]).sum(0)
         scale = float((total * gradients["b"]).sum() / total.square().sum())
         if _try(parity, gradients["b"], scale * total, allowed):
             numbers = ", ".join(map(str, kept))
-            text = f"dropped micro-batch: B's gradient is that of A's micro-batches {numbers} of 0 to {len(parts) - 1}"
+            text = (
+                f"dropped micro-batch: B's gradient is that of A's micro-batches {numbers} of 0 "
+                f"to {len(parts) - 1}"
+            )
             return _cause("dropped micro-batch", len(parts), len(kept), text)
     return None
 
@@ -583,24 +758,39 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         before, after = row["gradient_norm"], row["gradient_norm_clipped"]
         clipped = abs(after - before) > MULTIPLE * 2.0**-24 * before
         limits.append(after if clipped else None)
-        value = _find_clipped_value(parity, first.step, side, MULTIPLE * first.floor) if clipped else None
-        words.append(f"by value, to {value:.4g}" if value else f"to {after:.4g}" if clipped else "off")
+        value = (
+            _find_clipped_value(parity, first.step, side, MULTIPLE * first.floor)
+            if clipped
+            else None
+        )
+        words.append(
+            f"by value, to {value:.4g}" if value else f"to {after:.4g}" if clipped else "off"
+        )
     evidence = [f"norm before clipping {parity.a.steps[first.step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
     return _cause("gradient clipping", limits[0], limits[1], text, evidence=evidence)
 
 
 def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) -> float | None:
-    """Return the largest gradient if larger ones were clipped to it and the others were left as they are."""
-    matches = [m for m in parity.alignment.matches if _join(parity, [m], side, step, "gradient") is not None]
-    before, after = (_join(parity, matches, side, step, kind) for kind in ("gradient", "gradient_clipped"))
+    """Return the largest gradient if larger ones were clipped to it and the others were left as
+    they are.
+    """
+    matches = [
+        m
+        for m in parity.alignment.matches
+        if _join(parity, [m], side, step, "gradient") is not None
+    ]
+    before, after = (
+        _join(parity, matches, side, step, kind) for kind in ("gradient", "gradient_clipped")
+    )
     if not matches or before is None or after is None:
         return None
     largest = float(after.abs().max())
     return largest if _try(parity, after, before.clamp(-largest, largest), allowed) else None
 
 
-# --- optimizer ------------------------------------------------------------------------------------------------------
+# --- optimizer
+# ------------------------------------------------------------------------------------------------------
 
 
 def _roles(parity: Parity, matches: list[Match]) -> str:
@@ -609,13 +799,21 @@ def _roles(parity: Parity, matches: list[Match]) -> str:
     def role(match: Match) -> str:
         if len(parity.a.parameters[match.a[0]]["shape"]) < 2:
             return "biases" if match.a[0].endswith("bias") else "norms"
-        entries = [entry for entry in parity.a.facts["trace"] if match.a[0] in entry["parameters"] and entry["inputs"]]
-        looked_up = any(not parity.a.trace[entry["inputs"][0]["key"]].is_floating_point() for entry in entries)
+        entries = [
+            entry
+            for entry in parity.a.facts["trace"]
+            if match.a[0] in entry["parameters"] and entry["inputs"]
+        ]
+        looked_up = any(
+            not parity.a.trace[entry["inputs"][0]["key"]].is_floating_point() for entry in entries
+        )
         return "embeddings" if looked_up else "matrices"
 
     every = parity.alignment.matches
     roles = dict.fromkeys(role(match) for match in every)
-    whole = [name for name in roles if all(match in matches for match in every if role(match) == name)]
+    whole = [
+        name for name in roles if all(match in matches for match in every if role(match) == name)
+    ]
     if len(whole) == len(roles):
         return "all parameters"
     covered = all(role(match) in whole for match in matches)
@@ -625,7 +823,11 @@ def _roles(parity: Parity, matches: list[Match]) -> str:
 def _explain_setting(parity: Parity, first: Comparison) -> Cause:
     """Describe a stated setting that differs, and for a learning rate how the schedules differ."""
     setting = first.stage.removeprefix("setting ")
-    same = [c for c in parity.comparisons if c.stage == first.stage and c.step == first.step and c.difference]
+    same = [
+        c
+        for c in parity.comparisons
+        if c.stage == first.stage and c.step == first.step and c.difference
+    ]
     which = _roles(parity, [c.match for c in same if (c.a, c.b) == (first.a, first.b)])
     if setting != "lr":
         name = "epsilon of the optimizer" if setting == "eps" else setting.replace("_", " ")
@@ -635,7 +837,10 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
         for recording, names in ((parity.a, first.match.a), (parity.b, first.match.b))
     ]
     how = _compare_schedules(*rates)
-    text = f"learning rate of {which}: {how}; at step {first.step} {first.a:.6g} in A, {first.b:.6g} in B"
+    text = (
+        f"learning rate of {which}: {how}; at step {first.step} {first.a:.6g} in A, "
+        f"{first.b:.6g} in B"
+    )
     return _cause("learning rate", first.a, first.b, text)
 
 
@@ -651,7 +856,9 @@ def _compare_schedules(a: list[float], b: list[float]) -> str:
     """
 
     def close(x: list[float], y: list[float]) -> bool:
-        return len(x) > 1 and all(math.isclose(i, j, rel_tol=1e-6, abs_tol=1e-15) for i, j in zip(x, y, strict=True))
+        return len(x) > 1 and all(
+            math.isclose(i, j, rel_tol=1e-6, abs_tol=1e-15) for i, j in zip(x, y, strict=True)
+        )
 
     if close(a[:-1], b[1:]):
         return "B's schedule is one step late"
@@ -660,7 +867,11 @@ def _compare_schedules(a: list[float], b: list[float]) -> str:
     ratios = [y / x for x, y in zip(a, b, strict=True) if x]
     if close(ratios, ratios[:1] * len(ratios)):
         return f"B's is {ratios[0]:.6g} times A's in every step"
-    differing = [step for step, (x, y) in enumerate(zip(a, b, strict=True)) if not math.isclose(x, y, rel_tol=1e-6)]
+    differing = [
+        step
+        for step, (x, y) in enumerate(zip(a, b, strict=True))
+        if not math.isclose(x, y, rel_tol=1e-6)
+    ]
     if differing[-1] < len(a) - 1 and differing[0] < len(a) / 2:
         return f"they differ up to step {differing[-1]} only (warm-up)"
     rising = [sum(y > x for x, y in itertools.pairwise(rates)) for rates in (a, b)]
@@ -670,41 +881,63 @@ def _compare_schedules(a: list[float], b: list[float]) -> str:
 
 
 def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
-    """Explain updates that differ where gradients and stated settings agree, by Adam with one changed setting."""
+    """Explain updates that differ where gradients and stated settings agree, by Adam with one
+    changed setting.
+    """
     step = first.step
     compared = [c for c in parity.comparisons if c.stage == "update" and c.step == step and c.match]
     wrong = [c for c in compared if c.verdict == DIFFERENT]
-    together = not wrong and first.name == "update_norm"  # too little in each parameter, and systematic
+    # too little in each parameter, and systematic
+    together = not wrong and first.name == "update_norm"
     wrong = compared if together else wrong
     if not wrong:
         return None
     formula = FORMULAS["update"]
-    recorded = {s: [read_kind(c.match, getattr(parity, s), s, step, "update") for c in wrong] for s in "ab"}
+    recorded = {
+        s: [read_kind(c.match, getattr(parity, s), s, step, "update") for c in wrong] for s in "ab"
+    }
 
     def distance(side: str, settings: Settings) -> float:
-        """Return the largest error over what rounding allows: of the norm of all updates, or of each."""
+        """Return the largest error over what rounding allows: of the norm of all updates, or of
+        each.
+        """
         recording: Recording = getattr(parity, side)
         found = [formula.compute((recording, c.match, side, step), settings) for c in wrong]
-        if any(a is None or b is None or not bool(a.any()) for a, b in zip(recorded[side], found, strict=True)):
+        if any(
+            a is None or b is None or not bool(a.any())
+            for a, b in zip(recorded[side], found, strict=True)
+        ):
             return math.inf
         if together:
-            sizes = [math.hypot(*(float(value.norm()) for value in values)) for values in (recorded[side], found)]
+            sizes = [
+                math.hypot(*(float(value.norm()) for value in values))
+                for values in (recorded[side], found)
+            ]
             return abs(sizes[1] / sizes[0] - 1) / (MULTIPLE * first.floor)
         worst = 0.0
         for comparison, actual, predicted in zip(wrong, recorded[side], found, strict=True):
             match = comparison.match
             kept = recording.details[f"{step}.before.{getattr(match, side)[0]}"].dtype
             before = match.values(recording, side, step, "before")
-            resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())  # weights are rounded to it
-            worst = max(worst, difference(actual, predicted) / (MULTIPLE * max(comparison.floor, resolved)))
+            # weights are rounded to it
+            resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())
+            worst = max(
+                worst, difference(actual, predicted) / (MULTIPLE * max(comparison.floor, resolved))
+            )
         return worst
 
     which = _roles(parity, [c.match for c in wrong])
     found = _search(parity, formula, distance)
     if cause := found and _name(which, found):
         return cause
-    norms = [math.hypot(*(float(value.norm()) for value in recorded[side] if value is not None)) for side in "ab"]
-    text = f"update of {which}: norm {norms[0]:.6g} in A, {norms[1]:.6g} in B; no rule that was tried explains both"
+    norms = [
+        math.hypot(*(float(value.norm()) for value in recorded[side] if value is not None))
+        for side in "ab"
+    ]
+    text = (
+        f"update of {which}: norm {norms[0]:.6g} in A, {norms[1]:.6g} in B; no rule that was "
+        "tried explains both"
+    )
     return _cause("update", norms[0], norms[1], text)
 
 

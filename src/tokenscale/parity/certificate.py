@@ -1,11 +1,21 @@
-"""Parity certificate: the verdict, the first difference and its cause, as plain values and as text."""
+"""Parity certificate: the verdict, the first difference and its cause, as plain values and as
+text.
+"""
 
 import math
 from typing import Any
 
 from tokenscale import __version__
 from tokenscale.parity.causes import find_cause
-from tokenscale.parity.comparison import CERTIFICATE_VERSION, DIFFERENT, EQUAL, MULTIPLE, ROUNDING, Comparison, Parity
+from tokenscale.parity.comparison import (
+    CERTIFICATE_VERSION,
+    DIFFERENT,
+    EQUAL,
+    MULTIPLE,
+    ROUNDING,
+    Comparison,
+    Parity,
+)
 from tokenscale.parity.recording import SCALARS, Recording
 
 
@@ -20,9 +30,12 @@ def certify(parity: Parity) -> dict[str, Any]:
     for comparison in parity.comparisons:
         if comparison.name in SCALARS:
             by_step.setdefault(comparison.step, {"step": comparison.step})[comparison.name] = {
-                name: getattr(comparison, name) for name in ("a", "b", "difference", "floor", "verdict")
+                name: getattr(comparison, name)
+                for name in ("a", "b", "difference", "floor", "verdict")
             }
-        row = stages.setdefault(comparison.stage, {"compared": 0, "largest_ratio_to_floor": 0.0, "verdict": EQUAL})
+        row = stages.setdefault(
+            comparison.stage, {"compared": 0, "largest_ratio_to_floor": 0.0, "verdict": EQUAL}
+        )
         row["compared"] += 1
         order = (EQUAL, ROUNDING, DIFFERENT)
         row["verdict"] = max(row["verdict"], comparison.verdict, key=order.index)
@@ -46,7 +59,9 @@ def certify(parity: Parity) -> dict[str, Any]:
             "only_b": parity.alignment.only_b,
             "untied": parity.alignment.untied,
         },
-        "recordings": {side: _describe_recording(r) for side, r in (("a", parity.a), ("b", parity.b))},
+        "recordings": {
+            side: _describe_recording(r) for side, r in (("a", parity.a), ("b", parity.b))
+        },
     }
 
 
@@ -56,7 +71,11 @@ def _describe(comparison: Comparison) -> dict[str, Any]:
         "stage": comparison.stage,
         "step": comparison.step,
         "name": comparison.name,
-        "name_in_b": anchor.name("b") if anchor else ", ".join(comparison.match.b) if comparison.match else None,
+        "name_in_b": anchor.name("b")
+        if anchor
+        else ", ".join(comparison.match.b)
+        if comparison.match
+        else None,
         "difference": comparison.difference if math.isfinite(comparison.difference) else None,
         "floor": comparison.floor,
     }
@@ -86,10 +105,14 @@ def summarise(certificate: dict[str, Any]) -> str:
     lines.append(f"rounding floor of the loss, relative: {', '.join(floors)}")
     if first:
         where = f"step {first['step']}: " if first["step"] is not None else ""
-        other = f" (B: {first['name_in_b']})" if first["name_in_b"] not in (None, first["name"]) else ""
+        other = (
+            f" (B: {first['name_in_b']})" if first["name_in_b"] not in (None, first["name"]) else ""
+        )
         lines.append(f"first difference: {where}{first['stage']} of {first['name']}{other}")
         if first["difference"] is not None:
-            lines.append(f"  {first['difference']:.3g} relative to A; rounding floor {first['floor']:.3g}")
+            lines.append(
+                f"  {first['difference']:.3g} relative to A; rounding floor {first['floor']:.3g}"
+            )
     if cause:
         lines.append(f"cause: {cause['text']}")
         lines += [f"  {line}" for line in cause["evidence"]]

@@ -1,7 +1,8 @@
 """Comparison of two recorded trainings, quantity by quantity, with a measured rounding floor.
 
-Quantities are compared in the order in which a training step computes them: parameters, tokens, modules of the forward
-pass, loss, gradients, clipped gradients, settings of the optimizer, updates. The cause lies where the first differs.
+Quantities are compared in the order in which a training step computes them: parameters, tokens,
+modules of the forward pass, loss, gradients, clipped gradients, settings of the optimizer, updates.
+The cause lies where the first differs.
 """
 
 import math
@@ -29,18 +30,32 @@ from tokenscale.parity.recording import (
 
 CERTIFICATE_VERSION = 1
 EQUAL, ROUNDING, DIFFERENT = "equal", "equal to rounding", "different"
-#: A difference is rounding up to this multiple of the measured floor. Runs at the floor are independent draws of its
-#: size, and other orders of a sum have errors several times those of the last place alone.
+#: A difference is rounding up to this multiple of the measured floor. Runs at the floor are
+#: independent draws of its size, and other orders of a sum have errors several times those of the
+#: last place alone.
 MULTIPLE = 10.0
-#: What a recorded number in fp32 resolves: the smallest floor of a scalar, for two runs can agree by chance.
+#: What a recorded number in fp32 resolves: the smallest floor of a scalar, for two runs can agree
+#: by chance.
 RESOLUTION = 2.0**-24
 #: settings of torch's optimizers that change the update; the others choose an implementation
-SETTINGS = "weight_decay decoupled_weight_decay betas eps momentum dampening nesterov amsgrad maximize".split()
+SETTINGS = [
+    "weight_decay",
+    "decoupled_weight_decay",
+    "betas",
+    "eps",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "amsgrad",
+    "maximize",
+]
 
 
 @dataclass
 class Comparison:
-    """One quantity of both trainings. `difference` is relative to A; `floor` is the measured one."""
+    """One quantity of both trainings. `difference` is relative to A; `floor` is the measured
+    one.
+    """
 
     stage: str
     step: int | None
@@ -74,12 +89,18 @@ class Parity:
 
     @property
     def first(self) -> Comparison | None:
-        return next((comparison for comparison in self.comparisons if comparison.verdict == DIFFERENT), None)
+        return next(
+            (comparison for comparison in self.comparisons if comparison.verdict == DIFFERENT), None
+        )
 
     def rows(self, tensor: Tensor | None, side: str) -> Tensor | None:
         """Return the rows of a traced tensor whose tokens both first micro-batches hold."""
         rows_a, rows_b, count_a, count_b = select_rows(self.a, self.b)
-        return take_rows(tensor, rows_a, count_a) if side == "a" else take_rows(tensor, rows_b, count_b)
+        return (
+            take_rows(tensor, rows_a, count_a)
+            if side == "a"
+            else take_rows(tensor, rows_b, count_b)
+        )
 
 
 def compare(a: Recording, b: Recording, names: dict[str, str] | None = None) -> Parity:
@@ -102,12 +123,22 @@ def _compare_all(parity: Parity) -> Iterator[Comparison]:
     detailed = min(parity.a.facts["detailed_steps"], parity.b.facts["detailed_steps"])
     for step, (row, other) in enumerate(zip(parity.a.steps, parity.b.steps, strict=True)):
 
-        def scalar(stage: str, name: str, step: int = step, row: Any = row, other: Any = other) -> Comparison:
-            distance = abs(row[name] - other[name]) / abs(row[name]) if row[name] else float(other[name] != 0)
-            return Comparison(stage, step, name, distance, scalars[name][step], row[name], other[name])
+        def scalar(
+            stage: str, name: str, step: int = step, row: Any = row, other: Any = other
+        ) -> Comparison:
+            distance = (
+                abs(row[name] - other[name]) / abs(row[name])
+                if row[name]
+                else float(other[name] != 0)
+            )
+            return Comparison(
+                stage, step, name, distance, scalars[name][step], row[name], other[name]
+            )
 
         repeated = sorted(row["rows"]) != sorted(other["rows"])
-        yield Comparison("tokens", step, "sequences", float(repeated), 0.0, len(row["rows"]), len(other["rows"]))
+        yield Comparison(
+            "tokens", step, "sequences", float(repeated), 0.0, len(row["rows"]), len(other["rows"])
+        )
         if step == 0:
             yield from _compare_modules(parity)
         yield scalar("loss", "loss")
@@ -130,7 +161,9 @@ def _floor_of_scalar(parity: Parity, name: str) -> list[float]:
         for recording in (parity.a, parity.b):
             value = recording.steps[step][name]
             for floor in recording.floors:
-                largest = max(largest, abs(floor.steps[step][name] - value) / abs(value) if value else 0.0)
+                largest = max(
+                    largest, abs(floor.steps[step][name] - value) / abs(value) if value else 0.0
+                )
         found.append(largest)
     return found
 
@@ -146,7 +179,9 @@ def _floor(parity: Parity, read: Callable[[Recording, str], Tensor | None]) -> f
 
 
 def _compare_modules(parity: Parity) -> Iterator[Comparison]:
-    """Compare inputs and outputs of the modules that own the same weights, in A's order of execution."""
+    """Compare inputs and outputs of the modules that own the same weights, in A's order of
+    execution.
+    """
     if not select_rows(parity.a, parity.b)[0]:
         return
     for anchor in parity.anchors:
@@ -154,10 +189,14 @@ def _compare_modules(parity: Parity) -> Iterator[Comparison]:
             continue  # inputs or outputs are in another order, too
         for kind in ("inputs", "outputs"):
             read = partial(anchor.tensor, kind=kind)
-            distance = difference(parity.rows(read(parity.a, "a"), "a"), parity.rows(read(parity.b, "b"), "b"))
+            distance = difference(
+                parity.rows(read(parity.a, "a"), "a"), parity.rows(read(parity.b, "b"), "b")
+            )
             if distance is not None:
                 floor = _floor(parity, read)
-                yield Comparison(f"module {kind[:-1]}", 0, anchor.name("a"), distance, floor, anchor=anchor)
+                yield Comparison(
+                    f"module {kind[:-1]}", 0, anchor.name("a"), distance, floor, anchor=anchor
+                )
 
 
 def read_kind(match: Match, recording: Recording, side: str, step: int, kind: str) -> Tensor | None:
@@ -179,23 +218,38 @@ def _compare_parameters(
             if (distance := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
                 continue
         here = _floor(parity, read)
-        floors[kind, match.a[0]] = max(here, floors.get((kind, match.a[0]), 0.0))  # the largest up to this step
-        yield Comparison(stage, step, ", ".join(match.a), distance, floors[kind, match.a[0]], match=match)
+        # the largest up to this step
+        floors[kind, match.a[0]] = max(here, floors.get((kind, match.a[0]), 0.0))
+        yield Comparison(
+            stage, step, ", ".join(match.a), distance, floors[kind, match.a[0]], match=match
+        )
 
 
-def _read_norm(match: Match, recording: Recording, side: str, step: int, kind: str) -> Tensor | None:
-    """Return the norm [1] of a gradient or an update: where values lie in other orders, or one side has no gradient."""
+def _read_norm(
+    match: Match, recording: Recording, side: str, step: int, kind: str
+) -> Tensor | None:
+    """Return the norm [1] of a gradient or an update: where values lie in other orders, or one side
+    has no gradient.
+    """
     norms = recording.steps[step].get("update_norms" if kind == "update" else "gradient_norms", {})
     found = [norms.get(name) or 0.0 for name in getattr(match, side)]
-    return None if kind == "gradient_clipped" else torch.tensor([math.hypot(*found)], dtype=torch.float64)
+    return (
+        None
+        if kind == "gradient_clipped"
+        else torch.tensor([math.hypot(*found)], dtype=torch.float64)
+    )
 
 
 def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
-    """Compare what both optimizers state for each parameter: the learning rate in each step, other settings once."""
+    """Compare what both optimizers state for each parameter: the learning rate in each step, other
+    settings once.
+    """
     for match in parity.alignment.matches:
         ours, theirs = parity.a.group(match.a[0], step), parity.b.group(match.b[0], step)
         for name in ("lr", *SETTINGS) if step == 0 else ("lr",):
-            if name == "decoupled_weight_decay" and not (ours.get("weight_decay") and theirs.get("weight_decay")):
+            if name == "decoupled_weight_decay" and not (
+                ours.get("weight_decay") and theirs.get("weight_decay")
+            ):
                 continue
             if name in ours and name in theirs:
                 apart = float(not _nearly_equal(ours[name], theirs[name]))
@@ -204,7 +258,9 @@ def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
 
 
 def _nearly_equal(a: Any, b: Any) -> bool:
-    """Return whether two settings are the same number, however it was computed: in fp32, too, as tensors are."""
+    """Return whether two settings are the same number, however it was computed: in fp32, too, as
+    tensors are.
+    """
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(_nearly_equal, a, b))
     return math.isclose(a, b, rel_tol=RESOLUTION, abs_tol=0.0)

@@ -1,18 +1,20 @@
 """Recorder of a training for its parity certificate: `tokenscale parity A B`.
 
-This file imports only torch and safetensors, so that it can be copied into any environment. Add three lines to a loop:
+This file imports only torch and safetensors, so that it can be copied into any environment. Add
+three lines to a loop:
 
     recorder = ParityRecorder("recorded/a", model, optimizer)   # before the first step
     recorder.loss(loss)                                         # each loss that .backward() is called on
     recorder.close()                                            # after the last step
 
-Hooks record the rest. In a folder, `recording.json` is written last; `steps.jsonl` has a line per optimizer step;
-`trace.safetensors` has inputs and outputs of every module in the first forward pass; `details.safetensors` has initial
-weights, and gradients and weights around the first updates.
+Hooks record the rest. In a folder, `recording.json` is written last; `steps.jsonl` has a line per
+optimizer step; `trace.safetensors` has inputs and outputs of every module in the first forward
+pass; `details.safetensors` has initial weights, and gradients and weights around the first updates.
 
-With TOKENSCALE_PARITY_FLOOR=1 (or 2, 3 …) the same script measures the rounding floor. It records into FOLDER/floor-1,
-with another number of threads, and with weights and module outputs moved by up to one unit in the last place (random
-rounding: Parker 1997, "Monte Carlo arithmetic"), as other orders of the same sums move them.
+With TOKENSCALE_PARITY_FLOOR=1 (or 2, 3 …) the same script measures the rounding floor. It records
+into FOLDER/floor-1, with another number of threads, and with weights and module outputs moved by up
+to one unit in the last place (random rounding: Parker 1997, "Monte Carlo arithmetic"), as other
+orders of the same sums move them.
 """
 
 import hashlib
@@ -44,13 +46,16 @@ def sample(tensor: Tensor, count: int = SAMPLES) -> Tensor:
 
 
 class ParityRecorder:
-    """Records one training: `model` (any nn.Module) and `optimizer` (any torch.optim.Optimizer) of one process.
+    """Records one training: `model` (any nn.Module) and `optimizer` (any torch.optim.Optimizer) of
+    one process.
 
-    Weights, gradients and updates are kept for the first `detailed_steps` steps, and norms for all. A model that is
-    compiled or wrapped is passed as it was before.
+    Weights, gradients and updates are kept for the first `detailed_steps` steps, and norms for all.
+    A model that is compiled or wrapped is passed as it was before.
     """
 
-    def __init__(self, folder: str | Path, model: nn.Module, optimizer: Any, detailed_steps: int = 4):
+    def __init__(
+        self, folder: str | Path, model: nn.Module, optimizer: Any, detailed_steps: int = 4
+    ):
         floor = os.environ.get(FLOOR_VARIABLE)
         self.folder = Path(folder) / f"floor-{int(floor)}" if floor else Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +70,8 @@ class ParityRecorder:
         self._tensors: dict[str, Tensor] = {}
         self._traced_bytes = 0
         self._loss_calls: list[dict[str, Any]] = []
-        self._file = open(self.folder / "steps.jsonl", "w", encoding="utf-8")
+        steps = self.folder / "steps.jsonl"
+        self._file = open(steps, "w", encoding="utf-8")  # noqa: SIM115  # until close()
         self._start_step()
         if floor:
             torch.set_num_threads(torch.get_num_threads() // 2 or 1)
@@ -82,10 +88,13 @@ class ParityRecorder:
         self._cross_entropy = F.cross_entropy
         F.cross_entropy = self._watch_cross_entropy  # until the first loss
 
-    # --- called by the training loop -------------------------------------------------------------------------------
+    # --- called by the training loop
+    # -------------------------------------------------------------------------------
 
     def loss(self, value: Tensor | float) -> None:
-        """Record the loss of one backward pass. A step's loss is the sum of its calls, as its gradient is."""
+        """Record the loss of one backward pass. A step's loss is the sum of its calls, as its
+        gradient is.
+        """
         if F.cross_entropy == self._watch_cross_entropy:
             F.cross_entropy = self._cross_entropy
         self._losses.append(float(value.detach() if isinstance(value, Tensor) else value))
@@ -95,9 +104,13 @@ class ParityRecorder:
         F.cross_entropy = self._cross_entropy
         self._file.close()
         save_file(
-            {name: value.contiguous() for name, value in self._tensors.items()}, self.folder / "trace.safetensors"
+            {name: value.contiguous() for name, value in self._tensors.items()},
+            self.folder / "trace.safetensors",
         )
-        save_file({k: v.contiguous() for k, v in self._details.items()}, self.folder / "details.safetensors")
+        save_file(
+            {k: v.contiguous() for k, v in self._details.items()},
+            self.folder / "details.safetensors",
+        )
         facts: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "steps": self.step,
@@ -113,24 +126,33 @@ class ParityRecorder:
             "threads": torch.get_num_threads(),
         }
         names = ("steps.jsonl", "trace.safetensors", "details.safetensors")
-        facts["files"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names}
-        text = json.dumps(json.loads(json.dumps(facts)), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        facts["files"] = {
+            name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names
+        }
+        text = json.dumps(
+            json.loads(json.dumps(facts)), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        )
         facts["seal"] = hashlib.sha256(text.encode()).hexdigest()
         temporary = self.folder / "recording.json.partial"
         temporary.write_text(json.dumps(facts), encoding="utf-8")
         temporary.replace(self.folder / "recording.json")
 
-    # --- around an update: hooks of torch.optim; a loop with an optimizer of its own calls them ---------------------
+    # --- around an update: hooks of torch.optim; a loop with an optimizer of its own calls them
+    # ---------------------
 
     @torch.no_grad()
     def before_update(self) -> None:
         """Record gradients as the optimizer receives them, and keep the weights."""
         # the fused AdamW divides by this as it reads a gradient
         scale = float(getattr(self.optimizer, "grad_scale", None) or 1.0)
-        gradients = {n: p.grad.detach() / scale for n, p in self._parameters.items() if p.grad is not None}
+        gradients = {
+            n: p.grad.detach() / scale for n, p in self._parameters.items() if p.grad is not None
+        }
         self._row["gradient_norm_clipped"] = _norm(gradients.values())
         self._row["groups"] = [self._describe_group(group) for group in self.optimizer.param_groups]
-        self._before = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._before = {
+            name: parameter.detach().clone() for name, parameter in self._parameters.items()
+        }
         if self.step < self.detailed_steps:
             self._keep("gradient_clipped", gradients)
             self._keep("before", self._before)
@@ -139,7 +161,9 @@ class ParityRecorder:
     def after_update(self) -> None:
         """Record the update, and write the step's line."""
         after = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        updates = {name: _norm([after[name].double() - self._before[name].double()]) for name in after}
+        updates = {
+            name: _norm([after[name].double() - self._before[name].double()]) for name in after
+        }
         row = self._row | {
             "step": self.step,
             "loss": sum(self._losses) if self._losses else None,
@@ -149,7 +173,9 @@ class ParityRecorder:
         }
         if self.step < self.detailed_steps:
             self._keep("after", after)
-            row["gradient_norms"] = {name: float(square) ** 0.5 for name, square in self._squares.items()}
+            row["gradient_norms"] = {
+                name: float(square) ** 0.5 for name, square in self._squares.items()
+            }
             row["update_norms"] = updates
             self._keep("gradient", self._unclipped)
             for number, gradients in enumerate(self._micro_batches):
@@ -159,7 +185,8 @@ class ParityRecorder:
         self.step += 1
         self._start_step()
 
-    # --- internals --------------------------------------------------------------------------------------------------
+    # --- internals
+    # --------------------------------------------------------------------------------------------------
 
     def _start_step(self) -> None:
         self._row: dict[str, Any] = {"rows": []}
@@ -174,7 +201,9 @@ class ParityRecorder:
             self._details[f"{self.step}.{kind}.{name}"] = sample(value).clone().cpu()
 
     def _keep_gradient(self, parameter: Tensor) -> None:
-        """Keep the gradient after each backward pass: the last one before the update is the one before clipping."""
+        """Keep the gradient after each backward pass: the last one before the update is the one
+        before clipping.
+        """
         name, gradient = self._names[id(parameter)], parameter.grad.detach()
         self._squares[name] = gradient.double().square().sum()
         if self.step < self.detailed_steps:
@@ -193,9 +222,15 @@ class ParityRecorder:
                 self._row["rows"] += [_digest(row) for row in rows]
 
     def _describe_group(self, group: dict[str, Any]) -> dict[str, Any]:
-        numbers = {k: v for k, v in group.items() if k != "params" and isinstance(v, (bool, int, float, tuple))}
+        numbers = {
+            k: v
+            for k, v in group.items()
+            if k != "params" and isinstance(v, (bool, int, float, tuple))
+        }
         numbers |= {k: float(v) for k, v in group.items() if isinstance(v, Tensor)}
-        return numbers | {"parameters": [self._names[id(p)] for p in group["params"] if id(p) in self._names]}
+        return numbers | {
+            "parameters": [self._names[id(p)] for p in group["params"] if id(p) in self._names]
+        }
 
     def _describe_parameters(self) -> list[dict[str, Any]]:
         every = dict(self.model.named_parameters(remove_duplicate=False))
@@ -211,20 +246,31 @@ class ParityRecorder:
                     "squares": float(values.square().sum()),
                     "constant": float(values.flatten()[0]) if constant else None,
                     "digest": _digest(parameter),
-                    "tied": [other for other, same in every.items() if same is parameter and other != name],
+                    "tied": [
+                        other
+                        for other, same in every.items()
+                        if same is parameter and other != name
+                    ],
                 }
             )
         return found
 
     def _trace_modules(self) -> Iterator[Any]:
-        """Record inputs and outputs of every module of the first forward pass, in order of execution."""
+        """Record inputs and outputs of every module of the first forward pass, in order of
+        execution.
+        """
         open_entries: dict[str, list[dict[str, Any]]] = {}
 
         def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-            # a validation before the first step; reentrant checkpoints run blocks without gradients, within the model
+            # a validation before the first step; reentrant checkpoints run blocks without
+            # gradients, within the model
             if not torch.is_grad_enabled() and not open_entries.get(""):
                 return
-            numbers = {k: v for k, v in vars(module).items() if k[0] != "_" and isinstance(v, (bool, int, float, str))}
+            numbers = {
+                k: v
+                for k, v in vars(module).items()
+                if k[0] != "_" and isinstance(v, (bool, int, float, str))
+            }
             owned = [self._names[id(p)] for p in module._parameters.values() if p is not None]
             entry: dict[str, Any] = {
                 "module": name,
@@ -247,8 +293,12 @@ class ParityRecorder:
                     hook.remove()
 
         for name, module in self.model.named_modules():
-            yield module.register_forward_pre_hook(lambda *a, name=name: enter(name, *a), with_kwargs=True)
-            yield module.register_forward_hook(lambda *a, name=name: leave(name, *a), with_kwargs=True)
+            yield module.register_forward_pre_hook(
+                lambda *a, name=name: enter(name, *a), with_kwargs=True
+            )
+            yield module.register_forward_hook(
+                lambda *a, name=name: leave(name, *a), with_kwargs=True
+            )
 
     def _keep_trace(self, number: int, kind: str, values: Any) -> list[dict[str, Any]]:
         kept: list[dict[str, Any]] = []
@@ -256,11 +306,15 @@ class ParityRecorder:
             key = f"{number}.{kind}.{len(kept)}"
             full = self._traced_bytes + tensor.nbytes <= FULL_TRACE_BYTES
             self._traced_bytes += tensor.nbytes if full else 0
-            self._tensors[key] = (tensor.detach() if full else sample(tensor.detach())).clone().cpu()
+            self._tensors[key] = (
+                (tensor.detach() if full else sample(tensor.detach())).clone().cpu()
+            )
             kept.append({"key": key, "shape": list(tensor.shape)})
         return kept
 
-    def _watch_cross_entropy(self, input: Tensor, target: Tensor, *args: Any, **options: Any) -> Tensor:
+    def _watch_cross_entropy(
+        self, input: Tensor, target: Tensor, *args: Any, **options: Any
+    ) -> Tensor:
         """Record arguments of F.cross_entropy in the first micro-batch."""
         names = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
         number, options = len(self._loss_calls), dict(zip(names, args, strict=False)) | options
@@ -268,7 +322,8 @@ class ParityRecorder:
         numbers = {k: v for k, v in options.items() if isinstance(v, (int, float, str))}
         kept = self._keep_trace(number, "cross_entropy", [input, target])
         self._loss_calls.append(
-            numbers | {"tensors": kept, "value": float(value.detach()) if value.numel() == 1 else None}
+            numbers
+            | {"tensors": kept, "value": float(value.detach()) if value.numel() == 1 else None}
         )
         return value
 
@@ -294,7 +349,9 @@ class ParityRecorder:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists and dictionaries (outputs of `transformers` are such)."""
+    """Yield the tensors in nested tuples, lists and dictionaries (outputs of `transformers` are
+    such).
+    """
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, dict):
@@ -308,7 +365,9 @@ def _digest(tensor: Tensor) -> str:
     """Return a hash of a tensor's values; integers of all widths have equal hashes."""
     values = tensor.detach().cpu().contiguous()
     values = values if values.is_floating_point() else values.long()
-    return hashlib.blake2b(values.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        values.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=8
+    ).hexdigest()
 
 
 def _norm(tensors: Any) -> float:

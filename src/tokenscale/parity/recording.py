@@ -1,4 +1,6 @@
-"""Read and check recordings of `recorder.ParityRecorder`, and align parameters and modules of two models."""
+"""Read and check recordings of `recorder.ParityRecorder`, and align parameters and modules of two
+models.
+"""
 
 import json
 import math
@@ -41,18 +43,26 @@ class Recording:
         return {parameter["name"]: parameter for parameter in self.facts["parameters"]}
 
     def detail(self, step: int | str, kind: str, name: str) -> Tensor | None:
-        """Return values of a parameter, its gradient or its weight before or after an update; flat, in float64."""
-        found = self.details.get(f"{step}.{kind}.{name}" if step != "initial" else f"initial.{name}")
+        """Return values of a parameter, its gradient or its weight before or after an update; flat,
+        in float64.
+        """
+        found = self.details.get(
+            f"{step}.{kind}.{name}" if step != "initial" else f"initial.{name}"
+        )
         return None if found is None else found.double()
 
     def group(self, name: str, step: int) -> dict[str, Any]:
-        """Return the settings of a parameter's group at a step; none where no optimizer updates it."""
+        """Return the settings of a parameter's group at a step; none where no optimizer updates
+        it.
+        """
         groups = self.steps[step]["groups"]
         return next((group for group in groups if name in group["parameters"]), {})
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read a recording and its floors. Raises UserError where it is missing, truncated or not finite."""
+    """Read a recording and its floors. Raises UserError where it is missing, truncated or not
+    finite.
+    """
     from safetensors.torch import load_file
 
     path = folder / "recording.json"
@@ -65,36 +75,60 @@ def read_recording(folder: Path) -> Recording:
             next=RECORD_AGAIN if truncated else RECORD.format(folder=folder),
         )
     next = "use the recorder.py of this version of tokenscale, and record again"
-    facts = read_manifest_file(path, "recording", SCHEMA_VERSION, next, oldest=SCHEMA_VERSION, sealed=True)
+    facts = read_manifest_file(
+        path, "recording", SCHEMA_VERSION, next, oldest=SCHEMA_VERSION, sealed=True
+    )
     with report_malformed(path, "recording", RECORD_AGAIN):
-        for name, fault in walk(folder, [{"name": name, "sha256": s} for name, s in facts["files"].items()]):
-            raise UserError("the recording is truncated.", file=folder / name, found=fault, next=RECORD_AGAIN)
+        for name, fault in walk(
+            folder, [{"name": name, "sha256": s} for name, s in facts["files"].items()]
+        ):
+            raise UserError(
+                "the recording is truncated.", file=folder / name, found=fault, next=RECORD_AGAIN
+            )
         steps = [json.loads(line) for line in read_file(folder / "steps.jsonl").splitlines()]
         if len(steps) != facts["steps"]:
             found = f"{len(steps)} steps"
-            raise UserError("the recording is truncated.", found=found, expected=facts["steps"], next=RECORD_AGAIN)
+            raise UserError(
+                "the recording is truncated.",
+                found=found,
+                expected=facts["steps"],
+                next=RECORD_AGAIN,
+            )
         if not steps:
             next = "call optimizer.step() between ParityRecorder(…) and recorder.close()"
             raise UserError("the recording has no optimizer step.", next=next)
         for step, name in ((step, name) for step in steps for name in SCALARS):
             if step[name] is None:
-                raise UserError("the recording has no loss.", next="call recorder.loss(loss) in each step")
+                raise UserError(
+                    "the recording has no loss.", next="call recorder.loss(loss) in each step"
+                )
             if not math.isfinite(step[name]):
                 where = f"{name.replace('_', ' ')} of step {step['step']}"
                 next = "find out why it is not finite first"
-                raise UserError("a recorded value is not finite.", found=f"{step[name]}", where=where, next=next)
+                raise UserError(
+                    "a recorded value is not finite.", found=f"{step[name]}", where=where, next=next
+                )
         try:
-            trace, details = (load_file(folder / f"{name}.safetensors") for name in ("trace", "details"))
+            trace, details = (
+                load_file(folder / f"{name}.safetensors") for name in ("trace", "details")
+            )
         except Exception as error:  # safetensors' own class, and OSError
-            raise UserError("the recording is truncated.", reason=error, next=RECORD_AGAIN) from None
+            raise UserError(
+                "the recording is truncated.", reason=error, next=RECORD_AGAIN
+            ) from None
     floors = [read_recording(path) for path in sorted(folder.glob("floor-*"))]
     return Recording(folder, facts, steps, trace, details, floors)
 
 
 def check_comparable(a: Recording, b: Recording) -> None:
-    """Raise UserError for other numbers of steps, other batches, no floor, or a floor of another training."""
+    """Raise UserError for other numbers of steps, other batches, no floor, or a floor of another
+    training.
+    """
     for recording, floor in ((found, floor) for found in (a, b) for floor in found.floors):
-        stated = [[(sorted(row["rows"]), row["groups"]) for row in found.steps] for found in (recording, floor)]
+        stated = [
+            [(sorted(row["rows"]), row["groups"]) for row in found.steps]
+            for found in (recording, floor)
+        ]
         if stated[0] != stated[1] or list(recording.parameters) != list(floor.parameters):
             raise UserError(
                 "a floor is of another training than its recording.",
@@ -103,10 +137,17 @@ def check_comparable(a: Recording, b: Recording) -> None:
                 next=f"run the script of this recording again with and without {FLOOR_VARIABLE}",
             )
     if (steps := a.facts["steps"]) != b.facts["steps"]:
-        raise UserError("the recordings have other numbers of steps.", a=steps, b=b.facts["steps"], next=RECORD_AGAIN)
+        raise UserError(
+            "the recordings have other numbers of steps.",
+            a=steps,
+            b=b.facts["steps"],
+            next=RECORD_AGAIN,
+        )
     if not a.floors and not b.floors:
         next = f"run A's training script twice more, with {FLOOR_VARIABLE}=1 and {FLOOR_VARIABLE}=2"
-        raise UserError("the rounding floor was not measured.", expected=f"{a.folder / 'floor-1'}", next=next)
+        raise UserError(
+            "the rounding floor was not measured.", expected=f"{a.folder / 'floor-1'}", next=next
+        )
     every = [set(step["rows"]) for step in a.steps]
     for step, rows, other in zip(a.steps, every, b.steps, strict=True):
         others = set(other["rows"])
@@ -121,27 +162,35 @@ def check_comparable(a: Recording, b: Recording) -> None:
             )
 
 
-# --- parameters -----------------------------------------------------------------------------------------------------
+# --- parameters
+# -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Match:
-    """The same weights in both models: one parameter of each, or several that the other model has fused."""
+    """The same weights in both models: one parameter of each, or several that the other model has
+    fused.
+    """
 
     a: list[str]
     b: list[str]
-    #: (A's is transposed, B's are transposed) to make rows equal; None where values are in another order
+    #: (A's is transposed, B's are transposed) to make rows equal; None where values are in another
+    #: order
     layout: tuple[bool, bool] | None = None
 
     def values(self, recording: Recording, side: str, step: int | str, kind: str) -> Tensor | None:
-        """Return the values of `Recording.detail` in the common layout, or None where they were not recorded."""
+        """Return the values of `Recording.detail` in the common layout, or None where they were not
+        recorded.
+        """
         names = getattr(self, side)
         found = [recording.detail(step, kind, name) for name in names]
         if self.layout is None or any(value is None for value in found):
             return None
         shapes = [recording.parameters[name]["shape"] for name in names]
         turned = self.layout[side == "b"]
-        if any(value.numel() != math.prod(shape) for value, shape in zip(found, shapes, strict=True)):
+        if any(
+            value.numel() != math.prod(shape) for value, shape in zip(found, shapes, strict=True)
+        ):
             return None if turned or len(self.a) + len(self.b) > 2 else found[0]
         parts = [value.view(shape) for value, shape in zip(found, shapes, strict=True)]
         return torch.cat([part.T if turned else part for part in parts]).flatten()
@@ -149,7 +198,9 @@ class Match:
 
 @dataclass
 class Alignment:
-    """Parameters of two models. `untied` are parameters of one model that the other has tied to others."""
+    """Parameters of two models. `untied` are parameters of one model that the other has tied to
+    others.
+    """
 
     matches: list[Match]
     only_a: list[str]
@@ -166,13 +217,15 @@ def order_of_execution(recording: Recording) -> list[str]:
         for name in entry["parameters"]:
             first.setdefault(name, entry["number"])
     last = 0
-    for name in recording.parameters:  # of a module that is not called itself: behind what is registered before it
+    # of a module that is not called itself: behind what is registered before it
+    for name in recording.parameters:
         last = first.setdefault(name, last)
     return sorted(recording.parameters, key=first.__getitem__)
 
 
-def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
-    """Align parameters by their initial values in any layout; constant parameters by the modules that run before.
+def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # noqa: C901
+    """Align parameters by their initial values in any layout; constant parameters by the modules
+    that run before.
 
     `names` (A's → B's) goes first. Raises UserError where most weights differ.
     """
@@ -192,13 +245,17 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
         if name not in left_a or other not in left_b:
             wrong = name if name not in left_a else other
             raise UserError(
-                "a name in --names is no parameter, or is there twice.", name=wrong, next="correct the file"
+                "a name in --names is no parameter, or is there twice.",
+                name=wrong,
+                next="correct the file",
             )
         match([name], [other])
     varied_b = [name for name in left_b if of_b[name]["constant"] is None]
     varied_a = [name for name in left_a if of_a[name]["constant"] is None]
     for name in list(varied_a):
-        if other := next((o for o in varied_b if o in left_b and same_values([of_a[name]], [of_b[o]])), None):
+        if other := next(
+            (o for o in varied_b if o in left_b and same_values([of_a[name]], [of_b[o]])), None
+        ):
             match([name], [other])
     for fused, left_fused, parts, left_parts, turned in (
         (of_a, left_a, of_b, left_b, False),
@@ -207,13 +264,18 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
         for name in [name for name in left_fused if fused[name]["constant"] is None]:
             varied = [part for part in left_parts if parts[part]["constant"] is None]
             windows = [varied[i : i + n] for n in (2, 3, 4) for i in range(len(varied) - n + 1)]
-            if found := next((w for w in windows if same_values([fused[name]], [parts[p] for p in w])), None):
+            if found := next(
+                (w for w in windows if same_values([fused[name]], [parts[p] for p in w])), None
+            ):
                 match(*((found, [name]) if turned else ([name], found)))
     if len(matches) < 0.5 * min(len(varied_a), len(varied_b)):
         raise UserError(
             "the recordings have other initial weights.",
             found=f"{len(matches)} of {len(varied_a)} varied parameters of A have equal values in B",
-            next="load the same weights into both models, or name what belongs together: --names FILE",
+            next=(
+                "load the same weights into both models, or name what belongs together: --names "
+                "FILE"
+            ),
         )
     untied = {}
     for left, described, others, side in ((left_a, of_a, of_b, "b"), (left_b, of_b, of_a, "a")):
@@ -223,31 +285,49 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
                 if others[partner]["tied"] and same_values([described[name]], [others[partner]]):
                     untied[name] = partner
     if set(of_a) == set(of_b):  # versions of one program, of which one may not call a module
-        for name in [name for name in left_a if name in left_b and of_a[name]["constant"] is not None]:
-            if of_a[name]["shape"] == of_b[name]["shape"] and of_a[name]["constant"] == of_b[name]["constant"]:
+        for name in [
+            name for name in left_a if name in left_b and of_a[name]["constant"] is not None
+        ]:
+            if (
+                of_a[name]["shape"] == of_b[name]["shape"]
+                and of_a[name]["constant"] == of_b[name]["constant"]
+            ):
                 match([name], [name])
     for constant in _match_constants(a, b, orders, (left_a, left_b), list(matches)):
         match(constant.a, constant.b)
     for aligned in matches:
         aligned.layout = _find_layout(a, b, aligned)
-    reordered = {name.rpartition(".")[0] for found in matches if found.layout is None for name in found.a}
-    for aligned in matches:  # equal values do not show their order: a bias is in that of its module's weight
+    reordered = {
+        name.rpartition(".")[0] for found in matches if found.layout is None for name in found.a
+    }
+    # equal values do not show their order: a bias is in that of its module's weight
+    for aligned in matches:
         if aligned.a[0].rpartition(".")[0] in reordered:
             aligned.layout = None
     matches.sort(key=lambda found: orders[0].index(found.a[0]))
-    unequal = [m for m in matches if not same_values([of_a[n] for n in m.a], [of_b[n] for n in m.b])]
+    unequal = [
+        m for m in matches if not same_values([of_a[n] for n in m.a], [of_b[n] for n in m.b])
+    ]
     only = [[name for name in left if name not in untied] for left in (left_a, left_b)]
     return Alignment(matches, only[0], only[1], untied, unequal)
 
 
 def _match_constants(
-    a: Recording, b: Recording, orders: tuple[list[str], list[str]], left: tuple[list[str], list[str]], matches: Any
+    a: Recording,
+    b: Recording,
+    orders: tuple[list[str], list[str]],
+    left: tuple[list[str], list[str]],
+    matches: Any,
 ) -> list[Match]:
-    """Match parameters whose values are all equal: biases by their module's weight, norms by what runs before them."""
+    """Match parameters whose values are all equal: biases by their module's weight, norms by what
+    runs before them.
+    """
     sides: list[tuple[list[list[str]], dict[Any, list[str]]]] = []
     for recording, order, names, side in zip((a, b), orders, left, "ab", strict=True):
         described = recording.parameters
-        constants = [name for name in order if name in names and described[name]["constant"] is not None]
+        constants = [
+            name for name in order if name in names and described[name]["constant"] is not None
+        ]
         beside: list[list[str]] = [[] for _ in matches]
         modules: dict[str, list[str]] = {}
         for name in order:
@@ -259,7 +339,9 @@ def _match_constants(
         context, groups = -1, {}  # type: ignore[var-annotated]
         taken = {name for names in beside for name in names}
         for name in order:
-            context = next((i for i, found in enumerate(matches) if name in getattr(found, side)), context)
+            context = next(
+                (i for i, found in enumerate(matches) if name in getattr(found, side)), context
+            )
             if name in constants and name not in taken:
                 groups.setdefault((context, described[name]["constant"]), []).append(name)
         sides.append((beside, groups))
@@ -268,8 +350,12 @@ def _match_constants(
     pairs += [(groups_a[key], groups_b[key]) for key in groups_a if key in groups_b]
     found = []
     for ours, theirs in pairs:
-        shapes_a, shapes_b = ([r.parameters[n]["shape"] for n in names] for r, names in ((a, ours), (b, theirs)))
-        size_a, size_b = (sum(math.prod(shape) for shape in shapes) for shapes in (shapes_a, shapes_b))
+        shapes_a, shapes_b = (
+            [r.parameters[n]["shape"] for n in names] for r, names in ((a, ours), (b, theirs))
+        )
+        size_a, size_b = (
+            sum(math.prod(shape) for shape in shapes) for shapes in (shapes_a, shapes_b)
+        )
         if shapes_a != shapes_b and size_a == size_b and 1 in (len(ours), len(theirs)):
             found.append(Match(ours, theirs))
             continue
@@ -282,42 +368,63 @@ def _match_constants(
 
 
 def same_values(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
-    """Return whether parameters have the same values, in any order: size, sum and sum of squares."""
+    """Return whether parameters have the same values, in any order: size, sum and sum of
+    squares.
+    """
     size_a, size_b = (sum(math.prod(p["shape"]) for p in side) for side in (a, b))
     squares_a, squares_b = (sum(p["squares"] for p in side) for side in (a, b))
     sum_a, sum_b = (sum(p["sum"] for p in side) for side in (a, b))
     shapes = len(a) + len(b) > 2 or sorted(a[0]["shape"]) == sorted(b[0]["shape"])
-    close = abs(squares_a - squares_b) <= 1e-9 * squares_a and abs(sum_a - sum_b) <= 1e-9 * (size_a * squares_a) ** 0.5
+    close = (
+        abs(squares_a - squares_b) <= 1e-9 * squares_a
+        and abs(sum_a - sum_b) <= 1e-9 * (size_a * squares_a) ** 0.5
+    )
     return size_a == size_b and shapes and close
 
 
 def _find_layout(a: Recording, b: Recording, match: Match) -> tuple[bool, bool] | None:
-    plain = all(len(r.parameters[n]["shape"]) == 2 for r, names in ((a, match.a), (b, match.b)) for n in names)
-    for layout in [(False, False), (False, True), (True, False), (True, True)] if plain else [(False, False)]:
+    plain = all(
+        len(r.parameters[n]["shape"]) == 2
+        for r, names in ((a, match.a), (b, match.b))
+        for n in names
+    )
+    for layout in (
+        [(False, False), (False, True), (True, False), (True, True)] if plain else [(False, False)]
+    ):
         match.layout = layout
         try:
-            values = [match.values(recording, side, "initial", "") for recording, side in ((a, "a"), (b, "b"))]
+            values = [
+                match.values(recording, side, "initial", "")
+                for recording, side in ((a, "a"), (b, "b"))
+            ]
         except RuntimeError:  # widths that cannot be concatenated this way
             continue
-        if values[0] is not None and values[1] is not None and values[0].shape == values[1].shape:
-            if torch.allclose(values[0], values[1], rtol=1e-6, atol=0):
-                return layout
+        ours, theirs = values
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            continue
+        if torch.allclose(ours, theirs, rtol=1e-6, atol=0):
+            return layout
     return None
 
 
-# --- modules --------------------------------------------------------------------------------------------------------
+# --- modules
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Anchor:
-    """One use of the modules that own the same weights in both models: one, or several where weights are fused."""
+    """One use of the modules that own the same weights in both models: one, or several where
+    weights are fused.
+    """
 
     matches: list[Match]
     a: list[dict[str, Any]]
     b: list[dict[str, Any]]
 
     def tensor(self, recording: Recording, side: str, kind: str) -> Tensor | None:
-        """Return the input, or the outputs side by side, in the trace of a recording. float64; ids as int64."""
+        """Return the input, or the outputs side by side, in the trace of a recording. float64; ids
+        as int64.
+        """
         entries = getattr(self, side)
         found = []
         for entry in entries[: 1 if kind == "inputs" else None]:
@@ -341,10 +448,18 @@ def find_anchors(a: Recording, b: Recording, alignment: Alignment) -> list[Ancho
     for recording, side in ((a, "a"), (b, "b")):
         found: dict[Any, list[dict[str, Any]]] = {}
         counts: dict[Any, int] = {}
-        order = [name for m in alignment.matches for name in getattr(m, side)] + list(alignment.untied)
+        order = [name for m in alignment.matches for name in getattr(m, side)] + list(
+            alignment.untied
+        )
         for entry in recording.facts["trace"]:
-            owned = [i for i, m in enumerate(alignment.matches) if set(entry["parameters"]) & set(getattr(m, side))]
-            if entry["parameters"] and all(name in alignment.untied for name in entry["parameters"]):
+            owned = [
+                i
+                for i, m in enumerate(alignment.matches)
+                if set(entry["parameters"]) & set(getattr(m, side))
+            ]
+            if entry["parameters"] and all(
+                name in alignment.untied for name in entry["parameters"]
+            ):
                 partner = alignment.untied[entry["parameters"][0]]
                 owned = [i for i, m in enumerate(alignment.matches) if partner in (*m.a, *m.b)]
             if owned and entry["inputs"]:
@@ -353,14 +468,22 @@ def find_anchors(a: Recording, b: Recording, alignment: Alignment) -> list[Ancho
                 use = counts[key, entry["module"]] = counts.get((key, entry["module"]), 0) + 1
                 found.setdefault((*key, use), []).append(entry)
         for entries in found.values():  # as the weights are concatenated
-            entries.sort(key=lambda entry: min(order.index(name) for name in entry["parameters"] if name in order))
+            entries.sort(
+                key=lambda entry: min(
+                    order.index(name) for name in entry["parameters"] if name in order
+                )
+            )
         uses.append(found)
     shared = [key for key in uses[0] if key in uses[1]]
-    return [Anchor([alignment.matches[i] for i in key[0]], uses[0][key], uses[1][key]) for key in shared]
+    return [
+        Anchor([alignment.matches[i] for i in key[0]], uses[0][key], uses[1][key]) for key in shared
+    ]
 
 
 def select_rows(a: Recording, b: Recording) -> tuple[list[int], list[int], int, int]:
-    """Return which rows of A's and of B's first micro-batch hold the same tokens, and both numbers of rows."""
+    """Return which rows of A's and of B's first micro-batch hold the same tokens, and both numbers
+    of rows.
+    """
     counts = []
     for recording in (a, b):
         root = next((entry for entry in recording.facts["trace"] if entry["inputs"]), None)
@@ -373,7 +496,13 @@ def select_rows(a: Recording, b: Recording) -> tuple[list[int], list[int], int, 
 def take_rows(tensor: Tensor | None, rows: Iterable[int], count: int) -> Tensor | None:
     """Return some rows of a tensor [rows, …] or [rows * positions, …]; others as they are."""
     rows = list(rows)
-    if tensor is None or rows == list(range(count)) or not tensor.dim() or count == 0 or tensor.shape[0] % count:
+    if (
+        tensor is None
+        or rows == list(range(count))
+        or not tensor.dim()
+        or count == 0
+        or tensor.shape[0] % count
+    ):
         return tensor
     return tensor.reshape(count, -1, *tensor.shape[1:])[rows].reshape(-1, *tensor.shape[1:])
 

@@ -1,7 +1,9 @@
-"""Answers to an experiment's question: one sentence each, with its number, its spread and its verdict.
+"""Answers to an experiment's question: one sentence each, with its number, its spread and its
+verdict.
 
-Counts come before timings: they are exact and need one run. An answer is given only where the runs have its part, so an
-experiment without approaches says nothing of padding, and one with a single world size nothing of scaling.
+Counts come before timings: they are exact and need one run. An answer is given only where the runs
+have its part, so an experiment without approaches says nothing of padding, and one with a single
+world size nothing of scaling.
 """
 
 import math
@@ -29,7 +31,8 @@ ONE_RUN, OPEN = "one run each", "not resolved"
 #: after the verdict of a comparison of losses
 UNEQUAL_TEXT = ", unequal text"
 WORDS = (COUNTED, MEASURED, PROVEN, NOT_PROVEN, WITHIN, BEYOND, ONE_RUN, OPEN)
-#: from this share on, text that is dropped is a caution, and a difference of it stands beside losses and rates
+#: from this share on, text that is dropped is a caution, and a difference of it stands beside
+#: losses and rates
 MATERIAL = 0.01
 #: part of a question → figures that show it, the first that an experiment draws is linked
 FIGURES = {
@@ -46,7 +49,8 @@ FIGURES = {
 NAMED = 6
 
 Answer = dict[str, str]
-#: series → corpus → share of its tokens that the series drops; NaN: not known. No corpora: nothing is known
+#: series → corpus → share of its tokens that the series drops; NaN: not known. No corpora: nothing
+#: is known
 Dropped = Mapping[str, Mapping[str, float]]
 #: how the runs of a proven pair agree, by kind of pair (see `order.sql`)
 _AGREE = {
@@ -64,17 +68,24 @@ def find_answers(
     caution: str = "",
     marks: Sequence[str] = (),
 ) -> list[Answer]:
-    """Return all answers of an experiment: `part` (a key of `FIGURES`), `text`, `spread`, `verdict`, `figure`.
+    """Return all answers of an experiment: `part` (a key of `FIGURES`), `text`, `spread`,
+    `verdict`, `figure`.
 
-    `rows` gives the rows of a query, `compared` is the result of `paired_comparisons.comparisons`, `proof` that of
-    `campaign_quality.proof`. `figure` is empty where none of `figures` shows the part. With a `caution` (ranks share
-    cores), scaling is not answered. `marks` stand beside each comparison of losses: what they are losses of.
+    `rows` gives the rows of a query, `compared` is the result of `paired_comparisons.comparisons`,
+    `proof` that of `campaign_quality.proof`. `figure` is empty where none of `figures` shows the
+    part. With a `caution` (ranks share cores), scaling is not answered. `marks` stand beside each
+    comparison of losses: what they are losses of.
     """
     inventory = rows("inventory")
     refused = paired_comparisons.differences(comparability.refusals(inventory, "approach"))
-    padding, validation = (found[~found["run_id"].isin(refused)] for found in map(rows, ("padding", "validation")))
+    padding, validation = (
+        found[~found["run_id"].isin(refused)] for found in map(rows, ("padding", "validation"))
+    )
     dropped = rows("dropped_text")
-    shown = {part: next((name for name in names if name in figures), "") for part, names in FIGURES.items()}
+    shown = {
+        part: next((name for name in names if name in figures), "")
+        for part, names in FIGURES.items()
+    }
     found = answer_dropped(dropped) + answer_padding(padding)
     found += paired_comparisons.answers(compared)
     found += answer_loss(validation, inventory, refused, dropped_shares(dropped))
@@ -91,7 +102,9 @@ def find_answers(
 
 
 def dropped_shares(rows: pd.DataFrame) -> Dropped:
-    """Return the text that each series drops, from rows of `dropped_text.sql`; not known if it is not of every run."""
+    """Return the text that each series drops, from rows of `dropped_text.sql`; not known if it is
+    not of every run.
+    """
     found: dict[str, dict[str, float]] = {}
     for (series, corpus), shares in rows.groupby(["series", "corpus"], sort=False)["dropped_share"]:
         found.setdefault(series, {})[corpus] = float(shares.max(skipna=False))
@@ -99,48 +112,75 @@ def dropped_shares(rows: pd.DataFrame) -> Dropped:
 
 
 def describe_dropped(shares: Mapping[str, float]) -> str:
-    """Return the shares of dropped text, by corpus where there are several; empty if nothing is dropped.
+    """Return the shares of dropped text, by corpus where there are several; empty if nothing is
+    dropped.
 
     >>> describe_dropped({"web": 0.7524}), describe_dropped({"web": 0.5, "code": float("nan"), "books": 0.0})
     ('75 %', '50 % of web, not known of code, 0 % of books')
     """
     if shares and not any(shares.values()):
         return ""
-    texts = ["not known" if math.isnan(share) else f"{number(100 * share, 2)} %" for share in shares.values()]
+    texts = [
+        "not known" if math.isnan(share) else f"{number(100 * share, 2)} %"
+        for share in shares.values()
+    ]
     if len(texts) > 1:
         texts = [f"{text} of {corpus}" for text, corpus in zip(texts, shares, strict=True)]
     return ", ".join(texts) or "not known"
 
 
 def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
-    """Return which share of the text each approach drops, from rows of `dropped_text.sql`; nothing if that is equal."""
+    """Return which share of the text each approach drops, from rows of `dropped_text.sql`; nothing
+    if that is equal.
+    """
     dropped = dropped_shares(rows)
     names = sorted(ordered(list(dropped)), key=lambda name: -_most(dropped[name]))
     texts = {name: describe_dropped(dropped[name]) for name in names}
     if len(set(texts.values())) < 2:
         return []
     whole = [name for name in names if not texts[name]]
-    text = f"Text dropped: {', '.join(_by_text({name: text for name, text in texts.items() if text}))}"
+    text = (
+        f"Text dropped: {', '.join(_by_text({name: text for name, text in texts.items() if text}))}"
+    )
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
     known, by_run = rows["dropped_share"].notna().all(), rows["counted_by_run"].any()
     source = "counted by the runs as they began" if by_run else "counts of an epoch"
-    spread = f"share of useful tokens behind the end of a row, {source if known else 'not recorded for all'}"
-    return [{"part": "dropped text", "text": text, "spread": spread, "verdict": COUNTED if known else OPEN}]
+    spread = (
+        "share of useful tokens behind the end of a row, "
+        f"{source if known else 'not recorded for all'}"
+    )
+    return [
+        {
+            "part": "dropped text",
+            "text": text,
+            "spread": spread,
+            "verdict": COUNTED if known else OPEN,
+        }
+    ]
 
 
 def caution_dropped(dropped: Dropped) -> list[str]:
-    """Return what a reader must know of series that drop a material share of the text, or an unknown one."""
+    """Return what a reader must know of series that drop a material share of the text, or an
+    unknown one.
+    """
     named = [(f"{name} ({describe_dropped(of)})", _most(of)) for name, of in dropped.items()]
     material = [text for text, most in named if MATERIAL <= most < math.inf]
     unknown = [text for text, most in named if most == math.inf]
-    lost = f"Text is dropped: documents longer than a row lose their end with {_some(material)}. Such runs never train "
-    found = [f"{lost}on it: their throughput and loss are those of shortened documents."] * bool(material)
-    return found + [f"How much text is dropped is not known of all runs: {_some(unknown)}."] * bool(unknown)
+    lost = (
+        f"Text is dropped: documents longer than a row lose their end with {_some(material)}. "
+        "Such runs never train "
+    )
+    found = [f"{lost}on it: their throughput and loss are those of shortened documents."] * bool(
+        material
+    )
+    return found + [f"How much text is dropped is not known of all runs: {_some(unknown)}."] * bool(
+        unknown
+    )
 
 
 def _by_text(texts: Mapping[str, str]) -> list[str]:
-    """Return each text with its names, `70 % with padded and packed`; of many texts the first and the last. The names
-    of many that share one text are left out.
+    """Return each text with its names, `70 % with padded and packed`; of many texts the first and
+    the last. The names of many that share one text are left out.
     """
     found: dict[str, list[str]] = {}
     for name, text in texts.items():
@@ -158,17 +198,25 @@ def _some(names: Sequence[str]) -> str:
 
 def _most(shares: Mapping[str, float]) -> float:
     """Return the largest share; infinite where one is not known."""
-    return max((math.inf if math.isnan(share) else share for share in shares.values()), default=math.inf)
+    return max(
+        (math.inf if math.isnan(share) else share for share in shares.values()), default=math.inf
+    )
 
 
 def unequal_text(dropped: Dropped, of: str, over: str) -> str:
-    """Return what text two series drop; empty if their shares are known and differ by less than `MATERIAL`."""
+    """Return what text two series drop; empty if their shares are known and differ by less than
+    `MATERIAL`.
+    """
     one, other = dropped.get(of, {}), dropped.get(over, {})
-    near = one.keys() == other.keys() and all(abs(one[corpus] - other[corpus]) < MATERIAL for corpus in one)
+    near = one.keys() == other.keys() and all(
+        abs(one[corpus] - other[corpus]) < MATERIAL for corpus in one
+    )
     texts = {name: describe_dropped(shares) for name, shares in ((of, one), (over, other))}
     if near or len(texts) < 2 or not any(texts.values()):
         return ""
-    return "text dropped: " + ", ".join(f"{text or '0 %'} with {name}" for name, text in texts.items())
+    return "text dropped: " + ", ".join(
+        f"{text or '0 %'} with {name}" for name, text in texts.items()
+    )
 
 
 def note_dropped(
@@ -179,32 +227,55 @@ def note_dropped(
     for judged in compared:
         of, over = (series.get(cell, "") for cell in (judged.pair.of, judged.pair.over))
         note = unequal_text(dropped, of, over) if judged.result.spread.n else ""
-        found.append(judged.mark(UNEQUAL_TEXT * bool(note and judged.pair.quantity != paired_comparisons.RATE), note))
+        found.append(
+            judged.mark(
+                UNEQUAL_TEXT * bool(note and judged.pair.quantity != paired_comparisons.RATE), note
+            )
+        )
     return found
 
 
 def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
-    """Return (series, world size) → median share of processed tokens that are not useful, over the repeats that all
-    series have at that world size; without such repeats nothing."""
+    """Return (series, world size) → median share of processed tokens that are not useful, over the
+    repeats that all series have at that world size; without such repeats nothing.
+    """
     found: dict[tuple[str, int], float] = {}
     for _, cells in rows.groupby("world_size"):
-        medians = captions.common_repeats(cells, ["series"]).groupby(["series", "world_size"])["not_useful_share"]
-        found |= {(str(name), int(world)): float(share) for (name, world), share in medians.median().items()}
+        medians = captions.common_repeats(cells, ["series"]).groupby(["series", "world_size"])[
+            "not_useful_share"
+        ]
+        found |= {
+            (str(name), int(world)): float(share)
+            for (name, world), share in medians.median().items()
+        }
     return found
 
 
 def answer_padding(padding: pd.DataFrame) -> list[Answer]:
-    """Return which share of processed tokens is not useful (padding, ignored labels); from rows of `padding.sql`."""
+    """Return which share of processed tokens is not useful (padding, ignored labels); from rows of
+    `padding.sql`.
+    """
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
-    names, shares = ordered(rows["series"]), {name: share for (name, _), share in not_useful_shares(rows).items()}
+    names, shares = (
+        ordered(rows["series"]),
+        {name: share for (name, _), share in not_useful_shares(rows).items()},
+    )
     if len(names) < 2:
         return []
     if not shares:
         return _not_compared("padding", names)
-    listed = _by_text({n: f"{number(100 * shares[n])} %" for n in sorted(names, key=lambda n: -shares[n])})
+    listed = _by_text(
+        {n: f"{number(100 * shares[n])} %" for n in sorted(names, key=lambda n: -shares[n])}
+    )
     rows = captions.common_repeats(rows, ["series"])
-    apart = max(100 * (values.max() - values.min()) for _, values in rows.groupby("series")["not_useful_share"])
-    text = f"Processed tokens that are not useful (padding, ignored labels): {captions.listing(listed)}"
+    apart = max(
+        100 * (values.max() - values.min())
+        for _, values in rows.groupby("series")["not_useful_share"]
+    )
+    text = (
+        "Processed tokens that are not useful (padding, ignored labels): "
+        f"{captions.listing(listed)}"
+    )
     spread = f"exact counts of {len(rows)} runs" + (
         f"; repeats differ by up to {number(apart, 2)} points" * bool(apart)
     )
@@ -214,12 +285,14 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
 def answer_loss(
     validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapping[str, str], dropped: Dropped
 ) -> list[Answer]:
-    """Return how far validation losses lie apart at equal useful tokens; from rows of `validation.sql`.
+    """Return how far validation losses lie apart at equal useful tokens; from rows of
+    `validation.sql`.
 
-    Losses are compared over the repeats that all series have, at the fewest useful tokens that a run trained on,
-    interpolated linearly between the validations before and after. A falling, convex loss lies between that value and
-    the later validation, so the distance of the two bounds the error. With more error than difference, the answer is
-    open. `inventory` and `refused` (run id → what makes it not comparable) name the runs that are left out.
+    Losses are compared over the repeats that all series have, at the fewest useful tokens that a
+    run trained on, interpolated linearly between the validations before and after. A falling,
+    convex loss lies between that value and the later validation, so the distance of the two bounds
+    the error. With more error than difference, the answer is open. `inventory` and `refused` (run
+    id → what makes it not comparable) name the runs that are left out.
     """
     rows = _fewest_ranks(validation)
     if rows["series"].nunique() < 2:
@@ -243,12 +316,22 @@ def answer_loss(
     low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
     apart = medians[high] - medians[low]
     ends = ", ".join(f"{number(medians[n], 4)} with {n} (step {updates[n]})" for n in (low, high))
-    result = f"{_nats(apart)} nats apart: {ends}" if apart else f"equal: {number(medians[low], 4)} nats"
+    result = (
+        f"{_nats(apart)} nats apart: {ends}" if apart else f"equal: {number(medians[low], 4)} nats"
+    )
     text = f"After {number(tokens, 3)} useful tokens, validation losses are {result}"
     noise, repeats = max(max(values) - min(values) for values in losses.values()), len(losses[low])
     spread = [f"repeats differ by up to {_nats(noise)} nats"] if repeats > 1 else []
     spread += [f"interpolation is off by up to {_nats(error)}"] if error >= 1e-4 else []
-    verdict = ONE_RUN if repeats == 1 else BEYOND if apart > noise + error else WITHIN if error <= noise else OPEN
+    verdict = (
+        ONE_RUN
+        if repeats == 1
+        else BEYOND
+        if apart > noise + error
+        else WITHIN
+        if error <= noise
+        else OPEN
+    )
     if updates[low] != updates[high]:
         verdict += paired_comparisons.UNEQUAL_UPDATES
         spread.append(f"after {updates[low]} against {updates[high]} updates")
@@ -260,8 +343,12 @@ def answer_loss(
 
 
 def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
-    """Return the efficiency at the largest world size, over all series; from rows of `scaling.sql`."""
-    rows = scaling[(scaling["world_size"] > scaling["base_world_size"]) & scaling["efficiency"].notna()]
+    """Return the efficiency at the largest world size, over all series; from rows of
+    `scaling.sql`.
+    """
+    rows = scaling[
+        (scaling["world_size"] > scaling["base_world_size"]) & scaling["efficiency"].notna()
+    ]
     if rows.empty:
         return []
     world = int(rows["world_size"].max())
@@ -275,14 +362,20 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
     text = f"{world} ranks reach {captions.extremes(medians, ' %')} of ideal scaling from {base}"
     spread = f"medians of {len(medians)} series, {len(rows)} runs"
     if values is not None:
-        spread = values.kind if values.n == 1 else f"{number(values.low)}–{number(values.high)} %, {values.kind}"
+        spread = (
+            values.kind
+            if values.n == 1
+            else f"{number(values.low)}–{number(values.high)} %, {values.kind}"
+        )
     return [{"part": "scaling", "text": text, "spread": spread, "verdict": MEASURED}]
 
 
 def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
-    """Return the memory of the fullest rank at the largest world size with several methods; from `parallelism.sql`.
+    """Return the memory of the fullest rank at the largest world size with several methods; from
+    `parallelism.sql`.
 
-    Nothing where the runs differ in another factor (micro-batches, models), which changes memory as well.
+    Nothing where the runs differ in another factor (micro-batches, models), which changes memory as
+    well.
     """
     rows = parallelism.dropna(subset=["memory_bytes"])
     methods = rows.groupby("world_size")["method"].nunique()
@@ -294,48 +387,73 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     if rows.empty:
         return _not_compared("memory", names)
     least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB")
-    single = f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank" if len(alone) else ""
+    single = (
+        f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank" if len(alone) else ""
+    )
     spread = f"{len(rows)} runs, in their first step{single}"
     text = f"The fullest of {world} ranks holds {least}"
     return [{"part": "memory", "text": text, "spread": spread, "verdict": MEASURED}]
 
 
 def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
-    """Return how long pipeline ranks wait at the most micro-batches with several schedules; from `pipeline.sql`."""
+    """Return how long pipeline ranks wait at the most micro-batches with several schedules; from
+    `pipeline.sql`.
+    """
     rows = pipeline.dropna(subset=["bubble_share"])
     schedules = rows.groupby(["pipeline", "micro_batches"])["schedule"].nunique()
     if schedules.empty or schedules.max() < 2:
         return []
     stages, count = schedules[schedules > 1].index.max()
     rows = rows[(rows["pipeline"] == stages) & (rows["micro_batches"] == count)]
-    names, rows = sorted(rows["schedule"].unique()), captions.common_repeats(rows, ["schedule", "stages_per_rank"])
+    names, rows = (
+        sorted(rows["schedule"].unique()),
+        captions.common_repeats(rows, ["schedule", "stages_per_rank"]),
+    )
     if rows.empty:
         return _not_compared("waiting", names)
     groups = rows.groupby(["schedule", "stages_per_rank"])["bubble_share"]
     shares, most = groups.median().sort_values(ascending=False, kind="stable"), groups.size().max()
-    expected = (bubble_share(schedule, int(stages), int(count), int(chunks)) for schedule, chunks in shares.index)
+    expected = (
+        bubble_share(schedule, int(stages), int(count), int(chunks))
+        for schedule, chunks in shares.index
+    )
     predicted = ", ".join(f"{number(100 * share)} %" for share in expected)
-    listed = captions.listing([f"{number(100 * share)} % with {schedule}" for (schedule, _), share in shares.items()])
+    listed = captions.listing(
+        [f"{number(100 * share)} % with {schedule}" for (schedule, _), share in shares.items()]
+    )
     text = f"With {count} micro-batches on {stages} stages, ranks wait {listed} of the time"
     spread = f"{len(rows)} runs, up to {most} of a schedule; predicted: {predicted}"
     return [{"part": "waiting", "text": text, "spread": spread, "verdict": MEASURED}]
 
 
 def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
-    """Return for each kind of pair of `order.sql` whether both runs train on the same data, by the `proof`."""
+    """Return for each kind of pair of `order.sql` whether both runs train on the same data, by the
+    `proof`.
+    """
     found = []
     for part in proof["parts"]:
         pairs = order[order["kind"] == part["kind"]]
         if pairs.empty:
             continue
         if part["state"] != "proven":
-            found.append({"part": "data", "text": part["text"].rstrip("."), "spread": "", "verdict": NOT_PROVEN})
+            found.append(
+                {
+                    "part": "data",
+                    "text": part["text"].rstrip("."),
+                    "spread": "",
+                    "verdict": NOT_PROVEN,
+                }
+            )
             continue
         base = sorted(set(pairs["world_size"]))
         worlds = sorted(set(pairs["other_world_size"]) - set(base))
         text = _AGREE[part["kind"]].format(worlds=_numbers(worlds), base=_numbers(base))
         largest = pairs["largest_loss_difference"].max()
-        losses = "bit-identical losses" if largest == 0 else f"losses within rounding ({_nats(largest, 1)} nats)"
+        losses = (
+            "bit-identical losses"
+            if largest == 0
+            else f"losses within rounding ({_nats(largest, 1)} nats)"
+        )
         text += f": equal samples and useful tokens at every step, {losses}"
         spread = f"exact counts of {paired_comparisons.in_pairs(len(pairs))}"
         found.append({"part": "data", "text": text, "spread": spread, "verdict": PROVEN})
@@ -343,7 +461,10 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
 
 
 def _not_compared(part: str, names: list[str], left_out: str = "") -> list[Answer]:
-    text = f"{part.capitalize()} is not compared: no repeat was run with all of {captions.listing(names)}"
+    text = (
+        f"{part.capitalize()} is not compared: no repeat was run with all of "
+        f"{captions.listing(names)}"
+    )
     return [{"part": part, "text": text, "spread": left_out, "verdict": TOO_FEW}]
 
 
@@ -360,12 +481,18 @@ def _nats(value: float, digits: int = 2) -> str:
     >>> _nats(0.0314), _nats(1.4e-6, 1)
     ('0.031', '1e-6')
     """
-    return number(value, digits) if value >= 1e-3 or value == 0 else f"{value:.{digits - 1}e}".replace("e-0", "e-")
+    return (
+        number(value, digits)
+        if value >= 1e-3 or value == 0
+        else f"{value:.{digits - 1}e}".replace("e-0", "e-")
+    )
 
 
-#: tasks beside the run's own that its machine may have run or queued on average, as a share of its cores
+#: tasks beside the run's own that its machine may have run or queued on average, as a share of its
+#: cores
 BUSY = 0.5
-#: highest less lowest throughput of a cell's repeats over their median, from which on a spread is a caution
+#: highest less lowest throughput of a cell's repeats over their median, from which on a spread is a
+#: caution
 SPREAD = 0.2
 #: efficiency above 1 by more than this is no noise
 EFFICIENCY = 0.05
@@ -380,18 +507,22 @@ def find_cautions(
     stores: pd.DataFrame | None = None,
     design: Sequence[Mapping[str, str]] = (),
 ) -> list[str]:
-    """Return the cautions of an experiment, the most important first; nothing for a quiet campaign with enough runs.
+    """Return the cautions of an experiment, the most important first; nothing for a quiet campaign
+    with enough runs.
 
-    `runs`, `throughput`, `scaling` and `stragglers` are the rows of the queries `inventory`, `throughput`, `scaling`
-    and `stragglers`; `verdicts` those of its comparisons; `stores` the table; `design` the `cautions` of
-    `experiment.json`.
+    `runs`, `throughput`, `scaling` and `stragglers` are the rows of the queries `inventory`,
+    `throughput`, `scaling` and `stragglers`; `verdicts` those of its comparisons; `stores` the
+    table; `design` the `cautions` of `experiment.json`.
     """
     refused, warned = (
         [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
         for level in ("refuse", "warn")
     )
     drift, few = paired_comparisons.measure_drift(throughput, runs), list(verdicts).count(TOO_FEW)
-    drifted = f"Throughput drifted by {number(100 * drift.share, 2)} % from the first run to the last ({drift.n} runs, "
+    drifted = (
+        f"Throughput drifted by {number(100 * drift.share, 2)} % from the first run to the last "
+        f"({drift.n} runs, "
+    )
     found = [
         *_describe_validity(runs),
         *refused,
@@ -418,15 +549,23 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
         wrong, of = runs[runs["validity"] == word], dict[str, list[str]]()
         for run_id, reasons in zip(wrong["run_id"], wrong["reasons"], strict=True):
             of.setdefault((reasons or "no reason recorded").split("; ")[0], []).append(run_id)
-        texts = [f"{text} ({ids[0] if len(ids) == 1 else f'{len(ids)} runs'})" for text, ids in of.items()]
+        texts = [
+            f"{text} ({ids[0] if len(ids) == 1 else f'{len(ids)} runs'})"
+            for text, ids in of.items()
+        ]
         more = [f"{len(texts) - 3} more reasons"] if len(texts) > 4 else texts[3:]
-        found += [f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}."] * bool(texts)
+        found += [
+            f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}."
+        ] * bool(texts)
     return found
 
 
 def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
     texts = Counter(text for of in runs["cautions"].dropna() for text in of.split("; ") if text)
-    return [f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}." for text, n in texts.items()]
+    return [
+        f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}."
+        for text, n in texts.items()
+    ]
 
 
 def _describe_lost_text(runs: pd.DataFrame) -> str:
@@ -435,16 +574,30 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
     if not (lossy := (shares > LOSS_CAUTION).any(axis=1)).any():
         return ""
     worst = runs.loc[shares.max(axis=1).idxmax()]
-    unknown = f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown" * bool(worst["text_unknown"] > 0)
-    lost = f"up to {number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on {worst['corpus']}"
-    return f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, {lost}{unknown})."
+    unknown = f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown" * bool(
+        worst["text_unknown"] > 0
+    )
+    lost = (
+        f"up to {number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on "
+        f"{worst['corpus']}"
+    )
+    return (
+        f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, "
+        f"{lost}{unknown})."
+    )
 
 
 def _describe_held_out(stores: pd.DataFrame) -> list[str]:
-    corpora = stores[stores["held_out_in_training"].fillna(0) > 0].drop_duplicates("corpus").sort_values("corpus")
+    corpora = (
+        stores[stores["held_out_in_training"].fillna(0) > 0]
+        .drop_duplicates("corpus")
+        .sort_values("corpus")
+    )
     return [
-        f"Corpus {row.corpus}: {int(row.held_out_in_training):,} distinct held-out texts also occur in its training "
-        f"text; they were {'dropped' if row.held_out_dropped else 'kept, so validation losses are too low'}."
+        f"Corpus {row.corpus}: {int(row.held_out_in_training):,} distinct held-out texts also "
+        "occur in its training "
+        "text; they were "
+        f"{'dropped' if row.held_out_dropped else 'kept, so validation losses are too low'}."
         for row in corpora.itertuples()
     ]
 
@@ -455,25 +608,33 @@ def _describe_compilation(runs: pd.DataFrame) -> str:
     eager = requested[requested["eager_blocks"] > 0]
     for first in eager.head(1).itertuples():
         blocks = f"{first.run_id}: {int(first.eager_blocks)} of {int(first.blocks)} blocks"
-        return f"Blocks ran eagerly in {len(eager)} of {len(requested)} runs that ask for compile: {blocks}."
+        return (
+            f"Blocks ran eagerly in {len(eager)} of {len(requested)} runs that ask for compile: "
+            f"{blocks}."
+        )
     return ""
 
 
 def _describe_load(runs: pd.DataFrame) -> str:
     """Whether the machine did other work, and whether slow steps can be told.
 
-    The load average counts runnable tasks over about the last minute (getloadavg(3)), and so the ranks of the run
-    before this one, too; they are taken to be as many as the largest run of the experiment has: ranks × threads.
+    The load average counts runnable tasks over about the last minute (getloadavg(3)), and so the
+    ranks of the run before this one, too; they are taken to be as many as the largest run of the
+    experiment has: ranks × threads.
     """
     counted, found = captions.used(runs), []
-    known = counted[counted["device_kind"] == "cpu"].dropna(subset=["load_average", "cores", "world_size"])
+    known = counted[counted["device_kind"] == "cpu"].dropna(
+        subset=["load_average", "cores", "world_size"]
+    )
     own = (known["world_size"] * known["threads_per_rank"].fillna(1)).max()
     load = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"]
     if len(load):
         most = f" (up to {number(load.max(), 2)})" * (len(load) > 1)
         found.append(
-            f"Other work ran on the machine: when {len(load)} of {len(known)} runs began, its load average was "
-            f"{number(load.median(), 2)}{most} on {int(known['cores'].max())} cores; the runs' own threads are at most "
+            f"Other work ran on the machine: when {len(load)} of {len(known)} runs began, its "
+            "load average was "
+            f"{number(load.median(), 2)}{most} on {int(known['cores'].max())} cores; the runs' "
+            "own threads are at most "
             f"{int(own)}."
         )
     if noisy := int(counted["unchecked"].fillna("").str.contains(TOO_NOISY).sum()):
@@ -486,34 +647,62 @@ def _describe_spread(throughput: pd.DataFrame) -> str:
     """Cells whose repeats differ widely."""
     cells = [
         ((rates.max() - rates.min()) / rates.median(), f"{series} at world size {world}")
-        for (series, world), rates in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]
+        for (series, world), rates in throughput.groupby(["series", "world_size"])[
+            "useful_tokens_per_s"
+        ]
     ]
     wide = [cell for cell in cells if cell[0] > SPREAD]
     share, where = max(wide, default=(0.0, ""))
-    least = f"Repeats of {len(wide)} of {len(cells)} cells differ by more than {100 * SPREAD:.0f} % of their median"
+    least = (
+        f"Repeats of {len(wide)} of {len(cells)} cells differ by more than {100 * SPREAD:.0f} % "
+        "of their median"
+    )
     return f"{least}, up to {number(100 * share, 2)} % ({where})." if wide else ""
 
 
 def _describe_stragglers(stragglers: pd.DataFrame) -> str:
-    """Ranks that were slower than their peers for a stretch, with the one that took the most time."""
+    """Ranks that were slower than their peers for a stretch, with the one that took the most
+    time.
+    """
     worst = stragglers.iloc[0]  # in order of the time that they took
-    begins, ends = (datetime.fromtimestamp(worst[f"{end}_unix_s"], UTC) for end in ("started", "stopped"))
+    begins, ends = (
+        datetime.fromtimestamp(worst[f"{end}_unix_s"], UTC) for end in ("started", "stopped")
+    )
     node = f" on {worst['node']}" if isinstance(worst["node"], str) else ""
-    more = f" {len(stragglers) - 1} more stretches: query stragglers." if len(stragglers) > 1 else ""
+    more = (
+        f" {len(stragglers) - 1} more stretches: query stragglers." if len(stragglers) > 1 else ""
+    )
     return (
-        f"Rank {int(worst['rank'])} of {worst['run_id']}{node} was {number(worst['slowdown'], 3)} times slower than "
-        f"its peers in steps {int(worst['first_step'])} to {int(worst['last_step'])} ({begins:%Y-%m-%d %H:%M:%S} to "
-        f"{ends:%H:%M:%S} UTC), mostly in {worst['part']}, {number(worst['lost_s'], 2)} s in all.{more}"
+        f"Rank {int(worst['rank'])} of {worst['run_id']}{node} was "
+        f"{number(worst['slowdown'], 3)} times slower than "
+        f"its peers in steps {int(worst['first_step'])} to {int(worst['last_step'])} "
+        f"({begins:%Y-%m-%d %H:%M:%S} to "
+        f"{ends:%H:%M:%S} UTC), mostly in {worst['part']}, {number(worst['lost_s'], 2)} s in "
+        f"all.{more}"
     )
 
 
 def _describe_efficiency(scaling: pd.DataFrame) -> str:
-    """Efficiency above 1: ranks cannot do more than as many single ones, so the base was disturbed or differs."""
-    known = scaling[(scaling["world_size"] > scaling["base_world_size"]) & scaling["efficiency"].notna()]
+    """Efficiency above 1: ranks cannot do more than as many single ones, so the base was disturbed
+    or differs.
+    """
+    known = scaling[
+        (scaling["world_size"] > scaling["base_world_size"]) & scaling["efficiency"].notna()
+    ]
     above = known[known["efficiency"] > 1 + EFFICIENCY]
     if above.empty:
         return ""
     worst, shared = above.loc[above["efficiency"].idxmax()], (above["device_kind"] == "cpu").any()
-    where = f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size {int(worst['world_size'])})"
-    next = "ranks that share cores do not measure scaling" if shared else "look at the run that it is measured from"
-    return f"Scaling efficiency is above 100 % in {len(above)} of {len(known)} runs, up to {where}: {next}."
+    where = (
+        f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size "
+        f"{int(worst['world_size'])})"
+    )
+    next = (
+        "ranks that share cores do not measure scaling"
+        if shared
+        else "look at the run that it is measured from"
+    )
+    return (
+        f"Scaling efficiency is above 100 % in {len(above)} of {len(known)} runs, up to {where}: "
+        f"{next}."
+    )

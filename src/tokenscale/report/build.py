@@ -1,7 +1,9 @@
-"""The whole report from the tables of experiments: figures, claims, pages, PDF and the folder that holds them.
+"""The whole report from the tables of experiments: figures, claims, pages, PDF and the folder that
+holds them.
 
-The bytes are those of the commands that the rules of `workflow/rules/report.smk` and `claims.smk` call one by one.
-`report rebuild` builds it where there is no Snakemake; `verify` builds it to compare.
+The bytes are those of the commands that the rules of `workflow/rules/report.smk` and `claims.smk`
+call one by one. `report rebuild` builds it where there is no Snakemake; `verify` builds it to
+compare.
 """
 
 from collections.abc import Sequence
@@ -30,14 +32,18 @@ def write(
 ) -> list[Path]:
     """Write the report of `<tables>/<experiment>`; return the files for a reader.
 
-    Figures go to `<figures>/<experiment>/`, everything else to `output`. Claims are judged if there is a `ledger`;
-    further `options` are those of `bundle.write`. Raises UserError for an experiment that is named twice or has no
-    tables, before anything is written.
+    Figures go to `<figures>/<experiment>/`, everything else to `output`. Claims are judged if there
+    is a `ledger`; further `options` are those of `bundle.write`. Raises UserError for an experiment
+    that is named twice or has no tables, before anything is written.
     """
     experiments = list(experiments)
     shown = {name: drawn_figures(read_experiment(tables / name)) for name in experiments}
     if len(shown) < len(experiments):
-        raise UserError("an experiment is named twice.", experiments=", ".join(experiments), next="name each once")
+        raise UserError(
+            "an experiment is named twice.",
+            experiments=", ".join(experiments),
+            next="name each once",
+        )
     judged = judge(ledger, tables, experiments, output) if ledger is not None else None
     also = []
     for name in experiments:
@@ -57,19 +63,27 @@ def write(
 
 
 def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) -> Path:
-    """Judge the claims of a ledger; return `claims.json` in `output`. Raises UserError if there is no ledger."""
+    """Judge the claims of a ledger; return `claims.json` in `output`. Raises UserError if there is
+    no ledger.
+    """
     from tokenscale.settings.claims import load_claims  # requires pydantic
 
     if not ledger.is_file():
-        raise UserError("there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it")
+        raise UserError(
+            "there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it"
+        )
     known = load_claims(ledger)
     judged = judging.as_rows(known, judging.judge(known, tables, experiments))
     claims.write_claims(judged, output, measure(tables, experiments))
     return output / CLAIMS
 
 
-def rebuild(archive: Path, output: Path, ledger: Path, workflow: Path, citation: Path) -> list[Path]:
-    """Make tables, claims and report of an archive below `output`; return the files for a reader."""
+def rebuild(
+    archive: Path, output: Path, ledger: Path, workflow: Path, citation: Path
+) -> list[Path]:
+    """Make tables, claims and report of an archive below `output`; return the files for a
+    reader.
+    """
     experiments = restore(archive, output)
     folders = (output / name for name in ("tables", "figures", "report"))
     return write(experiments, *folders, ledger=ledger, workflow=workflow, citation=citation)

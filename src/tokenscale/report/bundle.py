@@ -1,7 +1,9 @@
-"""The report's folder: beside page and PDF the figures, data, queries and tables, what they come from, and checksums.
+"""The report's folder: beside page and PDF the figures, data, queries and tables, what they come
+from, and checksums.
 
-Nothing in it is written in place, and what no longer belongs to the report is removed. Equal tables and code give equal
-bytes, but for what `provenance.json` and the README tell of the commit. `verify` makes all of it again from the logs.
+Nothing in it is written in place, and what no longer belongs to the report is removed. Equal tables
+and code give equal bytes, but for what `provenance.json` and the README tell of the commit.
+`verify` makes all of it again from the logs.
 """
 
 import json
@@ -43,9 +45,11 @@ IDENTITY = ("run_id", "cell", "series", "world_size", "repeat", "external", "val
 
 
 def measured_runs(rows: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
-    """Rows of all runs that an experiment lists: `IDENTITY` and `NAMES`, null where unknown. `rows` gives a query's.
+    """Rows of all runs that an experiment lists: `IDENTITY` and `NAMES`, null where unknown. `rows`
+    gives a query's.
 
-    `validation_loss` is that of the last step, in nats a useful token; `mfu` follows PaLM (see `computing.sql`).
+    `validation_loss` is that of the last step, in nats a useful token; `mfu` follows PaLM (see
+    `computing.sql`).
     """
     found = rows("inventory")[list(IDENTITY)]
     for name, columns in MEASURES.items():
@@ -53,23 +57,52 @@ def measured_runs(rows: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
         if name == "validation":
             measured = measured[measured["last"].astype(bool)]
         measured = measured[["run_id", *columns]].rename(columns=columns)
-        found = found.merge(measured.drop_duplicates("run_id", keep="last"), on="run_id", how="left")
-    return found.astype({name: "float64" for name in NAMES})
+        found = found.merge(
+            measured.drop_duplicates("run_id", keep="last"), on="run_id", how="left"
+        )
+    return found.astype(dict.fromkeys(NAMES, "float64"))
 
 
 #: read by name
 FILES = ("bundle.md",)
 #: packages that made the folder
-PACKAGES = ("duckdb", "fonttools", "jinja2", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pypdf", "snakemake")
+PACKAGES = (
+    "duckdb",
+    "fonttools",
+    "jinja2",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "pillow",
+    "pyarrow",
+    "pypdf",
+    "snakemake",
+)
 #: folders that hold nothing but what this module writes
 FOLDERS = ("figures", "data", "sql", "tables", "workflow")
 #: column of the table `runs` → its name in `provenance.json`
 _OF_RUN = {
-    **{n: n for n in ("seal", "validity", "code_digest", "machine", "device", "cpu", "cores", "corpus", "tokenizer",
-                      "science")},
-    **{"git_commit": "commit", "git_dirty": "dirty", "threads_per_rank": "threads", "load_average": "load"},
+    **{
+        n: n
+        for n in (
+            "seal",
+            "validity",
+            "code_digest",
+            "machine",
+            "device",
+            "cpu",
+            "cores",
+            "corpus",
+            "tokenizer",
+            "science",
+        )
+    },
+    "git_commit": "commit",
+    "git_dirty": "dirty",
+    "threads_per_rank": "threads",
+    "load_average": "load",
     "validation_tokens": "held_out_tokens",
-}  # fmt: skip
+}
 _MANIFESTS = ("corpus", "tokenizer", "store", "validation_store")
 #: files that are copied; all others follow from the packed logs
 COPIED = ("workflow/", "CITATION.cff", "claims.yaml", LOGS)
@@ -92,11 +125,13 @@ def write(
     logs: bool = True,
     built: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Fill the folder `output`, in which `index.html` and `report.pdf` lie already; return its `provenance.json`.
+    """Fill the folder `output`, in which `index.html` and `report.pdf` lie already; return its
+    `provenance.json`.
 
-    `workflow` (the Snakefile, with its rules), `citation` and `ledger` (the claims) are copied where they exist; `also`
-    are further files of the folder. Without `logs` the folder does not prove itself, and its README says why. `built`
-    is what `built_by` told of a report that is made again. Raises UserError where a file is missing.
+    `workflow` (the Snakefile, with its rules), `citation` and `ledger` (the claims) are copied
+    where they exist; `also` are further files of the folder. Without `logs` the folder does not
+    prove itself, and its README says why. `built` is what `built_by` told of a report that is made
+    again. Raises UserError where a file is missing.
     """
     parts = {name: summary.experiment(name, tables) for name in experiments}
     files = {path: (output / path).read_bytes() for path in _there(output, also)}
@@ -105,14 +140,28 @@ def write(
         files |= _figures(part, figures / name) | _tables(part, figures / name)
         with save.Tables(tables / name) as opened:
             rows = measured_runs(opened.rows)
-        files |= {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
+        files |= {
+            f"data/{name}/cells.csv": save.csv(rows).encode(),
+            f"data/{name}/cells.parquet": save.parquet(rows),
+        }
     copied = {"CITATION.cff": citation, "claims.yaml": ledger}
     if workflow is not None and workflow.is_file():
         rules = workflow.parent.glob("rules/*.smk")
-        copied |= {f"workflow/{path.relative_to(workflow.parent).as_posix()}": path for path in (workflow, *rules)}
-    files |= {name: path.read_bytes() for name, path in copied.items() if path is not None and path.is_file()}
+        copied |= {
+            f"workflow/{path.relative_to(workflow.parent).as_posix()}": path
+            for path in (workflow, *rules)
+        }
+    files |= {
+        name: path.read_bytes()
+        for name, path in copied.items()
+        if path is not None and path.is_file()
+    }
     of = {
-        name: {"tables": part["digest"], "data_from": part["data_from"], "runs": runs(tables / name)}
+        name: {
+            "tables": part["digest"],
+            "data_from": part["data_from"],
+            "runs": runs(tables / name),
+        }
         for name, part in parts.items()
     }
     record = {"schema": 1, **(built or built_by()), "order": list(parts), "experiments": of}
@@ -141,9 +190,16 @@ def _pack(experiments: list[str], tables: Path, output: Path, wanted: bool) -> d
 
 
 def built_by() -> dict[str, Any]:
-    """What builds a report now: version, commit, main packages, all that are installed, source file → SHA-256."""
+    """What builds a report now: version, commit, main packages, all that are installed, source file
+    → SHA-256.
+    """
     git, _ = provenance.read_git_state()
-    roots = ("tokenscale.report.bundle", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save")
+    roots = (
+        "tokenscale.report.bundle",
+        "tokenscale.report.page",
+        "tokenscale.report.pdf",
+        "tokenscale.report.save",
+    )
     return {
         "tokenscale": __version__,
         "git": {key: git[key] for key in ("commit", "dirty") if key in git},
@@ -157,11 +213,15 @@ def built_by() -> dict[str, Any]:
 def runs(tables: Path) -> dict[str, dict[str, Any]]:
     """Run id → what its record tells of its origin; what it does not tell is left out."""
     with connect(tables) as connection, damage_reported(connection):
-        rows = connection.execute("SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id").df()
+        rows = connection.execute(
+            "SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id"
+        ).df()
     found = {}
     for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):
         known = {name: row[column] for column, name in _OF_RUN.items() if row[column] is not None}
-        manifests = {kind: row[f"{kind}_sha256"] for kind in _MANIFESTS if row[f"{kind}_sha256"] is not None}
+        manifests = {
+            kind: row[f"{kind}_sha256"] for kind in _MANIFESTS if row[f"{kind}_sha256"] is not None
+        }
         packages = json.loads(row["versions"] or "{}")
         found[row["run_id"]] = known | {"manifests": manifests, "packages": packages}
     return found
@@ -174,13 +234,18 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
             next = "snakemake report, or tokenscale report"
             raise UserError("a file of the report is missing.", file=path, next=next)
         if not path.resolve().is_relative_to(output.resolve()):
-            what, next = "a file of the report lies outside its folder.", "write it below the folder of the report"
+            what, next = (
+                "a file of the report lies outside its folder.",
+                "write it below the folder of the report",
+            )
             raise UserError(what, file=path, folder=output, next=next)
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
 
 def _figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
-    """Drawings and data of an experiment's figures. Raises UserError for one that is missing or changed."""
+    """Drawings and data of an experiment's figures. Raises UserError for one that is missing or
+    changed.
+    """
     files = {}
     for path in (
         figures / f"{name}.{kind}"
@@ -195,7 +260,9 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
 def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     """Every table that the page shows of an experiment, as Markdown and LaTeX."""
     found = {key: value for key, value in part.items() if isinstance(value, Table)}
-    found |= {f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]}
+    found |= {
+        f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]
+    }
     for figure in part["figures"]:
         words = save.read_figure(figures / f"{figure}.json")
         found |= {figure: Table(**words["table"])} if "table" in words else {}
@@ -212,11 +279,16 @@ def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     changed = " with uncommitted changes" * bool(record["git"].get("dirty"))
     proof = f"`{LOGS}` has the logs of {logs.get('runs', 0):,} runs"
     if LOGS not in files:
-        proof = f"The logs are not in this folder: {logs['left_out']}. `verify` can then only compare checksums"
+        proof = (
+            f"The logs are not in this folder: {logs['left_out']}. `verify` can then only "
+            "compare checksums"
+        )
     cited = "CITATION.cff" in files
     return text.format(
         experiments="\n".join(f"- `{name}`" for name in record["order"]),
-        cite="`CITATION.cff` says how to cite the software" if cited else "Cite tokenscale by its name",
+        cite="`CITATION.cff` says how to cite the software"
+        if cited
+        else "Cite tokenscale by its name",
         version=record["tokenscale"],
         commit=f"commit {commit}{changed}" if commit else "no commit recorded",
         checkout=f"git checkout {commit} && " if commit else "",
@@ -226,7 +298,9 @@ def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
 
 
 def _settle(output: Path, files: dict[str, bytes]) -> None:
-    """Write what has changed, each file at once, and remove what is no longer part of the report."""
+    """Write what has changed, each file at once, and remove what is no longer part of the
+    report.
+    """
     for name, content in files.items():
         path = output / name
         if not path.is_file() or path.read_bytes() != content:

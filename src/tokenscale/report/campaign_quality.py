@@ -1,4 +1,6 @@
-"""Quality of an experiment's measurements: spread within and between runs, same data, design and inventory of runs."""
+"""Quality of an experiment's measurements: spread within and between runs, same data, design and
+inventory of runs.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,23 +19,46 @@ from tokenscale.settings.experiments import flatten_cell
 
 
 def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
-    """Return a row for each series and world size: spread of steps within a run, and of throughput between runs."""
+    """Return a row for each series and world size: spread of steps within a run, and of throughput
+    between runs.
+    """
     late = step_times["late_s"].notna().any()
     rows = []
     for name, world, group in cells(step_times):
-        of = throughput[(throughput["series"] == name) & (throughput["world_size"] == world)]["useful_tokens_per_s"]
+        of = throughput[(throughput["series"] == name) & (throughput["world_size"] == world)][
+            "useful_tokens_per_s"
+        ]
         between = number(100 * (of.max() - of.min()) / of.median(), 2) if len(of) > 1 else "–"
-        rows.append([
-            *(name, str(world), str(len(group)), spread(1e3 * group["median_s"])),
-            *(number((group[f"{tail}_s"] / group["median_s"]).median()) for tail in ("p95", "p99", "slowest")),
-            *(number(100 * group["iqr_share"].median(), 2), between),
-            *([spread(1e3 * group["late_s"].dropna())] if late else []),
-        ])  # fmt: skip
-    heads = columns("approach", ">world size", ">runs", ">median step (ms)", ">p95 / median", ">p99 / median",
-                    ">slowest / median", ">within a run: IQR (%)", ">between runs: range (%)",
-                    *([">slowest rank behind (ms)"] if late else []))  # fmt: skip
-    text = "Quantiles are of one run's steps, medians over runs. Between runs: highest less lowest throughput over the "
-    return Table(heads, rows, f"After warm-up; steps are as long as on the slowest rank. {text}median.")
+        rows.append(
+            [
+                *(name, str(world), str(len(group)), spread(1e3 * group["median_s"])),
+                *(
+                    number((group[f"{tail}_s"] / group["median_s"]).median())
+                    for tail in ("p95", "p99", "slowest")
+                ),
+                *(number(100 * group["iqr_share"].median(), 2), between),
+                *([spread(1e3 * group["late_s"].dropna())] if late else []),
+            ]
+        )
+    heads = columns(
+        "approach",
+        ">world size",
+        ">runs",
+        ">median step (ms)",
+        ">p95 / median",
+        ">p99 / median",
+        ">slowest / median",
+        ">within a run: IQR (%)",
+        ">between runs: range (%)",
+        *([">slowest rank behind (ms)"] if late else []),
+    )
+    text = (
+        "Quantiles are of one run's steps, medians over runs. Between runs: highest less lowest "
+        "throughput over the "
+    )
+    return Table(
+        heads, rows, f"After warm-up; steps are as long as on the slowest rank. {text}median."
+    )
 
 
 def energy(rows: pd.DataFrame) -> str:
@@ -52,16 +77,23 @@ RESUMED, OFFLINE = "resumed and uninterrupted", "online and offline"
 _SAME = "the same samples and useful tokens at every step"
 _PROOFS = {
     "world sizes": ("across world sizes", f"{_SAME}, and losses within rounding"),
-    RESUMED: ("after resuming from another run's state", f"{_SAME} that is left, and losses within rounding"),
-    OFFLINE: ("online against offline",
-              "the same samples, the same useful tokens, and bit-identical losses at every step"),
-}  # fmt: skip
+    RESUMED: (
+        "after resuming from another run's state",
+        f"{_SAME} that is left, and losses within rounding",
+    ),
+    OFFLINE: (
+        "online against offline",
+        "the same samples, the same useful tokens, and bit-identical losses at every step",
+    ),
+}
 
 
 def proof(order: pd.DataFrame) -> dict[str, Any]:
-    """Return a sentence and a table for each kind of pair: whether its runs trained on the same batches.
+    """Return a sentence and a table for each kind of pair: whether its runs trained on the same
+    batches.
 
-    Digests name samples; equal losses show equal content (`order.sql`), within rounding unless online and offline.
+    Digests name samples; equal losses show equal content (`order.sql`), within rounding unless
+    online and offline.
     """
     parts = []
     for kind, (what, true) in _PROOFS.items():
@@ -78,10 +110,14 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
         else:
             why = pairs.loc[pairs["finding"] != "proven", "finding"].value_counts(sort=False)
             others = "; ".join(f"{in_pairs(n)}: {finding}" for finding, n in why.items())
-            state, text = "broken", f"not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
+            state, text = (
+                "broken",
+                f"not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}.",
+            )
         if kind != OFFLINE and len(pairs):
             text += (
-                f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a useful token. Rounding "
+                f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a "
+                "useful token. Rounding "
                 f"explains {pairs['loss_tolerance'].min():.2g} in the first 20 steps, growing to "
                 f"{pairs['late_loss_tolerance'].min():.2g} at the last step (query order)."
             )
@@ -98,45 +134,81 @@ def _finding(kind: str, pair: Any) -> str:
         return "same order, useful tokens differ: not proven"
     if kind == OFFLINE and not pair.losses_identical:
         return "same order, losses differ: not proven"
-    return "proven" if pair.losses_agree else "same order, losses differ by more than rounding: not proven"
+    return (
+        "proven"
+        if pair.losses_agree
+        else "same order, losses differ by more than rounding: not proven"
+    )
 
 
 def _proof_table(pairs: pd.DataFrame) -> Table:
     """Return a row for the pairs of two series and two world sizes."""
-    heads = columns("approach", "against", "world sizes", ">pairs", ">steps with equal digests", "same useful tokens",
-                    "losses bit-identical", ">largest loss difference (nats)", "finding")  # fmt: skip
+    heads = columns(
+        "approach",
+        "against",
+        "world sizes",
+        ">pairs",
+        ">steps with equal digests",
+        "same useful tokens",
+        "losses bit-identical",
+        ">largest loss difference (nats)",
+        "finding",
+    )
     rows = [
         [
             *(a, b, str(w) if w == v else f"{w} and {v}", str(len(group))),
             f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}",
-            *("yes" if group[column].all() else "no" for column in ("same_useful_tokens", "losses_identical")),
+            *(
+                "yes" if group[column].all() else "no"
+                for column in ("same_useful_tokens", "losses_identical")
+            ),
             f"{group['largest_loss_difference'].max():.2g}",
             "; ".join(dict.fromkeys(group["finding"])),
         ]
-        for (a, b, w, v), group in pairs.groupby(["series", "other_series", "world_size", "other_world_size"])
+        for (a, b, w, v), group in pairs.groupby(
+            ["series", "other_series", "world_size", "other_world_size"]
+        )
     ]
-    return Table(heads, rows, "Digests name the samples of a step by their numbers, not their content.")
+    return Table(
+        heads, rows, "Digests name the samples of a step by their numbers, not their content."
+    )
 
 
 def of_canary(runs: pd.DataFrame, planned: Mapping[str, int | None]) -> pd.Series:
-    """Return which rows are runs of the canary: repeats beyond those that `planned` (cell → repeats) has for a cell."""
+    """Return which rows are runs of the canary: repeats beyond those that `planned` (cell →
+    repeats) has for a cell.
+    """
     repeats = runs["cell"].map(planned).astype(float)
     return (runs["repeat"].astype(float) >= repeats) & ~runs["external"].fillna(False).astype(bool)
 
 
-def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Sequence[dict[str, Any]] = ()) -> Table:
-    """Return a row for each cell with the validity of its repeats; `nonfinite` are invalid ones that stopped so."""
+def design(
+    runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Sequence[dict[str, Any]] = ()
+) -> Table:
+    """Return a row for each cell with the validity of its repeats; `nonfinite` are invalid ones
+    that stopped so.
+    """
     canary = runs[of_canary(runs, planned)]
     runs = runs.drop(canary.index)
     repeats = sorted(runs["repeat"].dropna().unique())
     rows = []
     for (cell, external), group in runs.groupby(["cell", "external"], sort=False):
-        by_repeat = {r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity for r in group.itertuples()}
+        by_repeat = {
+            r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity
+            for r in group.itertuples()
+        }
         wanted = len(group) if external else planned.get(cell) or len(group)
         name = (cell or "(one cell)") + " (external)" * external
-        rows.append([name, *(by_repeat.get(r, "–") for r in repeats), f"{len(used(group))} of {wanted}"])
-    left_out = (", ".join(f"{key}={level}" for key, level in flatten_cell(left["cells"]).items()) for left in not_run)
-    without = "; ".join(f"{cell} ({left['reason']})" for cell, left in zip(left_out, not_run, strict=True))
+        rows.append(
+            [name, *(by_repeat.get(r, "–") for r in repeats), f"{len(used(group))} of {wanted}"]
+        )
+    left_out = (
+        ", ".join(f"{key}={level}" for key, level in flatten_cell(left["cells"]).items())
+        for left in not_run
+    )
+    without = "; ".join(
+        f"{cell} ({left['reason']})" for cell, left in zip(left_out, not_run, strict=True)
+    )
     notes = [f"Not run: {without}."] if without else []
     if len(canary):
         done = f"{len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}"
@@ -147,21 +219,47 @@ def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Seque
 def inventory_table(runs: pd.DataFrame) -> Table:
     """Return a row for each run, also for those that enter no number."""
     queued = runs["job_ids"].notna().any()
-    heads = columns("run", "validity", "status", "reasons", ">order", ">attempts", ">steps", ">repeated rows",
-                    ">broken lines", "sealed", *(["nodes", ">queued s", "SLURM log"] if queued else []))  # fmt: skip
+    heads = columns(
+        "run",
+        "validity",
+        "status",
+        "reasons",
+        ">order",
+        ">attempts",
+        ">steps",
+        ">repeated rows",
+        ">broken lines",
+        "sealed",
+        *(["nodes", ">queued s", "SLURM log"] if queued else []),
+    )
     rows = [
         [
             *(r.run_id, r.validity, r.status),
-            *("; ".join(text for text in (r.reasons, r.cautions) if pd.notna(text) and text), count(r.position)),
-            *(count(r.attempts), f"{count(r.steps_seen)} of {count(r.steps_asked)}", count(r.overlap_rows)),
-            f"{count(r.quarantined)}" + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else ""),
+            *(
+                "; ".join(text for text in (r.reasons, r.cautions) if pd.notna(text) and text),
+                count(r.position),
+            ),
+            *(
+                count(r.attempts),
+                f"{count(r.steps_seen)} of {count(r.steps_asked)}",
+                count(r.overlap_rows),
+            ),
+            f"{count(r.quarantined)}"
+            + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else ""),
             "yes" if r.sealed else "no",
             *([r.node_names or "", count(r.queue_s), _newest_log(r)] if queued else []),
         ]
         for r in runs.itertuples()
     ]
-    unchecked = Counter(text for of in runs["unchecked"].dropna() for text in of.split("; ") if TOO_NOISY not in text)
-    parts = (f"Not checked in {n} run{'s' * (n > 1)}: {text}." for text, n in unchecked.items() if text)
+    unchecked = Counter(
+        text
+        for of in runs["unchecked"].dropna()
+        for text in of.split("; ")
+        if TOO_NOISY not in text
+    )
+    parts = (
+        f"Not checked in {n} run{'s' * (n > 1)}: {text}." for text, n in unchecked.items() if text
+    )
     return Table(heads, rows, " ".join(parts))
 
 
@@ -172,8 +270,17 @@ def _newest_log(run: Any) -> str:
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
     """Return the broken log lines; those that a killed process does not explain come first."""
-    query = "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"
+    query = (
+        "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line "
+        "LIMIT 100"
+    )
     with damage_reported(connection):
         rows = connection.execute(query).fetchall()
     heads = columns("file", ">line", "reason", "benign", "text")
-    return Table(heads, [[f, str(n), why, "yes" if benign else "no", text[:120]] for f, n, why, benign, text in rows])
+    return Table(
+        heads,
+        [
+            [f, str(n), why, "yes" if benign else "no", text[:120]]
+            for f, n, why, benign, text in rows
+        ],
+    )

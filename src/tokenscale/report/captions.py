@@ -10,10 +10,13 @@ from tokenscale.analysis.statistics import summary
 from tokenscale.base.wording import count, listing
 from tokenscale.report.style import number, ordered
 
-#: letters of a caption that is read with its figure: three lines beside the answers, fewer elsewhere
+#: letters of a caption that is read with its figure: three lines beside the answers, fewer
+#: elsewhere
 SHORT = 230
 OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
-SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
+SHARED_CORES = (
+    "ranks share the cores that one process had: a correctness run, not a scaling measurement"
+)
 
 
 def caution(scaling: pd.DataFrame) -> str:
@@ -34,16 +37,24 @@ def used(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["validity"].isin(["valid", "suspect"])]
 
 
-def comparable(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.DataFrame, str]:
-    """Return (rows of runs that are comparable along the factor, sentences on the runs that are not)."""
+def comparable(
+    rows: pd.DataFrame, inventory: pd.DataFrame, factor: str
+) -> tuple[pd.DataFrame, str]:
+    """Return (rows of runs that are comparable along the factor, sentences on the runs that are
+    not).
+    """
     found = comparability.refusals(inventory, factor)
     return rows[~rows["run_id"].isin(comparability.refused(found))], comparability.sentences(found)
 
 
-def common_repeats(rows: pd.DataFrame, by: Sequence[str] = ("series", "world_size")) -> pd.DataFrame:
-    """Return the rows whose `repeat` every cell has; none if the cells share no repeat. `by` names a cell.
+def common_repeats(
+    rows: pd.DataFrame, by: Sequence[str] = ("series", "world_size")
+) -> pd.DataFrame:
+    """Return the rows whose `repeat` every cell has; none if the cells share no repeat. `by` names
+    a cell.
 
-    Medians of cells are comparable over these rows alone: other repeats ran at other times, on other data.
+    Medians of cells are comparable over these rows alone: other repeats ran at other times, on
+    other data.
 
     >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "world_size": 1, "repeat": [0, 0, 1]})
     >>> common_repeats(rows)["repeat"].tolist()
@@ -61,7 +72,11 @@ def name_common(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
     'repeat 0'
     """
     repeats = [str(repeat) for repeat in sorted(shared["repeat"].unique())]
-    return f"repeat{'s' * (len(repeats) > 1)} {listing(repeats)}" if 0 < len(shared) < len(rows) else ""
+    return (
+        f"repeat{'s' * (len(repeats) > 1)} {listing(repeats)}"
+        if 0 < len(shared) < len(rows)
+        else ""
+    )
 
 
 def in_brackets(text: str) -> str:
@@ -70,7 +85,9 @@ def in_brackets(text: str) -> str:
 
 
 def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
-    """Which of the `rows` medians are of, if only the common ones, `shared`; a sentence with a space after it."""
+    """Which of the `rows` medians are of, if only the common ones, `shared`; a sentence with a
+    space after it.
+    """
     if len(rows) and shared.empty:
         return "No repeat was run in all cells, so no medians are compared. "
     named = name_common(rows, shared)
@@ -78,13 +95,19 @@ def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
 
 
 def nothing(runs: pd.DataFrame, refused: str) -> str:
-    """What stands in an empty figure: that there are no runs, or that those there are may not be compared."""
+    """What stands in an empty figure: that there are no runs, or that those there are may not be
+    compared.
+    """
     return "not comparable: see the method below" if refused else f"no data: {counted(0, runs)}"
 
 
 def _some(runs: pd.DataFrame, **words: str) -> list[str]:
     """How many runs have each validity, in words, of those that any has."""
-    return [f"{n} {word}" for kind, word in words.items() if (n := int((runs["validity"] == kind).sum()))]
+    return [
+        f"{n} {word}"
+        for kind, word in words.items()
+        if (n := int((runs["validity"] == kind).sum()))
+    ]
 
 
 def counted(shown: int, runs: pd.DataFrame) -> str:
@@ -101,23 +124,32 @@ def left_out(runs: pd.DataFrame) -> str:
 
 
 def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> str:
-    """What the spread of groups is, where a value is of `one` run and a group is of `cell`, in a sentence or more.
+    """What the spread of groups is, where a value is of `one` run and a group is of `cell`, in a
+    sentence or more.
 
     >>> kinds([pd.Series([1.0]), pd.Series([1.0, 2.0])])
     'A median of one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
     """
     found = {summary(values).kind for values in map(finite, groups) if len(values)}
-    covered = listing([f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")])
+    covered = listing(
+        [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]
+    )
     interval = f"an order-statistic interval of the median ({covered}, by the number of {one}s)"
     sentences = [f"A median of one {one} has no known spread."] * ("single run" in found)
     few = f"With fewer than 6 {one}s {cell} the spread is a range, not an interval."
-    sentences += [few] * ("range, not an interval" in found) + [f"The spread is {interval}."] * bool(covered)
+    sentences += [few] * ("range, not an interval" in found) + [
+        f"The spread is {interval}."
+    ] * bool(covered)
     return " ".join(sentences)
 
 
 def reasons(left_out: pd.DataFrame, column: str) -> str:
-    """A sentence on the rows of a benchmark that were left out, with a space after it; nothing without any."""
-    texts = [f"{name} ({why})" for name, why in zip(left_out[column], left_out["left_out"], strict=True)]
+    """A sentence on the rows of a benchmark that were left out, with a space after it; nothing
+    without any.
+    """
+    texts = [
+        f"{name} ({why})" for name, why in zip(left_out[column], left_out["left_out"], strict=True)
+    ]
     return f"Left out: {'; '.join(texts)}. " if texts else ""
 
 
@@ -128,7 +160,9 @@ def finite(values: pd.Series) -> pd.Series:
 
 
 def spread(values: pd.Series, digits: int = 3) -> str:
-    """Median with its range or interval: `1 230 (1 200–1 260)`. Values that are not finite are left out."""
+    """Median with its range or interval: `1 230 (1 200–1 260)`. Values that are not finite are left
+    out.
+    """
     s = summary(finite(values))
     median, low, high = (number(value, digits) for value in (s.median, s.low, s.high))
     return "–" if s.n == 0 else median if s.low == s.high else f"{median} ({low}–{high})"
@@ -141,7 +175,9 @@ def ends(values: pd.Series) -> list[float]:
 
 
 def crowded(inventory: pd.DataFrame) -> str:
-    """`caution` of the runs of an inventory: each is held against the fewest ranks of its series."""
+    """`caution` of the runs of an inventory: each is held against the fewest ranks of its
+    series.
+    """
     runs = used(inventory).sort_values("world_size", kind="stable")
     fewest = runs.groupby("series")["threads_per_rank"].transform("first")
     return caution(runs.assign(single_threads_per_rank=fewest))
@@ -153,9 +189,14 @@ def sentence(text: str) -> str:
 
 
 def medians(
-    rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = "", by: Sequence[str] = ("series", "world_size")
+    rows: pd.DataFrame,
+    column: str,
+    factor: float = 1.0,
+    unit: str = "",
+    by: Sequence[str] = ("series", "world_size"),
 ) -> str:
-    """Medians of cells over the repeats that all have: `packed on 2: 1 230; padded on 2: 400`; empty without a value.
+    """Medians of cells over the repeats that all have: `packed on 2: 1 230; padded on 2: 400`;
+    empty without a value.
 
     >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
     >>> medians(rows, "s", by=["series"])
@@ -167,21 +208,31 @@ def medians(
         return "no repeat was run in all cells, so no medians are compared" * (len(rows) > 0)
     found = shared.groupby(list(by))[column].median()
     keys = [key if isinstance(key, tuple) else (key,) for key in found.index]
-    named = [" on ".join(part if isinstance(part, str) else f"{part:g}" for part in key) for key in keys]
-    texts = [f"{key}: {number(factor * value)}{unit}" for key, value in zip(named, found, strict=True)]
+    named = [
+        " on ".join(part if isinstance(part, str) else f"{part:g}" for part in key) for key in keys
+    ]
+    texts = [
+        f"{key}: {number(factor * value)}{unit}" for key, value in zip(named, found, strict=True)
+    ]
     return "; ".join(texts) + in_brackets(name_common(rows, shared) if "repeat" in rows else "")
 
 
 def extremes(values: pd.Series, unit: str = "") -> str:
-    """Smallest and largest of named values; of one value, the value. A ratio belongs to the tested comparisons.
+    """Smallest and largest of named values; of one value, the value. A ratio belongs to the tested
+    comparisons.
 
     >>> extremes(pd.Series({"padded": 400.0, "packed": 1000.0}), " tokens/s")
     '400 tokens/s with padded to 1\u202f000 tokens/s with packed'
     """
     values = values.dropna().astype(float)
-    texts = [f"{number(values[name])}{unit} with {name}" for name in (values.idxmin(), values.idxmax())]
+    texts = [
+        f"{number(values[name])}{unit} with {name}" for name in (values.idxmin(), values.idxmax())
+    ]
     if len(values) == 1 or texts[0].split(" with ")[0] == texts[1].split(" with ")[0]:
-        return f"{number(values.max())}{unit} with {f'all {len(values)}' if len(values) > 1 else values.index[0]}"
+        return (
+            f"{number(values.max())}{unit} with "
+            f"{f'all {len(values)}' if len(values) > 1 else values.index[0]}"
+        )
     return f"{texts[0]} to {texts[1]}"
 
 
@@ -193,9 +244,15 @@ def cells(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
 
 
 def common_extremes(
-    rows: pd.DataFrame, column: str, unit: str = "", *, factor: float = 1.0, by: Sequence[str] = ("series",)
+    rows: pd.DataFrame,
+    column: str,
+    unit: str = "",
+    *,
+    factor: float = 1.0,
+    by: Sequence[str] = ("series",),
 ) -> str:
-    """Extremes of cells' medians over the repeats that all have, and which these are; empty without any.
+    """Extremes of cells' medians over the repeats that all have, and which these are; empty without
+    any.
 
     >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
     >>> common_extremes(rows, "s", " s")
@@ -204,25 +261,33 @@ def common_extremes(
     rows = rows.dropna(subset=[column])
     if (shared := common_repeats(rows, by)).empty:
         return ""
-    return extremes(factor * shared.groupby(list(by))[column].median(), unit) + in_brackets(name_common(rows, shared))
+    return extremes(factor * shared.groupby(list(by))[column].median(), unit) + in_brackets(
+        name_common(rows, shared)
+    )
 
 
-def by_cell(rows: pd.DataFrame, column: str, by: Sequence[str] = ("series", "world_size")) -> list[pd.Series]:
+def by_cell(
+    rows: pd.DataFrame, column: str, by: Sequence[str] = ("series", "world_size")
+) -> list[pd.Series]:
     """Values of each cell, for `kinds`."""
     return [group for _, group in rows.dropna(subset=[column]).groupby(list(by))[column]]
 
 
 def without(series: pd.Series, key: str) -> pd.Series:
-    """Names of series without the level of a factor: what a figure shows along that factor as one line.
+    """Names of series without the level of a factor: what a figure shows along that factor as one
+    line.
 
     >>> without(pd.Series(["packed, micro_batch=4, eos=True"]), "micro_batch").tolist()
     ['packed, eos=True']
     """
-    return series.str.split(", ").map(lambda parts: ", ".join(part for part in parts if not part.startswith(f"{key}=")))
+    return series.str.split(", ").map(
+        lambda parts: ", ".join(part for part in parts if not part.startswith(f"{key}="))
+    )
 
 
 def split_caption(text: str, limit: int = SHORT) -> tuple[str, str]:
-    """Return (the first sentences of a caption, at least one and at most `limit` letters; the remaining sentences).
+    """Return (the first sentences of a caption, at least one and at most `limit` letters; the
+    remaining sentences).
 
     >>> split_caption("Dots are runs (Hoefler et al. 2015). Bars are medians. No interval.", 60)
     ('Dots are runs (Hoefler et al. 2015). Bars are medians.', 'No interval.')

@@ -13,9 +13,19 @@ from tokenscale.base.files import read_json, write_json, write_text
 from tokenscale.report.table import Table, columns, in_latex
 
 #: words for a supported claim whose number is not the published figure, or may be another one
-DIRECTION, NOT_REPRODUCED, UNDECIDED = "direction supported", "figure not reproduced", "figure not decided"
+DIRECTION, NOT_REPRODUCED, UNDECIDED = (
+    "direction supported",
+    "figure not reproduced",
+    "figure not decided",
+)
 #: LaTeX names have letters only
-_DIGITS = dict(zip("0123456789", "Zero One Two Three Four Five Six Seven Eight Nine".split(), strict=True))
+_DIGITS = dict(
+    zip(
+        "0123456789",
+        ["Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"],
+        strict=True,
+    )
+)
 
 
 def read_claims(path: Path) -> list[dict[str, Any]]:
@@ -23,13 +33,18 @@ def read_claims(path: Path) -> list[dict[str, Any]]:
     return read_json(path, "judged claims", next=f"snakemake {path}")["claims"]
 
 
-def write_claims(claims: list[dict[str, Any]], output: Path, measured: Sequence[dict[str, Any]] = ()) -> None:
-    """Write `claims.json` and `claims.tex` into a folder; `measured` are our numbers beside the figures of the studies.
+def write_claims(
+    claims: list[dict[str, Any]], output: Path, measured: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Write `claims.json` and `claims.tex` into a folder; `measured` are our numbers beside the
+    figures of the studies.
 
     Raises UserError where two claims have one macro.
     """
     latex = macros(claims)
-    write_json(output / "claims.json", {"schema": 1, "claims": claims, "replication": list(measured)})
+    write_json(
+        output / "claims.json", {"schema": 1, "claims": claims, "replication": list(measured)}
+    )
     write_text(output / "claims.tex", latex)
 
 
@@ -40,13 +55,20 @@ def read_replication(path: Path) -> list[replication.Row]:
 
 
 def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
-    """(study, how many figures have which verdict, table of all of them) of each study; what was run comes first."""
+    """(study, how many figures have which verdict, table of all of them) of each study; what was
+    run comes first.
+    """
     heads = columns("table, cell", "verdict", "published", "ours", "ratio", "corrected (why)")
     rows, found = list(rows), []
     for study in dict.fromkeys(row.study for row in rows):
-        of = sorted((row for row in rows if row.study == study), key=lambda row: row.verdict == replication.NOT_RUN)
+        of = sorted(
+            (row for row in rows if row.study == study),
+            key=lambda row: row.verdict == replication.NOT_RUN,
+        )
         verdicts = Counter(row.verdict for row in of)
-        counts = ", ".join(f"{verdicts[word]} {word}" for word in replication.VERDICTS if verdicts[word])
+        counts = ", ".join(
+            f"{verdicts[word]} {word}" for word in replication.VERDICTS if verdicts[word]
+        )
         texts = []
         for row in of:
             cell, published, corrected, ours, ratio, verdict = row.texts
@@ -67,14 +89,23 @@ def claims_table(claims: Iterable[dict[str, Any]], document: str) -> Table:
     for c in (c for c in claims if c["document"] == document):
         place = ", ".join(filter(None, [c["experiment"], c["shown_in"]]))
         held, came = (f"Holds {_rule(c)}.", f"From {place}.") if c["experiment"] else ("", "")
-        text = " ".join(filter(None, [c["sentence"], describe_reason(c), held, c["remark"], c["refused"], came]))
+        text = " ".join(
+            filter(None, [c["sentence"], describe_reason(c), held, c["remark"], c["refused"], came])
+        )
         rows.append([c["claim"], c["figure"] or "–", text, ", ".join(verdict_words(c))])
     return Table(columns("claim", "its figure", "what the data say", "verdict"), rows)
 
 
 def describe_verdict(claim: dict[str, Any]) -> dict[str, Any]:
-    """Words for a page: its verdict in words and why, where it would hold, its p, and the verdict's first word."""
-    found = {"words": verdict_words(claim), "because": describe_reason(claim), "rule": _rule(claim), "p": _p(claim)}
+    """Words for a page: its verdict in words and why, where it would hold, its p, and the verdict's
+    first word.
+    """
+    found = {
+        "words": verdict_words(claim),
+        "because": describe_reason(claim),
+        "rule": _rule(claim),
+        "p": _p(claim),
+    }
     return found | {"state": claim["verdict"].split()[0]}
 
 
@@ -107,16 +138,21 @@ def describe_reason(claim: dict[str, Any]) -> str:
 
 
 def _p(claim: dict[str, Any]) -> str:
-    """The p-values that decided: of each cell alone where all support the claim, else after Holm; `–` for counts."""
+    """The p-values that decided: of each cell alone where all support the claim, else after Holm;
+    `–` for counts.
+    """
     alone = claim["verdict"] == SUPPORTED and claim["in_cells"] == "all"
     ps = [cell["p" if alone else "corrected_p"] for cell in claim["cells"]]
     if not ps or all(p == 0 for p in ps):
         return "–"
-    return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps)))) + (" in each cell" * (len(ps) > 1))
+    return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps)))) + (
+        " in each cell" * (len(ps) > 1)
+    )
 
 
 def macros(claims: Iterable[dict[str, Any]]) -> str:
-    """LaTeX: `\\claimIsolatedSpeedUp` is the sentence; …Number, …Low, …High, …N and …Verdict are its parts.
+    """LaTeX: `\\claimIsolatedSpeedUp` is the sentence; …Number, …Low, …High, …N and …Verdict are
+    its parts.
 
     Raises UserError where two claims would define one macro.
     """
@@ -124,12 +160,27 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
     lines += ["% A claim that is not tested has a verdict, and dashes for numbers."]
     taken: dict[str, str] = {}
     for claim in claims:
-        parts = {part.capitalize(): written(claim[part], claim["unit"]) for part in ("number", "low", "high")}
-        parts = {"": claim["sentence"], **parts, "N": str(claim["n"]), "Verdict": ", ".join(verdict_words(claim))}
-        for macro, text in ((f"\\claim{_macro(claim['id'])}{part}", text) for part, text in parts.items()):
+        parts = {
+            part.capitalize(): written(claim[part], claim["unit"])
+            for part in ("number", "low", "high")
+        }
+        parts = {
+            "": claim["sentence"],
+            **parts,
+            "N": str(claim["n"]),
+            "Verdict": ", ".join(verdict_words(claim)),
+        }
+        for macro, text in (
+            (f"\\claim{_macro(claim['id'])}{part}", text) for part, text in parts.items()
+        ):
             if macro in taken:  # `a-1` and `a-one`, or `a` and `a-low`
-                what, next = "two claims have one LaTeX macro.", "rename one of them: a macro spells out digits"
-                raise UserError(what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next)
+                what, next = (
+                    "two claims have one LaTeX macro.",
+                    "rename one of them: a macro spells out digits",
+                )
+                raise UserError(
+                    what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next
+                )
             taken[macro] = claim["id"]
             lines.append(f"\\newcommand{{{macro}}}{{{in_latex(text)}}}")
     return "\n".join(lines) + "\n"
@@ -146,6 +197,9 @@ def _macro(name: str) -> str:
 
 def claim_lines(claims: Iterable[dict[str, Any]]) -> list[str]:
     """A line a claim, for a terminal."""
-    rows = [(", ".join(verdict_words(c)), c["id"], f"{c['sentence']} {describe_reason(c)}".strip()) for c in claims]
+    rows = [
+        (", ".join(verdict_words(c)), c["id"], f"{c['sentence']} {describe_reason(c)}".strip())
+        for c in claims
+    ]
     widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
     return [f"{verdict:<{widths[0]}}  {name:<{widths[1]}}  {text}" for verdict, name, text in rows]

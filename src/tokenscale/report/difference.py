@@ -1,7 +1,7 @@
 """Compare two reports' folders: measures cell by cell, claims, and what may explain a difference.
 
-Runs of two reports are not paired, and machine, code and inputs may differ. Medians, their ratio and the spread of the
-runs are shown, without a test.
+Runs of two reports are not paired, and machine, code and inputs may differ. Medians, their ratio
+and the spread of the runs are shown, without a test.
 """
 
 import json
@@ -19,7 +19,8 @@ from tokenscale.report import bundle
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns
 
-#: facts of a run's origin, those first that explain most: (name in `provenance.json`, in words, what it could change)
+#: facts of a run's origin, those first that explain most: (name in `provenance.json`, in words,
+#: what it could change)
 SUSPECTS = (
     ("corpus", "corpus", "all measures"),
     ("tokenizer", "tokenizer", "all measures"),
@@ -34,9 +35,11 @@ SUSPECTS = (
     ("commit", "commit", "all measures, if the training's code changed with it"),
     ("dirty", "uncommitted changes", "all measures"),
 )
-#: the first facts: with other text or settings, runs are other trainings, and none is better or worse
+#: the first facts: with other text or settings, runs are other trainings, and none is better or
+#: worse
 SAME = [name for name, *_ in SUSPECTS[:5]]
-#: runs of a cell in each report for a verdict: 4 and 4 that differ by chance have separate ranges in 3 % of all cases
+#: runs of a cell in each report for a verdict: 4 and 4 that differ by chance have separate ranges
+#: in 3 % of all cases
 FEWEST = 4
 #: median load averages that differ by less explain nothing
 LOAD = 1.0
@@ -44,7 +47,9 @@ LOAD = 1.0
 
 @dataclass(frozen=True)
 class Report:
-    """A report: its folder as given, (experiment, cell, world size, external) → runs that count, origin, claims."""
+    """A report: its folder as given, (experiment, cell, world size, external) → runs that count,
+    origin, claims.
+    """
 
     name: str
     cells: dict[tuple, pd.DataFrame]
@@ -53,11 +58,21 @@ class Report:
 
 
 def read(folder: Path) -> Report:
-    """Read a report's folder. Raises UserError for another folder, and for a file that differs from its checksum."""
+    """Read a report's folder. Raises UserError for another folder, and for a file that differs from
+    its checksum.
+    """
     record, claims, cells = folder / "provenance.json", folder / "claims.json", {}
     if not record.is_file():
-        expected, next = f"{record.name} and data/<experiment>/cells.parquet, as in results/report", "snakemake report"
-        raise UserError("this is no report's folder.", folder=folder, expected=expected, next=f"{next} makes one")
+        expected, next = (
+            f"{record.name} and data/<experiment>/cells.parquet, as in results/report",
+            "snakemake report",
+        )
+        raise UserError(
+            "this is no report's folder.",
+            folder=folder,
+            expected=expected,
+            next=f"{next} makes one",
+        )
     paths = sorted((folder / "data").glob("*/cells.parquet"))
     listed = read_sums(folder) if (folder / bundle.SUMS).is_file() else {}
     again = "build that report again, or name another one"
@@ -69,21 +84,36 @@ def read(folder: Path) -> Report:
     try:
         for path in paths:
             rows = pd.read_parquet(path)[[*bundle.IDENTITY, *bundle.NAMES]]
-            rows = rows[rows["validity"].isin(["valid", "suspect"])].astype(dict.fromkeys(bundle.NAMES, float))
-            rows = rows.assign(world_size=rows["world_size"].fillna(0), cell=rows["cell"].fillna(""))
+            rows = rows[rows["validity"].isin(["valid", "suspect"])].astype(
+                dict.fromkeys(bundle.NAMES, float)
+            )
+            rows = rows.assign(
+                world_size=rows["world_size"].fillna(0), cell=rows["cell"].fillna("")
+            )
             for key, group in rows.groupby(["cell", "world_size", "external"], sort=False):
                 cells[(path.parent.name, *key)] = group
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).split("\n")[0]
-        raise UserError("the cells of a report cannot be read.", folder=folder, reason=reason, next=again) from None
+        raise UserError(
+            "the cells of a report cannot be read.", folder=folder, reason=reason, next=again
+        ) from None
     origin = read_json(record, "record of the report's origin")
-    return Report(str(folder), cells, origin, _claims(read_json(claims, "claims")) if claims.is_file() else None)
+    return Report(
+        str(folder),
+        cells,
+        origin,
+        _claims(read_json(claims, "claims")) if claims.is_file() else None,
+    )
 
 
 def _claims(value: Any) -> dict[str, dict[str, Any]]:
     """Return claim's id → claim, from a list, or from a mapping with the list under `claims`."""
     listed = value.get("claims") if isinstance(value, dict) else value
-    return {str(claim["id"]): claim for claim in listed or [] if isinstance(claim, dict) and "id" in claim}
+    return {
+        str(claim["id"]): claim
+        for claim in listed or []
+        if isinstance(claim, dict) and "id" in claim
+    }
 
 
 def difference(a: Report, b: Report) -> dict[str, Table]:
@@ -92,11 +122,22 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
         [*_place(key), measure, *_compare(measure, sides, _other_text(a, b, sides))]
         for key in b.cells
         for measure in bundle.NAMES
-        if len(sides := [r.cells[key][np.isfinite(r.cells[key][measure])] for r in (a, b) if key in r.cells]) == 2
+        if len(
+            sides := [
+                r.cells[key][np.isfinite(r.cells[key][measure])] for r in (a, b) if key in r.cells
+            ]
+        )
+        == 2
         and min(map(len, sides))
     ]
-    text = "Valid and suspect runs of cells that both reports have. Spread: the lowest run of B over the highest of A, "
-    text += f"to the highest over the lowest. A verdict needs {FEWEST} runs in each report whose ranges do not "
+    text = (
+        "Valid and suspect runs of cells that both reports have. Spread: the lowest run of B "
+        "over the highest of A, "
+    )
+    text += (
+        f"to the highest over the lowest. A verdict needs {FEWEST} runs in each report whose "
+        "ranges do not "
+    )
     text += "overlap, of the same text and settings."
     only = [
         [*_place(key), report.name, str(len(report.cells[key]))]
@@ -106,7 +147,9 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
     numeric = (">runs, A and B", ">median, A", ">median, B", ">B / A", ">spread")
     found = {
         "Cells": Table(columns("experiment", "cell", "measure", *numeric, "verdict"), rows, text),
-        "In one report only": Table(columns("experiment", "cell", "only in", ">runs"), sorted(only)),
+        "In one report only": Table(
+            columns("experiment", "cell", "only in", ">runs"), sorted(only)
+        ),
         "Claims whose verdict differs": _claim_table(a.claims, b.claims),
         "What may explain it": suspects(a, b),
     }
@@ -120,9 +163,14 @@ def _place(key: tuple) -> list[str]:
 def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
     """Return the columns behind the measure: runs, medians, ratio, spread and verdict."""
     x, y = (rows[measure] for rows in sides)
-    texts, ratios = [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)], ["–", "–"]
+    texts, ratios = (
+        [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)],
+        ["–", "–"],
+    )
     if min(x.min(), y.min()) > 0:
-        ratio, low, high = (number(r, 4) for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min()))
+        ratio, low, high = (
+            number(r, 4) for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min())
+        )
         ratios = [ratio, f"{low}–{high}"]
     if sides[0]["seal"].notna().all() and set(sides[0]["seal"]) == set(sides[1]["seal"]):
         verdict = "the same runs"
@@ -140,18 +188,24 @@ def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
 
 
 def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
-    """Return what differs of the text or settings of the runs of two cells; empty where nothing does."""
+    """Return what differs of the text or settings of the runs of two cells; empty where nothing
+    does.
+    """
     # each repeat has settings of its own: fewer repeats are no other settings
     repeats = set.intersection(*(set(rows["repeat"]) for rows in sides))
     ids = [set(rows.loc[rows["repeat"].isin(repeats) | (not repeats), "run_id"]) for rows in sides]
     x, y = (_facts(report, runs) for report, runs in zip((a, b), ids, strict=True))
     different = {key[0] for key in x.keys() | y.keys() if x.get(key) != y.get(key)}
     known = all(any(name in SAME for name, _ in facts) for facts in (x, y))
-    return ", ".join(words for name, words, _ in SUSPECTS if name in SAME and (name in different or not known))
+    return ", ".join(
+        words for name, words, _ in SUSPECTS if name in SAME and (name in different or not known)
+    )
 
 
 def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str], set]:
-    """Return (fact, key of a mapping or "") → its values over these runs, or all runs, that have a record."""
+    """Return (fact, key of a mapping or "") → its values over these runs, or all runs, that have a
+    record.
+    """
     found: dict[tuple[str, str], set] = {}
     for experiment in (report.origin.get("experiments") or {}).values():
         for run, facts in (experiment.get("runs") or {}).items():
@@ -162,12 +216,23 @@ def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str]
 
 
 def _claim_table(a: dict[str, dict[str, Any]] | None, b: dict[str, dict[str, Any]] | None) -> Table:
-    """Return claims with another verdict, or that one of the two lacks; empty where a report has no claims at all."""
+    """Return claims with another verdict, or that one of the two lacks; empty where a report has no
+    claims at all.
+    """
     rows = []
     for name in sorted(a.keys() | b.keys()) if a is not None and b is not None else ():
         pair = [claims.get(name, {}) for claims in (a or {}, b or {})]
         if pair[0].get("verdict") != pair[1].get("verdict"):
-            rows.append([name, *(text for c in pair for text in (_number(c.get("number")), c.get("verdict") or "–"))])
+            rows.append(
+                [
+                    name,
+                    *(
+                        text
+                        for c in pair
+                        for text in (_number(c.get("number")), c.get("verdict") or "–")
+                    ),
+                ]
+            )
     return Table(columns("claim", ">number, A", "verdict, A", ">number, B", "verdict, B"), rows)
 
 
@@ -176,24 +241,43 @@ def _number(value: Any) -> str:
 
 
 def suspects(a: Report, b: Report) -> Table:
-    """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their spread, the reports."""
+    """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their
+    spread, the reports.
+    """
     x, y = _facts(a), _facts(b)
     rows = []
     for name, words, matters in SUSPECTS:
         for key in sorted(key for fact, key in x.keys() | y.keys() if fact == name):
             of = [facts.get((name, key), set()) for facts in (x, y)]
-            near = name == "load" and all(of) and abs(np.median([*of[0]]) - np.median([*of[1]])) < LOAD
+            near = (
+                name == "load" and all(of) and abs(np.median([*of[0]]) - np.median([*of[1]])) < LOAD
+            )
             fewer = name == "science" and all(of) and (of[0] <= of[1] or of[1] <= of[0])
             if of[0] != of[1] and not near and not fewer:
                 rows.append([words + (f": {key}" if key else ""), *map(_text, of), matters])
     spreads = [_spread(report) for report in (a, b)]
     if max(spreads) > 0:
-        rows.append(["spread of the runs of a cell, up to", *(f"{number(100 * s, 2)} %" for s in spreads), "speed"])
+        rows.append(
+            [
+                "spread of the runs of a cell, up to",
+                *(f"{number(100 * s, 2)} %" for s in spreads),
+                "speed",
+            ]
+        )
     for name, words in (("git", "commit of the report"), ("packages", "packages of the report")):
         ours, theirs = a.origin.get(name) or {}, b.origin.get(name) or {}
-        for key in sorted(ours.keys() | theirs.keys()):
-            if (values := (ours.get(key), theirs.get(key)))[0] != values[1]:
-                rows.append([f"{words}: {key}", *(_text({value}) for value in values), "definitions and drawings"])
+        different = [
+            key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)
+        ]
+        rows += [
+            [
+                f"{words}: {key}",
+                _text({ours.get(key)}),
+                _text({theirs.get(key)}),
+                "definitions and drawings",
+            ]
+            for key in different
+        ]
     heads = columns(">rank", "what differs", "A", "B", "what it could change")
     text = "Values over all runs of a report that have a record, those first that explain most."
     return Table(heads, [[str(rank), *row] for rank, row in enumerate(rows, 1)], text)
@@ -202,7 +286,9 @@ def suspects(a: Report, b: Report) -> Table:
 def _spread(report: Report) -> float:
     """Return the largest range of throughput over its median, of all cells."""
     rates = [rows["useful_tokens_per_s"].dropna() for rows in report.cells.values()]
-    return max(((x.max() - x.min()) / x.median() for x in rates if len(x) and x.median() > 0), default=0.0)
+    return max(
+        ((x.max() - x.min()) / x.median() for x in rates if len(x) and x.median() > 0), default=0.0
+    )
 
 
 def _text(values: set) -> str:
@@ -211,4 +297,7 @@ def _text(values: set) -> str:
     if len(known) > 1 and all(isinstance(v, float) for v in known):
         return f"{number(min(known))} to {number(max(known))}"
     texts = [v if isinstance(v, str) else json.dumps(v) for v in known]
-    return few([v[:12] if v in known and len(v) in (16, 40, 64) else v for v in texts], 4) or "not recorded"
+    return (
+        few([v[:12] if v in known and len(v) in (16, 40, 64) else v for v in texts], 4)
+        or "not recorded"
+    )

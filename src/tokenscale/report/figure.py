@@ -1,4 +1,6 @@
-"""A figure of an experiment: its rows are chosen once, and drawn, described and tabulated from the same values."""
+"""A figure of an experiment: its rows are chosen once, and drawn, described and tabulated from the
+same values.
+"""
 
 import importlib
 from collections.abc import Mapping
@@ -22,7 +24,10 @@ CURVES = "Thin lines are repeats, bold ones their median point by point: no inte
 POINTS = "A run has at most 100 points. "
 RATES = "Rates are sums over sums after warm-up. "
 SLOWEST = "A step takes as long as on its slowest rank. "
-FLOPS = "FLOPs a token: 6 N + 12 L d T, attention over the full square (Chowdhery et al. 2022, appendix B). "
+FLOPS = (
+    "FLOPs a token: 6 N + 12 L d T, attention over the full square (Chowdhery et al. 2022, "
+    "appendix B). "
+)
 
 
 def figure_class(name: str) -> type["Figure"]:
@@ -33,31 +38,38 @@ def figure_class(name: str) -> type["Figure"]:
 
 
 class Figure:
-    """Base class of figures. Each frame, the rows of a query, is an attribute with the query's name.
+    """Base class of figures. Each frame, the rows of a query, is an attribute with the query's
+    name.
 
-    A figure is a row of data: `title`, `queries` (names of `analysis/sql`, the first with a row per run or point),
-    `factor`, `measures`, `main` and `words`. Where these do not say it, a subclass has its own `prepare`, `sentences`,
-    `draw` or `table`. It annotates the frames that it reads by name.
+    A figure is a row of data: `title`, `queries` (names of `analysis/sql`, the first with a row per
+    run or point), `factor`, `measures`, `main` and `words`. Where these do not say it, a subclass
+    has its own `prepare`, `sentences`, `draw` or `table`. It annotates the frames that it reads by
+    name.
     """
 
     title: ClassVar[str]
     queries: ClassVar[tuple[str, ...]]
-    #: runs are compared along this factor (see `analysis/comparability.py`); empty: no run is left out
+    #: runs are compared along this factor (see `analysis/comparability.py`); empty: no run is left
+    #: out
     factor: ClassVar[str] = ""
     #: columns of the data; empty: all but the approach
     columns: ClassVar[tuple[str, ...]] = ()
-    #: sentences of the caption, each with a space after it; `{counted}` stands for the number of runs
+    #: sentences of the caption, each with a space after it; `{counted}` stands for the number of
+    #: runs
     words: ClassVar[str]
     #: the caption and the panels say if ranks share cores
     cores_matter: ClassVar[bool] = True
-    #: column whose spread the caption names (empty: none), and whose medians are read aloud with this factor and unit
+    #: column whose spread the caption names (empty: none), and whose medians are read aloud with
+    #: this factor and unit
     main: str = ""
     unit: tuple[float, str] = (1.0, "")
     #: columns of the rows that name a cell
     by: ClassVar[tuple[str, ...]] = ("series", "world_size")
-    #: words before the smallest and largest median of `main` in the finding; empty: the finding is the title
+    #: words before the smallest and largest median of `main` in the finding; empty: the finding is
+    #: the title
     found: str = ""
-    #: the alternative text around the medians; empty: the title, and the label of `main` if it is drawn
+    #: the alternative text around the medians; empty: the title, and the label of `main` if it is
+    #: drawn
     read: ClassVar[str] = ""
     #: what is drawn, one panel per column: column → (label with the unit, factor to that unit)
     measures: Mapping[str, tuple[str, float]] = {}
@@ -94,12 +106,18 @@ class Figure:
         return captions.common_repeats(known, self.by) if "repeat" in known else known
 
     def finding(self) -> str:
-        """Return the smallest and largest median of the series over the repeats that all have; the title without."""
-        text = self.found and captions.common_extremes(self.rows, self.main, self.unit[1], factor=self.unit[0])
+        """Return the smallest and largest median of the series over the repeats that all have; the
+        title without.
+        """
+        text = self.found and captions.common_extremes(
+            self.rows, self.main, self.unit[1], factor=self.unit[0]
+        )
         return f"{self.found} {text}" if text else self.title
 
     def folded(self) -> str:
-        """Return why the figure has nothing to show here, so that the page folds it away; empty where it has."""
+        """Return why the figure has nothing to show here, so that the page folds it away; empty
+        where it has.
+        """
         return "" if len(self.data()) else f"{self.title}: no data"
 
     def data(self) -> pd.DataFrame:
@@ -112,13 +130,17 @@ class Figure:
         raise NotImplementedError
 
     def no_data(self, drawing: Drawing, *panels: Axes) -> Drawing:
-        """Say in some panels, or all, that no run is there, or that those there are may not be compared."""
+        """Say in some panels, or all, that no run is there, or that those there are may not be
+        compared.
+        """
         for axes in panels or drawing.axes:
             no_data(axes, captions.nothing(self.inventory, self.refusals))
         return drawing
 
     def caption(self) -> str:
-        """Return what is shown, of how many runs, and what the spread is; what a reader needs first comes first."""
+        """Return what is shown, of how many runs, and what the spread is; what a reader needs first
+        comes first.
+        """
         text = self.crowded() + self.sentences() + (self.refusals and f"{self.refusals} ")
         return text + self.over() + captions.kinds(self.groups()) if self.main else text.strip()
 
@@ -131,8 +153,14 @@ class Figure:
         return captions.by_cell(self.common, self.main, self.by)
 
     def over(self) -> str:
-        """Return which repeats medians are of, where not of all; a sentence with a space after it."""
-        return captions.over(self.rows.dropna(subset=[self.main]), self.common) if "repeat" in self.rows else ""
+        """Return which repeats medians are of, where not of all; a sentence with a space after
+        it.
+        """
+        return (
+            captions.over(self.rows.dropna(subset=[self.main]), self.common)
+            if "repeat" in self.rows
+            else ""
+        )
 
     def alt(self) -> str:
         """Return the main numbers, read aloud."""
@@ -154,4 +182,6 @@ class Figure:
 
     def crowded(self) -> str:
         """Return a sentence if ranks share cores; nothing where no run is shown."""
-        return captions.sentence(captions.crowded(self.inventory) if self.cores_matter and len(self.rows) else "")
+        return captions.sentence(
+            captions.crowded(self.inventory) if self.cores_matter and len(self.rows) else ""
+        )

@@ -1,4 +1,6 @@
-"""One archive of all that the tables of experiments are made of: pack it, and make the tables again from it alone."""
+"""One archive of all that the tables of experiments are made of: pack it, and make the tables again
+from it alone.
+"""
 
 import json
 import lzma
@@ -35,15 +37,16 @@ INDEX = "archive.json"
 ENCODING = ("utf-8", "surrogateescape")
 #: files of a run that tables are made of, and those that its seal covers
 OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*.jsonl")
-#: what `ingest` says of a run after a comparison with its token stores, which are not in the archive
+#: what `ingest` says of a run after a comparison with its token stores, which are not in the
+#: archive
 JUDGED = ("validity", "reasons", "cautions", "unchecked")
 
 
 def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
     """Write the archive of the experiments' tables in `folder`; return the number of runs in it.
 
-    Raises UserError for an input that is missing or outside of the parent of `folder`, and for a file that names the
-    project's or the user's folder. Equal logs give equal archives.
+    Raises UserError for an input that is missing or outside of the parent of `folder`, and for a
+    file that names the project's or the user's folder. Equal logs give equal archives.
     """
     found, results = [read_inputs(folder / name) for name in experiments], folder.parent
     names, judged, runs = set[str](), {}, set[str]()
@@ -53,18 +56,32 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
         path = folder / inputs.experiment / "runs.parquet"
         rows = pq.read_table(path, columns=["run_id", *JUDGED], use_threads=False)
         judged[inputs.experiment] = {row.pop("run_id"): row for row in rows.to_pylist()}
-        runs |= {run for run, row in judged[inputs.experiment].items() if row["validity"] != "missing"}
+        runs |= {
+            run for run, row in judged[inputs.experiment].items() if row["validity"] != "missing"
+        }
     if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
-        what, next = "an input of the tables lies outside of the folder of results.", "move it there, and ingest again"
+        what, next = (
+            "an input of the tables lies outside of the folder of results.",
+            "move it there, and ingest again",
+        )
         raise UserError(what, path=results / outside[0], next=next)
     names |= {f"runs/{run}/run.json" for run in runs}
     listed = {run for rows in judged.values() for run in rows}
-    paths = (path for run in listed for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern))
+    paths = (
+        path
+        for run in listed
+        for pattern in OF_RUN
+        for path in (results / "runs" / run).glob(pattern)
+    )
     names |= {path.relative_to(results).as_posix() for path in paths}
     head = {"experiments": [asdict(inputs) for inputs in found], "judged": judged, "schema": 1}
-    with atomic(output) as temporary, lzma.open(temporary, "wb", preset=9 | lzma.PRESET_EXTREME) as archive:
+    with (
+        atomic(output) as temporary,
+        lzma.open(temporary, "wb", preset=9 | lzma.PRESET_EXTREME) as archive,
+    ):
         archive.write(json.dumps(head, sort_keys=True)[:-1].encode() + b', "files": {')
-        for number, name in enumerate(sorted(names)):  # one after the other: logs of many runs exceed the memory
+        # one after the other: logs of many runs exceed the memory
+        for number, name in enumerate(sorted(names)):
             text = json.dumps(_read(results, name).decode(*ENCODING))
             archive.write(f"{', ' * bool(number)}{json.dumps(name)}: {text}".encode())
         archive.write(b"}}")
@@ -72,26 +89,45 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
 
 
 def _read(results: Path, name: str) -> bytes:
-    """Return the bytes of a file of the archive, which says nothing of the folders of this machine."""
+    """Return the bytes of a file of the archive, which says nothing of the folders of this
+    machine.
+    """
     path = results / name
     if not path.is_file():
-        raise UserError("a file that the tables are made of is missing.", path=path, next=f"snakemake {path}")
+        raise UserError(
+            "a file that the tables are made of is missing.", path=path, next=f"snakemake {path}"
+        )
     content = path.read_bytes()
     places = {Path.cwd(), Path(os.environ.get("HOME", "/"))} - {Path("/")}
     if named := [f"{at}/" for at in places if f"{at}/".encode() in content]:
-        next = "name the corpus and other inputs by paths relative to the project, and run the experiment again"
-        raise UserError("a file for the archive names a folder of this machine.", path=path, found=named[0], next=next)
+        next = (
+            "name the corpus and other inputs by paths relative to the project, and run the "
+            "experiment again"
+        )
+        raise UserError(
+            "a file for the archive names a folder of this machine.",
+            path=path,
+            found=named[0],
+            next=next,
+        )
     return content
 
 
 def restore(archive: Path, output: Path) -> list[str]:
-    """Unpack the logs of an archive below `output`, laid out like `results/`, and ingest them; return the names of the
-    experiments, in order. A folder that an earlier call made is replaced.
+    """Unpack the logs of an archive below `output`, laid out like `results/`, and ingest them;
+    return the names of the experiments, in order. A folder that an earlier call made is replaced.
 
     Raises UserError for a damaged archive, and for a folder that holds anything else.
     """
-    if output.exists() and not (output / INDEX).is_file() and (not output.is_dir() or any(output.iterdir())):
-        what, next = "the folder for the evidence holds other files.", "name a new folder with --output"
+    if (
+        output.exists()
+        and not (output / INDEX).is_file()
+        and (not output.is_dir() or any(output.iterdir()))
+    ):
+        what, next = (
+            "the folder for the evidence holds other files.",
+            "name a new folder with --output",
+        )
         raise UserError(what, folder=output, next=next)
     experiments, files, judged = _unpack(archive)
     shutil.rmtree(output, ignore_errors=True)
@@ -117,9 +153,13 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
             raise EOFError(f"it is cut, or unpacks to more than {len(text):,} bytes")
         content = parse_json(text)
     except FileNotFoundError:
-        raise UserError("there is no such archive.", path=archive, next="correct the path") from None
+        raise UserError(
+            "there is no such archive.", path=archive, next="correct the path"
+        ) from None
     except (lzma.LZMAError, EOFError, OSError, ValueError, RecursionError) as error:
-        raise UserError("the archive of logs cannot be read.", path=archive, reason=error, next=next) from None
+        raise UserError(
+            "the archive of logs cannot be read.", path=archive, reason=error, next=next
+        ) from None
     with report_malformed(archive, "archive of logs", next=next):
         if type(content["schema"]) is not int or content["schema"] != 1:
             raise ValueError(f"schema is {content['schema']!r}, and 1 is read")
@@ -128,7 +168,10 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
             check_file_name(inputs.experiment)
             for name in inputs.names():
                 check_relative_path(name)
-        files = {check_relative_path(name): text.encode(*ENCODING) for name, text in content["files"].items()}
+        files = {
+            check_relative_path(name): text.encode(*ENCODING)
+            for name, text in content["files"].items()
+        }
         judged = {name: dict(of) for name, of in content.get("judged", {}).items()}
         for row in (row for of in judged.values() for row in of.values()):
             check_types(row, dict.fromkeys(row.keys() & {*JUDGED}, (str, type(None))))
@@ -136,12 +179,21 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
 
 
 def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
-    """Add what a comparison with their token stores showed of runs when they were packed: more reasons and cautions."""
+    """Add what a comparison with their token stores showed of runs when they were packed: more
+    reasons and cautions.
+    """
     rows = pq.read_table(folder / "runs.parquet", use_threads=False).to_pylist()
     for row in rows:
         packed = judged.get(row["run_id"], {})
-        texts = ([(of[name] or "").split("; ") for of in (row, packed)] for name in ("reasons", "cautions"))
+        texts = (
+            [(of[name] or "").split("; ") for of in (row, packed)]
+            for name in ("reasons", "cautions")
+        )
         if packed.keys() == {*JUDGED} and all({*own} - {""} <= {*of} for own, of in texts):
-            row |= packed if packed["reasons"] != row["reasons"] else packed | {"validity": row["validity"]}
+            row |= (
+                packed
+                if packed["reasons"] != row["reasons"]
+                else packed | {"validity": row["validity"]}
+            )
     tables.write(folder / "runs.parquet", "runs", rows)
     tables.write_manifest(folder)

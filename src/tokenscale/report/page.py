@@ -1,6 +1,7 @@
 """The report as self-contained HTML: no script, no outside reference, equal bytes for equal tables.
 
-One experiment is one page. Several have a page each, and `index.html` holds what is said of all: verdicts and claims.
+One experiment is one page. Several have a page each, and `index.html` holds what is said of all:
+verdicts and claims.
 """
 
 import os
@@ -26,15 +27,30 @@ from tokenscale.report.save import read_figure
 from tokenscale.report.table import Table
 
 #: files of this folder that the pages are made of
-FILES = ("page.html.j2", "macros.html.j2", "box.html.j2", "claims.html.j2", "experiment.html.j2", "end.html.j2",
-         "page.css")  # fmt: skip
+FILES = (
+    "page.html.j2",
+    "macros.html.j2",
+    "box.html.j2",
+    "claims.html.j2",
+    "experiment.html.j2",
+    "end.html.j2",
+    "page.css",
+)
 #: how a verdict of an answer was reached → its words
 KINDS = {
     "exact": (answers.COUNTED, answers.PROVEN, answers.NOT_PROVEN),
     "tested on pairs of runs": tuple(
-        word for word in paired_comparisons.VERDICT_WORDS if word not in paired_comparisons.UNDECIDED
+        word
+        for word in paired_comparisons.VERDICT_WORDS
+        if word not in paired_comparisons.UNDECIDED
     ),
-    "described, not tested": (answers.MEASURED, answers.WITHIN, answers.BEYOND, answers.ONE_RUN, answers.OPEN),
+    "described, not tested": (
+        answers.MEASURED,
+        answers.WITHIN,
+        answers.BEYOND,
+        answers.ONE_RUN,
+        answers.OPEN,
+    ),
     "no verdict": paired_comparisons.UNDECIDED,
 }
 #: words that are shown as badges
@@ -47,17 +63,32 @@ WORDS = (
 )
 HOME = "index.html"
 #: sections of an experiment → their places
-SECTIONS = {"figures": "figures", "tables": "tables", "same data": "same-data", "quality": "quality", "runs": "runs"}
+SECTIONS = {
+    "figures": "figures",
+    "tables": "tables",
+    "same data": "same-data",
+    "quality": "quality",
+    "runs": "runs",
+}
 #: facts of an experiment, or of all of them
 FACTS = ("text", "scale", "data_from")
 #: answers that the first screen shows of an experiment beside others; its own page has all
 ANSWERS = 3
-#: figures of an experiment that are open, the one beside the answers included; the others are folded
+#: figures of an experiment that are open, the one beside the answers included; the others are
+#: folded
 OPEN = 10
 
 
-def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None) -> None:
-    """Write the first page for the named experiments: one in full, or links to the pages of several, in that order.
+def write(
+    experiments: Sequence[str],
+    tables: Path,
+    figures: Path,
+    output: Path,
+    *,
+    claims: Path | None = None,
+) -> None:
+    """Write the first page for the named experiments: one in full, or links to the pages of
+    several, in that order.
 
     `claims` is what the command `claims` wrote.
     """
@@ -67,28 +98,49 @@ def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path,
         part |= _figures(part, figures) if alone else {"href": f"{part['name']}.html"}
     claims_html = _claims(claims, parts, output)
     contents = [(part["name"], part["href"]) for part in parts if not alone]
-    contents += [(text, f"#{parts[0]['name']}-{place}") for text, place in SECTIONS.items() if alone]
-    contents += [("source studies", "#originals")] if not alone and summary.source_study_table(parts).rows else []
+    contents += [
+        (text, f"#{parts[0]['name']}-{place}") for text, place in SECTIONS.items() if alone
+    ]
+    contents += (
+        [("source studies", "#originals")]
+        if not alone and summary.source_study_table(parts).rows
+        else []
+    )
     contents += [("claims", "#claims")] if claims_html else []
-    heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
-    write_text(output, render(parts, heading, [*contents, ("methods", "#methods")], claims=claims_html))
+    heading = (
+        (parts[0]["question"] or parts[0]["name"])
+        if alone
+        else f"Report on {len(parts)} experiments"
+    )
+    write_text(
+        output, render(parts, heading, [*contents, ("methods", "#methods")], claims=claims_html)
+    )
 
 
 def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
     """Write the page of one of several experiments, beside the first page, which has the claims."""
     part = summary.experiment(name, tables)
     part |= _figures(part, figures)
-    contents = [("all experiments", HOME), *((text, f"#{name}-{place}") for text, place in SECTIONS.items())]
+    contents = [
+        ("all experiments", HOME),
+        *((text, f"#{name}-{place}") for text, place in SECTIONS.items()),
+    ]
     write_text(output, render([part], part["question"] or name, contents, home=HOME))
 
 
 def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
-    """Figures: the `picture` beside the answers, those that are open (`drawn`), `more`, and `empty` ones. `methods` are
-    sentences that several figures and tables have. All lose these, and the experiment's caution."""
-    every = [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
+    """Figures: the `picture` beside the answers, those that are open (`drawn`), `more`, and `empty`
+    ones. `methods` are sentences that several figures and tables have. All lose these, and the
+    experiment's caution.
+    """
+    every = [
+        figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]
+    ]
     drawn, empty = ([f for f in every if bool(f["folded"]) is folded] for folded in (False, True))
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
-    told = [f["table"].caption for f in drawn if f["table"]] + [table.caption for table in tables.values()]
+    told = [f["table"].caption for f in drawn if f["table"]] + [
+        table.caption for table in tables.values()
+    ]
     told += [f[key] for f in every for key in ("caption", "method") if key in f]
     counts = Counter(text for whole in told for text in dict.fromkeys(_sentences(whole)))
     caution = sentence(part["caution"]).strip()
@@ -99,10 +151,21 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
 
     for f in every:
         f |= {key: shorten(f[key]) for key in ("caption", "method") if key in f}
-        f |= {"table": replace(f["table"], caption=shorten(f["table"].caption))} if f.get("table") else {}
+        f |= (
+            {"table": replace(f["table"], caption=shorten(f["table"].caption))}
+            if f.get("table")
+            else {}
+        )
         f["folded"] = "see the cautions" if f"{f['folded']}." == caution else f["folded"]
-    tables = {name: replace(table, caption=shorten(table.caption)) for name, table in tables.items()}
-    shown = {"picture": drawn[0] if drawn else None, "drawn": drawn[1:OPEN], "more": drawn[OPEN:], "empty": empty}
+    tables = {
+        name: replace(table, caption=shorten(table.caption)) for name, table in tables.items()
+    }
+    shown = {
+        "picture": drawn[0] if drawn else None,
+        "drawn": drawn[1:OPEN],
+        "more": drawn[OPEN:],
+        "empty": empty,
+    }
     return tables | shown | {"methods": methods}
 
 
@@ -111,8 +174,9 @@ def _sentences(text: str) -> list[str]:
 
 
 def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dict[str, Any] | None:
-    """The tested claims of each document, with links to the figures of `parts` that show them, and how many have which
-    verdict; None where nobody judged."""
+    """The tested claims of each document, with links to the figures of `parts` that show them, and
+    how many have which verdict; None where nobody judged.
+    """
     if path is None:
         return None
     named, documents = {part["name"]: part for part in parts}, dict[str, dict[str, Any]]()
@@ -123,7 +187,9 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dic
         if part := named.get(row["experiment"]):
             place = f"-figure-{row['shown_in']}" if row["shown_in"] in part["figures"] else ""
             row["href"] = f"{part.get('href', '')}#{part['name']}{place}"
-        document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"], "rows": []})
+        document = documents.setdefault(
+            row["document"], {"title": row["document"], "where": row["where"], "rows": []}
+        )
         document["rows"].append(row)
     figures = [row for row in judged.read_replication(path) if row.table != "Claims"]
     return {
@@ -131,21 +197,44 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dic
         "documents": list(documents.values()),
         "untested": len(rows) - len(tested),
         "file": Path(os.path.relpath(path, output.parent)).as_posix(),
-        "replication": judged.replication_tables(row for row in figures if row.verdict != replication.NOT_RUN),
+        "replication": judged.replication_tables(
+            row for row in figures if row.verdict != replication.NOT_RUN
+        ),
     }
 
 
-def render(parts: Sequence[dict[str, Any]], heading: str, contents: Sequence[tuple[str, str]], **options: Any) -> str:
-    """The page's text; `options` are `claims` and the first page (`home`). Everything from the tables is escaped; only
-    figures and the style sheet are markup."""
+def render(
+    parts: Sequence[dict[str, Any]],
+    heading: str,
+    contents: Sequence[tuple[str, str]],
+    **options: Any,
+) -> str:
+    """The page's text; `options` are `claims` and the first page (`home`). Everything from the
+    tables is escaped; only figures and the style sheet are markup.
+    """
     environment = Environment(
-        loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(_read),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     known = {key: Counter(part[key] for part in parts if part[key]) for key in FACTS}
-    shared = {key: found.most_common(1)[0][0] for key, found in known.items() if found}  # stated once
+    # stated once
+    shared = {key: found.most_common(1)[0][0] for key, found in known.items() if found}
     cautions = summary.shared_cautions(parts)
-    undrawn: dict[str, Any] = {"href": "", "picture": None, "drawn": (), "more": (), "empty": (), "methods": ()}
-    parts = [undrawn | part | _box_fields(part, shared, cautions, alone=len(parts) == 1) for part in parts]
+    undrawn: dict[str, Any] = {
+        "href": "",
+        "picture": None,
+        "drawn": (),
+        "more": (),
+        "empty": (),
+        "methods": (),
+    }
+    parts = [
+        undrawn | part | _box_fields(part, shared, cautions, alone=len(parts) == 1)
+        for part in parts
+    ]
     text = environment.get_template("page.html.j2").render(
         style=Markup(_read("page.css")),
         version=__version__,
@@ -162,7 +251,9 @@ def render(parts: Sequence[dict[str, Any]], heading: str, contents: Sequence[tup
         runs=sum(p["runs"] for p in parts),
         digest=summary.tables_digest(parts),
         machines=list(dict.fromkeys(machine for p in parts for machine in p["machines"])),
-        commits=[dict(c) for c in dict.fromkeys(tuple(c.items()) for p in parts for c in p["commits"])],
+        commits=[
+            dict(c) for c in dict.fromkeys(tuple(c.items()) for p in parts for c in p["commits"])
+        ],
         versions=sorted({pair for part in parts for pair in part["versions"]}),
         definitions=tuple(queries.PARAMETERS),
         **{"claims": None, "home": ""} | options,
@@ -173,13 +264,23 @@ def render(parts: Sequence[dict[str, Any]], heading: str, contents: Sequence[tup
 def _kinds(verdicts: Iterable[str]) -> dict[str, list[str]]:
     """How verdicts were reached → those of `verdicts`, without what restricts them."""
     words = list(dict.fromkeys(verdict.split(", ")[0] for verdict in verdicts))
-    return {kind: found for kind, of in KINDS.items() if (found := [word for word in words if word in of])}
+    return {
+        kind: found
+        for kind, of in KINDS.items()
+        if (found := [word for word in words if word in of])
+    }
 
 
-def _box_fields(part: dict[str, Any], shared: dict[str, Any], cautions: list[str], *, alone: bool) -> dict[str, Any]:
-    """What the first screen shows of an experiment: all answers, or a few beside other experiments; facts in which it
-    differs from most experiments; its cautions without those that all experiments share."""
-    visible, hidden = paired_comparisons.select_answers(part["answers"], len(part["answers"]) if alone else ANSWERS)
+def _box_fields(
+    part: dict[str, Any], shared: dict[str, Any], cautions: list[str], *, alone: bool
+) -> dict[str, Any]:
+    """What the first screen shows of an experiment: all answers, or a few beside other experiments;
+    facts in which it differs from most experiments; its cautions without those that all experiments
+    share.
+    """
+    visible, hidden = paired_comparisons.select_answers(
+        part["answers"], len(part["answers"]) if alone else ANSWERS
+    )
     own = [key for key in FACTS if part[key] and part[key] != shared.get(key)]
     own_cautions = [text for text in summary.list_cautions(part) if text not in cautions]
     return {"visible": visible, "hidden": hidden, "own": own, "warnings": own_cautions}
@@ -189,14 +290,28 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     """Texts, table and inlined drawings of a figure; `folded` says why there is nothing to show."""
     path = folder / f"{name}.json"
     if not path.is_file():
-        return {"name": name, "title": figure_class(name).title, "folded": "This figure has not been made"}
+        return {
+            "name": name,
+            "title": figure_class(name).title,
+            "folded": "This figure has not been made",
+        }
     words = read_figure(path)
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
     drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
     _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawing)[1].split())
-    wide, phone = style.inline(drawing, prefix, "wide"), style.inline(words["phone"], f"{prefix}-phone", "phone")
+    wide, phone = (
+        style.inline(drawing, prefix, "wide"),
+        style.inline(words["phone"], f"{prefix}-phone", "phone"),
+    )
     table = Table(**words["table"]) if "table" in words else None
-    return {"name": name, "tall": height / width, **words, "table": table, "svg": Markup(wide), "phone": Markup(phone)}
+    return {
+        "name": name,
+        "tall": height / width,
+        **words,
+        "table": table,
+        "svg": Markup(wide),
+        "phone": Markup(phone),
+    }
 
 
 def _read(name: str) -> str:

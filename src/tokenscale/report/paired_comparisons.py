@@ -1,11 +1,14 @@
-"""Comparisons of cells in pairs of runs: effect, interval, verdict, and what a reader must know beside it.
+"""Comparisons of cells in pairs of runs: effect, interval, verdict, and what a reader must know
+beside it.
 
-An experiment's primary comparisons answer its question. They are one family (Holm 1979), and only they get a verdict.
-All other pairs of approaches are exploratory: shown with their spread, without a test, since the more comparisons are
-tested, the more runs each of them needs. Without primary comparisons every pair of approaches is tested.
+An experiment's primary comparisons answer its question. They are one family (Holm 1979), and only
+they get a verdict. All other pairs of approaches are exploratory: shown with their spread, without
+a test, since the more comparisons are tested, the more runs each of them needs. Without primary
+comparisons every pair of approaches is tested.
 
-A verdict counts all pairs. It is marked where some have a suspect run, and there is none where half of them do. Where
-throughput drifted, the drift is taken out of every run: a verdict that does not stand then is none.
+A verdict counts all pairs. It is marked where some have a suspect run, and there is none where half
+of them do. Where throughput drifted, the drift is taken out of every run: a verdict that does not
+stand then is none.
 """
 
 import math
@@ -25,13 +28,17 @@ from tokenscale.settings.experiments import COMPARISONS
 
 #: the verdict where no data from so few pairs could reach a small p
 TOO_FEW = "too few runs"
-#: in place of a verdict: not a primary comparison; half of the pairs or more have a suspect run; the effect does not
-#: stand without the drift
+#: in place of a verdict: not a primary comparison; half of the pairs or more have a suspect run;
+#: the effect does not stand without the drift
 EXPLORATORY, SUSPECT, DRIFTED = "exploratory", "no verdict: suspect runs", "no verdict: drift"
 #: verdicts that decide nothing, and so have no marks
 UNDECIDED = (TOO_FEW, EXPLORATORY, SUSPECT, DRIFTED)
 #: after a verdict that stands
-WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = ", with drift", ", with suspect runs", ", unequal updates"
+WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = (
+    ", with drift",
+    ", with suspect runs",
+    ", unequal updates",
+)
 #: after a verdict, where the effect is smaller than what matters
 SMALL = f" by less than {100 * statistics.MARGIN:g} %"
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
@@ -43,7 +50,12 @@ QUANTITIES = {
 }
 #: every verdict of a comparison, without its marks
 VERDICT_WORDS = (
-    *(f"{word}{by}" for above, below, _ in QUANTITIES.values() for word in (above, below) for by in ("", SMALL)),
+    *(
+        f"{word}{by}"
+        for above, below, _ in QUANTITIES.values()
+        for word in (above, below)
+        for by in ("", SMALL)
+    ),
     *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY, SUSPECT, DRIFTED),
 )
 #: of the runs that a comparison leaves out: reasons that are named, and letters of each
@@ -54,7 +66,9 @@ Values = Mapping[Any, tuple[str, float]]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two cells with the numbers of their runs. `refused` is run id → what makes a run not comparable."""
+    """Two cells with the numbers of their runs. `refused` is run id → what makes a run not
+    comparable.
+    """
 
     of: str
     over: str
@@ -69,18 +83,29 @@ class Pair:
     @property
     def ids(self) -> list[tuple[str, str]]:
         """The ids of both runs of each repeat that both cells have."""
-        return [(self.values[k][0], self.bases[k][0]) for k in sorted(self.values.keys() & self.bases.keys())]
+        return [
+            (self.values[k][0], self.bases[k][0])
+            for k in sorted(self.values.keys() & self.bases.keys())
+        ]
 
     def result(self) -> statistics.Comparison:
-        return statistics.compare_pairs(*({k: x for k, (_, x) in side.items()} for side in (self.values, self.bases)))
+        return statistics.compare_pairs(
+            *({k: x for k, (_, x) in side.items()} for side in (self.values, self.bases))
+        )
 
     def without_drift(self, slope: float, started: Mapping[str, float]) -> "Pair":
-        """The same with `slope` (of the logarithm, a second) taken out of all rates whose run's start is known."""
+        """The same with `slope` (of the logarithm, a second) taken out of all rates whose run's
+        start is known.
+        """
         if self.quantity != RATE:
             return self
         last = max(started.values())
         values, bases = (
-            {k: (run, x * math.exp(slope * (last - started[run]))) for k, (run, x) in side.items() if run in started}
+            {
+                k: (run, x * math.exp(slope * (last - started[run])))
+                for k, (run, x) in side.items()
+                if run in started
+            }
             for side in (self.values, self.bases)
         )
         return replace(self, values=values, bases=bases)
@@ -88,7 +113,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Judged:
-    """A comparison: p and smallest possible p after correction, the verdict, and what a reader must know beside it."""
+    """A comparison: p and smallest possible p after correction, the verdict, and what a reader must
+    know beside it.
+    """
 
     pair: Pair
     result: statistics.Comparison
@@ -110,11 +137,13 @@ def comparisons(
     validation: pd.DataFrame | None = None,
     certificates: pd.DataFrame | None = None,
 ) -> tuple[list[Judged], str]:
-    """(comparisons, primary ones first; sentences on runs that are in none because they are not comparable).
+    """(comparisons, primary ones first; sentences on runs that are in none because they are not
+    comparable).
 
-    `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of approaches. `throughput`,
-    `runs`, `validation` and `certificates` are rows of the queries `throughput`, `inventory`, `validation` and
-    `certificates`. Runs of other programs are in no pair: they have no repeats of ours.
+    `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of
+    approaches. `throughput`, `runs`, `validation` and `certificates` are rows of the queries
+    `throughput`, `inventory`, `validation` and `certificates`. Runs of other programs are in no
+    pair: they have no repeats of ours.
     """
     pairs, sentences = _approach_pairs(throughput, runs)
     others: list[Pair] = []
@@ -136,7 +165,9 @@ def comparisons(
 
 
 def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Drift:
-    """Return the drift of useful tokens per second over the starts of our own runs, within their cells."""
+    """Return the drift of useful tokens per second over the starts of our own runs, within their
+    cells.
+    """
     timed = throughput.merge(_ours(runs)[["run_id", "started_unix_s"]].dropna(), on="run_id")
     timed = timed.sort_values("started_unix_s", kind="stable")
     cells = list(zip(timed["series"], timed["world_size"], strict=True))
@@ -149,13 +180,19 @@ def _ours(runs: pd.DataFrame) -> pd.DataFrame:
 
 def differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
     """Run id → what makes it not comparable."""
-    return {run_id: "; ".join(refusal.differs) for refusal in refusals for run_id in refusal.run_ids}
+    return {
+        run_id: "; ".join(refusal.differs) for refusal in refusals for run_id in refusal.run_ids
+    }
 
 
 def _primary_pairs(
-    ours: pd.DataFrame, primary: Sequence[Mapping[str, Any]], numbers: Mapping[str, Mapping[str, float]]
+    ours: pd.DataFrame,
+    primary: Sequence[Mapping[str, Any]],
+    numbers: Mapping[str, Mapping[str, float]],
 ) -> tuple[list[Pair], list[str]]:
-    """(the primary comparisons, also without pairs; sentences on refused runs). `numbers`: quantity → run → number."""
+    """(the primary comparisons, also without pairs; sentences on refused runs). `numbers`: quantity
+    → run → number.
+    """
     found, sentences = [], []
     for comparison in primary:
         of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
@@ -176,13 +213,16 @@ def _primary_pairs(
 def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[Pair], list[str]]:
     """(the pairs of `COMPARISONS`, one a group; sentences on runs that are not comparable).
 
-    A group has all factors but the approach in common, at the smallest world size that both have. Factors of the
-    Parquet store are those of the approach that is compared; its baseline reads none.
+    A group has all factors but the approach in common, at the smallest world size that both have.
+    Factors of the Parquet store are those of the approach that is compared; its baseline reads
+    none.
     """
     refusals = comparability.refusals(runs, "approach")
     refused, names = differences(refusals), runs.set_index("run_id")["cell"]
     cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
-    for row in throughput[throughput["run_id"].isin(set(_ours(runs)["run_id"]) - refused.keys())].itertuples():
+    for row in throughput[
+        throughput["run_id"].isin(set(_ours(runs)["run_id"]) - refused.keys())
+    ].itertuples():
         cell = (row.approach, row.factors, row.storage, row.layout, row.world_size)
         cells.setdefault(cell, {})[row.repeat] = row.run_id, row.useful_tokens_per_s
     smallest: dict[tuple, tuple] = {}
@@ -212,14 +252,18 @@ def _shorten(cell: str) -> str:
     return re.sub(r"(^|, )(?:approach=|arm=|layout\.)", r"\1", text)
 
 
-def judge(pairs: Sequence[Pair], drift: statistics.Drift, started: Mapping[str, float]) -> list[Judged]:
+def judge(
+    pairs: Sequence[Pair], drift: statistics.Drift, started: Mapping[str, float]
+) -> list[Judged]:
     """Return the verdicts of comparisons that are one family, corrected over all of them.
 
-    Where throughput drifted, a difference or equivalence of rates that is not found without the drift is `DRIFTED`.
-    `started` is run id → start in seconds.
+    Where throughput drifted, a difference or equivalence of rates that is not found without the
+    drift is `DRIFTED`. `started` is run id → start in seconds.
     """
     results = [pair.result() for pair in pairs]
-    corrected, reachable = (statistics.holm([getattr(r, p) for r in results]) for p in ("p", "smallest_p"))
+    corrected, reachable = (
+        statistics.holm([getattr(r, p) for r in results]) for p in ("p", "smallest_p")
+    )
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
         verdict = statistics.verdict(c.spread, p, smallest)
@@ -227,27 +271,37 @@ def judge(pairs: Sequence[Pair], drift: statistics.Drift, started: Mapping[str, 
             verdict = verdict.replace(word, own)
         found.append(Judged(pair, c, p, smallest, verdict))
     if drift.verdict == "drift":
-        steady = judge([pair.without_drift(drift.slope, started) for pair in pairs], replace(drift, p=1.0), {})
+        steady = judge(
+            [pair.without_drift(drift.slope, started) for pair in pairs], replace(drift, p=1.0), {}
+        )
         found = [_hold_against(*both, drift) for both in zip(found, steady, strict=True)]
     return [_add_order(judged, started) for judged in found]
 
 
 def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Judged:
-    """Mark a comparison of rates, or take its verdict away if it has another one without the drift."""
+    """Mark a comparison of rates, or take its verdict away if it has another one without the
+    drift.
+    """
     if judged.pair.quantity != RATE or not judged.result.spread.n:
         return judged
     word = judged.verdict.removesuffix(SMALL)
     if word in ("faster", "slower", "equivalent") and steady.verdict.removesuffix(SMALL) != word:
         judged = replace(judged, verdict=DRIFTED)
     ratio = f"without the drift {format_ratio(steady.result.spread.median)}×"
-    return judged.mark(WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, 2)} %, {ratio}")
+    return judged.mark(
+        WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, 2)} %, {ratio}"
+    )
 
 
 def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
-    """Note which cell ran first in how many pairs, where throughput drifted or it is one cell in six or more."""
+    """Note which cell ran first in how many pairs, where throughput drifted or it is one cell in
+    six or more.
+    """
     known = [started[a] < started[b] for a, b in judged.pair.ids if a in started and b in started]
     if known and (judged.notes or (len(known) > 5 and len(set(known)) == 1)):
-        return judged.mark("", f"{judged.pair.names[0]} ran first in {sum(known)} of {in_pairs(len(known))}")
+        return judged.mark(
+            "", f"{judged.pair.names[0]} ran first in {sum(known)} of {in_pairs(len(known))}"
+        )
     return judged
 
 
@@ -259,39 +313,67 @@ def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | No
     if doubtful := sum(not suspect.keys().isdisjoint(both) for both in ids):
         if 2 * doubtful >= len(ids) and judged.verdict not in UNDECIDED:
             judged = replace(judged, verdict=SUSPECT)
-        judged = judged.mark(WITH_SUSPECT, f"suspect runs in {doubtful} of {in_pairs(len(ids))}: {_name_runs(suspect)}")
+        judged = judged.mark(
+            WITH_SUSPECT,
+            f"suspect runs in {doubtful} of {in_pairs(len(ids))}: {_name_runs(suspect)}",
+        )
     if pair.quantity == LOSS and validation is not None and used:
         last = validation[validation["last"].astype(bool)].set_index("run_id")
-        for column, unit, mark in (("step", "updates", UNEQUAL_UPDATES), ("useful_tokens_seen", "useful tokens", "")):
-            of, over = (round(last.loc[list(side), column].median()) for side in zip(*ids, strict=True))
+        for column, unit, mark in (
+            ("step", "updates", UNEQUAL_UPDATES),
+            ("useful_tokens_seen", "useful tokens", ""),
+        ):
+            of, over = (
+                round(last.loc[list(side), column].median()) for side in zip(*ids, strict=True)
+            )
             if of != over:
-                judged = judged.mark(mark, f"after {number(of, 6)} against {number(over, 6)} {unit}")
+                judged = judged.mark(
+                    mark, f"after {number(of, 6)} against {number(over, 6)} {unit}"
+                )
     rows = _ours(runs)
-    return judged.mark("", describe_left_out(rows[rows["cell"].isin([pair.of, pair.over])], used, pair.refused))
+    return judged.mark(
+        "", describe_left_out(rows[rows["cell"].isin([pair.of, pair.over])], used, pair.refused)
+    )
 
 
 def describe_left_out(runs: pd.DataFrame, used: Set[str], refused: Mapping[str, str]) -> str:
-    """Return which runs a comparison does not use, and why; `refused` is run id → what makes it not comparable."""
+    """Return which runs a comparison does not use, and why; `refused` is run id → what makes it not
+    comparable.
+    """
     ids = set(runs["run_id"])
     reasons = _reasons(runs[~runs["validity"].isin(["valid", "suspect"])])
-    reasons |= {run_id: f"not comparable: {why}" for run_id, why in refused.items() if run_id in ids}
-    reasons |= {run_id: "nothing to compare in their repeat" for run_id in runs["run_id"] if run_id not in reasons}
+    reasons |= {
+        run_id: f"not comparable: {why}" for run_id, why in refused.items() if run_id in ids
+    }
+    reasons |= {
+        run_id: "nothing to compare in their repeat"
+        for run_id in runs["run_id"]
+        if run_id not in reasons
+    }
     left = {run_id: reason for run_id, reason in reasons.items() if run_id not in used}
     return f"left out: {_name_runs(left)}" if left else ""
 
 
 def _reasons(runs: pd.DataFrame) -> dict[str, str]:
     """Run id → its validity and the first reason for it."""
-    return {r.run_id: f"{r.validity}: {(r.reasons or 'no reason recorded').split('; ')[0]}" for r in runs.itertuples()}
+    return {
+        r.run_id: f"{r.validity}: {(r.reasons or 'no reason recorded').split('; ')[0]}"
+        for r in runs.itertuples()
+    }
 
 
 def _name_runs(reasons: Mapping[str, str]) -> str:
-    """Return runs with their reasons, those of one reason together: `a, b (missing: not started)`."""
+    """Return runs with their reasons, those of one reason together: `a, b (missing: not
+    started)`.
+    """
     by_reason: dict[str, list[str]] = {}
     for run_id, reason in reasons.items():
         by_reason.setdefault(reason, []).append(run_id)
     texts = [
-        f"{', '.join(ids) if len(ids) < 3 else f'{len(ids)} runs'} ({textwrap.shorten(reason, LETTERS)})"
+        (
+            f"{', '.join(ids) if len(ids) < 3 else f'{len(ids)} runs'} "
+            f"({textwrap.shorten(reason, LETTERS)})"
+        )
         for reason, ids in by_reason.items()
     ]
     more = len(reasons) - sum(map(len, list(by_reason.values())[:REASONS]))
@@ -315,32 +397,44 @@ def describe_certificate(certificate: Mapping[str, Any] | None) -> str:
 
 
 def _find_parity(pair: Pair, runs: pd.DataFrame, certificates: pd.DataFrame | None) -> str:
-    """Return the certificate of a comparison of trainers in words; empty where one trainer is compared with itself."""
-    of, over = (set(runs.loc[runs["cell"] == cell, "arm"].dropna()) for cell in (pair.of, pair.over))
+    """Return the certificate of a comparison of trainers in words; empty where one trainer is
+    compared with itself.
+    """
+    of, over = (
+        set(runs.loc[runs["cell"] == cell, "arm"].dropna()) for cell in (pair.of, pair.over)
+    )
     rows = [] if certificates is None else certificates.to_dict("records")
     found = (row for row in rows if (row["of_cell"], row["over_cell"]) == (pair.of, pair.over))
     return "" if of == over else describe_certificate(next(found, None))
 
 
 def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
-    """(answers that are shown where there is room for so many, how many are left out, in words): where they are more,
-    the first of those that are decided."""
+    """(answers that are shown where there is room for so many, how many are left out, in words):
+    where they are more, the first of those that are decided.
+    """
     if len(answers) <= most:
         return answers, ""
     decided = [answer for answer in answers if answer["verdict"] not in (TOO_FEW, EXPLORATORY)]
     shown = decided[:most]
     left = f"{len(answers) - len(shown)} {'more ' if shown else ''}answers"
-    if len(shown) == len(decided) and all(a["verdict"] == TOO_FEW for a in answers if a not in shown):
+    if len(shown) == len(decided) and all(
+        a["verdict"] == TOO_FEW for a in answers if a not in shown
+    ):
         left += f"{':' if shown else ', all of'} too few runs for a verdict"
     return shown, left
 
 
 def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
-    """Return an answer for each comparison that is not exploratory: effect, spread with notes, verdict."""
+    """Return an answer for each comparison that is not exploratory: effect, spread with notes,
+    verdict.
+    """
     found = []
     for c in (c for c in compared if c.verdict != EXPLORATORY):
         (of, over), r, loss = c.pair.names, c.result.spread, c.pair.quantity == LOSS
-        parity, ratio = f" (parity: {c.pair.parity})" if c.pair.parity else "", format_ratio(r.median)
+        parity, ratio = (
+            f" (parity: {c.pair.parity})" if c.pair.parity else "",
+            format_ratio(r.median),
+        )
         if not r.n:
             text = f"{of} against {over}: no pair of runs"
         elif loss:
@@ -361,7 +455,8 @@ def _ends(spread: statistics.Summary) -> str:
 
 
 def format_ratio(value: float) -> str:
-    """Return a ratio with the digits that tell it from 1: three decimals near 1, three significant digits elsewhere.
+    """Return a ratio with the digits that tell it from 1: three decimals near 1, three significant
+    digits elsewhere.
 
     >>> format_ratio(1.0), format_ratio(1.0042), format_ratio(3.3071), format_ratio(0.28514)
     ('1.000', '1.004', '3.31', '0.285')
@@ -374,15 +469,33 @@ def in_pairs(n: int) -> str:
 
 
 def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
-    """Return a row for each comparison: ratios, test and verdict; some columns only where there is anything in them."""
+    """Return a row for each comparison: ratios, test and verdict; some columns only where there is
+    anything in them.
+    """
     losses = any(c.pair.quantity != RATE for c in compared)
-    heads = ("of", "against", "at", "compared", ">pairs", ">ratio of medians", ">median of paired ratios",
-             ">spread", "what the spread is", ">p (Holm)", ">smallest possible p", "verdict",
-             "parity of the trainers")  # fmt: skip
+    heads = (
+        "of",
+        "against",
+        "at",
+        "compared",
+        ">pairs",
+        ">ratio of medians",
+        ">median of paired ratios",
+        ">spread",
+        "what the spread is",
+        ">p (Holm)",
+        ">smallest possible p",
+        "verdict",
+        "parity of the trainers",
+    )
     rows = [
         [
             *(*c.pair.names, c.pair.at, QUANTITIES[c.pair.quantity][2] * losses),
-            *(str(c.result.spread.n), format_ratio(c.result.ratio), format_ratio(c.result.spread.median)),
+            *(
+                str(c.result.spread.n),
+                format_ratio(c.result.ratio),
+                format_ratio(c.result.spread.median),
+            ),
             _ends(c.result.spread),
             *(
                 c.result.spread.kind * (c.result.spread.n > 1),
@@ -398,15 +511,21 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     unit = "" if losses else f": {QUANTITIES[RATE][2]}"
     text = (
         f"Ratios in pairs of runs of one repeat, all other factors equal{unit}. "
-        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict. “too few runs”: no data from "
+        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict. “too "
+        "few runs”: no data from "
         "so many pairs could reach p < 0.05. “equivalent”: the whole interval lies within "
         f"{_MARGIN}, the smallest effect that matters."
     )
     if any(c.pair.parity for c in compared):
-        text += " Parity: whether both trainers compute the same from the same weights and batches; A is the second of "
+        text += (
+            " Parity: whether both trainers compute the same from the same weights and batches; "
+            "A is the second of "
+        )
         text += "the two, B the first (docs/parity.md)."
     if any(c.verdict == EXPLORATORY for c in compared):
         text += " “exploratory”: not a primary comparison of this experiment, so it is not tested."
     return Table(
-        columns(*(heads[i] for i in shown)), [[row[i] for i in shown] for row in rows], f"{text} {refused}".strip()
+        columns(*(heads[i] for i in shown)),
+        [[row[i] for i in shown] for row in rows],
+        f"{text} {refused}".strip(),
     )

@@ -1,4 +1,6 @@
-"""Kinds of panels that several figures share: strips of dots by approach, points by world size, curves."""
+"""Kinds of panels that several figures share: strips of dots by approach, points by world size,
+curves.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +11,16 @@ from matplotlib.ticker import MaxNLocator
 
 from tokenscale.report import captions, text_layout
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import dots, figure, jitter, legend_columns, look, online, ordered, plain
+from tokenscale.report.style import (
+    dots,
+    figure,
+    jitter,
+    legend_columns,
+    look,
+    online,
+    ordered,
+    plain,
+)
 
 Cell = tuple[str, int]
 #: of the curves of repeats in one figure: a page holds many figures
@@ -36,13 +47,20 @@ def names(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
     """Cells in words, shortened as in a legend; without the ranks where all have as many."""
     texts = short([name for name, _ in shown])
     several = ranks_only or len({world for _, world in shown}) > 1
-    return [f"{text}, {ranks(world)}" if several else text for text, (_, world) in zip(texts, shown, strict=True)]
+    return [
+        f"{text}, {ranks(world)}" if several else text
+        for text, (_, world) in zip(texts, shown, strict=True)
+    ]
 
 
 def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
-    """A sentence over a panel, small, if any. It `ends` where the panel does, as a lone one does, beside long names."""
+    """A sentence over a panel, small, if any. It `ends` where the panel does, as a lone one does,
+    beside long names.
+    """
     if text:
-        axes.set_title(text, fontsize=9, loc="right" if ends or len(axes.figure.axes) == 1 else "left")
+        axes.set_title(
+            text, fontsize=9, loc="right" if ends or len(axes.figure.axes) == 1 else "left"
+        )
 
 
 def steps_of(axis: Any, most: int = 5) -> None:
@@ -53,7 +71,9 @@ def steps_of(axis: Any, most: int = 5) -> None:
 
 def write_note(axes: Axes, y: float, text: str) -> None:
     """Words in the row of a strip that has no value."""
-    axes.text(0.02, y, text, transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
+    axes.text(
+        0.02, y, text, transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9
+    )
 
 
 def name_rows(axes: Axes, texts: Sequence[str]) -> None:
@@ -71,7 +91,8 @@ def finish_rows(axes: Axes, texts: Sequence[str], most: int = 5) -> None:
 
 
 def strips(shown: Figure) -> Drawing:
-    """A panel per measure, a row per cell that the inventory lists: every run a dot, medians as bars.
+    """A panel per measure, a row per cell that the inventory lists: every run a dot, medians as
+    bars.
 
     Cells whose runs are not comparable say so. Medians are over the repeats that all cells have.
     """
@@ -79,7 +100,9 @@ def strips(shown: Figure) -> Drawing:
     made, panels = figure(len(shown.measures), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
     for axes, (column, (label, factor)) in zip(panels, shown.measures.items(), strict=True):
         axes.set_xlabel(label)
-        values = {cell: factor * at(shown.rows, cell)[column].dropna().astype(float) for cell in listed}
+        values = {
+            cell: factor * at(shown.rows, cell)[column].dropna().astype(float) for cell in listed
+        }
         if not any(map(len, values.values())):
             shown.no_data(made, axes)
             continue
@@ -89,9 +112,13 @@ def strips(shown: Figure) -> Drawing:
                 refused = len(at(shown.first, cell)) > len(at(shown.rows, cell))
                 write_note(axes, y, "not comparable" if refused else "no data")
             else:
-                axes.plot(found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False)
+                axes.plot(
+                    found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False
+                )
                 median = factor * at(common, cell)[column].median()
-                axes.plot([median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2)
+                axes.plot(
+                    [median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2
+                )
         name_rows(axes, names(listed))
         most = max(found.max() for found in values.values() if len(found))
         axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
@@ -115,14 +142,24 @@ def from_zero(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def joined(
-    axes: Axes, rows: pd.DataFrame, column: str, factor: float, name: str, shift: float, x: str = "world_size"
+    axes: Axes,
+    rows: pd.DataFrame,
+    column: str,
+    factor: float,
+    name: str,
+    shift: float,
+    x: str = "world_size",
 ) -> None:
-    """Every run of a series a dot over `x`, medians over the repeats that all cells of `rows` have joined.
+    """Every run of a series a dot over `x`, medians over the repeats that all cells of `rows` have
+    joined.
 
     `shift` parts series that would hide others.
     """
     rows = rows.dropna(subset=[column])
-    here, alike = (part[part["series"] == name] for part in (rows, captions.common_repeats(rows, ["series", x])))
+    here, alike = (
+        part[part["series"] == name]
+        for part in (rows, captions.common_repeats(rows, ["series", x]))
+    )
     axes.plot(here[x] * shift, factor * here[column], **dots(name))
     middle = alike.groupby(x)[column].median()
     line = {key: value for key, value in look(name).items() if key in ("color", "linestyle")}
@@ -134,8 +171,12 @@ def shifts(count: int) -> list[float]:
     return [1 + 0.03 * (i - (count - 1) / 2) for i in range(count)]
 
 
-def joined_panels(shown: Figure, key: str = "world_size", label: str = "world size (ranks)") -> Drawing:
-    """A panel per measure over a key, a line a series: every run a dot, medians joined; with a legend."""
+def joined_panels(
+    shown: Figure, key: str = "world_size", label: str = "world size (ranks)"
+) -> Drawing:
+    """A panel per measure over a key, a line a series: every run a dot, medians joined; with a
+    legend.
+    """
     made, panels = figure(len(shown.measures), height=4.0)
     series = ordered(shown.rows["series"])
     for axes, (column, (name, factor)) in zip(panels, shown.measures.items(), strict=True):
@@ -153,8 +194,12 @@ def joined_panels(shown: Figure, key: str = "world_size", label: str = "world si
     return made
 
 
-def legend(made: Drawing, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()) -> None:
-    """The names of the lines of panels above the figure, which grows for them; as many columns as fit."""
+def legend(
+    made: Drawing, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()
+) -> None:
+    """The names of the lines of panels above the figure, which grows for them; as many columns as
+    fit.
+    """
     found: dict[str, Any] = {}
     for panel in [axes] if isinstance(axes, Axes) else axes:
         found = dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True)) | found
@@ -194,19 +239,41 @@ def thinned(rows: pd.DataFrame, times: int = 1) -> int:
 
 
 def curve(
-    axes: Axes, rows: pd.DataFrame, x: str, y: str, options: Mapping[str, Any], label: str, every: int = 1
+    axes: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    options: Mapping[str, Any],
+    label: str,
+    every: int = 1,
 ) -> None:
-    """Runs of a series: repeats thin (every n-th point), their median point by point bold, with some markers."""
-    thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
+    """Runs of a series: repeats thin (every n-th point), their median point by point bold, with
+    some markers.
+    """
+    thin = {
+        "color": options["color"],
+        "linestyle": options["linestyle"],
+        "linewidth": 0.7,
+        "alpha": 0.45,
+    }
     if rows["run_id"].nunique() > 1:
         for _, run in rows.groupby("run_id"):
             axes.plot(run[x].iloc[::every], run[y].iloc[::every], **thin)
     middle = rows.groupby(points(rows))[[x, y]].median()
-    axes.plot(middle[x], middle[y], **options, label=label, markersize=5, markevery=max(1, len(middle) // 8))
+    axes.plot(
+        middle[x],
+        middle[y],
+        **options,
+        label=label,
+        markersize=5,
+        markevery=max(1, len(middle) // 8),
+    )
 
 
 def layered(found: Mapping[str, dict]) -> dict[str, dict]:
-    """Options with widths, in the order to draw: a line that coincides with those below it leaves them to be seen."""
+    """Options with widths, in the order to draw: a line that coincides with those below it leaves
+    them to be seen.
+    """
     widths = {name: max(1.0, 2.8 - 0.6 * i) for i, name in enumerate(found)}
     if any(map(online, found)):
         widths = {name: 1.3 if online(name) else 2.4 for name in sorted(found, key=online)}
@@ -214,7 +281,9 @@ def layered(found: Mapping[str, dict]) -> dict[str, dict]:
 
 
 def grid(count: int, height: float, x: str, y: str, **options) -> tuple[Drawing, list[Axes]]:
-    """So many panels, at least one and three beside each other, each of a `height` in inches, with labels."""
+    """So many panels, at least one and three beside each other, each of a `height` in inches, with
+    labels.
+    """
     count = max(1, count)
     columns = min(3, count)
     lines = -(-count // columns)

@@ -1,4 +1,5 @@
-"""The report as a PDF: answers, figures (two a page), main tables, and the claims that these runs test.
+"""The report as a PDF: answers, figures (two a page), main tables, and the claims that these runs
+test.
 
 matplotlib writes text and tables, line by line; the PDF of each figure is then placed on its page.
 """
@@ -36,7 +37,8 @@ ALONE, BESIDE = 8, 3
 #: A4 and the line from margin to margin, in points (1/72 inch)
 WIDTH, HEIGHT, MARGIN = 595.0, 842.0, 50.0
 ROOM = WIDTH - 2 * MARGIN
-#: points: letters of tables, the gap between columns, the widest word that widens a column; line height in letter sizes
+#: points: letters of tables, the gap between columns, the widest word that widens a column; line
+#: height in letter sizes
 SIZE, GAP, LONGEST_WORD, LINE = 6.5, 7.0, 64.0, 1.35
 #: points: letters of a figure's title and caption; the narrowest drawing, as a share of the line
 TITLE, CAPTION, NARROWEST = 10.5, 7.5, 0.6
@@ -46,11 +48,17 @@ _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer":
 
 
 def write(
-    experiments: list[str], tables: Path, output: Path, *, claims: Path | None = None, figures: Path | None = None
+    experiments: list[str],
+    tables: Path,
+    output: Path,
+    *,
+    claims: Path | None = None,
+    figures: Path | None = None,
 ) -> None:
     """Write the PDF of the experiments below `tables`; equal tables give equal bytes.
 
-    `claims` is the file of judged claims. Drawings in the folder `figures` are used if they show the same data.
+    `claims` is the file of judged claims. Drawings in the folder `figures` are used if they show
+    the same data.
     """
     parts = [summary.experiment(name, tables) for name in experiments]
     rows = read_claims(claims) if claims else []
@@ -69,17 +77,23 @@ def write(
         temporary.write_bytes(pages.to_pdf())
 
 
-def _write_front(to: "PageWriter", parts: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]) -> None:
+def _write_front(
+    to: "PageWriter", parts: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]
+) -> None:
     """Write the questions, their answers with verdicts, the cautions, and a count of the claims."""
     alone, shared = len(parts) == 1, summary.shared_cautions(parts)
     if not alone:
         to.heading(f"Report on {len(parts)} experiments", 16)
     for part in parts:
         to.heading(part["question"] or part["name"], 14 if alone else 10)
-        answers, left = paired_comparisons.select_answers(part["answers"], ALONE if alone else BESIDE)
+        answers, left = paired_comparisons.select_answers(
+            part["answers"], ALONE if alone else BESIDE
+        )
         for answer in answers:
             spread = f" ({answer['spread']})" if answer["spread"] else ""
-            to.paragraph(f"{captions.sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.", 9)
+            to.paragraph(
+                f"{captions.sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.", 9
+            )
             to.y -= 3
         if left:
             to.paragraph(f"{left}: see its chapter.", 9)
@@ -94,12 +108,17 @@ def _write_front(to: "PageWriter", parts: Sequence[dict[str, Any]], claims: Sequ
         to.paragraph(f"Claims of the source studies: {counts}.", 9)
 
 
-def _write_experiment(to: "PageWriter", part: dict[str, Any], tables: Path, figures: Path | None) -> None:
+def _write_experiment(
+    to: "PageWriter", part: dict[str, Any], tables: Path, figures: Path | None
+) -> None:
     """Write what an experiment's numbers come from, its figures and its main tables."""
     to.chapter(part["name"])
     commits = [f"{c['commit']}{' with uncommitted changes' * c['dirty']}" for c in part["commits"]]
     facts = [
-        f"{part['runs']} runs: {', '.join(f'{n} {word}' for word, n in part['validity'].items() if n)}.",
+        (
+            f"{part['runs']} runs: "
+            f"{', '.join(f'{n} {word}' for word, n in part['validity'].items() if n)}."
+        ),
         part["text"] and f"Text: {part['text']}.",
         part["data_from"] and f"Data from {part['data_from']} (UTC).",
         f"Machine: {'; '.join(part['machines']) or 'not recorded'}.",
@@ -118,7 +137,9 @@ def _write_experiment(to: "PageWriter", part: dict[str, Any], tables: Path, figu
                 continue
             drawing = figures and _read_drawing(loaded, figures / part["name"])
             caption = f"{loaded.figure.caption()} ({part['name']}: {name})"
-            to.drawing(drawing or save.draw(loaded, ("pdf",))["pdf"], loaded.figure.finding(), caption)
+            to.drawing(
+                drawing or save.draw(loaded, ("pdf",))["pdf"], loaded.figure.finding(), caption
+            )
     if folded:
         to.paragraph(f"Nothing to show: {'; '.join(folded)}.")
     for key, title in TABLES.items():
@@ -137,7 +158,9 @@ def _read_drawing(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
 
 
 class PageWriter:
-    """Pages that are filled from the top. `y` is the height of the last line above the page's lower edge, in points."""
+    """Pages that are filled from the top. `y` is the height of the last line above the page's lower
+    edge, in points.
+    """
 
     def __init__(self, title: str):
         self.title = self.place = title  # `place` stands at the head of each new page
@@ -156,7 +179,12 @@ class PageWriter:
 
     def heading(self, text: str, size: float = 12, *, level: int = 1, below: float = 0.0) -> None:
         """Write a title that stays on a page with the next lines, or with `below` points."""
-        self._need(size * LINE * len(wrap(text, ROOM, size, "bold")) + 0.5 * size + 3 + (below or 3 * size * LINE))
+        self._need(
+            size * LINE * len(wrap(text, ROOM, size, "bold"))
+            + 0.5 * size
+            + 3
+            + (below or 3 * size * LINE)
+        )
         self.outline.append((text, len(self.figures) - 1, level))
         self.y -= 0.5 * size
         self.paragraph(text, size, "bold")
@@ -172,7 +200,8 @@ class PageWriter:
     def drawing(self, pdf: bytes, title: str, caption: str) -> None:
         """Place a one-page PDF between its title and its caption, on one page.
 
-        It is as wide as the line, or narrower so that two figures fill a page or the rest of a page is used.
+        It is as wide as the line, or narrower so that two figures fill a page or the rest of a page
+        is used.
         """
         box = PdfReader(io.BytesIO(pdf)).pages[0].mediabox
         width, height = float(box.width), float(box.height)
@@ -196,7 +225,11 @@ class PageWriter:
         self._need(5 * SIZE * LINE)
         self._row(table, widths, head, "bold")
         for cells in table.rows:
-            height = max(len(wrap(text, width, SIZE)) for text, width in zip(cells, widths, strict=True)) * SIZE * LINE
+            height = (
+                max(len(wrap(text, width, SIZE)) for text, width in zip(cells, widths, strict=True))
+                * SIZE
+                * LINE
+            )
             if self._need(min(height + 3, HEIGHT - 3 * MARGIN)):
                 self._row(table, widths, head, "bold")
             self._row(table, widths, cells, "normal")
@@ -204,7 +237,9 @@ class PageWriter:
         self.paragraph(table.caption, 7.5)
         self.y -= 8
 
-    def _row(self, table: Table, widths: Sequence[float], cells: Sequence[str], weight: str) -> None:
+    def _row(
+        self, table: Table, widths: Sequence[float], cells: Sequence[str], weight: str
+    ) -> None:
         lines = [wrap(text, width, SIZE, weight) for text, width in zip(cells, widths, strict=True)]
         for number in range(max(map(len, lines))):
             self._need(SIZE * LINE)  # a row may be longer than a page
@@ -212,7 +247,9 @@ class PageWriter:
             x = 0.0
             for width, text, (_, right) in zip(widths, lines, table.columns, strict=True):
                 if number < len(text):
-                    self._write(x + width * right, text[number], SIZE, weight, "right" if right else "left")
+                    self._write(
+                        x + width * right, text[number], SIZE, weight, "right" if right else "left"
+                    )
                 x += width + GAP
         self.y -= 3
         colour, width = (TEXT, 0.8) if weight == "bold" else (GRID, 0.4)
@@ -236,7 +273,9 @@ class PageWriter:
     def _write(self, x: float, text: str, size: float, weight: str, align: str = "left") -> None:
         text = "".join(c if _has_glyph(c, weight) else LACKING for c in text)
         at = (MARGIN + x) / WIDTH, self.y / HEIGHT
-        self.figures[-1].text(*at, text, fontsize=size, fontweight=weight, ha=align, parse_math=False)
+        self.figures[-1].text(
+            *at, text, fontsize=size, fontweight=weight, ha=align, parse_math=False
+        )
 
     def to_pdf(self) -> bytes:
         """Return all pages with their drawings and the outline."""
@@ -252,7 +291,9 @@ class PageWriter:
             page.compress_content_streams()
         chapter: Any = None
         for title, number, level in self.outline:
-            item = writer.add_outline_item(title=title, page_number=number, parent=chapter if level else None)
+            item = writer.add_outline_item(
+                title=title, page_number=number, parent=chapter if level else None
+            )
             chapter = chapter if level else item
         writer.metadata = {"/Title": self.title}
         output = io.BytesIO()
@@ -263,14 +304,23 @@ class PageWriter:
 def column_widths(table: Table, room: float) -> list[float]:
     """Return the width of each column in points, `room` at most with the gaps.
 
-    A column has what its longest cell needs. If that is too wide, columns of text share the line in proportion to the
-    square root of their longest cell, which makes rows about as high as they are in a balanced layout; a short word is
-    not broken.
+    A column has what its longest cell needs. If that is too wide, columns of text share the line in
+    proportion to the square root of their longest cell, which makes rows about as high as they are
+    in a balanced layout; a short word is not broken.
     """
-    cells = [[(name, "bold"), *((row[i], "normal") for row in table.rows)] for i, (name, _) in enumerate(table.columns)]
-    longest = [max(text_width(text, SIZE, weight) for text, weight in column) + 1 for column in cells]
+    cells = [
+        [(name, "bold"), *((row[i], "normal") for row in table.rows)]
+        for i, (name, _) in enumerate(table.columns)
+    ]
+    longest = [
+        max(text_width(text, SIZE, weight) for text, weight in column) + 1 for column in cells
+    ]
     words = [
-        min(LONGEST_WORD, whole, max(text_width(w, SIZE, weight) + 1 for t, weight in column for w in t.split(" ")))
+        min(
+            LONGEST_WORD,
+            whole,
+            max(text_width(w, SIZE, weight) + 1 for t, weight in column for w in t.split(" ")),
+        )
         for column, whole in zip(cells, longest, strict=True)
     ]
     room -= GAP * (len(cells) - 1)
@@ -278,7 +328,10 @@ def column_widths(table: Table, room: float) -> list[float]:
         return longest
 
     def share(scale: float) -> list[float]:
-        return [min(max(scale * whole**0.5, word), whole) for word, whole in zip(words, longest, strict=True)]
+        return [
+            min(max(scale * whole**0.5, word), whole)
+            for word, whole in zip(words, longest, strict=True)
+        ]
 
     low, high = 0.0, room
     for _ in range(40):
@@ -289,7 +342,9 @@ def column_widths(table: Table, room: float) -> list[float]:
 
 
 def wrap(text: str, width: float, size: float, weight: str = "normal") -> list[str]:
-    """Return lines of at most `width` points; a wider word is broken, after a hyphen if there is one."""
+    """Return lines of at most `width` points; a wider word is broken, after a hyphen if there is
+    one.
+    """
     lines: list[str] = []
     line = ""
     for word in _break_words(text, width, size, weight):
@@ -304,7 +359,10 @@ def wrap(text: str, width: float, size: float, weight: str = "normal") -> list[s
 def _break_words(text: str, width: float, size: float, weight: str) -> Iterator[str]:
     for word in text.split(" "):
         while text_width(word, size, weight) > width and len(word) > 1:
-            end = max((n for n in range(1, len(word)) if text_width(word[:n], size, weight) <= width), default=1)
+            end = max(
+                (n for n in range(1, len(word)) if text_width(word[:n], size, weight) <= width),
+                default=1,
+            )
             hyphen = max(word.rfind(sign, 0, end) for sign in "-=_/") + 1
             end = hyphen if hyphen > end / 2 else end
             yield word[:end]
@@ -322,7 +380,12 @@ def _advance(character: str, weight: str) -> float:
     """Return the width of a character in ems."""
     font = _font(weight)
     font.set_size(100, 72)
-    return font.load_char(ord(character if _has_glyph(character, weight) else LACKING)).linearHoriAdvance / 6553600
+    return (
+        font.load_char(
+            ord(character if _has_glyph(character, weight) else LACKING)
+        ).linearHoriAdvance
+        / 6553600
+    )
 
 
 @cache

@@ -15,7 +15,14 @@ import pyarrow.parquet as pq
 
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, read_record, report_malformed, sha256_file, write_sealed, write_text
+from tokenscale.base.files import (
+    atomic,
+    read_record,
+    report_malformed,
+    sha256_file,
+    write_sealed,
+    write_text,
+)
 from tokenscale.base.manifests import walk
 from tokenscale.report import captions
 from tokenscale.report.figure import Figure, figure_class
@@ -31,7 +38,8 @@ _UNTOLD = {
     "pdf": ("CreationDate", "ModDate", "Creator", "Producer"),
     "png": ("Software",),
 }
-#: of a PNG; Pillow's name for packing by run lengths, which takes half the time and a quarter more bytes
+#: of a PNG; Pillow's name for packing by run lengths, which takes half the time and a quarter more
+#: bytes
 _PNG = {"facecolor": "white", "pil_kwargs": {"compress_type": 3}}
 
 
@@ -54,7 +62,9 @@ class Tables(AbstractContextManager):
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """Made when something is asked that is not known: it takes as long as a small figure's drawing."""
+        """Made when something is asked that is not known: it takes as long as a small figure's
+        drawing.
+        """
         return connect(self.folder)
 
     def rows(self, name: str) -> pd.DataFrame:
@@ -82,7 +92,9 @@ def draw(loaded: LoadedFigure, kinds: Sequence[str] = DRAWN) -> dict[str, bytes]
     settle(figure)
     with style():
         for kind in kinds:
-            options: dict[str, Any] = {"metadata": dict.fromkeys(_UNTOLD[kind])} | (_PNG if kind == "png" else {})
+            options: dict[str, Any] = {"metadata": dict.fromkeys(_UNTOLD[kind])} | (
+                _PNG if kind == "png" else {}
+            )
             if kind == "svg":
                 options["metadata"]["Description"] = loaded.name
             figure.savefig(buffer := io.BytesIO(), format=kind, **options)
@@ -91,13 +103,17 @@ def draw(loaded: LoadedFigure, kinds: Sequence[str] = DRAWN) -> dict[str, bytes]
 
 
 def save(name: str, tables: Path, output: Path) -> list[Path]:
-    """Write `<output>.{svg,pdf,png,csv,parquet,json}` from an experiment's tables; returns their paths."""
+    """Write `<output>.{svg,pdf,png,csv,parquet,json}` from an experiment's tables; returns their
+    paths.
+    """
     with Tables(tables) as opened:
         return write(load_figure(name, opened), output)
 
 
 def write(loaded: LoadedFigure, output: Path) -> list[Path]:
-    """Write the files of a loaded figure. Its JSON has the texts, and the drawing that the page shows on a phone."""
+    """Write the files of a loaded figure. Its JSON has the texts, and the drawing that the page
+    shows on a phone.
+    """
     paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in KINDS}
     for kind, content in draw(loaded).items():
         with atomic(paths[kind]) as temporary:
@@ -109,26 +125,36 @@ def write(loaded: LoadedFigure, output: Path) -> list[Path]:
         phone = draw(loaded, ("svg",))["svg"].decode()
     files = {kind: sha256_file(path) for kind, path in paths.items() if kind != "json"}
     write_sealed(
-        paths["json"], {"schema": 2, "figure": loaded.name, "phone": phone, "files": files, **describe(loaded)}
+        paths["json"],
+        {"schema": 2, "figure": loaded.name, "phone": phone, "files": files, **describe(loaded)},
     )
     return list(paths.values())
 
 
 def read_figure(path: Path) -> dict[str, Any]:
-    """Read the JSON of a figure. Raises UserError if it is missing or changed, or a file of the figure is."""
+    """Read the JSON of a figure. Raises UserError if it is missing or changed, or a file of the
+    figure is.
+    """
     next = f"snakemake -f {path.with_suffix('.svg')}"
     words = read_record(path, "figure's record", next)
     with report_malformed(path, "figure's record", next):
-        files = [{"name": f"{path.stem}.{kind}", "sha256": sha256} for kind, sha256 in words["files"].items()]
+        files = [
+            {"name": f"{path.stem}.{kind}", "sha256": sha256}
+            for kind, sha256 in words["files"].items()
+        ]
     for name, fault in walk(path.parent, files):
         raise UserError(
-            "a figure's file is not the one that was drawn.", file=path.parent / name, found=fault, next=next
+            "a figure's file is not the one that was drawn.",
+            file=path.parent / name,
+            found=fault,
+            next=next,
         )
     return words
 
 
 def describe(loaded: LoadedFigure) -> dict:
-    """Return the texts of a figure, the names of its queries and, where the figure has one, its table.
+    """Return the texts of a figure, the names of its queries and, where the figure has one, its
+    table.
 
     `caption` is short enough to be read with the figure, and `method` is the rest of it.
     """
@@ -137,7 +163,9 @@ def describe(loaded: LoadedFigure) -> dict:
     described = {"title": figure.title, "finding": figure.finding(), "folded": figure.folded()}
     described |= {"caption": caption, "method": method, "alt": figure.alt()}
     table = figure.table()
-    return described | ({"table": asdict(table)} if table else {}) | {"queries": list(figure.queries)}
+    return (
+        described | ({"table": asdict(table)} if table else {}) | {"queries": list(figure.queries)}
+    )
 
 
 def csv(rows: pd.DataFrame) -> str:

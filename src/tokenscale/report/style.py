@@ -1,7 +1,8 @@
-"""How figures look: one palette, one marker an approach, text and grid in colours that the page can replace.
+"""How figures look: one palette, one marker an approach, text and grid in colours that the page can
+replace.
 
-Colours follow Okabe & Ito (2008); marker, fill and dash say the same again. Filled and solid: tokens come from a store;
-open and dashed: tokenized while training.
+Colours follow Okabe & Ito (2008); marker, fill and dash say the same again. Filled and solid:
+tokens come from a store; open and dashed: tokenized while training.
 """
 
 import itertools
@@ -21,7 +22,12 @@ from tokenscale.report import text_layout
 
 #: the small fonts (`docs/fonts.py`), found by this name, which their own table of names has
 FAMILY = "DejaVu Sans Figures"
-FILES = ("fonts/DejaVuSans.ttf", "fonts/DejaVuSans-Bold.ttf", "fonts/DejaVuSans-Oblique.ttf", "fonts/LICENSE")
+FILES = (
+    "fonts/DejaVuSans.ttf",
+    "fonts/DejaVuSans-Bold.ttf",
+    "fonts/DejaVuSans-Oblique.ttf",
+    "fonts/LICENSE",
+)
 
 
 @cache
@@ -32,19 +38,30 @@ def register() -> None:
 
 
 def inline(svg: str, prefix: str, css_class: str) -> str:
-    """The `<svg>` element of a figure for inlining; `prefix` is put before each id that something in it refers to."""
+    """The `<svg>` element of a figure for inlining; `prefix` is put before each id that something
+    in it refers to.
+    """
     unseen = r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>"
     head, body = re.sub(unseen, "", svg[svg.index("<svg") :], flags=re.DOTALL).split(">", 1)
     box = re.search(r'viewBox="([^"]*)"', head)[1]
     body = body.replace("xlink:href=", "href=")
     used = {name for pair in re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', body) for name in pair}
-    body = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", body)
+    body = re.sub(
+        r' id="([^"]*)"',
+        lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "",
+        body,
+    )
     body = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', body)
     body = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", body)
-    for name, colour in (("currentColor", TEXT), *((f"var(--c{i})", c) for i, c in enumerate((GRID, *PALETTE)))):
+    for name, colour in (
+        ("currentColor", TEXT),
+        *((f"var(--c{i})", c) for i, c in enumerate((GRID, *PALETTE))),
+    ):
         body = re.sub(colour, name, body, flags=re.IGNORECASE)
     body = re.sub(r"\n\s*", "\n", body)
-    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), body)
+    body = re.sub(
+        r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), body
+    )
     return f'<svg class="{css_class}" viewBox="{box}" aria-hidden="true">{body.strip()}'
 
 
@@ -75,22 +92,40 @@ _MARKERS, _DASHES = "os^DvPX*", ("-", "--", "-.", ":")
 _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 
 #: runs over stacked bars
-OPEN_DOTS: dict = {"color": TEXT, "marker": "o", "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+OPEN_DOTS: dict = {
+    "color": TEXT,
+    "marker": "o",
+    "markersize": 3.5,
+    "markerfacecolor": "white",
+    "linestyle": "none",
+}
 
 RC: dict = {
-    **{"figure.dpi": 100, "savefig.dpi": 200, "svg.fonttype": "none", "svg.hashsalt": "tokenscale", "pdf.fonttype": 42},
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tokenscale",
+    "pdf.fonttype": 42,
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
-    **{"font.family": [FAMILY, "sans-serif"], "font.sans-serif": ["DejaVu Sans"]},
+    "font.family": [FAMILY, "sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 10),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
-    **{"axes.titleweight": "bold", "axes.titlelocation": "left"},
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), TEXT),
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), TEXT
+    ),
     **dict.fromkeys(("axes.edgecolor", "grid.color"), GRID),
     **{f"{axis}tick.{kind}.size": 0 for axis in "xy" for kind in ("major", "minor")},
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
-    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right", "path.simplify"), False),
+    **dict.fromkeys(
+        ("legend.frameon", "axes.spines.top", "axes.spines.right", "path.simplify"), False
+    ),
     **dict.fromkeys(("axes.formatter.use_mathtext", "axes.unicode_minus"), False),
-    **{"grid.linewidth": 0.8, "lines.linewidth": 1.6, "lines.markersize": 6},
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 6,
 }
 
 
@@ -99,7 +134,9 @@ _styled = False
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save inside this, whatever the user's own matplotlib settings are; inside another it does nothing."""
+    """Draw and save inside this, whatever the user's own matplotlib settings are; inside another it
+    does nothing.
+    """
     global _styled
     if _styled:
         yield
@@ -115,8 +152,12 @@ def style() -> Iterator[None]:
             _styled = False
 
 
-def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -> tuple[Figure, list[Axes]]:
-    """A figure without pyplot's global state, and its axes; 8 inches wide in all, or as wide as a phone (`narrow`)."""
+def figure(
+    columns: int = 1, *, rows: int = 1, height: float = 3.6, **options
+) -> tuple[Figure, list[Axes]]:
+    """A figure without pyplot's global state, and its axes; 8 inches wide in all, or as wide as a
+    phone (`narrow`).
+    """
     if text_layout.width < text_layout.WIDE:
         shared = {key: value is True for key, value in options.items() if key.startswith("share")}
         rows, columns, height, options = rows * columns, 1, height * columns, shared
@@ -126,7 +167,9 @@ def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -
 
 @contextmanager
 def narrow() -> Iterator[None]:
-    """Figures drawn inside this context are as wide as a phone, with their panels below one another."""
+    """Figures drawn inside this context are as wide as a phone, with their panels below one
+    another.
+    """
     text_layout.width = text_layout.NARROW
     try:
         yield
@@ -142,15 +185,22 @@ def settle(made: Figure) -> None:
 
 
 def look(name: str) -> dict:
-    """Line and marker options of an approach or arm; a name we do not know gets one by its letters."""
-    colour, marker, dash, filled = APPROACHES.get(_approach(name)) or _MORE[sum(map(ord, name)) % len(_MORE)]
+    """Line and marker options of an approach or arm; a name we do not know gets one by its
+    letters.
+    """
+    colour, marker, dash, filled = (
+        APPROACHES.get(_approach(name)) or _MORE[sum(map(ord, name)) % len(_MORE)]
+    )
     return _options(colour, marker, dash, colour if filled else "none")
 
 
 def looks(names: Sequence[str]) -> dict[str, dict]:
-    """Name → options like those of `look`, all different: by approach where approaches tell the names apart, else in
-    the order given."""
-    if len({_approach(name) for name in names}) == len(names) and set(map(_approach, names)) <= set(APPROACHES):
+    """Name → options like those of `look`, all different: by approach where approaches tell the
+    names apart, else in the order given.
+    """
+    if len({_approach(name) for name in names}) == len(names) and set(map(_approach, names)) <= set(
+        APPROACHES
+    ):
         return {name: look(name) for name in names}
     colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
     dashes = [_DASHES[(i // len(PALETTE) + i) % len(_DASHES)] for i in range(len(names))]
@@ -159,16 +209,24 @@ def looks(names: Sequence[str]) -> dict[str, dict]:
 
 
 def _options(colour: str, marker: str, dash: str, face: str) -> dict:
-    look = {"color": colour, "marker": marker, "linestyle": dash, "markerfacecolor": face, "markeredgecolor": colour}
+    look = {
+        "color": colour,
+        "marker": marker,
+        "linestyle": dash,
+        "markerfacecolor": face,
+        "markeredgecolor": colour,
+    }
     return look | {"markeredgewidth": 1.4}
 
 
 def _approach(series: str) -> str:
-    return series.split(",")[0]
+    return series.split(",", maxsplit=1)[0]
 
 
 def online(name: str) -> bool:
-    """Is it tokenized while training? Such a line is drawn thin and dashed over that of its offline twin."""
+    """Is it tokenized while training? Such a line is drawn thin and dashed over that of its offline
+    twin.
+    """
     return look(name)["markerfacecolor"] == "none"
 
 
@@ -180,7 +238,9 @@ def dots(name: str) -> dict:
 def ordered(names: Sequence[str]) -> list[str]:
     """Distinct series in the order of the palette, strangers last by name."""
     place = {name: i for i, name in enumerate(APPROACHES)}
-    return sorted({str(n) for n in names}, key=lambda name: (place.get(_approach(name), len(place)), name))
+    return sorted(
+        {str(n) for n in names}, key=lambda name: (place.get(_approach(name), len(place)), name)
+    )
 
 
 def jitter(n: int, width: float = 0.28) -> list[float]:
@@ -189,7 +249,9 @@ def jitter(n: int, width: float = 0.28) -> list[float]:
 
 
 def legend_columns(names: Sequence[str], most: int) -> int:
-    """As many columns, up to `most`, as fit a figure of a legend with these names (filled column by column)."""
+    """As many columns, up to `most`, as fit a figure of a legend with these names (filled column by
+    column).
+    """
     for columns in range(min(most, len(names)), 1, -1):
         rows, longer = divmod(len(names), columns)
         ends = [i * rows + min(i, longer) for i in range(columns + 1)]
@@ -205,8 +267,11 @@ def plain(axis, log: bool = False) -> None:
     if log:
         low, high = axis.get_view_interval()
         subs = (1,) if high > 300 * low else (1, 2, 5)
-        # of more than five decades every second is named: in a narrow panel they would write over one another
-        axis.set_major_locator(ticker.LogLocator(base=10, subs=subs, numticks=12 if high < 1e5 * low else 6))
+        # of more than five decades every second is named: in a narrow panel they would write over
+        # one another
+        axis.set_major_locator(
+            ticker.LogLocator(base=10, subs=subs, numticks=12 if high < 1e5 * low else 6)
+        )
         axis.set_minor_locator(ticker.NullLocator())
 
 
@@ -224,6 +289,7 @@ def number(value: float, digits: int = 3) -> str:
 
 def no_data(axes: Axes, text: str) -> None:
     """Say in the frame that there is nothing to draw."""
-    axes.tick_params(labelbottom=False, labelleft=False)  # not the ticks: panels beside it may share them
+    # not the ticks: panels beside it may share them
+    axes.tick_params(labelbottom=False, labelleft=False)
     axes.grid(False)
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", style="italic")

@@ -1,4 +1,6 @@
-"""What the page and the PDF say about one experiment, as plain values: computed here, laid out elsewhere."""
+"""What the page and the PDF say about one experiment, as plain values: computed here, laid out
+elsewhere.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,30 +32,56 @@ HEADINGS = {
 
 def describe_source_study(original: Mapping[str, Any]) -> dict[str, str]:
     """Heading → text, of what the experiment's file says; empty where it says nothing."""
-    studies = "; ".join(f"{number}: {STUDIES.get(number, 'unknown')}" for number in original.get("studies") or ())
-    texts = {"studies": studies} | {heading: original.get(key) or "" for key, heading in HEADINGS.items()}
+    studies = "; ".join(
+        f"{number}: {STUDIES.get(number, 'unknown')}" for number in original.get("studies") or ()
+    )
+    texts = {"studies": studies} | {
+        heading: original.get(key) or "" for key, heading in HEADINGS.items()
+    }
     return {heading: text for heading, text in texts.items() if text}
 
 
 def source_study_table(parts: Iterable[Mapping[str, Any]]) -> Table:
     """A row for each experiment that has an original, as `describe_source_study` has them."""
     found = ((part["name"], part["original"]) for part in parts if part["original"])
-    rows = [[name, *(original.get(heading, "") for heading in HEADINGS.values())] for name, original in found]
+    rows = [
+        [name, *(original.get(heading, "") for heading in HEADINGS.values())]
+        for name, original in found
+    ]
     return Table(columns("experiment", *HEADINGS.values()), rows)
 
 
 #: queries of an experiment's description
-QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "stragglers", "energy",
-           "generations", "padding", "dropped_text", "parallelism", "pipeline", "certificates")  # fmt: skip
-#: signs that end a line, in place of which one is shown; and what stands for a sign that cannot be printed
+QUERIES = (
+    "inventory",
+    "throughput",
+    "order",
+    "scaling",
+    "stalls",
+    "validation",
+    "step_times",
+    "stragglers",
+    "energy",
+    "generations",
+    "padding",
+    "dropped_text",
+    "parallelism",
+    "pipeline",
+    "certificates",
+)
+#: signs that end a line, in place of which one is shown; and what stands for a sign that cannot be
+#: printed
 _NEWLINE, _UNPRINTABLE = "↵", "\ufffd"
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
 def experiment(name: str, tables: Path) -> dict[str, Any]:
-    """Return all texts and tables on `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
+    """Return all texts and tables on `<tables>/<name>`; see the keys below. Empty tables give empty
+    parts.
+    """
     folder = tables / name
-    check_tables(folder)  # a description from the cache holds as long as the tables are those of the manifest
+    # a description from the cache holds as long as the tables are those of the manifest
+    check_tables(folder)
     return dict(_experiment(name, folder, sha256_file(folder / MANIFEST)))
 
 
@@ -64,16 +92,26 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
     design = head.get("cautions") or []
     with save.Tables(folder) as opened:
         rows = opened.rows
-        runs, throughput, validation, scaling = map(rows, ("inventory", "throughput", "validation", "scaling"))
+        runs, throughput, validation, scaling = map(
+            rows, ("inventory", "throughput", "validation", "scaling")
+        )
         of = (throughput, runs, head.get("primary"), validation, rows("certificates"))
         compared, refused = paired_comparisons.comparisons(*of)
         dropped = answers.dropped_shares(rows("dropped_text"))
         compared = answers.note_dropped(compared, dropped, runs)
         verdicts = [c.verdict for c in compared if c.verdict != paired_comparisons.EXPLORATORY]
-        planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
+        planned = head.get("cell_repeats") or dict.fromkeys(
+            runs["cell"].dropna(), head.get("repeats")
+        )
         stores = opened.connection.execute("FROM stores").df()
-        cautions = answers.find_cautions(runs, throughput, scaling, rows("stragglers"), verdicts, stores, design)
-        proof, figures, crowded = campaign_quality.proof(rows("order")), drawn_figures(head), caution(scaling)
+        cautions = answers.find_cautions(
+            runs, throughput, scaling, rows("stragglers"), verdicts, stores, design
+        )
+        proof, figures, crowded = (
+            campaign_quality.proof(rows("order")),
+            drawn_figures(head),
+            caution(scaling),
+        )
         marks = [c["mark"] for c in design if c["mark"]]
         return {
             "name": name,
@@ -103,7 +141,9 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
 
 
 def tables_digest(parts: Sequence[dict[str, Any]]) -> str:
-    """Return the digest of all tables that parts describe: of one experiment that of its tables' manifest."""
+    """Return the digest of all tables that parts describe: of one experiment that of its tables'
+    manifest.
+    """
     digests = [part["digest"] for part in parts]
     return digests[0] if len(digests) == 1 else sha256_text(canonical_json(digests))
 
@@ -114,68 +154,115 @@ def list_cautions(part: dict[str, Any]) -> list[str]:
     if part["caution"]:
         found.append(sentence(f"{part['caution']} (world sizes above one)").strip())
     if part["scale"] == "demo":
-        found.append("This is demo scale: conclusions are not transferable to larger models or other machines.")
+        found.append(
+            "This is demo scale: conclusions are not transferable to larger models or other "
+            "machines."
+        )
     return found
 
 
 def shared_cautions(parts: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the cautions that all of several experiments have, which a report states once; none of a single one."""
+    """Return the cautions that all of several experiments have, which a report states once; none of
+    a single one.
+    """
     if len(parts) < 2:
         return []
     first, *others = map(list_cautions, parts)
     return [text for text in first if all(text in other for other in others)]
 
 
-def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping[str, int | None]) -> str:
-    """Return sentences on the order in which runs were started, on drift, and on the noise between runs of equal
-    settings. `planned` is cell → repeats; further repeats are runs of the canary."""
-    order = statistics.order_kept(runs["position"].astype(float), runs["started_unix_s"].astype(float))
+def campaign_text(
+    throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping[str, int | None]
+) -> str:
+    """Return sentences on the order in which runs were started, on drift, and on the noise between
+    runs of equal settings. `planned` is cell → repeats; further repeats are runs of the canary.
+    """
+    order = statistics.order_kept(
+        runs["position"].astype(float), runs["started_unix_s"].astype(float)
+    )
     if not order.pairs:
         return ""
     negation = "not " if order.verdict.startswith("not ") else ""
     text = f"Runs were {negation}started {order.verdict.removeprefix('not ')}"
-    text += f" ({order.inversions} of {paired_comparisons.in_pairs(order.pairs)} reversed)" if order.inversions else ""
+    text += (
+        f" ({order.inversions} of {paired_comparisons.in_pairs(order.pairs)} reversed)"
+        if order.inversions
+        else ""
+    )
     drift = paired_comparisons.measure_drift(throughput, runs)
     if drift.verdict != "drift":  # which is a caution
         text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
-        shown = f"{number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)}"
+        shown = (
+            f"{number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)}"
+        )
         text += f" ({shown})" if drift.verdict != "too few runs" else ""
     timed = throughput.merge(runs[["run_id", "cell", "started_unix_s", "external"]], on="run_id")
     canary = timed[campaign_quality.of_canary(timed, planned)].dropna(subset=["started_unix_s"])
     if len(canary) > 1:
-        difference = statistics.noise_floor(canary.sort_values("started_unix_s")["useful_tokens_per_s"])
-        range_ = f", {number(100 * difference.low)}–{number(100 * difference.high)} %" if difference.n > 1 else ""
-        text += f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ by "
-        text += f"{number(100 * difference.median)} % ({paired_comparisons.in_pairs(difference.n)}{range_})"
+        difference = statistics.noise_floor(
+            canary.sort_values("started_unix_s")["useful_tokens_per_s"]
+        )
+        range_ = (
+            f", {number(100 * difference.low)}–{number(100 * difference.high)} %"
+            if difference.n > 1
+            else ""
+        )
+        text += (
+            f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ "
+            "by "
+        )
+        text += (
+            f"{number(100 * difference.median)} % "
+            f"({paired_comparisons.in_pairs(difference.n)}{range_})"
+        )
     return f"{text}."
 
 
 def throughput_table(
     throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame, dropped: answers.Dropped
 ) -> Table:
-    """Return a row for each series and world size: medians with their spread; runs that no comparison of approaches
-    uses are counted beside the others."""
+    """Return a row for each series and world size: medians with their spread; runs that no
+    comparison of approaches uses are counted beside the others.
+    """
     head, cell = _dropped_column(dropped, throughput)
     refusals = comparability.refusals(runs, "approach")
     refused = comparability.refused(refusals)
     shares = answers.not_useful_shares(throughput[~throughput["run_id"].isin(refused)])
     rows = []
     for name, world, group in cells(throughput):
-        stall = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]["data_stall_share"]
+        stall = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)][
+            "data_stall_share"
+        ]
         out = f" ({n} not compared)" if (n := group["run_id"].isin(refused).sum()) else ""
-        rows.append([
-            *(name, str(world), f"{len(group)}{out}"),
-            *(spread(group[f"{kind}_tokens_per_s"]) for kind in ("useful", "total")),
-            number(100 * shares.get((name, world), group["not_useful_share"].median())),
-            spread(1e3 * group["median_step_s"]),
-            spread(100 * stall),
-            *cell(name),
-        ])  # fmt: skip
-    heads = columns("approach", ">world size", ">runs", ">useful tokens / s", ">total tokens / s", ">not useful (%)",
-                    ">median step (ms)", ">data stall (%)", *head)  # fmt: skip
+        rows.append(
+            [
+                *(name, str(world), f"{len(group)}{out}"),
+                *(spread(group[f"{kind}_tokens_per_s"]) for kind in ("useful", "total")),
+                number(100 * shares.get((name, world), group["not_useful_share"].median())),
+                spread(1e3 * group["median_step_s"]),
+                spread(100 * stall),
+                *cell(name),
+            ]
+        )
+    heads = columns(
+        "approach",
+        ">world size",
+        ">runs",
+        ">useful tokens / s",
+        ">total tokens / s",
+        ">not useful (%)",
+        ">median step (ms)",
+        ">data stall (%)",
+        *head,
+    )
     text = "Medians over runs, their spread in brackets; after warm-up, sum over sum."
     text += " Not useful: over the repeats that all approaches have, where they share any."
-    notes = [text, kinds(by_cell(throughput, "useful_tokens_per_s")), left_out(runs), comparability.sentences(refusals)]
+    notes = [
+        text,
+        kinds(by_cell(throughput, "useful_tokens_per_s")),
+        left_out(runs),
+        comparability.sentences(refusals),
+    ]
     return Table(heads, rows, " ".join(filter(None, notes)))
 
 
@@ -186,32 +273,69 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
     rows = []
     for name, world, group in cells(validation):
         last, first = group[group["last"].astype(bool)], group[group["step"] == 0]
-        rows.append([
-            *(name, str(world), str(len(last)), spread(last["step"]), spread(last["useful_tokens_seen"])),
-            *(spread(first["loss"], 5), spread(last["loss"], 5), spread(last["perplexity"])),
-            *([spread(100 * last["accuracy"].dropna())] if counted else []),
-            *cell(name),
-        ])  # fmt: skip
-    heads = columns("approach", ">world size", ">runs", ">steps", ">useful tokens trained on", ">first loss",
-                    ">last loss", ">perplexity", *([">accuracy (%)"] if counted else []), *head)  # fmt: skip
-    text = "Nats a useful token on one fixed held-out slice, the same rows for every approach; medians, their spread "
+        rows.append(
+            [
+                *(
+                    name,
+                    str(world),
+                    str(len(last)),
+                    spread(last["step"]),
+                    spread(last["useful_tokens_seen"]),
+                ),
+                *(spread(first["loss"], 5), spread(last["loss"], 5), spread(last["perplexity"])),
+                *([spread(100 * last["accuracy"].dropna())] if counted else []),
+                *cell(name),
+            ]
+        )
+    heads = columns(
+        "approach",
+        ">world size",
+        ">runs",
+        ">steps",
+        ">useful tokens trained on",
+        ">first loss",
+        ">last loss",
+        ">perplexity",
+        *([">accuracy (%)"] if counted else []),
+        *head,
+    )
+    text = (
+        "Nats a useful token on one fixed held-out slice, the same rows for every approach; "
+        "medians, their spread "
+    )
     text += "in brackets." + " Accuracy: labels that have the largest logit." * bool(counted)
-    return Table(heads, rows, f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}")
+    return Table(
+        heads, rows, f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}"
+    )
 
 
-def _dropped_column(dropped: answers.Dropped, rows: pd.DataFrame) -> tuple[list[str], Callable[[str], list[str]]]:
-    """Return the head of the column of dropped text, and its cell of a series; nothing where no series drops any."""
+def _dropped_column(
+    dropped: answers.Dropped, rows: pd.DataFrame
+) -> tuple[list[str], Callable[[str], list[str]]]:
+    """Return the head of the column of dropped text, and its cell of a series; nothing where no
+    series drops any.
+    """
     if not any(answers.describe_dropped(dropped.get(name, {})) for name in rows["series"].unique()):
         return [], lambda name: []
-    return [">text dropped"], lambda name: [answers.describe_dropped(dropped.get(name, {})) or "0 %"]
+    return [">text dropped"], lambda name: [
+        answers.describe_dropped(dropped.get(name, {})) or "0 %"
+    ]
 
 
 def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
-    """Corpora and tokenizers (`text`), machines, commits, first and last day (UTC) and versions of packages of runs."""
+    """Corpora and tokenizers (`text`), machines, commits, first and last day (UTC) and versions of
+    packages of runs.
+    """
     named, known = runs.dropna(subset=["corpus", "tokenizer"]), runs.dropna(subset=["git_commit"])
     texts = sorted({f"corpus {r.corpus}, tokenizer {r.tokenizer}" for r in named.itertuples()})
-    commits = {(r.git_commit, pd.notna(r.git_dirty) and bool(r.git_dirty)) for r in known.itertuples()}
-    ends = [runs["started_unix_s"].min(), runs["stopped_unix_s"].max()] if runs["started_unix_s"].notna().any() else []
+    commits = {
+        (r.git_commit, pd.notna(r.git_dirty) and bool(r.git_dirty)) for r in known.itertuples()
+    }
+    ends = (
+        [runs["started_unix_s"].min(), runs["stopped_unix_s"].max()]
+        if runs["started_unix_s"].notna().any()
+        else []
+    )
     days = dict.fromkeys(f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d}" for t in ends)
     machines, versions = set[str](), dict[str, set[str]]()
     for r in runs.dropna(subset=["device"]).itertuples():
@@ -225,12 +349,16 @@ def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
         "machines": sorted(machines),
         "commits": [{"commit": commit[:12], "dirty": dirty} for commit, dirty in sorted(commits)],
         "data_from": " to ".join(days),
-        "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
+        "versions": [
+            (package, ", ".join(sorted(found))) for package, found in sorted(versions.items())
+        ],
     }
 
 
 def generations_table(generations: pd.DataFrame) -> Table:
-    """Return a row for each answer of `generations.sql`; the caption says in how many the cache changed a token."""
+    """Return a row for each answer of `generations.sql`; the caption says in how many the cache
+    changed a token.
+    """
     heads = columns("prompt", "text behind it", "sampling", ">tokens", "model", ">steps", "run")
     rows = []
     for r in generations.itertuples():
@@ -240,7 +368,11 @@ def generations_table(generations: pd.DataFrame) -> Table:
         return Table(heads, [])
     same = generations["same_uncached"].dropna().astype(bool)
     compared = f"{int(same.sum())} of {len(same)} answers are the same, token by token."
-    text = f"Without the cache of keys and values {compared}" if len(same) else "No model here keeps keys and values."
+    text = (
+        f"Without the cache of keys and values {compared}"
+        if len(same)
+        else "No model here keeps keys and values."
+    )
     return Table(heads, rows, f"Final weights of each run; {_NEWLINE} is the end of a line. {text}")
 
 
@@ -257,5 +389,10 @@ def _printable(text: str | None) -> str:
 def _sampling(row: Any) -> str:
     if row.temperature == 0:
         return "greedy"
-    limits = [f"top_k {int(row.top_k)}" if row.top_k else "", f"top_p {number(row.top_p)}" if row.top_p < 1 else ""]
-    return ", ".join(filter(None, [f"temperature {number(row.temperature)}", *limits, f"seed {int(row.seed)}"]))
+    limits = [
+        f"top_k {int(row.top_k)}" if row.top_k else "",
+        f"top_p {number(row.top_p)}" if row.top_p < 1 else "",
+    ]
+    return ", ".join(
+        filter(None, [f"temperature {number(row.temperature)}", *limits, f"seed {int(row.seed)}"])
+    )

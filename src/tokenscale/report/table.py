@@ -16,7 +16,9 @@ class Link(str):
 
     @classmethod
     def to(cls, text: str, path: str) -> "Link":
-        """The text with its target, as seen from the folder of the page; `path` is seen from the project's folder."""
+        """The text with its target, as seen from the folder of the page; `path` is seen from the
+        project's folder.
+        """
         link = cls(text)
         link.href = quote(f"../../{path}")
         return link
@@ -24,7 +26,9 @@ class Link(str):
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with a flag for those aligned to the right, and rows of texts, of which some may be links."""
+    """Columns with a flag for those aligned to the right, and rows of texts, of which some may be
+    links.
+    """
 
     columns: list[tuple[str, bool]]
     rows: list[list[str]]
@@ -41,25 +45,55 @@ def count(value: Any) -> str:
     return "–" if pd.isna(value) else str(int(value))
 
 
-#: what LaTeX reads as commands, and signs that its fonts may lack; `[` would belong to the end of the row before
-_LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "[": "{[}", "\u202f": r"\,", "\u00a0": "~", "−": "$-$", "–": "--", "×": r"$\times$",
-    "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$", "→": r"$\to$", "∞": r"$\infty$", "µ": r"\textmu{}", "“": "``",
-    "”": "''", "\n": " ",
-})  # fmt: skip
+#: what LaTeX reads as commands, and signs that its fonts may lack; `[` would belong to the end of
+#: the row before
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "#": r"\#",
+        "%": r"\%",
+        "_": r"\_",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "[": "{[}",
+        "\u202f": r"\,",
+        "\u00a0": "~",
+        "−": "$-$",
+        "–": "--",
+        "×": r"$\times$",
+        "±": r"$\pm$",
+        "≤": r"$\le$",
+        "≥": r"$\ge$",
+        "→": r"$\to$",
+        "∞": r"$\infty$",
+        "µ": r"\textmu{}",
+        "“": "``",
+        "”": "''",
+        "\n": " ",
+    }
+)
 
 
 def markdown(table: Table) -> str:
-    """The table in GitHub's Markdown, its caption below. What a cell holds is text: it makes no mark-up of its own.
+    """The table in GitHub's Markdown, its caption below. What a cell holds is text: it makes no
+    mark-up of its own.
 
     >>> print(markdown(Table([("run", False), ("loss", True)], [["a|b", "1"]])), end="")
     | run | loss |
     | :-- | --: |
     | a\\|b | 1 |
     """
-    heads, *rows = ([_markdown(text) for text in row] for row in ([name for name, _ in table.columns], *table.rows))
+    heads, *rows = (
+        [_markdown(text) for text in row]
+        for row in ([name for name, _ in table.columns], *table.rows)
+    )
     rules = ["--:" if right else ":--" for _, right in table.columns]
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
     return "\n".join(lines + (["", _markdown(table.caption)] if table.caption else [])) + "\n"
@@ -81,19 +115,31 @@ def plain(table: Table) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     sides = [">" if right else "<" for _, right in table.columns]
     lines = ["  ".join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *(["", *textwrap.wrap(table.caption, 100)] if table.caption else [])]) + "\n"
+    return (
+        "\n".join([*lines, *(["", *textwrap.wrap(table.caption, 100)] if table.caption else [])])
+        + "\n"
+    )
 
 
 def latex(table: Table, label: str) -> str:
-    """The table in LaTeX, with the rules of the package booktabs; for `\\input`, and to be named by `\\ref{label}`.
+    """The table in LaTeX, with the rules of the package booktabs; for `\\input`, and to be named by
+    `\\ref{label}`.
 
     >>> print(latex(Table([("run", False), ("%", True)], [["a_b", "1"]]), "tab:x").splitlines()[5])
     a\\_b & 1 \\\\
     """
-    heads, *rows = (" & ".join(map(in_latex, row)) for row in ([name for name, _ in table.columns], *table.rows))
+    heads, *rows = (
+        " & ".join(map(in_latex, row)) for row in ([name for name, _ in table.columns], *table.rows)
+    )
     sides = "".join("r" if right else "l" for _, right in table.columns)
     lines = [
-        *(r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{sides}}}", r"\toprule", rf"{heads} \\ \midrule"),
+        *(
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{{sides}}}",
+            r"\toprule",
+            rf"{heads} \\ \midrule",
+        ),
         *(rf"{row} \\" for row in rows),
         *(r"\bottomrule", r"\end{tabular}"),
         *([rf"\caption{{{in_latex(table.caption)}}}"] if table.caption else []),

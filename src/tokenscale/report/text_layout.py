@@ -1,4 +1,6 @@
-"""Long names in figures: wrapped or cut where they would leave no room, and ticks thinned where they would overlap."""
+"""Long names in figures: wrapped or cut where they would leave no room, and ticks thinned where
+they would overlap.
+"""
 
 import itertools
 import textwrap
@@ -9,10 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-#: inches: width of a figure, and of its drawing for a phone (`style.narrow`); of those that are being drawn
+#: inches: width of a figure, and of its drawing for a phone (`style.narrow`); of those that are
+#: being drawn
 WIDE, NARROW = 8.0, 4.4
 width = WIDE
-#: letters of a line of a row's name, by the figure's width, and its lines; letters of a line of a legend's only column
+#: letters of a line of a row's name, by the figure's width, and its lines; letters of a line of a
+#: legend's only column
 LETTERS, LINES, ENTRY = {WIDE: 34, NARROW: 26}, 2, 95
 #: inches: only in a panel as narrow as this can ticks of a wide figure overlap
 TIGHT = 2.6
@@ -21,15 +25,20 @@ APART = 3.0
 
 
 def names(texts: Sequence[str]) -> list[str]:
-    """Names of rows on at most `LINES` lines. Longer ones lose their middle, or, where two would be one then, nothing.
+    """Names of rows on at most `LINES` lines. Longer ones lose their middle, or, where two would be
+    one then, nothing.
 
     >>> names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
     ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
     """
     options: dict = {"width": LETTERS[width], "break_on_hyphens": False, "break_long_words": False}
     lines = [textwrap.wrap(text, **options) for text in texts]
-    short = [own if len(own) <= LINES else [f"{own[0]} …", own[-1]] for own in lines]  # what tells most names apart
-    return ["\n".join(own) for own in (short if len(set(map(tuple, short))) == len(set(texts)) else lines)]
+    # what tells most names apart
+    short = [own if len(own) <= LINES else [f"{own[0]} …", own[-1]] for own in lines]
+    return [
+        "\n".join(own)
+        for own in (short if len(set(map(tuple, short))) == len(set(texts)) else lines)
+    ]
 
 
 def entries(texts: Sequence[str]) -> list[str]:
@@ -38,35 +47,54 @@ def entries(texts: Sequence[str]) -> list[str]:
 
 
 def fit(made: Figure, layout: Callable[[], None]) -> None:
-    """Lay the figure out; what then leaves it is wrapped, ticks that overlap are thinned, and it is laid out again."""
+    """Lay the figure out; what then leaves it is wrapped, ticks that overlap are thinned, and it is
+    laid out again.
+    """
     layout()
     shown = [axes for axes in made.axes if axes.get_visible()]
-    texts = [text for axes in shown for text in (*axes.get_children(), axes.xaxis.label) if isinstance(text, Text)]
-    whole = {text: text.get_text() for text in texts if text.get_visible() and text.get_text().strip()}
+    texts = [
+        text
+        for axes in shown
+        for text in (*axes.get_children(), axes.xaxis.label)
+        if isinstance(text, Text)
+    ]
+    whole = {
+        text: text.get_text() for text in texts if text.get_visible() and text.get_text().strip()
+    }
     tight = TIGHT if width == WIDE else width
     for _ in range(3):  # other widths of panels leave other room
         wrapped = [_wrap(text, whole[text], _ends(text, whole, made)) for text in whole]
-        thinned = [_thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < tight]
+        thinned = [
+            _thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < tight
+        ]
         if not any(wrapped) and not any(thinned):
             return
         layout()
 
 
 def _ends(text: Text, others: Iterable[Text], made: Figure) -> float:
-    """Where a text has to end: at the figure's edge, or where the heading of the next panel begins."""
+    """Where a text has to end: at the figure's edge, or where the heading of the next panel
+    begins.
+    """
     box = text.get_window_extent()
-    boxes = (other.get_window_extent() for other in others if other is not text and other.axes is not text.axes)
+    boxes = (
+        other.get_window_extent()
+        for other in others
+        if other is not text and other.axes is not text.axes
+    )
     beside = (b.x0 for b in boxes if b.x0 > box.x0 and b.y0 < box.y1 and box.y0 < b.y1)
     return min(beside, default=made.bbox.width) - APART
 
 
 def _wrap(text: Text, whole: str, end: float) -> bool:
-    """Put a text that goes beyond `end`, or begins left of the figure, on as many lines as it takes."""
+    """Put a text that goes beyond `end`, or begins left of the figure, on as many lines as it
+    takes.
+    """
     before = text.get_text()
     letters = max(map(len, before.split("\n")))
     while letters > 8:
         box = text.get_window_extent()
-        if APART <= box.x0 and box.x1 <= end:
+        if box.x0 >= APART and box.x1 <= end:
             break
         middle = (box.x0 + box.x1) / 2
         rooms = {"left": end - box.x0, "right": box.x1 - APART}
@@ -83,7 +111,11 @@ def _thin(axes: Axes) -> bool:
     while most > 1:
         low, high = sorted(axes.get_xlim())
         shown = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
-        boxes = [label.get_window_extent() for place, label in shown if low <= place <= high and label.get_text()]
+        boxes = [
+            label.get_window_extent()
+            for place, label in shown
+            if low <= place <= high and label.get_text()
+        ]
         if all(a.x1 + APART <= b.x0 for a, b in itertools.pairwise(boxes)):
             break
         most -= 1

@@ -1,8 +1,9 @@
-"""Check which of logs → tables → figures → page agree: each is made again from the one before, and bytes are compared.
+"""Check which of logs → tables → figures → page agree: each is made again from the one before, and
+bytes are compared.
 
-Checksums and seals can be renewed by whoever edits a file. What follows from another file cannot: tables follow from
-sealed logs, figures, data and claims from tables, and the page from all of them. The folder of a report has its logs
-(`packed_logs.py`), so nothing else is needed to check it.
+Checksums and seals can be renewed by whoever edits a file. What follows from another file cannot:
+tables follow from sealed logs, figures, data and claims from tables, and the page from all of them.
+The folder of a report has its logs (`packed_logs.py`), so nothing else is needed to check it.
 """
 
 import lzma
@@ -44,11 +45,14 @@ LINKS = ("logs", "tables", "figures", "page")
 
 @dataclass
 class Link:
-    """What was found of one link of the chain: where it differs, or why nobody can tell, and what makes it again."""
+    """What was found of one link of the chain: where it differs, or why nobody can tell, and what
+    makes it again.
+    """
 
     differs: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
-    unsure: dict[str, list[str]] = field(default_factory=dict)  # why bytes may be others here → files
+    # why bytes may be others here → files
+    unsure: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     next: str = ""
 
@@ -56,7 +60,9 @@ class Link:
         if self.differs:
             more = [f"and {len(self.differs) - 50:,} more"] * (len(self.differs) > 50)
             lines = [*self.differs[:50], *more]
-            return "differs at" + (f" {lines[0]}" if len(lines) == 1 else "".join(f"\n    {line}" for line in lines))
+            return "differs at" + (
+                f" {lines[0]}" if len(lines) == 1 else "".join(f"\n    {line}" for line in lines)
+            )
         why = self.unchecked + [f"{why} ({few(files)})" for why, files in self.unsure.items()]
         return f"not checked because {'; '.join(why)}" if why else "agrees"
 
@@ -77,9 +83,11 @@ class Chain:
         return self.links["logs" if name == LOGS else "figures" if drawn else "page"]
 
     def add(self, link: Link, name: str, difference: str, ending: str = "") -> None:
-        """Add a difference from what was made again; where another release may be its cause, that it is not known.
+        """Add a difference from what was made again; where another release may be its cause, that
+        it is not known.
 
-        Rows do not depend on releases, but the bytes of equal rows do, which is an empty difference.
+        Rows do not depend on releases, but the bytes of equal rows do, which is an empty
+        difference.
         """
         rows = name.endswith(".parquet")
         why = "" if rows and difference else self.unsure.get(ending or Path(name).suffix, "")
@@ -98,42 +106,68 @@ class Chain:
         return 1 if any(link.differs for link in links) else 3 if unsure else 0
 
     def __str__(self) -> str:
-        lines = [*(f"{name}: {link}" for name, link in self.links.items()), *(f"note: {note}" for note in self.notes)]
-        steps = dict.fromkeys(link.next for link in self.links.values() if link.differs and link.next)
+        lines = [
+            *(f"{name}: {link}" for name, link in self.links.items()),
+            *(f"note: {note}" for note in self.notes),
+        ]
+        steps = dict.fromkeys(
+            link.next for link in self.links.values() if link.differs and link.next
+        )
         return "\n  ".join([self.what, *lines, *(f"next: {step}" for step in steps)])
 
 
 def check_tables(folder: Path, results: Path) -> Link:
-    """Ingest the logs below `results` again, and compare every table of the folder with them, byte by byte."""
+    """Ingest the logs below `results` again, and compare every table of the folder with them, byte
+    by byte.
+    """
     link, at_hand = Link(next=tables.restore_command(folder)), folder.is_dir()
     try:
-        link.differs += (f"{folder / n}: {fault}" for n, fault in walk(folder, tables.read_manifest(folder)["files"]))
+        link.differs += (
+            f"{folder / n}: {fault}"
+            for n, fault in walk(folder, tables.read_manifest(folder)["files"])
+        )
     except UserError as error:
         (link.differs if at_hand else link.unchecked).append(_one_line(error))
     if link.differs or link.unchecked:
         return link
-    runs = pq.read_table(folder / "runs.parquet", columns=["run_id", "status"], use_threads=False).to_pylist()
+    runs = pq.read_table(
+        folder / "runs.parquet", columns=["run_id", "status"], use_threads=False
+    ).to_pylist()
     records = {run["run_id"]: results / "runs" / run["run_id"] / "run.json" for run in runs}
     inputs = read_inputs(folder)
     with TemporaryDirectory() as temporary:
         again = Path(temporary, folder.name)
         try:
             inputs.ingest(results, again)
-        except UserError as error:  # an input that is at hand and cannot be read is not the one of these tables
+        # an input that is at hand and cannot be read is not the one of these tables
+        except UserError as error:
             at_hand = all((results / name).is_file() for name in inputs.names())
             (link.differs if at_hand else link.unchecked).append(_one_line(error))
             return link
-        if any(r["status"] != "missing" for r in runs) and not any(path.is_file() for path in records.values()):
-            link.unchecked.append(f"logs are not at hand in {results / 'runs'}: tables of {folder.name} not proven")
+        if any(r["status"] != "missing" for r in runs) and not any(
+            path.is_file() for path in records.values()
+        ):
+            link.unchecked.append(
+                f"logs are not at hand in {results / 'runs'}: tables of {folder.name} not proven"
+            )
             return link
         for path, other in ((folder / name, again / name) for name in tables.file_names()):
             if not _is_equal(path, other):
                 difference = _name_difference(path, other)
-                why = "equal values in other bytes: another pyarrow, or inputs of runs were at hand then or are now"
+                why = (
+                    "equal values in other bytes: another pyarrow, or inputs of runs were at "
+                    "hand then or are now"
+                )
                 (link.differs if difference else link.notes).append(f"{path}: {difference or why}")
-    going = [run for run, path in records.items() if path.is_file() and b'"seal"' not in path.read_bytes()]
+    going = [
+        run
+        for run, path in records.items()
+        if path.is_file() and b'"seal"' not in path.read_bytes()
+    ]
     if link.differs and going:
-        link.unchecked.append(f"runs have not ended, and tables may be older than their logs: {few(going)}")
+        link.unchecked.append(
+            f"runs have not ended, and tables may be older than their logs: {few(going)}"
+        )
         link.differs.clear()
     return link
 
@@ -144,16 +178,21 @@ def is_report(folder: Path) -> bool:
 
 
 def verify(path: Path, signers: Path | None = None, results: Path | None = None) -> Chain:
-    """Check the report that a path is, or is a file of: files against checksums, logs against seals of the runs, and
-    all that follows from the logs against what they give again. A report must be signed by one of the `signers`, if
-    they are given. Drawings of `results` are compared, too, while its tables are those of the report.
+    """Check the report that a path is, or is a file of: files against checksums, logs against seals
+    of the runs, and all that follows from the logs against what they give again. A report must be
+    signed by one of the `signers`, if they are given. Drawings of `results` are compared, too,
+    while its tables are those of the report.
 
-    Of a folder with packed logs and `claims.json` alone, these are checked, with the claims of the project. Raises
-    UserError for a path that is no report.
+    Of a folder with packed logs and `claims.json` alone, these are checked, with the claims of the
+    project. Raises UserError for a path that is no report.
     """
-    report = next((folder for folder in (path, *path.absolute().parents[:5]) if is_report(folder)), None)
+    report = next(
+        (folder for folder in (path, *path.absolute().parents[:5]) if is_report(folder)), None
+    )
     if report is None or not path.exists():
-        what = "this is no report, and no file of one." if path.exists() else "there is no such file."
+        what = (
+            "this is no report, and no file of one." if path.exists() else "there is no such file."
+        )
         expected = f"a folder with {SUMS} and {LOGS}, such as results/report"
         raise UserError(what, file=path, expected=expected, next="tokenscale verify FOLDER")
     with TemporaryDirectory() as temporary:
@@ -163,7 +202,9 @@ def verify(path: Path, signers: Path | None = None, results: Path | None = None)
 
 
 def _check_claims(report: Path, results: Path) -> Chain:
-    """Check packed logs that have no report beside them, and the claims that were judged by them."""
+    """Check packed logs that have no report beside them, and the claims that were judged by
+    them.
+    """
     from tokenscale.report import build
 
     logs, claims, path = Link(), Link(), report / build.CLAIMS
@@ -177,12 +218,14 @@ def _check_claims(report: Path, results: Path) -> Chain:
     _check_logs(logs, results, {})
     if missing := [str(file) for file in (path, LEDGER) if not file.is_file()]:
         claims.unchecked.append(f"there is no {missing[0]}")
-    elif not _is_equal(path, judged := build.judge(LEDGER, results / "tables", experiments, results)):
+    elif not _is_equal(
+        path, judged := build.judge(LEDGER, results / "tables", experiments, results)
+    ):
         claims.differs.append(f"{build.CLAIMS}: {_name_difference(path, judged)}")
     return chain
 
 
-def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:
+def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:  # noqa: C901
     """Check a report, which is made again below the folder `again`."""
     chain, record, faults = Chain(str(report)), dict[str, Any](), dict[str, str]()
     page, logs = chain.links["page"], chain.links["logs"]
@@ -193,7 +236,11 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         page.differs.append(f"{RECORD}: {error.what}")
     try:
         files = [{"name": name, "sha256": sha256} for name, sha256 in read_sums(report).items()]
-        beside = {SUMS, f"{SUMS}.sig", *(entry.name for entry in report.iterdir() if is_report(entry))}
+        beside = {
+            SUMS,
+            f"{SUMS}.sig",
+            *(entry.name for entry in report.iterdir() if is_report(entry)),
+        }
         faults = {file["name"]: "" for file in files} | dict(walk(report, files, beside))
     except UserError as error:
         page.differs.append(f"{SUMS}: {error.what}")
@@ -213,7 +260,11 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
             chain.add(chain.links["figures"], "claims and figures", why, ".svg")
         for name in LINKS[1:]:
             chain.links[name].unchecked.append(why)
-    made = {path.relative_to(again / "report").as_posix() for path in (again / "report").rglob("*") if path.is_file()}
+    made = {
+        path.relative_to(again / "report").as_posix()
+        for path in (again / "report").rglob("*")
+        if path.is_file()
+    }
     for name in sorted(faults.keys() | made - {SUMS}):
         path, other, fault = report / name, again / "report" / name, faults.get(name)
         equal = name in made and path.is_file() and _is_equal(path, other)
@@ -221,7 +272,9 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         if fault and equal and not copied:
             page.differs.append(f"{SUMS}: its checksum of {name} ({fault.partition(':')[0]})")
         elif fault:
-            chain.of(name).differs.append(f"{name}: {fault.partition(':')[0]}{f' (or {SUMS} is)' * copied}")
+            chain.of(name).differs.append(
+                f"{name}: {fault.partition(':')[0]}{f' (or {SUMS} is)' * copied}"
+            )
         elif made and not path.is_file():
             chain.of(name).differs.append(f"{name}: missing")
         elif made and not equal:
@@ -230,7 +283,11 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
     if results is None or not record:
         return chain
     paths = {name: results / "tables" / name / tables.MANIFEST for name in record["order"]}
-    if stale := [n for n, p in paths.items() if p.is_file() and sha256_file(p) != record["experiments"][n]["tables"]]:
+    if stale := [
+        n
+        for n, p in paths.items()
+        if p.is_file() and sha256_file(p) != record["experiments"][n]["tables"]
+    ]:
         chain.notes.append(f"tables have changed since it was built: {few(stale)}")
     for other in sorted((again / "figures").rglob("*.*")) if not stale else ():
         path = results / other.relative_to(again)
@@ -242,7 +299,14 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
 def _read_record(path: Path) -> dict[str, Any]:
     record = read_json(path, "record of the report's origin")
     with report_malformed(path, "record of the report's origin", next="take the report again"):
-        built = {"tokenscale": str, "git": dict, "packages": dict, "installed": dict, "zlib": str, "code": dict}
+        built = {
+            "tokenscale": str,
+            "git": dict,
+            "packages": dict,
+            "installed": dict,
+            "zlib": str,
+            "code": dict,
+        }
         check_types(record, {"order": list, "experiments": dict, "logs": dict, **built})
         for name in record["order"]:
             check_types(record["experiments"][check_file_name(name)], {"tables": str, "runs": dict})
@@ -252,18 +316,36 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
-    """Note in what this environment is another than that of the report and its runs, and what that leaves unsure."""
+    """Note in what this environment is another than that of the report and its runs, and what that
+    leaves unsure.
+    """
     now = bundle.built_by()
-    then, here = (of["packages"] | of["installed"] | {n: of[n] for n in ("zlib", "tokenscale")} for of in (record, now))
+    then, here = (
+        of["packages"] | of["installed"] | {n: of[n] for n in ("zlib", "tokenscale")}
+        for of in (record, now)
+    )
     code, commit = record["code"], record["git"].get("commit")
-    changed = sorted(name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name))
-    runs = {run: facts for part in record["experiments"].values() for run, facts in part["runs"].items()}
+    changed = sorted(
+        name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name)
+    )
+    runs = {
+        run: facts for part in record["experiments"].values() for run, facts in part["runs"].items()
+    }
     packages = [facts["packages"] | {"tokenscale": now["tokenscale"]} for facts in runs.values()]
     going = sorted(run for run, facts in runs.items() if facts.get("seal") is None)
     for what, found in (
         ("the report was built with other packages", name_differences(then, here)),
-        ("runs were trained with other packages", [text for of in packages for text in name_differences(of, here)]),
-        (f"source files have changed since the report was built{f' at commit {commit}' * bool(commit)}", changed),
+        (
+            "runs were trained with other packages",
+            [text for of in packages for text in name_differences(of, here)],
+        ),
+        (
+            (
+                "source files have changed since the report was "
+                f"built{f' at commit {commit}' * bool(commit)}"
+            ),
+            changed,
+        ),
         ("runs had not ended when the report was built", going),
     ):
         if found:
@@ -278,10 +360,14 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
 
 
 def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
-    """Compare unpacked logs with the sealed records of their runs, and these with the seals that the report names."""
+    """Compare unpacked logs with the sealed records of their runs, and these with the seals that
+    the report names.
+    """
     runs = [run for part in record.get("experiments", {}).values() for run in part["runs"].items()]
     seals = {run: facts.get("seal") for run, facts in runs}
-    found = {path.parent.name: path.parent for path in sorted((results / "runs").glob("*/run.json"))}
+    found = {
+        path.parent.name: path.parent for path in sorted((results / "runs").glob("*/run.json"))
+    }
     link.differs += [f"{LOGS}: lacks runs/{run}" for run in sorted(seals.keys() - found.keys())]
     for run, folder in found.items():
         sealed, path = None, folder / "run.json"
@@ -297,23 +383,40 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
 
 
 def check_sealed(folder: Path, record: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the files that a run's sealed record names: its logs and its diff."""
+    """Return what is wrong with the files that a run's sealed record names: its logs and its
+    diff.
+    """
     with report_malformed(folder / "run.json", "run's record", "train the run again"):
-        files = [{"name": name, "sha256": sha256} for name, sha256 in (record["outcome"].get("logs") or {}).items()]
+        files = [
+            {"name": name, "sha256": sha256}
+            for name, sha256 in (record["outcome"].get("logs") or {}).items()
+        ]
         if digest := (record.get("git") or {}).get("diff_sha256"):
             files.append({"name": "dirty.diff", "sha256": digest})
     listed = {file["name"] for file in files}
-    logs = (path.relative_to(folder).as_posix() for path in sorted(folder.glob("attempt=*/rank=*/*.jsonl")))
-    extra = [f"{folder / name}: a log that is not in the sealed record" for name in logs if name not in listed]
+    logs = (
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.glob("attempt=*/rank=*/*.jsonl"))
+    )
+    extra = [
+        f"{folder / name}: a log that is not in the sealed record"
+        for name in logs
+        if name not in listed
+    ]
     return [f"{folder / name}: {fault}" for name, fault in walk(folder, files)] + extra
 
 
-def _make_again(chain: Chain, report: Path, results: Path, experiments: list[str], record: dict[str, Any]) -> None:
+def _make_again(
+    chain: Chain, report: Path, results: Path, experiments: list[str], record: dict[str, Any]
+) -> None:
     """Build the report again below `results`, and compare the digests of its tables."""
     from tokenscale.report import build
 
     ledger, again = report / "claims.yaml", results / "report"
-    copied: dict[str, Any] = {"workflow": report / "workflow/Snakefile", "citation": report / "CITATION.cff"}
+    copied: dict[str, Any] = {
+        "workflow": report / "workflow/Snakefile",
+        "citation": report / "CITATION.cff",
+    }
     copied |= {"ledger": ledger} if ledger.is_file() and (report / build.CLAIMS).is_file() else {}
     built = {name: record[name] for name in bundle.built_by()} if record else None
     build.write(experiments, results / "tables", results / "figures", again, **copied, built=built)
@@ -321,7 +424,12 @@ def _make_again(chain: Chain, report: Path, results: Path, experiments: list[str
     for name, part in now["experiments"].items() if record else ():
         if part["tables"] != (stated := record["experiments"].get(name, {}).get("tables")):
             part["tables"] = stated
-            chain.add(chain.links["tables"], f"{RECORD}: tables of {name}", "not what the logs give", ".parquet")
+            chain.add(
+                chain.links["tables"],
+                f"{RECORD}: tables of {name}",
+                "not what the logs give",
+                ".parquet",
+            )
     write_text(again / RECORD, canonical_json(now) + "\n")
 
 
@@ -335,19 +443,30 @@ def _is_equal(path: Path, other: Path) -> bool:
 
 
 def _name_difference(path: Path, again: Path) -> str:
-    """Return where a file differs from the one made again; of Parquet files empty if all rows are equal."""
+    """Return where a file differs from the one made again; of Parquet files empty if all rows are
+    equal.
+    """
     if path.suffix == ".parquet":
         return tables.first_difference(path, again)
     found, made = path.read_bytes(), again.read_bytes()
     if path.suffix in (".png", ".pdf", ".xz"):
         return "not what the logs give"
-    ends = next((i for i, (a, b) in enumerate(zip(found, made, strict=False)) if a != b), min(len(found), len(made)))
-    shown = (content[max(ends - 30, 0) : ends + 30].decode(errors="replace") for content in (found, made))
-    return "line {} has {!r} where the logs give {!r}".format(found.count(b"\n", 0, ends) + 1, *shown)
+    ends = next(
+        (i for i, (a, b) in enumerate(zip(found, made, strict=False)) if a != b),
+        min(len(found), len(made)),
+    )
+    shown = (
+        content[max(ends - 30, 0) : ends + 30].decode(errors="replace") for content in (found, made)
+    )
+    return "line {} has {!r} where the logs give {!r}".format(
+        found.count(b"\n", 0, ends) + 1, *shown
+    )
 
 
 def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
-    """Check who signed the list of checksums: `ssh-keygen -Y sign -n tokenscale -f KEY SHA256SUMS`."""
+    """Check who signed the list of checksums: `ssh-keygen -Y sign -n tokenscale -f KEY
+    SHA256SUMS`.
+    """
     sums, signature, link = report / SUMS, report / f"{SUMS}.sig", chain.links["page"]
     if signers is None:
         if signature.is_file():
@@ -361,7 +480,9 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
         command = ["ssh-keygen", "-Y", *arguments, "-s", str(signature), "-f", str(signers)]
         try:
             with open(sums, "rb") as signed:
-                return subprocess.run(command, stdin=signed, capture_output=True, encoding="utf-8", errors="replace")
+                return subprocess.run(
+                    command, stdin=signed, capture_output=True, encoding="utf-8", errors="replace"
+                )
         except FileNotFoundError:
             next = "install OpenSSH 8.2 or newer"
             raise UserError("signatures need ssh-keygen.", file=signature, next=next) from None
@@ -377,6 +498,8 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
 
 def _one_line(error: UserError) -> str:
     """Return an error as one line: where, what, and the next step."""
-    where = ", ".join(error.facts[name] for name in ("file", "path", "folder") if name in error.facts)
+    where = ", ".join(
+        error.facts[name] for name in ("file", "path", "folder") if name in error.facts
+    )
     next = f"; next {error.facts['next']}" if "next" in error.facts else ""
     return f"{where}{': ' * bool(where)}{error.what.rstrip('.')}{next}"

@@ -1,4 +1,6 @@
-"""Claims file: sentences, the conditions on the data under which they hold, and the checks of the file."""
+"""Claims file: sentences, the conditions on the data under which they hold, and the checks of the
+file.
+"""
 
 import re
 import string
@@ -31,14 +33,23 @@ class Claim:
 
     document: str = option(description="document that makes the claim")
     claim: str = option(description="claim of the document, paraphrased")
-    experiments: tuple[str, ...] = option(description="experiments to query; the first one with rows is used")
-    sql: str = option(
-        description="one SELECT with the column `value`, or `value` and `baseline`, whose quotient is then the number; "
-        "with `run_id`, `other_run_id` (and further `…_run_id`), `cell`, and columns used in the sentence. All tables "
-        "and named queries are available; no run may be in two points of a cell; external runs are left out"
+    experiments: tuple[str, ...] = option(
+        description="experiments to query; the first one with rows is used"
     )
-    sentence: str = option(description="sentence with {number}, {spread}, {n} (points), {cells}, columns of the SQL")
-    direction: Literal["above", "below", "equal"] = option(description="position of the number relative to `bound`")
+    sql: str = option(
+        description="one SELECT with the column `value`, or `value` and `baseline`, whose quotient is "
+        "then the number; "
+        "with `run_id`, `other_run_id` (and further `…_run_id`), `cell`, and columns used in the "
+        "sentence. All tables "
+        "and named queries are available; no run may be in two points of a cell; external runs "
+        "are left out"
+    )
+    sentence: str = option(
+        description="sentence with {number}, {spread}, {n} (points), {cells}, columns of the SQL"
+    )
+    direction: Literal["above", "below", "equal"] = option(
+        description="position of the number relative to `bound`"
+    )
     figure: str = option("", "number in the document")
     published: tuple[float, ...] = option(
         tuple, "the figure as numbers: one, or lowest and highest, to say if reproduced"
@@ -47,15 +58,26 @@ class Claim:
         tuple, "published figure as it should be (see `remark`), for the replication table"
     )
     bound: float = option(1.0, "value that the number is compared with")
-    margin: float = option(0.0, "share of the bound that counts as equal; above and below must differ by more", ge=0)
-    exact: bool = option(False, "the number does not vary between runs (a count of tokens), so that one run is enough")
-    cells: Literal["all", "largest"] = option("all", "cells in which the claim must hold: all, or the largest")
-    compares: str | None = option(None, "setting that may differ between runs (approach, world_size, layout, factor)")
+    margin: float = option(
+        0.0, "share of the bound that counts as equal; above and below must differ by more", ge=0
+    )
+    exact: bool = option(
+        False,
+        "the number does not vary between runs (a count of tokens), so that one run is enough",
+    )
+    cells: Literal["all", "largest"] = option(
+        "all", "cells in which the claim must hold: all, or the largest"
+    )
+    compares: str | None = option(
+        None, "setting that may differ between runs (approach, world_size, layout, factor)"
+    )
     unit: Literal["ratio", "percent", "plain"] = option("ratio", "format of the number")
     shown_in: str | None = option(None, "figure of the experiment that shows the number")
     needs: str = option("", "what a test needs, if these tables cannot test the claim")
     remark: str = option("", "remark for the reader")
-    holds_at: tuple[str, ...] = option((), "scales at which the claim must hold: strict mode fails otherwise")
+    holds_at: tuple[str, ...] = option(
+        (), "scales at which the claim must hold: strict mode fails otherwise"
+    )
 
 
 @settings_class
@@ -67,8 +89,14 @@ class ClaimsFile:
 
 
 def parse_placeholders(sentence: str) -> list[str]:
-    """Return the placeholders of a sentence. Raises ValueError for braces that do not contain a name."""
-    found = [(name, spec, convert) for _, name, spec, convert in string.Formatter().parse(sentence) if name is not None]
+    """Return the placeholders of a sentence. Raises ValueError for braces that do not contain a
+    name.
+    """
+    found = [
+        (name, spec, convert)
+        for _, name, spec, convert in string.Formatter().parse(sentence)
+        if name is not None
+    ]
     for name, spec, convert in found:
         if spec or convert or not name.isidentifier():
             known = f"{', '.join(PLACEHOLDERS)} and the SQL's columns"
@@ -86,7 +114,10 @@ def load_claims(path: Path) -> ClaimsFile:
 
     ledger: ClaimsFile = decode(ClaimsFile, read_yaml(path), file=str(path))
     raise_errors(_find_errors(ledger), file=str(path))
-    named = {name: replace(c, shown_in=ALIASES.get(c.shown_in or "", c.shown_in)) for name, c in ledger.claims.items()}
+    named = {
+        name: replace(c, shown_in=ALIASES.get(c.shown_in or "", c.shown_in))
+        for name, c in ledger.claims.items()
+    }
     return replace(ledger, claims=named)
 
 
@@ -103,9 +134,15 @@ def _find_errors(ledger: ClaimsFile) -> Iterator[UserError | tuple[str, str]]:
             if scale not in SCALES:
                 yield unknown("scale", scale, SCALES, key=f"{key}.holds_at")
         if claim.direction == "equal" and not claim.margin:
-            yield f"{key}.margin", "direction equal needs a margin above zero, as a share of the bound"
+            yield (
+                f"{key}.margin",
+                "direction equal needs a margin above zero, as a share of the bound",
+            )
         if claim.direction == "equal" and not claim.bound:
-            yield f"{key}.bound", "direction equal needs a bound other than zero: use direction above or below"
+            yield (
+                f"{key}.bound",
+                "direction equal needs a bound other than zero: use direction above or below",
+            )
         try:
             parse_placeholders(claim.sentence)
         except ValueError as error:

@@ -1,11 +1,13 @@
-"""Import closure of a job: the source files that its command imports, and its variants. Standard library only.
+"""Import closure of a job: the source files that its command imports, and its variants. Standard
+library only.
 
-The content of these files is an input of the rule: an edit reruns exactly the jobs that use the file. Registries name
-modules as strings, which no import statement shows, so a job's variants are added by name. The command-line parser,
-error texts and empty `__init__` files are left out.
+The content of these files is an input of the rule: an edit reruns exactly the jobs that use the
+file. Registries name modules as strings, which no import statement shows, so a job's variants are
+added by name. The command-line parser, error texts and empty `__init__` files are left out.
 
-A rule's input `code` is `write_listing(*modules)`: one small file with the hashes of the source files. Listing the
-files themselves as inputs would be slower: Snakemake needs a millisecond per input of a job, and a run has sixty.
+A rule's input `code` is `write_listing(*modules)`: one small file with the hashes of the source
+files. Listing the files themselves as inputs would be slower: Snakemake needs a millisecond per
+input of a job, and a run has sixty.
 """
 
 import ast
@@ -29,27 +31,38 @@ ASSIGNMENTS = ("QUERIES", "FILES", "queries")
 EXCLUDED = {
     "tokenscale.cli.main",  # options of interactive commands; rules pass values
     "tokenscale.base.errors",
-    "tokenscale.runs.records.redaction",  # another pattern for secrets must not train anything again
+    # another pattern for secrets must not train anything again
+    "tokenscale.runs.records.redaction",
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
 }
-#: modules that only some trainings import, inside a function: not followed, but named where they are used
+#: modules that only some trainings import, inside a function: not followed, but named where they
+#: are used
 ONLINE, LIBRARY = "tokenscale.data.batches.online", "tokenscale.train.models.library"
 #: folder of the listings, each in a folder of its own
 LISTINGS = Path("results/code")
 #: number of earlier contents kept per listing
 MAX_COPIES = 50
 #: import statement; imported names run to the end of the line or are in parentheses
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+)?import[ \t]+(\([^)]*\)|[^(\n]*)", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+)?import[ \t]+(\([^)]*\)|[^(\n]*)", re.MULTILINE
+)
 #: imports for type checkers alone, which no job executes
 _TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n(?=[ \t]))+", re.MULTILINE)
 ALL_QUERIES = "tuple(queries.PARAMETERS)"
-_ASSIGNMENT = re.compile(rf"^(?: {{4}})?({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(ALL_QUERIES)})", re.MULTILINE)
+_ASSIGNMENT = re.compile(
+    rf"^(?: {{4}})?({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(ALL_QUERIES)})", re.MULTILINE
+)
 
 
 def training_modules(run: RunSettings) -> tuple[str, ...]:
-    """Return the modules of a training: the rank command and the modules that it loads by name (`module[:name]`)."""
-    variants = ["tokenscale.runs.launch.ranks", FORMATS[run.store.format].reader if run.store is not None else ONLINE]
+    """Return the modules of a training: the rank command and the modules that it loads by name
+    (`module[:name]`).
+    """
+    variants = [
+        "tokenscale.runs.launch.ranks",
+        FORMATS[run.store.format].reader if run.store is not None else ONLINE,
+    ]
     if run.arm != OURS:
         variants.append("tokenscale.arms.train")
     if run.reads_text:
@@ -75,14 +88,23 @@ ONLY_FOR = {
 
 
 def training_imports(run: RunSettings) -> set[tuple[str, ...]]:
-    """Return the import names of packages that ranks need (any one of a tuple), without those in a top-level `try`."""
-    files = {path for module in training_modules(run) for path in _closure(module) if path.suffix == ".py"}
+    """Return the import names of packages that ranks need (any one of a tuple), without those in a
+    top-level `try`.
+    """
+    files = {
+        path
+        for module in training_modules(run)
+        for path in _closure(module)
+        if path.suffix == ".py"
+    }
     top, inside = (set().union(*parts) for parts in zip(*map(_find_packages, files), strict=True))
     backends = {_package_of(engine) for kind in TOKENIZERS.values() for engine in kind.engines}
     needed = {name for name in inside - top - backends if ONLY_FOR.get(name, lambda run: True)(run)}
     found: set[tuple[str, ...]] = {(name,) for name in top | needed}
     if run.reads_text and (engines := TOKENIZERS[run.tokenizer.kind].engines):
-        found.add(tuple(sorted(map(_package_of, engines if run.engine == "auto" else [run.engine]))))
+        found.add(
+            tuple(sorted(map(_package_of, engines if run.engine == "auto" else [run.engine])))
+        )
     return found
 
 
@@ -90,8 +112,12 @@ def _package_of(engine: str) -> str:
     return engine.replace("-", "_")
 
 
-def find_missing_packages(runs: Mapping[str, RunSettings], packages: Container[str]) -> dict[str, list[str]]:
-    """Return package (or alternatives) that runs import and `packages` lacks → ids of these runs."""
+def find_missing_packages(
+    runs: Mapping[str, RunSettings], packages: Container[str]
+) -> dict[str, list[str]]:
+    """Return package (or alternatives) that runs import and `packages` lacks → ids of these
+    runs.
+    """
     found: dict[str, list[str]] = {}
     for run_id, run in runs.items():
         for names in sorted(training_imports(run)):
@@ -102,10 +128,17 @@ def find_missing_packages(runs: Mapping[str, RunSettings], packages: Container[s
 
 @cache
 def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return third-party packages that a file imports: by statements of its top level, and inside functions."""
+    """Return third-party packages that a file imports: by statements of its top level, and inside
+    functions.
+    """
     top, inside = set(), set()
-    for block in re.split(r"^(?=\w|@)", _TYPES.sub("", path.read_text(encoding="utf-8")), flags=re.MULTILINE):
-        found = (re.findall(r"(?:^|,\s*)(\w+)", module or names) for module, names in _IMPORT.findall(block))
+    for block in re.split(
+        r"^(?=\w|@)", _TYPES.sub("", path.read_text(encoding="utf-8")), flags=re.MULTILINE
+    ):
+        found = (
+            re.findall(r"(?:^|,\s*)(\w+)", module or names)
+            for module, names in _IMPORT.findall(block)
+        )
         names = {name for names in found for name in names}
         if block.startswith(("import ", "from ")):
             top |= names
@@ -116,11 +149,12 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def import_closure(*modules: str | None) -> list[str]:
-    """Return the sorted paths of modules, of all project modules that they import, and of the data files they list,
-    relative to the working directory if they are below it.
+    """Return the sorted paths of modules, of all project modules that they import, and of the data
+    files they list, relative to the working directory if they are below it.
 
-    A module lists SQL queries in `QUERIES = ("name", …)` or `QUERIES = tuple(queries.PARAMETERS)`, a figure in its
-    `queries` (views shared by all queries are added). `FILES = ("page.css", …)` are files of the module's folder.
+    A module lists SQL queries in `QUERIES = ("name", …)` or `QUERIES = tuple(queries.PARAMETERS)`,
+    a figure in its `queries` (views shared by all queries are added). `FILES = ("page.css", …)` are
+    files of the module's folder.
     """
     root = Path.cwd().resolve()
     return [_display_path(file, root) for file in _list_files(tuple(filter(None, modules)))]
@@ -166,8 +200,8 @@ def _find_module_file(module: str) -> Path | None:
 def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """Return (project modules that a file imports, data files of its literal assignments).
 
-    Regular expressions are thirty times as fast as Python's parser; a test compares both on every file of the package.
-    Import statements inside string literals count as well.
+    Regular expressions are thirty times as fast as Python's parser; a test compares both on every
+    file of the package. Import statements inside string literals count as well.
     """
     text = _TYPES.sub("", path.read_text(encoding="utf-8"))
     imports = []
@@ -181,24 +215,32 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
         if name == "FILES":
             data += [path.parent / item for item in ast.literal_eval(value)]
         else:
-            queries = [f.stem for f in sql.glob("*.sql")] if value == ALL_QUERIES else ast.literal_eval(value)
+            queries = (
+                [f.stem for f in sql.glob("*.sql")]
+                if value == ALL_QUERIES
+                else ast.literal_eval(value)
+            )
             data += [sql / f"{query}.sql" for query in (*queries, *VIEWS)]
-    return tuple(name for name in dict.fromkeys(imports) if _find_module_file(name) is not None), tuple(data)
+    return tuple(
+        name for name in dict.fromkeys(imports) if _find_module_file(name) is not None
+    ), tuple(data)
 
 
 @cache  # thousands of jobs share a dozen listings
 def write_listing(*given: str | None) -> str:
     """Update the file that lists `import_closure(*given)` with hashes, and return its path.
 
-    Equal content is not written again, so touching a source file changes nothing. The path depends on the modules only,
-    so that an edit that adds an import can be accepted for a rule (`--consider-ancient train=code`). Earlier contents
-    are kept for `list_changes`. Raises UserError if the file cannot be written.
+    Equal content is not written again, so touching a source file changes nothing. The path depends
+    on the modules only, so that an edit that adds an import can be accepted for a rule
+    (`--consider-ancient train=code`). Earlier contents are kept for `list_changes`. Raises
+    UserError if the file cannot be written.
     """
     modules = tuple(filter(None, given))
     files = _list_files(modules)
     text = pretty_json({"modules": modules, "files": hash_closure(*modules)})
     name = f"{modules[0].rpartition('.')[2]}-{sha256_text(' '.join(modules))[:8]}"
-    # One folder per listing: Snakemake reads a folder once and would miss files added for later jobs.
+    # One folder per listing: Snakemake reads a folder once and would miss files added for later
+    # jobs.
     path = LISTINGS / name / "sources.json"
     before = _read_text(path)
     if before == text:
@@ -208,13 +250,16 @@ def write_listing(*given: str | None) -> str:
             _keep_copy(path, before)
         write_text(path, text)
         if before is None:
-            # As old as the newest file listed: without records Snakemake compares times, and a listing that is
-            # written again must not make anything stale.
+            # As old as the newest file listed: without records Snakemake compares times, and a
+            # listing that is written again must not make anything stale.
             newest = max(file.stat().st_mtime for file in files)
             os.utime(path, (newest, newest))
     except OSError as error:
         if _read_text(path) != text:  # unless another Snakemake process has written the same
-            what, next = "the listing of a job's files cannot be written.", "make the folder results/code writable"
+            what, next = (
+                "the listing of a job's files cannot be written.",
+                "make the folder results/code writable",
+            )
             raise UserError(what, file=path, reason=error.strerror, next=next) from None
     return str(path)
 
@@ -242,7 +287,9 @@ def _read_text(path: Path) -> str | None:
 
 
 def list_changes(listing: Path, sha256: str) -> list[str]:
-    """Return the source files added, removed or changed since the listing had this hash; [] if its copy is gone."""
+    """Return the source files added, removed or changed since the listing had this hash; [] if its
+    copy is gone.
+    """
     before, now = _read_text(listing.with_name(f"{sha256}.json")), _read_text(listing)
     if before is None or now is None:
         return []

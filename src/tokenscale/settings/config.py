@@ -15,13 +15,31 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings import experiments as design
 from tokenscale.settings import machine, options
-from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    FILE_LISTS,
+    CorpusSettings,
+    SourceSettings,
+    StoreSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.experiments import BASE_SCALE, SCALES, Experiment, Run, merge_settings
 from tokenscale.settings.flags import build_flags
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problems, resolve_mixture
+from tokenscale.settings.mixture import (
+    MixtureSettings,
+    NamedMixture,
+    find_mixture_problems,
+    resolve_mixture,
+)
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, collect, option, settings_class, to_dict
+from tokenscale.settings.options import (
+    NAME_PATTERN,
+    NAME_RULE,
+    collect,
+    option,
+    settings_class,
+    to_dict,
+)
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.profile import CONFIG_FILE, Call, list_texts, load_profile
 from tokenscale.settings.registry import TOKENIZERS, list_figures
@@ -31,47 +49,95 @@ from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
 #: target of all experiments' figures and one report; also stands for all their names
 ALL = "all_experiments"
 #: targets and pages of the workflow, which no experiment may be named after
-TARGETS = (ALL, *"all corpus tokens runs tables figures report claims report_now index".split())
+TARGETS = (
+    ALL,
+    *[
+        "all",
+        "corpus",
+        "tokens",
+        "runs",
+        "tables",
+        "figures",
+        "report",
+        "claims",
+        "report_now",
+        "index",
+    ],
+)
 
 
 #: folder of the default configuration's report; that of another configuration has a name behind it
 REPORT = "results/report"
-#: settings that choose what a report says, in the order of a folder's name; the others say how it is computed
-REPORTED = "scale experiments corpus device experiments_folder claims corpora mixtures tokenizers".split()
+#: settings that choose what a report says, in the order of a folder's name; the others say how it
+#: is computed
+REPORTED = [
+    "scale",
+    "experiments",
+    "corpus",
+    "device",
+    "experiments_folder",
+    "claims",
+    "corpora",
+    "mixtures",
+    "tokenizers",
+]
 
 
 @settings_class
 class SubmissionBudget:
     """Limits on the jobs that one call submits to a cluster."""
 
-    node_hours: float = option(50.0, "largest estimate by `plan`; above it nothing is submitted", ge=0)
+    node_hours: float = option(
+        50.0, "largest estimate by `plan`; above it nothing is submitted", ge=0
+    )
 
 
 @settings_class
 class ConfigFile:
     """config/config.yaml."""
 
-    scale: str = option(BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (source studies)")
-    experiments: tuple[str, ...] = option(("demo",), "experiments of the report, named as their files")
-    experiments_folder: str = option("config/experiments", "folder of the experiments' files", path=True)
-    machine: str | None = option(None, "file of the machine, from cluster profiles; by default this one", path=True)
+    scale: str = option(
+        BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (source studies)"
+    )
+    experiments: tuple[str, ...] = option(
+        ("demo",), "experiments of the report, named as their files"
+    )
+    experiments_folder: str = option(
+        "config/experiments", "folder of the experiments' files", path=True
+    )
+    machine: str | None = option(
+        None, "file of the machine, from cluster profiles; by default this one", path=True
+    )
     budget: SubmissionBudget = option(SubmissionBudget, "limits on submitted jobs")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
-        "library that tokenizes for token stores; auto: the fastest installed one with exact ids. It never changes ids",
+        (
+            "library that tokenizes for token stores; auto: the fastest installed one with exact "
+            "ids. It never changes ids"
+        ),
     )
-    corpus: str | None = option(None, "corpus for all experiments, instead of theirs; BPE tokenizers are trained on it")
+    corpus: str | None = option(
+        None, "corpus for all experiments, instead of theirs; BPE tokenizers are trained on it"
+    )
     device: Literal["auto", "cpu"] | None = option(
         None, "device of all runs, instead of theirs: auto (or cuda, gpu), cpu", synonyms=GPU
     )
-    claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data", path=True)
-    strict_claims: bool = option(False, "true: the target `claims` fails if a claim no longer holds at its `holds_at`")
-    report_logs: bool = option(True, "false: the report's folder has no packed logs, and `verify` cannot prove it")
+    claims: str = option(
+        "config/claims.yaml", "file of the claims that the report tests against the data", path=True
+    )
+    strict_claims: bool = option(
+        False, "true: the target `claims` fails if a claim no longer holds at its `holds_at`"
+    )
+    report_logs: bool = option(
+        True, "false: the report's folder has no packed logs, and `verify` cannot prove it"
+    )
     bucket: str | None = option(
         None, "s3://BUCKET/PREFIX of the command `cloud`; the target `report_now` fetches from it"
     )
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
-    mixtures: dict[str, dict[str, Any]] = option(dict, "name → NamedMixture: weighted mixtures of the corpora")
+    mixtures: dict[str, dict[str, Any]] = option(
+        dict, "name → NamedMixture: weighted mixtures of the corpora"
+    )
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
 
 
@@ -86,7 +152,9 @@ class Config:
         file: str = CONFIG_FILE,
         layers: Sequence[tuple[str, Mapping[str, Any]]] = (),
     ):
-        """Validate `values`. `layers` are (file, its values) in the order of merging, for error messages."""
+        """Validate `values`. `layers` are (file, its values) in the order of merging, for error
+        messages.
+        """
         values = _without_nulls(values)
         self._values, self._file, self._layers = values, file, list(layers)
         options.raise_errors(find_foreign_values(values), file=self.file_of)
@@ -119,7 +187,9 @@ class Config:
         options.raise_errors([*errors, *self._find_errors()], file=self.file_of)
 
     def file_of(self, key: str) -> str:
-        """Return the file that sets a dotted key: the last merged file that has the key or its nearest parent."""
+        """Return the file that sets a dotted key: the last merged file that has the key or its
+        nearest parent.
+        """
         parts = key.split(".")
         for length in range(len(parts), 0, -1):
             for file, values in reversed(self._layers):
@@ -135,7 +205,10 @@ class Config:
         if settings.scale not in SCALES:
             yield unknown("scale", settings.scale, SCALES, key="scale")
         if settings.corpus in settings.mixtures:
-            yield "corpus", "a mixture cannot replace every corpus: name it as runs.corpus of an experiment"
+            yield (
+                "corpus",
+                "a mixture cannot replace every corpus: name it as runs.corpus of an experiment",
+            )
         elif settings.corpus is not None and settings.corpus not in settings.corpora:
             yield unknown("corpus", settings.corpus, settings.corpora, key="corpus")
         for name, times in Counter(settings.experiments).items():
@@ -147,64 +220,102 @@ class Config:
     def _build_named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
         key = f"{section}.{name}"
         for own in {"name", "learnt_from"} & values.keys():
-            raise UserError("this key is filled in automatically.", key=f"{key}.{own}", next="remove it")
+            raise UserError(
+                "this key is filled in automatically.", key=f"{key}.{own}", next="remove it"
+            )
         source = values.get("source")
         if cls is CorpusSettings and isinstance(source, dict):
             lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
-            values = {**values, "source": {"kind": SourceSettings.infer_kind(source), **source, **lists}}
+            values = {
+                **values,
+                "source": {"kind": SourceSettings.infer_kind(source), **source, **lists},
+            }
         found: Any = options.decode(cls, {**values, "name": name}, file=self.file_of, key=key)
         options.raise_errors(found.problems(), file=self.file_of, key=key)
         return found
 
     def _build_tokenizer(self, name: str, values: dict[str, Any]) -> TokenizerSettings:
-        tokenizer: TokenizerSettings = self._build_named(TokenizerSettings, "tokenizers", name, values)
+        tokenizer: TokenizerSettings = self._build_named(
+            TokenizerSettings, "tokenizers", name, values
+        )
         if tokenizer.kind not in TOKENIZERS:  # `unknown`, of a converted store, cannot be built
-            raise unknown("tokenizer kind", tokenizer.kind, TOKENIZERS, key=f"tokenizers.{name}.kind")
+            raise unknown(
+                "tokenizer kind", tokenizer.kind, TOKENIZERS, key=f"tokenizers.{name}.kind"
+            )
         if tokenizer.corpus is None:
             return tokenizer
         if tokenizer.corpus not in self.settings.corpora:
-            raise unknown("corpus", tokenizer.corpus, self.settings.corpora, key=f"tokenizers.{name}.corpus")
+            raise unknown(
+                "corpus", tokenizer.corpus, self.settings.corpora, key=f"tokenizers.{name}.corpus"
+            )
         return replace(tokenizer, learnt_from=self.corpora.get(tokenizer.corpus))
 
     def _build_mixture(self, name: str, values: dict[str, Any]) -> MixtureSettings:
         key, known = f"mixtures.{name}", self.settings.corpora
         if not re.fullmatch(NAME_PATTERN, name) or name in known:
             taken = f"another name than those of the corpora: {NAME_RULE}"
-            raise UserError(f"a mixture cannot be named {name!r}.", key=key, expected=taken, next="rename it")
+            raise UserError(
+                f"a mixture cannot be named {name!r}.", key=key, expected=taken, next="rename it"
+            )
         named: NamedMixture = options.decode(NamedMixture, values, file=self.file_of, key=key)
-        used = [(corpus, f"{at}.{corpus}") for at, weights in named.weights_by_key.items() for corpus in weights]
-        errors = [unknown("corpus", corpus, known, key=at) for corpus, at in used if corpus not in known]
+        used = [
+            (corpus, f"{at}.{corpus}")
+            for at, weights in named.weights_by_key.items()
+            for corpus in weights
+        ]
+        errors = [
+            unknown("corpus", corpus, known, key=at) for corpus, at in used if corpus not in known
+        ]
         options.raise_errors([*find_mixture_problems(named), *errors], file=self.file_of, key=key)
         if not named.names <= self.corpora.keys():
             return MixtureSettings()  # a corpus has errors
         return resolve_mixture(named, self.corpora)
 
     def select_experiments(self, names: Sequence[str]) -> list[str]:
-        """Return experiments' names: `names`, or the report's if empty, or for `ALL` all that fit scale and corpus."""
+        """Return experiments' names: `names`, or the report's if empty, or for `ALL` all that fit
+        scale and corpus.
+        """
         if list(names) != [ALL]:
             return list(dict.fromkeys(names or self.settings.experiments))
         if not self.at_scale:
-            scales = [scale for name in self.available for scale in self._read_experiment(name).get("scales") or ()]
+            scales = [
+                scale
+                for name in self.available
+                for scale in self._read_experiment(name).get("scales") or ()
+            ]
             where = {"file": self.file_of("scale"), "folder": self.settings.experiments_folder}
-            raise unknown("scale of the experiments", self.settings.scale, {BASE_SCALE, *scales}, key="scale", **where)
+            raise unknown(
+                "scale of the experiments",
+                self.settings.scale,
+                {BASE_SCALE, *scales},
+                key="scale",
+                **where,
+            )
         return [name for name in self.at_scale if name not in self._not_on_corpus]
 
     def report_folder(self, experiments: Sequence[str] = ()) -> str:
-        """Return the folder of the report of these experiments, by default of those of the configuration.
+        """Return the folder of the report of these experiments, by default of those of the
+        configuration.
 
-        It is `REPORT` for `config/config.yaml` as it stands. Otherwise its name tells what differs: the paths of the
-        `--configfile` files, then each setting that a command line, a profile or `experiments` gives another value
-        than the files. Different choices have different folders.
+        It is `REPORT` for `config/config.yaml` as it stands. Otherwise its name tells what differs:
+        the paths of the `--configfile` files, then each setting that a command line, a profile or
+        `experiments` gives another value than the files. Different choices have different folders.
 
         >>> layers = [("config/config.yaml", {}), ("mine.yaml", {"scale": "alps"}), ("", {}), ("--config", {})]
         >>> Config({"scale": "alps"}, layers=layers).report_folder(["storage"])
         'results/report-mine,experiments=storage'
         """
         files = self._layers[:-2]  # behind them: a profile's values and `--config`
-        merged: dict[str, Any] = functools.reduce(merge_settings, (dict(values) for _, values in files))
+        merged: dict[str, Any] = functools.reduce(
+            merge_settings, (dict(values) for _, values in files)
+        )
         known: ConfigFile = options.decode(ConfigFile, _without_nulls(merged), file=self.file_of)
         chosen = replace(self.settings, experiments=tuple(experiments or self.settings.experiments))
-        given = {key: getattr(chosen, key) for key in REPORTED if getattr(chosen, key) != getattr(known, key)}
+        given = {
+            key: getattr(chosen, key)
+            for key in REPORTED
+            if getattr(chosen, key) != getattr(known, key)
+        }
         parts = [_name_part(file.removesuffix(".yaml")) for file, _ in files[1:]]
         name = ",".join(parts + [f"{key}={_name_part(value)}" for key, value in given.items()])
         name = name if len(name) <= 100 else f"{name[:100]}-{sha256_text(name)[:12]}"
@@ -219,10 +330,16 @@ class Config:
     def left_out_note(self) -> str | None:
         """Experiments that `ALL` leaves out, with the reasons, as text; None if there are none."""
         reasons = {
-            f"no overlay for scale {self.settings.scale}": [n for n in self.available if not self.has_scale(n)],
+            f"no overlay for scale {self.settings.scale}": [
+                n for n in self.available if not self.has_scale(n)
+            ],
             f"cannot run on the corpus {self.settings.corpus}": self._not_on_corpus,
         }
-        lines = [f"left out of {ALL} ({why}): {', '.join(names)}" for why, names in reasons.items() if names]
+        lines = [
+            f"left out of {ALL} ({why}): {', '.join(names)}"
+            for why, names in reasons.items()
+            if names
+        ]
         return "\n".join(lines) or None
 
     @cached_property
@@ -234,23 +351,31 @@ class Config:
         return [name for name, error in self.unusable.items() if error.facts.get("key") == "corpus"]
 
     def has_scale(self, name: str) -> bool:
-        """Whether an experiment has settings for the chosen scale; true for one that cannot be read."""
+        """Whether an experiment has settings for the chosen scale; true for one that cannot be
+        read.
+        """
         try:
             scales = self._read_experiment(name).get("scales")
         except UserError:
             return True
         chosen = self.settings.scale
-        return chosen == BASE_SCALE or (chosen in scales if isinstance(scales, dict) else scales is not None)
+        return chosen == BASE_SCALE or (
+            chosen in scales if isinstance(scales, dict) else scales is not None
+        )
 
     def _read_experiment(self, name: str) -> dict[str, Any]:
         if name not in self.available:
-            raise unknown("experiment", name, self.available, folder=self.settings.experiments_folder)
+            raise unknown(
+                "experiment", name, self.available, folder=self.settings.experiments_folder
+            )
         if name not in self._raw:
             self._raw[name] = read_yaml(self.available[name])
         return self._raw[name]
 
     def experiment(self, name: str) -> Experiment:
-        """Return an experiment with the scale's overlay merged. Raises UserError for an unknown name or a bad file."""
+        """Return an experiment with the scale's overlay merged. Raises UserError for an unknown
+        name or a bad file.
+        """
         if name not in self._experiments:
             with self._explain_corpus(name):
                 self._experiments[name] = self._load_experiment(name)
@@ -261,73 +386,124 @@ class Config:
         file = str(self.available[name])
         if name in TARGETS or not re.fullmatch(NAME_PATTERN, name):
             what, reserved = "an experiment cannot have this name.", ", ".join(TARGETS)
-            raise UserError(what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}")
+            raise UserError(
+                what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}"
+            )
         base: Experiment = options.decode(Experiment, raw, file=file)
         for found in base.scales.keys() - SCALES:
             raise unknown("scale", found, SCALES, file=file, key="scales")
         overlay = base.scales.get(scale, {})
         if not self.has_scale(name):
-            what, scales = f"the experiment {name} has no settings for scale {scale}.", [BASE_SCALE, *base.scales]
+            what, scales = (
+                f"the experiment {name} has no settings for scale {scale}.",
+                [BASE_SCALE, *base.scales],
+            )
             hint = f"choose another scale: --config scale={scales[-1]};\nor add the overlay: "
             hint += f"`scales: {{{scale}: {{}}}}` keeps the settings of {BASE_SCALE}"
-            raise UserError(what, file=file, key=f"scales.{scale}", found=", ".join(dict.fromkeys(scales)), next=hint)
+            raise UserError(
+                what,
+                file=file,
+                key=f"scales.{scale}",
+                found=", ".join(dict.fromkeys(scales)),
+                next=hint,
+            )
         if "scales" in overlay:
-            raise UserError("an overlay has no scales.", file=file, key=f"scales.{scale}.scales", next="remove the key")
+            raise UserError(
+                "an overlay has no scales.",
+                file=file,
+                key=f"scales.{scale}.scales",
+                next="remove the key",
+            )
         values = merge_settings({k: v for k, v in raw.items() if k != "scales"}, overlay)
-        if isinstance(factors := values.get("factors"), dict):  # an overlay removes a factor by null
-            values["factors"] = {key: levels for key, levels in factors.items() if levels is not None}
+        # an overlay removes a factor by null
+        if isinstance(factors := values.get("factors"), dict):
+            values["factors"] = {
+                key: levels for key, levels in factors.items() if levels is not None
+            }
         # the file is valid without its overlay
         key = f"scales.{scale}" if overlay else ""
         experiment: Experiment = options.decode(Experiment, values, file=file, key=key)
         options.raise_errors(design.find_factor_errors(experiment.factors), file=file)
         if self.settings.corpus is not None:
             experiment = self._replace_corpus(experiment, self.settings.corpus, file)
-        if self.settings.device and experiment.has_runs and "device" not in design.varied_keys(experiment.factors):
-            experiment = replace(experiment, runs=experiment.runs | {"device": self.settings.device})
-        options.raise_errors(design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers), file=file)
+        if (
+            self.settings.device
+            and experiment.has_runs
+            and "device" not in design.varied_keys(experiment.factors)
+        ):
+            experiment = replace(
+                experiment, runs=experiment.runs | {"device": self.settings.device}
+            )
+        options.raise_errors(
+            design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers),
+            file=file,
+        )
         return replace(experiment, figures=tuple(list_figures(experiment.figures)))
 
     def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:
-        """Return an experiment with `corpus` in runs and benchmarks, and BPE tokenizers trained on it.
+        """Return an experiment with `corpus` in runs and benchmarks, and BPE tokenizers trained on
+        it.
 
-        Raises UserError for an experiment that compares corpora, and for the tokenizer `numbers`, which cannot read
-        text.
+        Raises UserError for an experiment that compares corpora, and for the tokenizer `numbers`,
+        which cannot read text.
         """
         factors = experiment.factors
         if "corpus" in design.varied_keys(factors):
             next = "remove the factor, or set `corpus` for another experiment"
-            raise UserError("the experiment compares corpora.", file=file, key="factors.corpus", next=next)
+            raise UserError(
+                "the experiment compares corpora.", file=file, key="factors.corpus", next=next
+            )
         swap = partial(self._replace_tokenizer, corpus, file)
         changes: dict[str, Any] = {
-            f"{kind}_benchmark": replace(one, corpus=corpus, tokenizer=swap(f"{kind}_benchmark", one.tokenizer))
+            f"{kind}_benchmark": replace(
+                one, corpus=corpus, tokenizer=swap(f"{kind}_benchmark", one.tokenizer)
+            )
             for kind, one in experiment.benchmarks.items()
         }
         if experiment.has_runs:
-            own = {"tokenizer": swap("runs", experiment.runs["tokenizer"])} if "tokenizer" in experiment.runs else {}
+            own = (
+                {"tokenizer": swap("runs", experiment.runs["tokenizer"])}
+                if "tokenizer" in experiment.runs
+                else {}
+            )
             changes["runs"] = experiment.runs | {"corpus": corpus} | own
         for factor, levels in factors.items():
             if "tokenizer" in (keys := design.factor_keys(factor)):
-                rows = [dict(zip(keys, level if len(keys) > 1 else [level], strict=True)) for level in levels]
+                rows = [
+                    dict(zip(keys, level if len(keys) > 1 else [level], strict=True))
+                    for level in levels
+                ]
                 rows = [row | {"tokenizer": swap("factors", row["tokenizer"])} for row in rows]
-                swapped = [list(row.values()) if len(keys) > 1 else row["tokenizer"] for row in rows]
+                swapped = [
+                    list(row.values()) if len(keys) > 1 else row["tokenizer"] for row in rows
+                ]
                 factors = factors | {factor: swapped}
         return replace(experiment, **changes, factors=factors)
 
     def _replace_tokenizer(self, corpus: str, file: str, section: str, name: Any) -> Any:
-        """Return the tokenizer for the overriding corpus; one trained on another corpus is retrained by a new name."""
+        """Return the tokenizer for the overriding corpus; one trained on another corpus is
+        retrained by a new name.
+        """
         configured = self.tokenizers.get(name) if isinstance(name, str) else None
         if configured is None or configured.corpus == corpus:
             return name
         if configured.kind == "numbers" and self.corpora[corpus].source.kind != "dummy":
             what = f"the tokenizer {name} reads numbers, but the corpus is text."
-            raise UserError(what, file=file, key=f"{section}.tokenizer", next="choose one that reads text")
+            raise UserError(
+                what, file=file, key=f"{section}.tokenizer", next="choose one that reads text"
+            )
         if configured.corpus is None:
             return name
         twin = f"{name}-{corpus}"
         trained = replace(configured, name=twin, corpus=corpus, learnt_from=self.corpora[corpus])
         if self.tokenizers.setdefault(twin, trained) != trained:
-            what, key = f"the name {twin} is needed for the tokenizer {name} trained on {corpus}.", f"tokenizers.{twin}"
-            raise UserError(what, file=self.file_of(key), key=key, next="rename the configured tokenizer")
+            what, key = (
+                f"the name {twin} is needed for the tokenizer {name} trained on {corpus}.",
+                f"tokenizers.{twin}",
+            )
+            raise UserError(
+                what, file=self.file_of(key), key=key, next="rename the configured tokenizer"
+            )
         self._replaced_tokenizers[twin] = name
         return twin
 
@@ -340,10 +516,11 @@ class Config:
         return self._tables[name]
 
     def usable(self, required: Sequence[str]) -> list[str]:
-        """Return the names of the experiments that can run. Raises UserError only for `required` ones.
+        """Return the names of the experiments that can run. Raises UserError only for `required`
+        ones.
 
-        Errors of the others go to `unusable`: a file that was not requested must not stop other targets. Experiments
-        without an overlay for the chosen scale are left out.
+        Errors of the others go to `unusable`: a file that was not requested must not stop other
+        targets. Experiments without an overlay for the chosen scale are left out.
         """
         for name in self.available:
             if name not in required and not self.has_scale(name):
@@ -358,22 +535,35 @@ class Config:
 
     @property
     def broken_experiments(self) -> list[str]:
-        """Names of `unusable` experiments with wrong files; an unsuitable `corpus` is not counted."""
+        """Names of `unusable` experiments with wrong files; an unsuitable `corpus` is not
+        counted.
+        """
         return [name for name in self.unusable if name not in self._not_on_corpus]
 
     @contextmanager
     def _explain_corpus(self, name: str) -> Iterator[None]:
-        """Turn an error of an experiment that only the configured `corpus` causes into one that says so."""
+        """Turn an error of an experiment that only the configured `corpus` causes into one that
+        says so.
+        """
         try:
             yield
         except UserError as error:
             if self.settings.corpus is None:
                 raise
             # raises the experiment's own error, if it also fails without that corpus
-            Config({**self._values, "corpus": None}, root=self.root, file=self._file, layers=self._layers).runs(name)
+            Config(
+                {**self._values, "corpus": None},
+                root=self.root,
+                file=self._file,
+                layers=self._layers,
+            ).runs(name)
             what = f"the experiment {name} cannot run on the corpus {self.settings.corpus}."
             next = "remove it from `experiments`, or choose a corpus that fits"
-            facts = {"experiment": self.available[name], "reason": error.facts.get("reason", error.what), "next": next}
+            facts = {
+                "experiment": self.available[name],
+                "reason": error.facts.get("reason", error.what),
+                "next": next,
+            }
             raise UserError(what, file=self.file_of("corpus"), key="corpus", **facts) from None
 
     def _build_runs(self, experiment: Experiment, file: str) -> list[Run]:
@@ -384,7 +574,14 @@ class Config:
                 break  # further repeats have the same errors
             build = partial(self.run_settings, repeat=repeat, file=file)
             with collect(errors):
-                table.append(Run(design.resolve_settings(experiment, cell, build, file), cell, repeat, position))
+                table.append(
+                    Run(
+                        design.resolve_settings(experiment, cell, build, file),
+                        cell,
+                        repeat,
+                        position,
+                    )
+                )
         options.raise_errors(errors, file=file)
         ids, errors = Counter(run.run_id for run in table), []
         for run_id in (run_id for run_id, times in ids.items() if times > 1):
@@ -394,7 +591,9 @@ class Config:
             if resumes and parse_run_id(run.settings.resume_from) not in ids:
                 of_canary = run.repeat >= max(design.count_repeats(experiment).values())
                 key = "canary.cell" if of_canary else "primary_repeats"
-                errors = errors or [(key, "a cell with more repeats resumes from a cell that does not have as many")]
+                errors = errors or [
+                    (key, "a cell with more repeats resumes from a cell that does not have as many")
+                ]
         options.raise_errors(errors, file=file)
         if (benchmark := experiment.inference_benchmark) is not None:
             problems = benchmark.problems([run.settings for run in table])
@@ -402,9 +601,18 @@ class Config:
         return table
 
     def run_settings(self, values: dict[str, Any], *, repeat: int, file: str) -> RunSettings:
-        """Build a run from an experiment's values; names of corpus, tokenizer and preset become their settings."""
-        filled = {"repeat": "use `repeats` of the experiment", "mixture": "name a mixture of config.yaml as `corpus`"}
-        errors: list = [(f"runs.{key}", f"is filled in: {hint}") for key, hint in filled.items() if key in values]
+        """Build a run from an experiment's values; names of corpus, tokenizer and preset become
+        their settings.
+        """
+        filled = {
+            "repeat": "use `repeats` of the experiment",
+            "mixture": "name a mixture of config.yaml as `corpus`",
+        }
+        errors: list = [
+            (f"runs.{key}", f"is filled in: {hint}")
+            for key, hint in filled.items()
+            if key in values
+        ]
         given = merge_settings(values, {"repeat": repeat})
         given.pop("mixture", None)
         if (mixture := str(given.get("corpus"))) in self.mixtures:
@@ -415,7 +623,12 @@ class Config:
             found = given.get(key)
             if isinstance(found, list):
                 listed = f"{{{key}: [{', '.join(map(str, found))}]}}"
-                errors.append((f"runs.{key}", f"a run has one {key}: to compare several, use `factors`: {listed}"))
+                errors.append(
+                    (
+                        f"runs.{key}",
+                        f"a run has one {key}: to compare several, use `factors`: {listed}",
+                    )
+                )
             elif key not in known:
                 continue
             elif found is None:
@@ -455,7 +668,11 @@ class Config:
         if not changes:
             return base
         # a changed preset must not keep the preset's name
-        values = {f.name: getattr(base, f.name) for f in fields(base)} | {"name": f"{base.name}-changed"} | changes
+        values = (
+            {f.name: getattr(base, f.name) for f in fields(base)}
+            | {"name": f"{base.name}-changed"}
+            | changes
+        )
         return options.decode(ModelSettings, values, file=file, key="runs.model")
 
     def all_runs(self, names: Iterable[str]) -> dict[str, Run]:
@@ -465,23 +682,41 @@ class Config:
     def list_corpora(self, names: Iterable[str]) -> list[str]:
         """Return the sorted names of the corpora that the experiments read."""
         found = {b.corpus for name in names for b in self.experiment(name).benchmarks.values()}
-        return sorted(found | {corpus.name for run in self.all_runs(names).values() for corpus in run.settings.corpora})
+        return sorted(
+            found
+            | {
+                corpus.name
+                for run in self.all_runs(names).values()
+                for corpus in run.settings.corpora
+            }
+        )
 
     def stores(self, names: Iterable[str]) -> list[tuple[str, str, str]]:
-        """Return the sorted (corpus, tokenizer, store directory) of all token stores that the experiments need."""
+        """Return the sorted (corpus, tokenizer, store directory) of all token stores that the
+        experiments need.
+        """
         found = set()
         for settings in (run.settings for run in self.all_runs(names).values()):
-            read = ((settings.store, settings.trained_corpora), (settings.validation_store, settings.corpora))
+            read = (
+                (settings.store, settings.trained_corpora),
+                (settings.validation_store, settings.corpora),
+            )
             for store, corpora in read:
                 if store is not None:
-                    found |= {(corpus.name, settings.tokenizer.name, store.directory) for corpus in corpora}
+                    found |= {
+                        (corpus.name, settings.tokenizer.name, store.directory)
+                        for corpus in corpora
+                    }
         for benchmark in filter(None, (self.experiment(name).data_benchmark for name in names)):
             directories = [store.directory for store in list_benchmark_stores(benchmark.settings)]
-            found |= {(benchmark.corpus, benchmark.tokenizer, directory) for directory in directories}
+            found |= {
+                (benchmark.corpus, benchmark.tokenizer, directory) for directory in directories
+            }
         return sorted(found)
 
     def relevant_values(self, name: str) -> dict[str, Any]:
-        """Return exactly those values of the configuration that an experiment's run table depends on.
+        """Return exactly those values of the configuration that an experiment's run table depends
+        on.
 
         The machine is left out: another machine's profile must not rewrite the table.
         """
@@ -502,12 +737,18 @@ class Config:
             "experiments": [name],
             "experiments_folder": self.settings.experiments_folder,
             "corpora": {c: self.settings.corpora[c] for c in sorted(corpora)},
-            **({"mixtures": {m: self.settings.mixtures[m] for m in sorted(mixtures)}} if mixtures else {}),
+            **(
+                {"mixtures": {m: self.settings.mixtures[m] for m in sorted(mixtures)}}
+                if mixtures
+                else {}
+            ),
             "tokenizers": {t: self.settings.tokenizers[t] for t in sorted(tokenizers)},
         }
 
     def table(self, name: str) -> dict[str, Any]:
-        """Return the run table as JSON values, which the analysis reads instead of the configuration."""
+        """Return the run table as JSON values, which the analysis reads instead of the
+        configuration.
+        """
         experiment = self.experiment(name)
 
         def row(run: Run) -> dict[str, Any]:
@@ -533,10 +774,18 @@ class Config:
         }
 
     def compared_trainers(self, name: str) -> list[tuple[str, str]]:
-        """Return (run of an arm, this project's run with otherwise equal levels) for the first repeat of each cell."""
+        """Return (run of an arm, this project's run with otherwise equal levels) for the first
+        repeat of each cell.
+        """
         first = {design.format_cell(run.cell): run for run in self.runs(name) if run.repeat == 0}
-        pairs = [(run, first.get(design.format_cell(run.cell | {"arm": OURS}))) for run in first.values()]
-        return [(run.run_id, ours.run_id) for run, ours in pairs if run.settings.arm != OURS and ours is not None]
+        pairs = [
+            (run, first.get(design.format_cell(run.cell | {"arm": OURS}))) for run in first.values()
+        ]
+        return [
+            (run.run_id, ours.run_id)
+            for run, ours in pairs
+            if run.settings.arm != OURS and ours is not None
+        ]
 
     def external(self, name: str) -> list[dict[str, Any]]:
         """Return rows of the run table for runs of other programs that have logs, sorted by name.
@@ -545,18 +794,29 @@ class Config:
         """
         found: dict[str, dict[str, Any]] = {}
         for number, group in enumerate(self.experiment(name).external):
-            for repeat, path in enumerate(sorted((self.root / "results/runs").glob(f"{group.runs}/run.json"))):
+            for repeat, path in enumerate(
+                sorted((self.root / "results/runs").glob(f"{group.runs}/run.json"))
+            ):
                 run_id = path.parent.name
                 if run_id in found:
                     what, where = "two patterns match the same run.", f"external.{number}.runs"
                     next = "make the patterns disjoint"
-                    raise UserError(what, file=self.available[name], key=where, run=run_id, next=next)
-                found[run_id] = {"run_id": run_id, "external": True, "cell": group.cell, "repeat": repeat}
+                    raise UserError(
+                        what, file=self.available[name], key=where, run=run_id, next=next
+                    )
+                found[run_id] = {
+                    "run_id": run_id,
+                    "external": True,
+                    "cell": group.cell,
+                    "repeat": repeat,
+                }
         return list(found.values())
 
 
 def find_homes(key: str) -> list[str]:
-    """Return where a setting of this name, or of this flag of `train`, belongs; empty for an unknown name."""
+    """Return where a setting of this name, or of this flag of `train`, belongs; empty for an
+    unknown name.
+    """
     from tokenscale.settings.source_studies import RUN_FLAGS
 
     of_experiment = "of an experiment (config/experiments/NAME.yaml)"
@@ -571,9 +831,14 @@ def find_homes(key: str) -> list[str]:
         places += [(flag, place) for flag in build_flags(cls, left_out=("name", "learnt_from"))]
     found: dict[str, None] = {}
     for flag, place in places:
-        parts, spelt = flag.key.split("."), {name.lstrip("-").replace("-", "_") for name in flag.names}
+        parts, spelt = (
+            flag.key.split("."),
+            {name.lstrip("-").replace("-", "_") for name in flag.names},
+        )
         if key in parts or key in spelt:
-            found[place.format(".".join(parts[: parts.index(key) + 1] if key in parts else parts))] = None
+            found[
+                place.format(".".join(parts[: parts.index(key) + 1] if key in parts else parts))
+            ] = None
     return list(found)[:3]
 
 
@@ -581,14 +846,18 @@ options.HOMES.append(find_homes)
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration without null values, and with one experiment as a list (`experiments=demo`)."""
+    """Return the configuration without null values, and with one experiment as a list
+    (`experiments=demo`).
+    """
     values = {key: value for key, value in values.items() if value is not None}
     experiments = values.get("experiments")
     return values | ({"experiments": [experiments]} if isinstance(experiments, str) else {})
 
 
 def _name_part(value: Any) -> str:
-    """Return a text, a path or a list of names as a part of a folder's name; of other values a hash."""
+    """Return a text, a path or a list of names as a part of a folder's name; of other values a
+    hash.
+    """
     if isinstance(value, tuple):
         return "+".join(map(_name_part, value))
     if isinstance(value, str):
@@ -603,7 +872,9 @@ def list_benchmark_stores(settings: Any) -> list[StoreSettings]:
         StoreSettings("token-list"),
         StoreSettings("packed", sequence_length=settings.sequence_length),
         # as in the source studies
-        StoreSettings("padded", sequence_length=settings.sequence_length, codec="snappy", dtype="int64"),
+        StoreSettings(
+            "padded", sequence_length=settings.sequence_length, codec="snappy", dtype="int64"
+        ),
         StoreSettings("token-list", codec="snappy", dtype="int64"),
     ]
 
@@ -616,10 +887,12 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     root: Path | str = ".",
 ) -> Config:
-    """Load the configuration, merged as Snakemake merges it: mappings key by key, other values replaced.
+    """Load the configuration, merged as Snakemake merges it: mappings key by key, other values
+    replaced.
 
-    From lowest to highest precedence: `file`, `configfiles` (by default those of the Snakemake profile), `config:` of
-    the profile, and `overrides` (`--config key=value`). Raises UserError for a missing or unreadable file.
+    From lowest to highest precedence: `file`, `configfiles` (by default those of the Snakemake
+    profile), `config:` of the profile, and `overrides` (`--config key=value`). Raises UserError for
+    a missing or unreadable file.
     """
     if profile is not None:
         configfiles = configfiles or list_texts(load_profile(profile, root)[1].get("configfile"))

@@ -28,12 +28,20 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(file|data|javascript):", re.I
 
 @settings_class
 class LengthSettings:
-    """Distribution of document lengths of the dummy source, in numbers (tokens with the tokenizer `numbers`)."""
+    """Distribution of document lengths of the dummy source, in numbers (tokens with the tokenizer
+    `numbers`).
+    """
 
     distribution: Literal["constant", "uniform", "lognormal"] = option(
-        "lognormal", "constant: `mean`; uniform: minimum to maximum; lognormal: with `mean` and `sigma`"
+        "lognormal",
+        "constant: `mean`; uniform: minimum to maximum; lognormal: with `mean` and `sigma`",
     )
-    mean: float = option(512.0, "mean of constant and lognormal, before clipping to minimum and maximum", gt=0, le=MOST)
+    mean: float = option(
+        512.0,
+        "mean of constant and lognormal, before clipping to minimum and maximum",
+        gt=0,
+        le=MOST,
+    )
     sigma: float = option(1.0, "standard deviation of the logarithm", ge=0, le=100)
     minimum: int = option(1, "shorter lengths are raised to this", ge=1, le=MOST)
     maximum: int = option(8192, "longer lengths are cut to this", ge=1, le=MOST)
@@ -42,8 +50,8 @@ class LengthSettings:
 #: option that lists files → option that lists their translations, line for line
 TRANSLATION_KEYS = {"files": "target_files", "validation_files": "validation_target_files"}
 FILE_LISTS = (*TRANSLATION_KEYS, *TRANSLATION_KEYS.values())
-#: count in a manifest: distinct texts of the source's own held-out documents that its training documents also hold;
-#: absent if there are none
+#: count in a manifest: distinct texts of the source's own held-out documents that its training
+#: documents also hold; absent if there are none
 HELD_OUT_IN_TRAINING = "held_out_in_training"
 
 
@@ -57,69 +65,113 @@ class SourceSettings:
         + ". By default what the other keys imply",
     )
     packages: tuple[str, ...] = option(
-        ("stdlib", "pydoc_data", "numpy", "pandas", "matplotlib"), "docstrings: packages to read (never imported)"
+        ("stdlib", "pydoc_data", "numpy", "pandas", "matplotlib"),
+        "docstrings: packages to read (never imported)",
     )
     files: tuple[str, ...] = option(
         (),
-        "files: paths and globs; url: addresses; bucket: s3://BUCKET/PATH, also globs; hub: paths and globs in the "
-        "repository. `#sha256=…` after an address or hub path declares its content; without it, the first download "
+        "files: paths and globs; url: addresses; bucket: s3://BUCKET/PATH, also globs; hub: "
+        "paths and globs in the "
+        "repository. `#sha256=…` after an address or hub path declares its content; without it, "
+        "the first download "
         "records the hash",
         path=True,
     )
-    validation_files: tuple[str, ...] = option((), "files of validation documents, not a share of `files`", path=True)
+    validation_files: tuple[str, ...] = option(
+        (), "files of validation documents, not a share of `files`", path=True
+    )
     target_files: tuple[str, ...] = option(
         (),
-        "text: files with the translations of `files`, line by line (Moses format); a document is then a pair of lines",
+        (
+            "text: files with the translations of `files`, line by line (Moses format); a document "
+            "is then a pair of lines"
+        ),
         path=True,
     )
-    validation_target_files: tuple[str, ...] = option((), "translations of `validation_files`, line by line", path=True)
+    validation_target_files: tuple[str, ...] = option(
+        (), "translations of `validation_files`, line by line", path=True
+    )
     format: Literal["auto", "parquet", "jsonl", "tsv", "text", "mds", "litdata"] = option(
         "auto",
-        "auto: by file extension (.parquet, .jsonl, .tsv, .txt, .mds, .bin of litdata, …; all except Parquet also with "
+        "auto: by file extension (.parquet, .jsonl, .tsv, .txt, .mds, .bin of litdata, …; all "
+        "except Parquet also with "
         ".gz or .zst)",
     )
     text_column: str = option(
         "text",
-        "Parquet, JSONL and TSV: column, or key, of a document's text; `translation.de`: field `de` of a column of "
+        "Parquet, JSONL and TSV: column, or key, of a document's text; `translation.de`: field "
+        "`de` of a column of "
         'objects; for a TSV without a header, the number of the column ("1" is the first)',
     )
     target_column: str | None = option(
         None,
-        "Parquet, JSONL and TSV: column, or key, of the translation; a document is then a pair: source, EOS, target, "
+        "Parquet, JSONL and TSV: column, or key, of the translation; a document is then a pair: "
+        "source, EOS, target, "
         "EOS",
     )
     separator: str | None = option(
         None,
-        'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is one document',
+        (
+            'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is '
+            "one "
+            "document"
+        ),
         min_length=1,
     )
-    repository: str | None = option(None, "hub, stream: name of the dataset; stream: also a folder", path=True)
-    revision: str | None = option(None, "hub, stream: commit of the dataset (40 hex digits), which fixes the data")
+    repository: str | None = option(
+        None, "hub, stream: name of the dataset; stream: also a folder", path=True
+    )
+    revision: str | None = option(
+        None, "hub, stream: commit of the dataset (40 hex digits), which fixes the data"
+    )
     subset: str | None = option(None, "stream: configuration of the dataset")
     split: str = option("train", "stream: split of the training documents")
-    validation_split: str | None = option(None, "stream: split of validation documents, not a share of `split`")
-    downloaded: bool | None = option(None, "false: not yet downloaded with this configuration (`plan`)", science=False)
+    validation_split: str | None = option(
+        None, "stream: split of validation documents, not a share of `split`"
+    )
+    downloaded: bool | None = option(
+        None, "false: not yet downloaded with this configuration (`plan`)", science=False
+    )
     published_documents: int | None = option(
         None,
-        "url, hub: number of training documents as published; used to estimate the cost of an epoch before the corpus "
+        "url, hub: number of training documents as published; used to estimate the cost of an "
+        "epoch before the corpus "
         "is built",
         science=False,
         ge=1,
     )
     documents: int | None = option(None, "dummy: number of documents", ge=1)
-    vocabulary_size: int = option(50_257, "dummy: all numbers are below this", ge=2, le=LARGEST_VOCABULARY)
+    vocabulary_size: int = option(
+        50_257, "dummy: all numbers are below this", ge=2, le=LARGEST_VOCABULARY
+    )
     lengths: LengthSettings = option(LengthSettings, "dummy: lengths of documents")
     seed: int = option(0, "dummy: seed of lengths and numbers", ge=0)
-    maximum_documents: int | None = option(None, "stop after this number of training documents", ge=1)
+    maximum_documents: int | None = option(
+        None, "stop after this number of training documents", ge=1
+    )
 
     def problems(self) -> list[tuple[str, str]]:
         """Options that do not fit the kind, as (field, what is wrong)."""
         spec, fields = SOURCES[self.kind], {f.name: f for f in dataclasses.fields(self)}
-        found = [(name, f"kind {self.kind} needs it") for name in spec.needs if not getattr(self, name)]
-        for name in fields.keys() - {"kind", "maximum_documents", *spec.needs, *spec.options}:
-            if getattr(self, name) != get_default(fields[name]):
-                found.append((name, f"has no meaning for kind {self.kind}"))
-        if self.kind in ("hub", "stream") and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+        found = [
+            (name, f"kind {self.kind} needs it") for name in spec.needs if not getattr(self, name)
+        ]
+        without_meaning = fields.keys() - {
+            "kind",
+            "maximum_documents",
+            *spec.needs,
+            *spec.options,
+        }
+        found += [
+            (name, f"has no meaning for kind {self.kind}")
+            for name in without_meaning
+            if getattr(self, name) != get_default(fields[name])
+        ]
+        if (
+            self.kind in ("hub", "stream")
+            and self.revision
+            and not re.fullmatch(r"[0-9a-f]{40}", self.revision)
+        ):
             found.append(("revision", f"{self.revision!r} is not a commit (40 hex digits)"))
         for name, file in [(key, one) for key in FILE_LISTS for one in getattr(self, key)]:
             found += [(name, text)] if (text := find_address_problem(file, self.kind)) else []
@@ -127,15 +179,37 @@ class SourceSettings:
             if spec.downloaded and sign and not SHA256.fullmatch(sha256):
                 found.append((name, f"{sha256!r} is not a SHA-256 hash (64 hex digits)"))
         if self.lengths.minimum > self.lengths.maximum:
-            found.append(("lengths.minimum", f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}"))
+            found.append(
+                (
+                    "lengths.minimum",
+                    f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}",
+                )
+            )
         if self.target_files and self.target_column is not None:
-            found.append(("target_column", "translations come from a column or from target_files: remove one"))
+            found.append(
+                (
+                    "target_column",
+                    "translations come from a column or from target_files: remove one",
+                )
+            )
         if self.target_files and self.format not in ("auto", "text"):
-            found.append(("target_files", f"format {self.format} holds both texts: use target_column instead"))
+            found.append(
+                (
+                    "target_files",
+                    f"format {self.format} holds both texts: use target_column instead",
+                )
+            )
         if self.target_files and self.separator not in (None, "\n"):
-            found.append(("separator", "with target_files every line is a document: remove separator"))
+            found.append(
+                ("separator", "with target_files every line is a document: remove separator")
+            )
         if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
-            found.append(("validation_target_files", "needs target_files and validation_files, and vice versa"))
+            found.append(
+                (
+                    "validation_target_files",
+                    "needs target_files and validation_files, and vice versa",
+                )
+            )
         return sorted(found)
 
     @property
@@ -156,7 +230,9 @@ class SourceSettings:
         'files'
         """
         files = values.get("files")
-        files = [files] if isinstance(files, str) else files if isinstance(files, (list, tuple)) else []
+        files = (
+            [files] if isinstance(files, str) else files if isinstance(files, (list, tuple)) else []
+        )
         if {"subset", "split", "validation_split"} & values.keys():
             return "stream"
         if "repository" in values:
@@ -175,7 +251,9 @@ def is_address(file: str) -> bool:
 
 
 def find_address_problem(file: str, kind: str) -> str | None:
-    """Return what is wrong with a file name for this kind of source, or None. Passwords are never shown."""
+    """Return what is wrong with a file name for this kind of source, or None. Passwords are never
+    shown.
+    """
     shown = redact_credentials(file)
     if kind == "url":
         if not is_address(file):
@@ -187,25 +265,36 @@ def find_address_problem(file: str, kind: str) -> str | None:
         if not host or any(ord(c) <= 32 for c in file):
             return f"{shown!r} is not a complete address: https://HOST/PATH"
         if shown != file:
-            return f"{shown} holds a password or signature: put it into ~/.netrc, or download the file and use its path"
+            return (
+                f"{shown} holds a password or signature: put it into ~/.netrc, or download the "
+                "file and use its path"
+            )
     elif kind == "bucket":
         bucket, _, path = file.partition("#sha256=")[0][len("s3://") :].partition("/")
         if not _BUCKET.match(file) or not bucket or not path:
             return f"{shown!r} is not an address in a bucket: s3://BUCKET/PATH"
         if "@" in bucket or ":" in bucket or "?" in bucket:
-            return f"s3://…/{path}: a bucket's name has no password or options: put credentials into AWS_PROFILE"
+            return (
+                f"s3://…/{path}: a bucket's name has no password or options: put credentials "
+                "into AWS_PROFILE"
+            )
     elif _SCHEME.match(file):
         return f"{shown} is not a path of this machine, an http(s) address or an s3 address"
     return None
 
 
 def state_held_out(manifest: dict[str, Any]) -> str:
-    """Return a sentence on held-out texts that the training text of a corpus also holds; "" if there are none."""
+    """Return a sentence on held-out texts that the training text of a corpus also holds; "" if
+    there are none.
+    """
     cleaning = manifest.get("cleaning", {})
     count = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
     if not count:
         return ""
-    name, what = manifest["name"], f"{count:,} distinct held-out texts also occur in the training text and were"
+    name, what = (
+        manifest["name"],
+        f"{count:,} distinct held-out texts also occur in the training text and were",
+    )
     if cleaning["deduplicate"]:
         rest = f"{manifest['splits']['validation']['rows']:,} held-out documents remain"
         return f"corpus {name}: {what} dropped; {rest}"
@@ -215,13 +304,19 @@ def state_held_out(manifest: dict[str, Any]) -> str:
 
 @settings_class
 class CleaningSettings:
-    """Cleaning of each document before the split. The manifest counts everything removed or changed."""
+    """Cleaning of each document before the split. The manifest counts everything removed or
+    changed.
+    """
 
     nfc: bool = option(False, "compose characters (Unicode normalisation form C)")
-    collapse: bool = option(False, "replace runs of blanks by one, keep at most one empty line, strip ends of lines")
+    collapse: bool = option(
+        False, "replace runs of blanks by one, keep at most one empty line, strip ends of lines"
+    )
     strip: bool = option(True, "remove white space at both ends")
     minimum_characters: int = option(1, "drop shorter documents", ge=0)
-    maximum_characters: int | None = option(None, "drop longer documents (they are never cut)", ge=1)
+    maximum_characters: int | None = option(
+        None, "drop longer documents (they are never cut)", ge=1
+    )
     deduplicate: bool = option(True, "drop exact duplicates after the first")
 
 
@@ -229,14 +324,19 @@ class CleaningSettings:
 class CorpusSettings:
     """Settings of a corpus, which is built in `results/corpus/<name>/`."""
 
-    name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME_PATTERN)
+    name: str = option(
+        "docstrings", "folder below results/corpus", science=False, pattern=NAME_PATTERN
+    )
     source: SourceSettings = option(SourceSettings, "source of the text")
     cleaning: CleaningSettings = option(CleaningSettings, "cleaning of the documents")
-    validation_share: float = option(0.05, "share of documents for validation, if the source has none", ge=0, lt=1)
+    validation_share: float = option(
+        0.05, "share of documents for validation, if the source has none", ge=0, lt=1
+    )
     row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, le=MOST)
     parts: int = option(
         1,
-        "files, url, hub: number of groups of source files, each built by a job of its own; the stores of the formats "
+        "files, url, hub: number of groups of source files, each built by a job of its own; the "
+        "stores of the formats "
         "token-list, padded and packed are then also written in so many parts",
         ge=1,
         le=100_000,
@@ -269,18 +369,39 @@ LOST = ("lost", "unknown")
 class TokenizerSettings:
     """Settings of a tokenizer, which is built in `results/tokenizers/<name>/`."""
 
-    name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME_PATTERN)
-    kind: Literal[*TOKENIZERS, "unknown"] = option(  # type: ignore[valid-type]
-        "tekken", "family of the tokenizer; unknown: tokenizer of a converted store, of which only the ids are known"
+    name: str = option(
+        "tekken", "folder below results/tokenizers", science=False, pattern=NAME_PATTERN
     )
-    source: str | None = option(None, "huggingface: hub name, or a folder with tokenizer.json", path=True)
+    kind: Literal[*TOKENIZERS, "unknown"] = option(  # type: ignore[valid-type]
+        "tekken",
+        (
+            "family of the tokenizer; unknown: tokenizer of a converted store, of which only the "
+            "ids "
+            "are known"
+        ),
+    )
+    source: str | None = option(
+        None, "huggingface: hub name, or a folder with tokenizer.json", path=True
+    )
     revision: str | None = option(None, "huggingface: commit of the hub repository")
-    bos: str | None = option(None, "huggingface: text of the begin-of-document token, if the file does not define it")
-    eos: str | None = option(None, "huggingface: text of the end-of-document token, if the file does not define it")
-    corpus: str | None = option(None, "bpe: corpus whose training split the tokenizer is trained on", science=False)
-    learnt_from: CorpusSettings | None = option(None, "settings of that corpus, filled in automatically")
-    vocabulary_size: int | None = option(None, "bpe, numbers: size with control tokens", ge=5, le=LARGEST_VOCABULARY)
-    accepted_loss: float = option(0.05, "largest share of a text's bytes that may be lost", science=False, ge=0, le=1)
+    bos: str | None = option(
+        None, "huggingface: text of the begin-of-document token, if the file does not define it"
+    )
+    eos: str | None = option(
+        None, "huggingface: text of the end-of-document token, if the file does not define it"
+    )
+    corpus: str | None = option(
+        None, "bpe: corpus whose training split the tokenizer is trained on", science=False
+    )
+    learnt_from: CorpusSettings | None = option(
+        None, "settings of that corpus, filled in automatically"
+    )
+    vocabulary_size: int | None = option(
+        None, "bpe, numbers: size with control tokens", ge=5, le=LARGEST_VOCABULARY
+    )
+    accepted_loss: float = option(
+        0.05, "largest share of a text's bytes that may be lost", science=False, ge=0, le=1
+    )
 
     @property
     def from_hub(self) -> bool:
@@ -290,11 +411,17 @@ class TokenizerSettings:
     def problems(self) -> list[tuple[str, str]]:
         """Options that do not fit the kind, as (field, what is wrong)."""
         # a converted store's own tokenizer is known by its size alone
-        needs, options = TOKENIZERS[self.kind][:2] if self.kind in TOKENIZERS else (("vocabulary_size",), ())
-        found = [(name, f"kind {self.kind} needs it") for name in needs if getattr(self, name) is None]
-        for name in ("source", "revision", "bos", "eos", "corpus", "vocabulary_size"):
-            if getattr(self, name) is not None and name not in (*needs, *options):
-                found.append((name, f"has no meaning for kind {self.kind}"))
+        needs, options = (
+            TOKENIZERS[self.kind][:2] if self.kind in TOKENIZERS else (("vocabulary_size",), ())
+        )
+        found = [
+            (name, f"kind {self.kind} needs it") for name in needs if getattr(self, name) is None
+        ]
+        found += [
+            (name, f"has no meaning for kind {self.kind}")
+            for name in ("source", "revision", "bos", "eos", "corpus", "vocabulary_size")
+            if getattr(self, name) is not None and name not in (*needs, *options)
+        ]
         if self.kind == "bpe" and self.vocabulary_size is not None and self.vocabulary_size < 259:
             found.append(("vocabulary_size", "256 bytes and 3 control tokens need at least 259"))
         return found
@@ -302,7 +429,9 @@ class TokenizerSettings:
 
 @settings_class
 class StorageSettings:
-    """Storage options of the Parquet formats. The defaults correct those of the studies (int32, zstd-3)."""
+    """Storage options of the Parquet formats. The defaults correct those of the studies (int32,
+    zstd-3).
+    """
 
     codec: Literal["none", "snappy", "lz4", "zstd"] = option("zstd", "Parquet compression")
     codec_level: int = option(3, "level of zstd", ge=1, le=22)
@@ -345,7 +474,9 @@ class StoreSettings:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         text = {True: "true", False: "false"}
         changed = [
-            f"{k}={text[v] if isinstance(v, bool) else v}" for k, v in self.options().items() if v != defaults[k]
+            f"{k}={text[v] if isinstance(v, bool) else v}"
+            for k, v in self.options().items()
+            if v != defaults[k]
         ]
         return "-".join([self.format, *changed])
 
@@ -356,15 +487,22 @@ class StoreSettings:
         >>> StoreSettings.parse("token-list-codec=none").codec
         'none'
         """
-        store_format = next((f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None)
+        store_format = next(
+            (f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None
+        )
         if store_format is None:
-            raise unknown_format_error(directory.split("-")[0], store=directory)
-        items = (item.partition("=") for item in filter(None, directory[len(store_format) :].lstrip("-").split("-")))
+            raise unknown_format_error(directory.split("-", maxsplit=1)[0], store=directory)
+        items = (
+            item.partition("=")
+            for item in filter(None, directory[len(store_format) :].lstrip("-").split("-"))
+        )
         values = {"format": store_format, **{key: text for key, _, text in items}}
         store: StoreSettings = decode(cls, values, "strings", store=directory)
         if store.directory != directory:
             what = "the store's name is not in canonical form."
-            raise UserError(what, store=directory, expected=store.directory, next="use the expected name")
+            raise UserError(
+                what, store=directory, expected=store.directory, next="use the expected name"
+            )
         return store
 
 

@@ -1,4 +1,6 @@
-"""Experiments: the runs that answer a question, and the state that a run resumes from. `config.py` reads the YAML."""
+"""Experiments: the runs that answer a question, and the state that a run resumes from. `config.py`
+reads the YAML.
+"""
 
 import copy
 import itertools
@@ -11,8 +13,19 @@ from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_text
-from tokenscale.settings.benchmarks import DataBenchmarkSettings, InferenceBenchmarkSettings, StorageBenchmarkSettings
-from tokenscale.settings.options import collect, decode, option, raise_errors, settings_class, to_dict
+from tokenscale.settings.benchmarks import (
+    DataBenchmarkSettings,
+    InferenceBenchmarkSettings,
+    StorageBenchmarkSettings,
+)
+from tokenscale.settings.options import (
+    collect,
+    decode,
+    option,
+    raise_errors,
+    settings_class,
+    to_dict,
+)
 from tokenscale.settings.registry import ALIASES, FIGURES
 from tokenscale.settings.run import RunSettings, find_difference, state_path
 
@@ -66,14 +79,18 @@ class DataBenchmark(Benchmark):
 class StorageBenchmark(Benchmark):
     """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
 
-    settings: StorageBenchmarkSettings = option(StorageBenchmarkSettings, "storage formats and size of the measurement")
+    settings: StorageBenchmarkSettings = option(
+        StorageBenchmarkSettings, "storage formats and size of the measurement"
+    )
 
 
 @settings_class
 class LeftOut:
     """Combinations of levels that an experiment does not run, and why."""
 
-    cells: dict[str, Any] = option(description="dotted key → level; cells with all of these levels are left out")
+    cells: dict[str, Any] = option(
+        description="dotted key → level; cells with all of these levels are left out"
+    )
     reason: str = option(description="reason, shown in the report")
 
 
@@ -81,37 +98,56 @@ class LeftOut:
 class Canary:
     """Cell that is repeated throughout the campaign, to measure noise and drift."""
 
-    cell: dict[str, Any] = option(description="dotted key → level; enough levels to identify one cell")
-    every: int = option(10, "other runs between two runs of the canary; it also runs first and last", ge=1)
+    cell: dict[str, Any] = option(
+        description="dotted key → level; enough levels to identify one cell"
+    )
+    every: int = option(
+        10, "other runs between two runs of the canary; it also runs first and last", ge=1
+    )
 
 
 @settings_class
 class PrimaryComparison:
     """Two cells whose difference answers the question, in pairs of runs of one repeat."""
 
-    of: dict[str, Any] = option(description="dotted key → level: what is compared, such as {approach: packed}")
+    of: dict[str, Any] = option(
+        description="dotted key → level: what is compared, such as {approach: packed}"
+    )
     over: dict[str, Any] = option(description="the same keys with the levels of the baseline")
-    at: dict[str, Any] = option(dict, "dotted key → level of further factors; enough to identify one cell each")
+    at: dict[str, Any] = option(
+        dict, "dotted key → level of further factors; enough to identify one cell each"
+    )
     quantity: Literal["useful_tokens_per_s", "validation_loss"] = option(
-        "useful_tokens_per_s", "number that is compared: useful tokens per second, or the loss after the last step"
+        "useful_tokens_per_s",
+        "number that is compared: useful tokens per second, or the loss after the last step",
     )
 
 
 @settings_class
 class External:
-    """Runs of another program, compared with this project's by their logs (runs/records/external.py)."""
+    """Runs of another program, compared with this project's by their logs
+    (runs/records/external.py).
+    """
 
-    runs: str = option(description="folders in results/runs: a name, or a pattern such as `external-trainer-*`")
-    cell: dict[str, Any] = option(dict, "dotted key → level: the cell of these runs, which count as its repeats")
+    runs: str = option(
+        description="folders in results/runs: a name, or a pattern such as `external-trainer-*`"
+    )
+    cell: dict[str, Any] = option(
+        dict, "dotted key → level: the cell of these runs, which count as its repeats"
+    )
 
 
 @settings_class
 class ResumeFrom:
-    """Run of the same experiment and repeat, and the step after which another run resumes from it."""
+    """Run of the same experiment and repeat, and the step after which another run resumes from
+    it.
+    """
 
     run: dict[str, Any] = option(
-        description="dotted key → level; enough levels to identify the cell. Other factors have the same level as in "
-        "this run. A run that was itself resumed is selected only with `resume_from` among the levels"
+        description="dotted key → level; enough levels to identify the cell. Other factors have the same "
+        "level as in "
+        "this run. A run that was itself resumed is selected only with `resume_from` among the "
+        "levels"
     )
     step: int = option(description="optimizer step after which that run keeps a resume state", ge=0)
 
@@ -120,7 +156,9 @@ class ResumeFrom:
 class SourceStudy:
     """Source studies with the same question: their results, and what this experiment corrects."""
 
-    studies: tuple[str, ...] = option(tuple, "numbers of the studies, such as 000; empty for own questions")
+    studies: tuple[str, ...] = option(
+        tuple, "numbers of the studies, such as 000; empty for own questions"
+    )
     measured: str = option("", "what the studies measured, with their figures")
     wrong: str = option("", "what was wrong with that measurement")
     ours: str = option("", "what this experiment measures, and why the numbers differ")
@@ -132,39 +170,62 @@ class Experiment:
 
     question: str = option(description="question that the experiment answers, in one sentence")
     note: str = option("", "what a reader must know before trusting the result")
-    original: SourceStudy = option(SourceStudy, "results of the source studies, and what this experiment corrects")
+    original: SourceStudy = option(
+        SourceStudy, "results of the source studies, and what this experiment corrects"
+    )
     runs: dict[str, Any] = option(dict, "settings shared by all runs (see RunSettings)")
     factors: dict[str, list[Any]] = option(
         dict,
-        "dotted key of a run's setting → its levels. A level that is a mapping is merged over `runs`. Several keys, "
+        "dotted key of a run's setting → its levels. A level that is a mapping is merged over "
+        "`runs`. Several keys, "
         "separated by commas, vary together: each level is then a list with one value per key",
     )
-    left_out: tuple[LeftOut, ...] = option(tuple, "combinations that are not run: `cells` (levels by key) and `reason`")
+    left_out: tuple[LeftOut, ...] = option(
+        tuple, "combinations that are not run: `cells` (levels by key) and `reason`"
+    )
     repeats: int = option(1, "runs per cell; each has its own seed", ge=1)
     primary: tuple[PrimaryComparison, ...] | None = option(
         None,
-        "one to three comparisons that answer the question: only they get a verdict, corrected over them (Holm). `[]` "
-        "for a question that counts and equalities answer; by default every pair of approaches is compared",
+        "one to three comparisons that answer the question: only they get a verdict, corrected "
+        "over them (Holm). `[]` "
+        "for a question that counts and equalities answer; by default every pair of approaches "
+        "is compared",
     )
-    primary_repeats: int | None = option(None, "runs per cell of a primary comparison, if more than `repeats`", ge=1)
+    primary_repeats: int | None = option(
+        None, "runs per cell of a primary comparison, if more than `repeats`", ge=1
+    )
     order_seed: int = option(0, "seed of the randomised order in which runs start", ge=0)
-    canary: Canary | None = option(None, "further repeats of one cell, spread over the campaign: noise floor and drift")
-    external: tuple[External, ...] = option(tuple, "runs of other programs, shown next to this project's")
+    canary: Canary | None = option(
+        None, "further repeats of one cell, spread over the campaign: noise floor and drift"
+    )
+    external: tuple[External, ...] = option(
+        tuple, "runs of other programs, shown next to this project's"
+    )
     target_loss: float | None = option(
         None,
-        "validation loss (nats per useful token) for time to target, chosen before the runs; by default the highest "
+        "validation loss (nats per useful token) for time to target, chosen before the runs; by "
+        "default the highest "
         "final loss of any run",
         gt=0,
     )
-    data_benchmark: DataBenchmark | None = option(None, "also benchmark tokenizing and reading in isolation")
-    storage_benchmark: StorageBenchmark | None = option(None, "also benchmark token stores: bytes, writing and reading")
+    data_benchmark: DataBenchmark | None = option(
+        None, "also benchmark tokenizing and reading in isolation"
+    )
+    storage_benchmark: StorageBenchmark | None = option(
+        None, "also benchmark token stores: bytes, writing and reading"
+    )
     inference_benchmark: InferenceBenchmarkSettings | None = option(
-        None, "also generate text with the trained models, and measure its speed with and without a key-value cache"
+        None,
+        (
+            "also generate text with the trained models, and measure its speed with and without a "
+            "key-value cache"
+        ),
     )
     figures: tuple[str, ...] = option(tuple, "figures of the experiment's page")
     scales: dict[str, dict[str, Any]] = option(
         dict,
-        "scale → overlay, merged over the rest of the file, which is scale demo; `{}` changes nothing, null removes a "
+        "scale → overlay, merged over the rest of the file, which is scale demo; `{}` changes "
+        "nothing, null removes a "
         "factor. The experiment is not run at a scale without an overlay",
     )
 
@@ -180,9 +241,16 @@ class Experiment:
         return bool(self.runs or self.factors or not self.benchmarks)
 
     def benchmark_files(self, name: str) -> list[str]:
-        """Return the result files of the benchmarks. `name` of the experiment is the inference benchmark's name."""
-        found = [f"results/benchmarks/{kind}/{benchmark.id}.json" for kind, benchmark in self.benchmarks.items()]
-        return found + [f"results/benchmarks/inference/{name}.json"] * (self.inference_benchmark is not None)
+        """Return the result files of the benchmarks. `name` of the experiment is the inference
+        benchmark's name.
+        """
+        found = [
+            f"results/benchmarks/{kind}/{benchmark.id}.json"
+            for kind, benchmark in self.benchmarks.items()
+        ]
+        return found + [f"results/benchmarks/inference/{name}.json"] * (
+            self.inference_benchmark is not None
+        )
 
 
 def describe_repeats(experiment: Experiment) -> str:
@@ -212,7 +280,9 @@ class Run:
 
 
 def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base` with `overlay` applied: mappings are merged, other values replaced."""
+    """Return a deep copy of `base` with `overlay` applied: mappings are merged, other values
+    replaced.
+    """
     result = copy.deepcopy(base)
     for key, value in overlay.items():
         mergeable = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -221,7 +291,9 @@ def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, A
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set `a.b.c` in nested mappings, merging mappings. A parent that is a name becomes `{"preset": name}`."""
+    """Set `a.b.c` in nested mappings, merging mappings. A parent that is a name becomes `{"preset":
+    name}`.
+    """
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.get(parent, {})
@@ -263,7 +335,9 @@ def varied_keys(factors: Iterable[str]) -> list[str]:
 
 
 def factor_level(cell: dict[str, Any], factor: str) -> Any:
-    """Return a factor's level in a cell: a value, or the list of values of keys that vary together."""
+    """Return a factor's level in a cell: a value, or the list of values of keys that vary
+    together.
+    """
     values = [cell[key] for key in factor_keys(factor)]
     return values if len(values) > 1 else values[0]
 
@@ -283,15 +357,29 @@ def find_factor_errors(factors: dict[str, list[Any]]) -> Iterator[tuple[str, str
             seen.add(key)
         for level in levels if len(keys) > 1 else ():
             if not isinstance(level, list) or len(level) != len(keys):
-                yield where, f"the level {canonical_json(level)} is not a list of {len(keys)} values, one per key"
+                yield (
+                    where,
+                    (
+                        f"the level {canonical_json(level)} is not a list of {len(keys)} values, "
+                        "one "
+                        "per key"
+                    ),
+                )
 
 
-def find_errors(experiment: Experiment, **known: Mapping[str, Any]) -> Iterator[UserError | tuple[str, str]]:
-    """Yield the errors of a design whose factors can be expanded. `known` are each `corpus` and `tokenizer`."""
+def find_errors(
+    experiment: Experiment, **known: Mapping[str, Any]
+) -> Iterator[UserError | tuple[str, str]]:
+    """Yield the errors of a design whose factors can be expanded. `known` are each `corpus` and
+    `tokenizer`.
+    """
     factors = experiment.factors
     repeats = max(experiment.repeats, experiment.primary_repeats or 1)
     if (requested := repeats * math.prod(map(len, factors.values()))) > MAX_RUNS:
-        text = f"too many runs: {requested:,}, at most {MAX_RUNS:,}. Use fewer levels or repeats, or more experiments"
+        text = (
+            f"too many runs: {requested:,}, at most {MAX_RUNS:,}. Use fewer levels or repeats, "
+            "or more experiments"
+        )
         yield "factors, repeats", text
         return  # cells cannot be listed
     if "seed" in varied_keys(factors) and experiment.repeats > 1:
@@ -300,17 +388,26 @@ def find_errors(experiment: Experiment, **known: Mapping[str, Any]) -> Iterator[
     used = [("study", experiment.original.studies, STUDIES, "original.studies")]
     used += [("figure", experiment.figures, (*FIGURES, *ALIASES), "figures")]
     for kind, benchmark in experiment.benchmarks.items():
-        used += [(w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}") for w, names in known.items()]
+        used += [
+            (w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}")
+            for w, names in known.items()
+        ]
     for word, found, names, key in used:
         yield from (unknown(word, name, names, key=key) for name in found if name not in names)
     for number, group in enumerate(experiment.external):
         if not group.runs.startswith(EXTERNAL_PREFIX) or "/" in group.runs:
-            text = f"{group.runs} is not the name or pattern of folders that begin with {EXTERNAL_PREFIX}"
+            text = (
+                f"{group.runs} is not the name or pattern of folders that begin with "
+                f"{EXTERNAL_PREFIX}"
+            )
             yield f"external.{number}.runs", text
     every = expand_cells(replace(experiment, left_out=()))
     for number, left in enumerate(experiment.left_out):
         if not left.cells or not any(matches(cell, left.cells) for cell in every):
-            yield f"left_out.{number}.cells", f"no cell of the experiment has {canonical_json(left.cells)}: remove it"
+            yield (
+                f"left_out.{number}.cells",
+                f"no cell of the experiment has {canonical_json(left.cells)}: remove it",
+            )
     if every and not expand_cells(experiment):
         yield "left_out", "every cell is left out"
     yield from _find_primary_errors(experiment)
@@ -322,15 +419,26 @@ def find_errors(experiment: Experiment, **known: Mapping[str, Any]) -> Iterator[
 
 
 def expand_cells(experiment: Experiment) -> list[dict[str, Any]]:
-    """Return all combinations of levels that are not left out, in the order of the file, with plain dotted keys."""
+    """Return all combinations of levels that are not left out, in the order of the file, with plain
+    dotted keys.
+    """
     if not experiment.has_runs:
         return []
     choices = []
     for factor, levels in experiment.factors.items():
         keys = factor_keys(factor)
-        choices.append([dict(zip(keys, level if len(keys) > 1 else [level], strict=True)) for level in levels])
-    product = [dict(pair for part in parts for pair in part.items()) for parts in itertools.product(*choices)]
-    return [cell for cell in product if not any(matches(cell, left.cells) for left in experiment.left_out)]
+        choices.append(
+            [dict(zip(keys, level if len(keys) > 1 else [level], strict=True)) for level in levels]
+        )
+    product = [
+        dict(pair for part in parts for pair in part.items())
+        for parts in itertools.product(*choices)
+    ]
+    return [
+        cell
+        for cell in product
+        if not any(matches(cell, left.cells) for left in experiment.left_out)
+    ]
 
 
 def cell_values(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
@@ -342,15 +450,22 @@ def cell_values(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_cell(cell: dict[str, Any]) -> str:
-    """Return a cell as text, as the table `runs` names it, in the order of the keys: a file of JSON has no other."""
+    """Return a cell as text, as the table `runs` names it, in the order of the keys: a file of JSON
+    has no other.
+    """
     levels = sorted(flatten_cell(cell).items())
     return ", ".join(f"{key}={v if isinstance(v, str) else canonical_json(v)}" for key, v in levels)
 
 
 def find_cell(
-    experiment: Experiment, levels: dict[str, Any], key: str, fits: Callable[[dict[str, Any]], bool] = lambda cell: True
+    experiment: Experiment,
+    levels: dict[str, Any],
+    key: str,
+    fits: Callable[[dict[str, Any]], bool] = lambda cell: True,
 ) -> dict[str, Any]:
-    """Return the fitting cell with exactly these levels, else the only one that has them; or raise UserError."""
+    """Return the fitting cell with exactly these levels, else the only one that has them; or raise
+    UserError.
+    """
     found = [cell for cell in expand_cells(experiment) if matches(cell, levels) and fits(cell)]
     found = [cell for cell in found if flatten_cell(cell) == flatten_cell(levels)] or found
     if len(found) != 1:
@@ -363,9 +478,18 @@ def find_cell(
 
 def _find_primary_errors(experiment: Experiment) -> Iterator[UserError | tuple[str, str]]:
     if len(experiment.primary or ()) > MAX_PRIMARY:
-        yield "primary", f"each comparison raises the number of repeats that all need: keep at most {MAX_PRIMARY}"
+        yield (
+            "primary",
+            (
+                "each comparison raises the number of repeats that all need: keep at most "
+                f"{MAX_PRIMARY}"
+            ),
+        )
     if experiment.primary_repeats is not None and not experiment.primary:
-        yield "primary_repeats", "needs primary comparisons: name them under `primary`, or raise `repeats`"
+        yield (
+            "primary_repeats",
+            "needs primary comparisons: name them under `primary`, or raise `repeats`",
+        )
     try:
         described = describe_primary(experiment) or []
     except UserError as error:
@@ -377,28 +501,37 @@ def _find_primary_errors(experiment: Experiment) -> Iterator[UserError | tuple[s
 
 
 def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
-    """Return each primary comparison as JSON values for the run table; None if the experiment declares none.
+    """Return each primary comparison as JSON values for the run table; None if the experiment
+    declares none.
 
-    `of` and `over` name cells, `names` are their levels where they differ, `at` the levels that they share. `factor` is
-    what is compared, as `analysis/comparability.py` names it. Raises UserError for levels that name no two cells which
-    differ in one factor.
+    `of` and `over` name cells, `names` are their levels where they differ, `at` the levels that
+    they share. `factor` is what is compared, as `analysis/comparability.py` names it. Raises
+    UserError for levels that name no two cells which differ in one factor.
     """
     if experiment.primary is None:
         return None
     described = []
     for number, comparison in enumerate(experiment.primary):
         key, sides = f"primary.{number}", {"of": comparison.of, "over": comparison.over}
-        cells = [find_cell(experiment, comparison.at | levels, f"{key}.{side}") for side, levels in sides.items()]
+        cells = [
+            find_cell(experiment, comparison.at | levels, f"{key}.{side}")
+            for side, levels in sides.items()
+        ]
         of, over = map(flatten_cell, cells)
         if of == over:
-            what, next = "a primary comparison compares a cell with itself.", "give `of` and `over` different levels"
+            what, next = (
+                "a primary comparison compares a cell with itself.",
+                "give `of` and `over` different levels",
+            )
             raise UserError(what, key=key, found=canonical_json(cells[0]), next=next)
         differing = [key for key in of | over if of.get(key) != over.get(key)]
         described.append(
             {
                 "of": format_cell(of),
                 "over": format_cell(over),
-                "names": [format_cell({k: cell[k] for k in differing if k in cell}) for cell in (of, over)],
+                "names": [
+                    format_cell({k: cell[k] for k in differing if k in cell}) for cell in (of, over)
+                ],
                 "at": format_cell({k: level for k, level in of.items() if k not in differing}),
                 "factor": _compared_factor(differing, key),
                 "quantity": comparison.quantity,
@@ -408,33 +541,46 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
 
 
 def _compared_factor(differing: list[str], key: str) -> str:
-    """Return what cells compare that differ in these dotted keys. A global batch may grow with the world size."""
+    """Return what cells compare that differ in these dotted keys. A global batch may grow with the
+    world size.
+    """
     sections = {name.split(".")[0] for name in differing}
     if set(differing) in ({"layout.data"}, {"layout.data", "global_batch"}):
         return "world_size"
     if len(sections) == 1:
         return differing[0] if len(differing) == 1 and sections != {"layout"} else sections.pop()
-    what, found = "the cells of a primary comparison differ in several factors.", ", ".join(differing)
+    what, found = (
+        "the cells of a primary comparison differ in several factors.",
+        ", ".join(differing),
+    )
     next = "name the other levels under `at`, or choose other cells"
-    raise UserError(what, key=key, found=found, expected="two cells that differ in one factor", next=next)
+    raise UserError(
+        what, key=key, found=found, expected="two cells that differ in one factor", next=next
+    )
 
 
 def count_repeats(experiment: Experiment) -> dict[str, int]:
     """Return the name of each cell → its number of runs, without those of the canary."""
-    primary = {comparison[side] for comparison in describe_primary(experiment) or () for side in ("of", "over")}
+    primary = {
+        comparison[side]
+        for comparison in describe_primary(experiment) or ()
+        for side in ("of", "over")
+    }
     more = max(experiment.repeats, experiment.primary_repeats or 1)
     names = map(format_cell, expand_cells(experiment))
     return {name: more if name in primary else experiment.repeats for name in names}
 
 
 def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
-    """Return (cell, repeat) in the order of starting: one block per repeat, shuffled from `order_seed`.
+    """Return (cell, repeat) in the order of starting: one block per repeat, shuffled from
+    `order_seed`.
 
-    Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the factors. Every other
-    block has the reverse order of the one before it, so that drift changes sides between pairs of cells (ABBA); the
-    last of an odd number of blocks has no counterpart. Cells with more repeats than others stand side by side. Within
-    a block, a run that resumes from another run's state follows it. Canary runs are interleaved; their repeats are
-    numbered after those of all cells.
+    Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the
+    factors. Every other block has the reverse order of the one before it, so that drift changes
+    sides between pairs of cells (ABBA); the last of an odd number of blocks has no counterpart.
+    Cells with more repeats than others stand side by side. Within a block, a run that resumes from
+    another run's state follows it. Canary runs are interleaved; their repeats are numbered after
+    those of all cells.
     """
     result = []
     repeats = count_repeats(experiment)
@@ -442,7 +588,10 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     for repeat in range(most):
         chance = random.Random(f"{experiment.order_seed}/{repeat // 2}")
         cells = [(cell, repeats[format_cell(cell)]) for cell in expand_cells(experiment)]
-        units = [[cell for cell, of in cells if of == most], *([cell] for cell, of in cells if of < most)]
+        units = [
+            [cell for cell, of in cells if of == most],
+            *([cell] for cell, of in cells if of < most),
+        ]
         chance.shuffle(units[0])
         chance.shuffle(units)
         block = [cell for unit in units for cell in unit][:: -1 if repeat % 2 else 1]
@@ -451,7 +600,10 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
         result += [(cell, repeat) for cell in block]
     if experiment.canary is None:
         return result
-    cell, every = find_cell(experiment, experiment.canary.cell, "canary.cell"), experiment.canary.every
+    cell, every = (
+        find_cell(experiment, experiment.canary.cell, "canary.cell"),
+        experiment.canary.every,
+    )
     groups = [result[i : i + every] for i in range(0, len(result), every)]
     interleaved = [(cell, most)]
     for number, group in enumerate(groups, 1):
@@ -460,7 +612,8 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
 
 
 def _count_predecessors(level: Any) -> int:
-    """Count the runs that must come before one with this `resume_from`, each resuming from its predecessor.
+    """Count the runs that must come before one with this `resume_from`, each resuming from its
+    predecessor.
 
     >>> _count_predecessors({"run": {"layout.data": 4, "resume_from": {"step": 8}}, "step": 16})
     2
@@ -479,8 +632,8 @@ def resolve_settings(
 ) -> RunSettings:
     """Return the settings of a cell's run. `build` turns an experiment's values into settings.
 
-    `resumed_by` are the cells that resume from this one. Raises UserError if the run to resume from is not in the
-    experiment, keeps no state after that step, or has incompatible settings.
+    `resumed_by` are the cells that resume from this one. Raises UserError if the run to resume from
+    is not in the experiment, keeps no state after that step, or has incompatible settings.
     """
     values, key = cell_values(experiment, cell), "runs.resume_from"
     if not isinstance(values.get("resume_from"), dict):
@@ -490,21 +643,34 @@ def resolve_settings(
     with collect(errors):
         other = _find_cell(experiment, cell, wanted.run)
         if other in resumed_by:
-            errors = [(f"{key}.run", "runs resume from each other in a circle: let one start anew: resume_from: null")]
+            errors = [
+                (
+                    f"{key}.run",
+                    (
+                        "runs resume from each other in a circle: let one start anew: resume_from: "
+                        "null"
+                    ),
+                )
+            ]
     raise_errors(errors, file=file)
     theirs = resolve_settings(experiment, other, build, file, (*resumed_by, cell))
-    mine = replace(build(values | {"resume_from": None}), resume_from=state_path(theirs.identity, wanted.step))
+    mine = replace(
+        build(values | {"resume_from": None}), resume_from=state_path(theirs.identity, wanted.step)
+    )
     raise_errors(_find_state_errors(theirs, mine, wanted.step), file=file)
     return mine
 
 
 def _find_cell(experiment: Experiment, cell: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     given = flatten_cell(run)
-    ignored = next((keys for keys in map(factor_keys, experiment.factors) if "resume_from" in keys), [])
+    ignored = next(
+        (keys for keys in map(factor_keys, experiment.factors) if "resume_from" in keys), []
+    )
     same = {
         key: level
         for key, level in cell.items()
-        if key not in ignored and not any(name == key or name.startswith(f"{key}.") for name in given)
+        if key not in ignored
+        and not any(name == key or name.startswith(f"{key}.") for name in given)
     }
     # `matches` expects mappings, not null, so `resume_from: null` is handled here
     levels = {key: level for key, level in run.items() if (key, level) != ("resume_from", None)}
@@ -512,13 +678,19 @@ def _find_cell(experiment: Experiment, cell: dict[str, Any], run: dict[str, Any]
 
     def fits(other: dict[str, Any]) -> bool:
         from_scratch = cell_values(experiment, other).get("resume_from") is None
-        return other != cell and all(other[k] == v for k, v in same.items()) and (resumed or from_scratch)
+        return (
+            other != cell
+            and all(other[k] == v for k, v in same.items())
+            and (resumed or from_scratch)
+        )
 
     return find_cell(experiment, levels, "runs.resume_from.run", fits)
 
 
 def list_kept_steps(run: RunSettings) -> list[int]:
-    """Return the steps whose resume states remain after a run without interruption; empty if unknown."""
+    """Return the steps whose resume states remain after a run without interruption; empty if
+    unknown.
+    """
     policy, budget = run.checkpoints, run.budget
     if not policy.keep_resume_state or budget.kind != "steps" or policy.each_epoch:
         return []
@@ -527,14 +699,23 @@ def list_kept_steps(run: RunSettings) -> list[int]:
     return sorted(written | {budget.steps})[-policy.keep_last :]
 
 
-def _find_state_errors(theirs: RunSettings, mine: RunSettings, step: int) -> Iterator[tuple[str, str]]:
+def _find_state_errors(
+    theirs: RunSettings, mine: RunSettings, step: int
+) -> Iterator[tuple[str, str]]:
     steps, key, run = list_kept_steps(theirs), "runs.resume_from", theirs.identity
     if step not in steps:
         needs = "needs a budget in steps, and checkpoints.keep_resume_state without each_epoch"
-        kept = f"keeps those of {', '.join(map(str, steps))}: change its checkpoints" if steps else needs
+        kept = (
+            f"keeps those of {', '.join(map(str, steps))}: change its checkpoints"
+            if steps
+            else needs
+        )
         yield f"{key}.step", f"{run} keeps no state after this step: it {kept}"
     elif mine.budget.kind == "steps" and step >= mine.budget.steps:
-        yield f"{key}.step", f"no steps are left after this step: budget.steps = {mine.budget.steps}"
+        yield (
+            f"{key}.step",
+            f"no steps are left after this step: budget.steps = {mine.budget.steps}",
+        )
     if (other := find_difference(theirs, mine)) is not None:
         setting, there, here = other
         text = f"{run} has another {setting}, {there}, than this run, {here}"

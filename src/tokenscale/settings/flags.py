@@ -19,7 +19,9 @@ NO_ALIASES: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """Command-line flag: key of the setting, spellings (the first one is used in messages), type and metadata."""
+    """Command-line flag: key of the setting, spellings (the first one is used in messages), type
+    and metadata.
+    """
 
     key: str
     names: tuple[str, ...]
@@ -38,12 +40,17 @@ def spell(key: str) -> str:
 
 
 def build_flags(
-    cls: type, *, left_out: Collection[str] = (), aliases: Mapping[str, tuple[str, ...]] = NO_ALIASES, prefix: str = ""
+    cls: type,
+    *,
+    left_out: Collection[str] = (),
+    aliases: Mapping[str, tuple[str, ...]] = NO_ALIASES,
+    prefix: str = "",
 ) -> list[Flag]:
     """Return a flag for each field of a settings class and of nested classes.
 
-    `optimizer.weight_decay` becomes `--optimizer.weight-decay`. Fields in `left_out` get no flag. `aliases` are further
-    spellings, which take precedence in messages. `prefix` is the key of a nested class, with a dot.
+    `optimizer.weight_decay` becomes `--optimizer.weight-decay`. Fields in `left_out` get no flag.
+    `aliases` are further spellings, which take precedence in messages. `prefix` is the key of a
+    nested class, with a dot.
 
     >>> from tokenscale.settings.run import OptimizerSettings
     >>> [flag.name for flag in build_flags(OptimizerSettings, aliases={"learning_rate": ("--lr",)})][:2]
@@ -62,26 +69,41 @@ def build_flags(
     return found
 
 
-def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: Iterable[Flag]) -> None:
-    """Add flags to a parser. Spellings with underscores (`--batch_size`) are accepted, but hidden from the help."""
+def add_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: Iterable[Flag]
+) -> None:
+    """Add flags to a parser. Spellings with underscores (`--batch_size`) are accepted, but hidden
+    from the help.
+    """
     for flag in flags:
         boolean = {"nargs": "?", "const": "true"} if _item_type(flag.hint)[0] is bool else {}
         many = {"nargs": "+"} if typing.get_origin(flag.hint) is tuple else boolean
-        shown: dict[str, Any] = {"dest": flag.key, "default": None, "metavar": _metavar(flag), **many}
+        shown: dict[str, Any] = {
+            "dest": flag.key,
+            "default": None,
+            "metavar": _metavar(flag),
+            **many,
+        }
         parser.add_argument(*flag.names, help=_help_text(flag), **shown)
-        hidden = [name.replace("-", "_").replace("__", "--", 1) for name in flag.names if "-" in name[2:]]
+        hidden = [
+            name.replace("-", "_").replace("__", "--", 1) for name in flag.names if "-" in name[2:]
+        ]
         if hidden:
             parser.add_argument(*hidden, help=argparse.SUPPRESS, **shown)
 
 
 def parse_flags(arguments: argparse.Namespace, flags: Iterable[Flag]) -> dict[str, Any]:
-    """Return dotted key → value of the flags that were given. Raises UserError for an invalid value."""
+    """Return dotted key → value of the flags that were given. Raises UserError for an invalid
+    value.
+    """
     found = {}
     for flag in flags:
         text = getattr(arguments, flag.key)
         if text is not None:
             many = isinstance(text, list)
-            found[flag.key] = tuple(parse_value(flag, t) for t in text) if many else parse_value(flag, text)
+            found[flag.key] = (
+                tuple(parse_value(flag, t) for t in text) if many else parse_value(flag, text)
+            )
     return found
 
 
@@ -90,19 +112,33 @@ def parse_value(flag: Flag, text: str) -> Any:
     import pydantic
 
     hint, choices = _item_type(flag.hint)
-    if text.lower() in ("none", "null") and text not in choices and type(None) in typing.get_args(flag.hint):
+    if (
+        text.lower() in ("none", "null")
+        and text not in choices
+        and type(None) in typing.get_args(flag.hint)
+    ):
         return None
     bounds = {name: bound for name, bound in flag.metadata.items() if name in BOUNDS}
     rules: list[Any] = [PathRule()] * flag.metadata.get("path", False)
     rules += [SynonymRule(found)] if (found := flag.metadata.get("synonyms")) else []
-    return decode(Annotated[hint, pydantic.Field(**bounds), *rules], text, "strings", key=flag.name, label="flag")
+    return decode(
+        Annotated[hint, pydantic.Field(**bounds), *rules],
+        text,
+        "strings",
+        key=flag.name,
+        label="flag",
+    )
 
 
 def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
     """Return a copy of settings with the values at dotted keys replaced."""
     own = {key: value for key, value in values.items() if "." not in key}
     for name in dict.fromkeys(key.split(".")[0] for key in values if "." in key):
-        inner = {key.split(".", 1)[1]: value for key, value in values.items() if key.startswith(f"{name}.")}
+        inner = {
+            key.split(".", 1)[1]: value
+            for key, value in values.items()
+            if key.startswith(f"{name}.")
+        }
         own[name] = replace_values(getattr(settings, name), inner)
     return dataclasses.replace(settings, **own)
 
@@ -118,13 +154,19 @@ def _item_type(hint: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _metavar(flag: Flag) -> str:
     kind, choices = _item_type(flag.hint)
-    given = flag.metadata.get("metavar") or {int: "N", float: "X", bool: "true|false", str: "TEXT"}.get(kind)
+    given = flag.metadata.get("metavar") or {
+        int: "N",
+        float: "X",
+        bool: "true|false",
+        str: "TEXT",
+    }.get(kind)
     return given or "{" + ",".join(choices) + "}"
 
 
 def _help_text(flag: Flag) -> str:
     text = flag.metadata.get("description", "")
-    if "metavar" in flag.metadata and (choices := _item_type(flag.hint)[1]):  # too long for the flag's line
+    # too long for the flag's line
+    if "metavar" in flag.metadata and (choices := _item_type(flag.hint)[1]):
         text += f": {', '.join(choices)}"
     if flag.default not in (None, "", dataclasses.MISSING):
         shown = " ".join(flag.default) if isinstance(flag.default, tuple) else str(flag.default)

@@ -1,4 +1,6 @@
-"""Description of a machine and its launcher, from a TOML file next to a profile. It never changes a run's id."""
+"""Description of a machine and its launcher, from a TOML file next to a profile. It never changes a
+run's id.
+"""
 
 import re
 import tomllib
@@ -17,37 +19,66 @@ class Machine:
 
     name: str = option("this machine", "name in records")
     starter: Literal["here", "torchrun", "srun"] = option(
-        "here", "launcher of the ranks. here: this project's, on one node; torchrun, on one node; srun, in a SLURM job"
+        "here",
+        (
+            "launcher of the ranks. here: this project's, on one node; torchrun, on one node; "
+            "srun, "
+            "in a SLURM job"
+        ),
     )
-    gpus_per_node: int | None = option(None, "ranks per node; without it all ranks of a run share one machine", ge=1)
-    device: str | None = option(None, "name of the GPU as its driver reports it; `plan` uses its peak FLOP/s")
+    gpus_per_node: int | None = option(
+        None, "ranks per node; without it all ranks of a run share one machine", ge=1
+    )
+    device: str | None = option(
+        None, "name of the GPU as its driver reports it; `plan` uses its peak FLOP/s"
+    )
     gpu_memory_gib: float | None = option(
         None, "GPU memory in GiB, as in torch; `plan` lists runs that do not fit", gt=0
     )
     cores_per_rank: int | None = option(None, "cores that srun binds each rank to", ge=1)
     memory_mb: int = option(16000, "memory per node that a training job requests", ge=1)
-    minutes: int = option(120, "longest time limit of a training job; a shorter estimate shortens it", ge=1)
-    runtime_margin: float = option(3.0, "time limit of a training job: this multiple of its estimate + signal_s", ge=1)
-    signal_s: int = option(300, "seconds before the time limit at which ranks write a resume state; 0: never", ge=0)
-    hang_s: int = option(1800, "seconds without a step after which a rank dumps its stack and ends; 0: never", ge=0)
+    minutes: int = option(
+        120, "longest time limit of a training job; a shorter estimate shortens it", ge=1
+    )
+    runtime_margin: float = option(
+        3.0, "time limit of a training job: this multiple of its estimate + signal_s", ge=1
+    )
+    signal_s: int = option(
+        300, "seconds before the time limit at which ranks write a resume state; 0: never", ge=0
+    )
+    hang_s: int = option(
+        1800, "seconds without a step after which a rank dumps its stack and ends; 0: never", ge=0
+    )
     gpu_bind: Literal["task", "node"] = option(
         "task",
-        "GPUs that srun shows to a rank. task: its own alone (--gpus-per-task=1); node: all of the node's, which CUDA "
+        "GPUs that srun shows to a rank. task: its own alone (--gpus-per-task=1); node: all of "
+        "the node's, which CUDA "
         "IPC between ranks may need",
     )
-    least_node_gb_s: float | None = option(None, "least GB/s of an all-reduce inside a node; below it a run ends", gt=0)
+    least_node_gb_s: float | None = option(
+        None, "least GB/s of an all-reduce inside a node; below it a run ends", gt=0
+    )
     least_network_gb_s: float | None = option(None, "the same between nodes", gt=0)
     cpu_bind: str = option("cores", "srun's --cpu-bind, which gives each rank its own cores")
     mem_bind: str | None = option(None, "srun's --mem-bind; local: memory of the rank's NUMA node")
-    container: str | None = option(None, "environment definition file for the inner srun only", path=True)
-    container_digest: str | None = option(None, "SHA-256 of the image (`sha256:` and 64 digits), required by `check`")
+    container: str | None = option(
+        None, "environment definition file for the inner srun only", path=True
+    )
+    container_digest: str | None = option(
+        None, "SHA-256 of the image (`sha256:` and 64 digits), required by `check`"
+    )
     container_packages: tuple[str, ...] = option(
         tuple,
-        "Python packages of the container image, by import name; a run that imports any other package is rejected; "
+        "Python packages of the container image, by import name; a run that imports any other "
+        "package is rejected; "
         "empty: no check",
     )
-    python: str | None = option(None, "Python of the ranks; by default the launcher's, or the container's", path=True)
-    network: str | None = option(None, "network that NCCL must report between nodes, such as AWS Libfabric")
+    python: str | None = option(
+        None, "Python of the ranks; by default the launcher's, or the container's", path=True
+    )
+    network: str | None = option(
+        None, "network that NCCL must report between nodes, such as AWS Libfabric"
+    )
     environment: dict[str, str] = option(dict, "environment variables of every rank")
     environment_by_local_rank: dict[str, tuple[str, ...]] = option(
         dict, "environment variables, a value per local rank"
@@ -62,15 +93,22 @@ class Machine:
 
     @property
     def slurm_options(self) -> str:
-        """Options of a training job besides its resources. The signal goes to ranks, not to the batch script."""
+        """Options of a training job besides its resources. The signal goes to ranks, not to the
+        batch script.
+        """
         return f"--signal=USR1@{self.signal_s}" if self.signal_s else ""
 
     @as_list
     def problems(self) -> Iterator[tuple[str, str]]:
         """Violations of rules over several fields, as (field, what is wrong)."""
         if self.container is not None and self.starter != "srun":
-            yield "container", 'needs starter = "srun"; or start the whole workflow in the container'
-        if self.container_digest is not None and not re.fullmatch("sha256:[0-9a-f]{64}", self.container_digest):
+            yield (
+                "container",
+                'needs starter = "srun"; or start the whole workflow in the container',
+            )
+        if self.container_digest is not None and not re.fullmatch(
+            "sha256:[0-9a-f]{64}", self.container_digest
+        ):
             yield "container_digest", f"{self.container_digest!r} is not sha256: and 64 hex digits"
         if self.signal_s >= 60 * self.minutes:
             yield "signal_s", f"{self.signal_s} s is not shorter than minutes = {self.minutes}"
@@ -87,7 +125,9 @@ class Machine:
 
 
 def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
-    """Load a machine's file; None gives this machine. Raises UserError for a missing, unreadable or invalid file."""
+    """Load a machine's file; None gives this machine. Raises UserError for a missing, unreadable or
+    invalid file.
+    """
     if not path:
         return Machine()
     from tokenscale.settings.yaml_files import find_foreign_values  # PyYAML

@@ -1,4 +1,6 @@
-"""Paths of the manifests of corpora, tokenizers, stores and runs: the interfaces between workflow rules."""
+"""Paths of the manifests of corpora, tokenizers, stores and runs: the interfaces between workflow
+rules.
+"""
 
 from tokenscale.settings.run import OURS, RunSettings
 
@@ -17,7 +19,9 @@ RUN_FOLDERS = "results/run-folders.txt"
 
 
 def mixture_manifest(name: str, tokenizer: str | None = None, store: str | None = None) -> str:
-    """Return the path of the manifest of a mixture's corpora, or of its token stores if `store` is given."""
+    """Return the path of the manifest of a mixture's corpora, or of its token stores if `store` is
+    given.
+    """
     return "/".join(["results/mixtures", name, *filter(None, (tokenizer, store)), "manifest.json"])
 
 

@@ -1,4 +1,6 @@
-"""Mixtures: several corpora with weights that may change by stages, in a run and in the configuration."""
+"""Mixtures: several corpora with weights that may change by stages, in a run and in the
+configuration.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,9 @@ class MixtureSource:
     """Corpus of a mixture."""
 
     corpus: CorpusSettings = option(CorpusSettings, "settings of the corpus")
-    maximum_repetitions: float | None = option(1.0, "passes over the corpus; null: no limit", science=False)
+    maximum_repetitions: float | None = option(
+        1.0, "passes over the corpus; null: no limit", science=False
+    )
 
 
 @settings_class
@@ -29,7 +33,9 @@ class MixtureSettings:
     """Mixture of a run, with the settings of its corpora."""
 
     sources: tuple[MixtureSource, ...] = option(tuple, "corpora of the mixture")
-    stages: tuple[MixtureStage, ...] = option(tuple, "stages, of which the last one lasts to the end")
+    stages: tuple[MixtureStage, ...] = option(
+        tuple, "stages, of which the last one lasts to the end"
+    )
 
     @property
     def names(self) -> list[str]:
@@ -37,20 +43,32 @@ class MixtureSettings:
 
     @property
     def trained(self) -> list[int]:
-        """Numbers of the sources that have a weight in some stage; the others are only validated."""
-        return [n for n in range(len(self.sources)) if any(stage.weights[n] for stage in self.stages)]
+        """Numbers of the sources that have a weight in some stage; the others are only
+        validated.
+        """
+        return [
+            n for n in range(len(self.sources)) if any(stage.weights[n] for stage in self.stages)
+        ]
 
     @property
     def trained_sources(self) -> list[MixtureSource]:
         return [self.sources[n] for n in self.trained]
 
     def shares(self, sequences: int, sequence_length: int) -> dict[str, float]:
-        """Return corpus → its share of the first sequences, from the lengths and weights of the stages."""
+        """Return corpus → its share of the first sequences, from the lengths and weights of the
+        stages.
+        """
         starts = [*self.stage_starts(sequence_length), sequences]
-        parts = [max(0, min(end, sequences) - start) for start, end in zip(starts, starts[1:], strict=False)]
+        parts = [
+            max(0, min(end, sequences) - start)
+            for start, end in zip(starts, starts[1:], strict=False)
+        ]
         parts[-1] = max(0, sequences - starts[-2])
         return {
-            name: sum(part * stage.weights[n] for part, stage in zip(parts, self.stages, strict=True)) / sequences
+            name: sum(
+                part * stage.weights[n] for part, stage in zip(parts, self.stages, strict=True)
+            )
+            / sequences
             for n, name in enumerate(self.names)
         }
 
@@ -75,12 +93,15 @@ class NamedStage:
 
     tokens: int | None = option(
         None,
-        "length of the stage: sequences × sequence_length, over all ranks and rounded up to whole sequences. The last "
+        "length of the stage: sequences × sequence_length, over all ranks and rounded up to "
+        "whole sequences. The last "
         "stage has none and lasts to the end",
         ge=1,
         le=1 << 53,
     )
-    weights: dict[str, Any] = option(dict, "corpus → weight of its sequences in this stage; 0 for other corpora")
+    weights: dict[str, Any] = option(
+        dict, "corpus → weight of its sequences in this stage; 0 for other corpora"
+    )
 
 
 @settings_class
@@ -89,19 +110,27 @@ class NamedMixture:
 
     weights: dict[str, Any] = option(
         dict,
-        "corpus → weight of its sequences, of any sum. A corpus of weight 0 is not trained on, and is still validated",
+        (
+            "corpus → weight of its sequences, of any sum. A corpus of weight 0 is not trained on, "
+            "and is still validated"
+        ),
     )
-    stages: tuple[NamedStage, ...] = option(tuple, "weights that change during the run, instead of `weights`")
+    stages: tuple[NamedStage, ...] = option(
+        tuple, "weights that change during the run, instead of `weights`"
+    )
     maximum_repetitions: Any = option(
         1.0,
-        "passes that a run may make over a corpus: a number for all corpora, or corpus → number (1 for those that are "
+        "passes that a run may make over a corpus: a number for all corpora, or corpus → number "
+        "(1 for those that are "
         "not named); null: no limit. A run that needs more is refused before it starts",
     )
 
     @property
     def weights_by_key(self) -> dict[str, dict[str, Any]]:
         """Key of the weights of each stage → weights."""
-        stages = {f"stages.{number}.weights": stage.weights for number, stage in enumerate(self.stages)}
+        stages = {
+            f"stages.{number}.weights": stage.weights for number, stage in enumerate(self.stages)
+        }
         return stages or {"weights": self.weights}
 
     @property
@@ -112,8 +141,8 @@ class NamedMixture:
 def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) -> MixtureSettings:
     """Return a mixture with the settings of its corpora, and weights as shares.
 
-    `find_mixture_problems` has found none, and the names are known corpora. Corpora are in the order of their names:
-    the order of keys in a configuration has no meaning.
+    `find_mixture_problems` has found none, and the names are known corpora. Corpora are in the
+    order of their names: the order of keys in a configuration has no meaning.
     """
     stages = named.stages or (NamedStage(weights=named.weights),)
     names = sorted(named.names)
@@ -123,7 +152,10 @@ def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) 
     return MixtureSettings(
         tuple(MixtureSource(corpora[name], by_name.get(name, 1.0)) for name in names),
         tuple(
-            MixtureStage(stage.tokens, tuple(round(stage.weights.get(name, 0) / total, SHARE_DIGITS) for name in names))
+            MixtureStage(
+                stage.tokens,
+                tuple(round(stage.weights.get(name, 0) / total, SHARE_DIGITS) for name in names),
+            )
             for stage, total in zip(stages, sums, strict=True)
         ),
     )
@@ -141,25 +173,45 @@ def find_mixture_problems(named: NamedMixture) -> Iterator[tuple[str, str]]:
         if tokens is None:
             yield f"stages.{number}.tokens", "a stage needs its length in tokens"
     if last is not None:
-        yield f"stages.{len(earlier)}.tokens", "the last stage of a mixture lasts to the end: remove `tokens`"
+        yield (
+            f"stages.{len(earlier)}.tokens",
+            "the last stage of a mixture lasts to the end: remove `tokens`",
+        )
     for key, weights in named.weights_by_key.items():
-        wrong = [name for name, weight in weights.items() if not (_is_number(weight) and 0 <= weight <= LARGEST_WEIGHT)]
+        wrong = [
+            name
+            for name, weight in weights.items()
+            if not (_is_number(weight) and 0 <= weight <= LARGEST_WEIGHT)
+        ]
         for name in wrong:
-            yield f"{key}.{name}", f"a weight is a number from 0 to {LARGEST_WEIGHT:g}, not {weights[name]!r}"
+            yield (
+                f"{key}.{name}",
+                f"a weight is a number from 0 to {LARGEST_WEIGHT:g}, not {weights[name]!r}",
+            )
         total = 0 if wrong else math.fsum(weights.values())
         if not total and not wrong:
             yield key, "the weights of a mixture add up to 0: give a corpus a weight above 0"
         for name in weights if total else ():
             if 0 < weights[name] / total < SMALLEST_SHARE:
-                text = f"below {SMALLEST_SHARE:g} of the sum no share can be kept exactly: use more, or 0"
+                text = (
+                    f"below {SMALLEST_SHARE:g} of the sum no share can be kept exactly: use "
+                    "more, or 0"
+                )
                 yield f"{key}.{name}", text
     limits = named.maximum_repetitions
-    by_key = {f".{name}": limit for name, limit in limits.items()} if isinstance(limits, dict) else {"": limits}
+    by_key = (
+        {f".{name}": limit for name, limit in limits.items()}
+        if isinstance(limits, dict)
+        else {"": limits}
+    )
     for key, limit in by_key.items():
         if key and key[1:] not in named.names:
             yield f"maximum_repetitions{key}", "the mixture has no such corpus"
         elif limit is not None and not (_is_number(limit) and 0 < limit <= LARGEST_WEIGHT):
-            yield f"maximum_repetitions{key}", f"a number of passes is above 0 (null: no limit), not {limit!r}"
+            yield (
+                f"maximum_repetitions{key}",
+                f"a number of passes is above 0 (null: no limit), not {limit!r}",
+            )
 
 
 def _is_number(value: Any) -> bool:

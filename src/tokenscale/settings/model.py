@@ -5,52 +5,108 @@ from dataclasses import fields, replace
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.options import LARGEST_VOCABULARY, MOST, NAME_PATTERN, as_list, option, settings_class
+from tokenscale.settings.options import (
+    LARGEST_VOCABULARY,
+    MOST,
+    NAME_PATTERN,
+    as_list,
+    option,
+    settings_class,
+)
 
 #: fields that do not apply to a model of `transformers`, which has its own configuration
-OWN = "tied_embeddings rope_theta norm_epsilon initial_deviation norm positions activation biases".split()
-OWN += "attention_biases query_key_norm head_dim rope_scaling rope_factor".split()
+OWN = [
+    "tied_embeddings",
+    "rope_theta",
+    "norm_epsilon",
+    "initial_deviation",
+    "norm",
+    "positions",
+    "activation",
+    "biases",
+]
+OWN += ["attention_biases", "query_key_norm", "head_dim", "rope_scaling", "rope_factor"]
 
 #: linear layers with a bias, by `attention_biases`
-ATTENTION_BIASES = {None: (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "output")}
+ATTENTION_BIASES = {
+    None: (),
+    "inputs": ("query", "key", "value"),
+    "all": ("query", "key", "value", "output"),
+}
 
 
 @settings_class
 class ModelSettings:
     """Decoder, or with `transformers` a model of that library.
 
-    The default is Llama's architecture: pre-norm with RMSNorm, rotary positions, SwiGLU, no biases. `norm: layer`,
-    `positions: learned`, `activation: gelu` and `biases: true` give GPT-2's.
+    The default is Llama's architecture: pre-norm with RMSNorm, rotary positions, SwiGLU, no biases.
+    `norm: layer`, `positions: learned`, `activation: gelu` and `biases: true` give GPT-2's.
     """
 
-    name: str = option("custom", "label, such as the name of a preset", science=False, pattern=NAME_PATTERN)
+    name: str = option(
+        "custom", "label, such as the name of a preset", science=False, pattern=NAME_PATTERN
+    )
     dimension: int = option(64, "width of the residual stream", ge=8, le=MOST)
     layers: int = option(2, "number of blocks", ge=1, le=1 << 16)
     heads: int = option(4, "query heads per layer", ge=1, le=MOST)
-    key_value_heads: int = option(2, "key and value heads per layer; a divisor of `heads`", ge=1, le=MOST)
-    head_dim: int | None = option(None, "width of one head; by default dimension / heads", ge=1, le=MOST)
+    key_value_heads: int = option(
+        2, "key and value heads per layer; a divisor of `heads`", ge=1, le=MOST
+    )
+    head_dim: int | None = option(
+        None, "width of one head; by default dimension / heads", ge=1, le=MOST
+    )
     hidden: int = option(192, "width of the feed-forward layer", ge=1, le=MOST)
-    vocabulary_size: int | None = option(None, "embedding rows; else the tokenizer's", ge=2, le=LARGEST_VOCABULARY)
-    tied_embeddings: bool = option(False, "share one matrix between the input embedding and the output head")
+    vocabulary_size: int | None = option(
+        None, "embedding rows; else the tokenizer's", ge=2, le=LARGEST_VOCABULARY
+    )
+    tied_embeddings: bool = option(
+        False, "share one matrix between the input embedding and the output head"
+    )
     rope_theta: float = option(500_000.0, "base of the rotary frequencies", gt=0)
-    norm_epsilon: float = option(1e-5, "added to the mean square (RMSNorm) or the variance (LayerNorm)", gt=0)
-    initial_deviation: float = option(0.02, "standard deviation of the initial weights (GPT-2's)", gt=0)
-    norm: Literal["rms", "layer"] = option("rms", "rms: RMSNorm; layer: LayerNorm (with a bias if `biases`)")
-    positions: Literal["rotary", "learned"] = option("rotary", "rotary embedding, or learned vectors")
-    maximum_positions: int | None = option(None, "positions learned: their number; else sequence_length", ge=1, le=MOST)
-    activation: Literal["swiglu", "gelu"] = option("swiglu", "swiglu: gated feed-forward; gelu: GELU (tanh form)")
+    norm_epsilon: float = option(
+        1e-5, "added to the mean square (RMSNorm) or the variance (LayerNorm)", gt=0
+    )
+    initial_deviation: float = option(
+        0.02, "standard deviation of the initial weights (GPT-2's)", gt=0
+    )
+    norm: Literal["rms", "layer"] = option(
+        "rms", "rms: RMSNorm; layer: LayerNorm (with a bias if `biases`)"
+    )
+    positions: Literal["rotary", "learned"] = option(
+        "rotary", "rotary embedding, or learned vectors"
+    )
+    maximum_positions: int | None = option(
+        None, "positions learned: their number; else sequence_length", ge=1, le=MOST
+    )
+    activation: Literal["swiglu", "gelu"] = option(
+        "swiglu", "swiglu: gated feed-forward; gelu: GELU (tanh form)"
+    )
     biases: bool = option(False, "use biases in the linear layers and in LayerNorm")
     attention_biases: Literal["all", "inputs"] | None = option(
-        None, "biases in attention alone; all: its four linear layers; inputs: query, key and value (Qwen2's)"
+        None,
+        (
+            "biases in attention alone; all: its four linear layers; inputs: query, key and value "
+            "(Qwen2's)"
+        ),
     )
-    query_key_norm: bool = option(False, "RMSNorm of each query and key head before the rotation (Qwen3's)")
-    dropout: float = option(0.0, "dropout of embeddings, attention weights and the output of each sublayer", ge=0, lt=1)
-    rope_scaling: Literal["none", "llama3"] = option("none", "llama3: scaled rotary frequencies of Llama 3.1 and 3.2")
-    rope_factor: float = option(32.0, "rope_scaling llama3: divisor of the lowest frequencies; 8 in Llama 3.1", ge=1)
+    query_key_norm: bool = option(
+        False, "RMSNorm of each query and key head before the rotation (Qwen3's)"
+    )
+    dropout: float = option(
+        0.0, "dropout of embeddings, attention weights and the output of each sublayer", ge=0, lt=1
+    )
+    rope_scaling: Literal["none", "llama3"] = option(
+        "none", "llama3: scaled rotary frequencies of Llama 3.1 and 3.2"
+    )
+    rope_factor: float = option(
+        32.0, "rope_scaling llama3: divisor of the lowest frequencies; 8 in Llama 3.1", ge=1
+    )
     transformers: str | None = option(
         None,
-        "model type of the library `transformers` (distilbert, bert, qwen2, …), built with its own configuration class "
-        "from dimension, layers, heads, key_value_heads, hidden and vocabulary_size; null: this project's decoder",
+        "model type of the library `transformers` (distilbert, bert, qwen2, …), built with its "
+        "own configuration class "
+        "from dimension, layers, heads, key_value_heads, hidden and vocabulary_size; null: this "
+        "project's decoder",
         pattern=r"^[a-z0-9][a-z0-9_-]*$",
     )
 
@@ -63,7 +119,9 @@ class ModelSettings:
         return self.heads * self.head_dimension
 
     def has_bias(self, linear: str) -> bool:
-        """Return whether a linear layer of a block has a bias, by its name (`query`, `output`, `up`, …)."""
+        """Return whether a linear layer of a block has a bias, by its name (`query`, `output`,
+        `up`, …).
+        """
         return self.biases or linear in ATTENTION_BIASES[self.attention_biases]
 
     @as_list
@@ -73,7 +131,10 @@ class ModelSettings:
         if self.head_dim is not None and odd:
             yield "head_dim", f"rotary positions need an even width, not {self.head_dim}"
         elif self.head_dim is None and (self.dimension % self.heads or odd):
-            yield "heads", f"{self.heads} heads do not divide dimension {self.dimension} into even widths"
+            yield (
+                "heads",
+                f"{self.heads} heads do not divide dimension {self.dimension} into even widths",
+            )
         if self.biases and self.attention_biases is not None:
             yield "attention_biases", "biases: true covers attention: remove one of the two"
         if self.heads % self.key_value_heads:
@@ -86,13 +147,27 @@ class ModelSettings:
         if self.rope_scaling == "none" and self.rope_factor != type(self).rope_factor:
             yield "rope_factor", "applies to rope_scaling: llama3 only"
         if self.transformers is not None:
-            own = next((f.name for f in fields(self) if f.name in OWN and getattr(self, f.name) != f.default), None)
+            own = next(
+                (
+                    f.name
+                    for f in fields(self)
+                    if f.name in OWN and getattr(self, f.name) != f.default
+                ),
+                None,
+            )
             if own is not None:
-                yield own, f"a model of transformers ({self.transformers}) defines it itself: remove it"
+                yield (
+                    own,
+                    f"a model of transformers ({self.transformers}) defines it itself: remove it",
+                )
 
     def with_positions(self, sequence_length: int) -> "ModelSettings":
-        """Return the model with `maximum_positions` set to the sequence length, if it is needed and not set."""
-        counted = self.maximum_positions is not None or (self.positions == "rotary" and self.transformers is None)
+        """Return the model with `maximum_positions` set to the sequence length, if it is needed and
+        not set.
+        """
+        counted = self.maximum_positions is not None or (
+            self.positions == "rotary" and self.transformers is None
+        )
         return self if counted else replace(self, maximum_positions=sequence_length)
 
     def check_positions(self, sequence_length: int) -> None:
@@ -101,7 +176,9 @@ class ModelSettings:
             what = "the model has fewer positions than the sequence."
             following = "shorten the sequence, or use another model"
             has = f"{self.name} has maximum_positions {self.maximum_positions}"
-            raise UserError(what, requested=f"sequence_length {sequence_length}", model=has, next=following)
+            raise UserError(
+                what, requested=f"sequence_length {sequence_length}", model=has, next=following
+            )
 
     def with_vocabulary(self, size: int) -> "ModelSettings":
         """Return the model with the tokenizer's vocabulary size, if none is set."""
@@ -109,5 +186,7 @@ class ModelSettings:
 
 
 def aligned_rows(rows: int, device: str) -> int:
-    """Return the rows of an output head's products: on GPUs the next multiple of 128, for tensor cores, as in llm.c."""
+    """Return the rows of an output head's products: on GPUs the next multiple of 128, for tensor
+    cores, as in llm.c.
+    """
     return rows + -rows % 128 if device == "cuda" else rows

@@ -1,7 +1,8 @@
-"""Settings classes: frozen stdlib dataclasses that pydantic decodes, with one set of rules for every input.
+"""Settings classes: frozen stdlib dataclasses that pydantic decodes, with one set of rules for
+every input.
 
-Files, `--config`, flags, names of stores and the JSON of ranks and records are decoded here, with the types, bounds,
-patterns and choices of the fields. pydantic is imported when a value is decoded.
+Files, `--config`, flags, names of stores and the JSON of ranks and records are decoded here, with
+the types, bounds, patterns and choices of the fields. pydantic is imported when a value is decoded.
 """
 
 import dataclasses
@@ -22,29 +23,47 @@ T = TypeVar("T")
 
 #: names of folders, workflow targets and jobs: no character is special to a file system or a shell
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-NAME_RULE = "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no accents)"
+NAME_RULE = (
+    "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no "
+    "accents)"
+)
 #: largest integer of settings, tables and NumPy; the bound of a field without a smaller one
 LARGEST = (1 << 63) - 1
-#: largest number of sequences, positions, ranks or units of one dimension: arrays and lists of it fit into memory
+#: largest number of sequences, positions, ranks or units of one dimension: arrays and lists of it
+#: fit into memory
 MOST = 1 << 24
 #: largest size of a vocabulary: ids are int32
 LARGEST_VOCABULARY = (1 << 31) - 1
 #: pydantic's configuration of a settings class
 STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": False}
 #: value that no longer exists → what replaces it
-REMOVED = {"archive": "use the format token-list or padded with `codec: zstd`, which is their default"}
+REMOVED = {
+    "archive": "use the format token-list or padded with `codec: zstd`, which is their default"
+}
 #: pydantic's error types for an unknown key
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 #: pydantic's name of a bound → its sign; beginning of its error types → what a text should be
-SIGNS, EXPECTED = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}, {"int": "an integer", "float": "a number"}
+SIGNS, EXPECTED = (
+    {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"},
+    {"int": "an integer", "float": "a number"},
+)
 #: number of further errors that a message lists
 MAX_LISTED = 20
-#: functions that return where a key belongs that is unknown where it stands (see settings/config.py)
+#: functions that return where a key belongs that is unknown where it stands (see
+#: settings/config.py)
 HOMES: list[Callable[[str], list[str]]] = []
 
 
-def option(default: Any = dataclasses.MISSING, description: str = "", *, science: bool = True, **bounds: Any) -> Any:
-    """Return a dataclass field with default, description and bounds. `science=False`: it never affects a run's id."""
+def option(
+    default: Any = dataclasses.MISSING,
+    description: str = "",
+    *,
+    science: bool = True,
+    **bounds: Any,
+) -> Any:
+    """Return a dataclass field with default, description and bounds. `science=False`: it never
+    affects a run's id.
+    """
     metadata = {"description": description, "science": science, **bounds}
     if isinstance(default, type):  # a class is used as default factory
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -72,7 +91,9 @@ class _Rule:
 
 
 class SynonymRule:
-    """Rule of a field with `synonyms`, other words for its values: they are replaced, also in flags."""
+    """Rule of a field with `synonyms`, other words for its values: they are replaced, also in
+    flags.
+    """
 
     def __init__(self, synonyms: Mapping[str, str]):
         self._synonyms = synonyms
@@ -97,7 +118,9 @@ def _refuse_boolean(value: Any) -> Any:
 
 
 class PathRule:
-    """Rule of a field with `path=True`: `~` and `$VARIABLES` are replaced, in each path of a list."""
+    """Rule of a field with `path=True`: `~` and `$VARIABLES` are replaced, in each path of a
+    list.
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         function = {"type": "no-info", "function": _expand}
@@ -119,9 +142,9 @@ def _expand(value: Any) -> Any:
 def settings_class(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are settings.
 
-    Unknown keys, infinity and NaN are refused. Integers and booleans are never converted from other types, but for the
-    text of a flag, `true` and `false`; an integer is not negative and has at most 63 bits; those of a list are at most
-    `MOST`.
+    Unknown keys, infinity and NaN are refused. Integers and booleans are never converted from other
+    types, but for the text of a flag, `true` and `false`; an integer is not negative and has at
+    most 63 bits; those of a list are at most `MOST`.
     """
     for name, hint in cls.__annotations__.items():
         metadata = getattr(cls.__dict__.get(name), "metadata", {})
@@ -141,7 +164,11 @@ def settings_class(cls: type[T]) -> type[T]:
         elif synonyms := metadata.get("synonyms"):
             cls.__annotations__[name] = Annotated[hint, SynonymRule(synonyms)]
         elif hint in (tuple[int, ...], tuple[float, ...]):
-            item = Annotated[int, _Size()] if hint == tuple[int, ...] else Annotated[float, _Rule(_refuse_boolean)]
+            item = (
+                Annotated[int, _Size()]
+                if hint == tuple[int, ...]
+                else Annotated[float, _Rule(_refuse_boolean)]
+            )
             cls.__annotations__[name] = tuple[item, ...]  # type: ignore[valid-type]
     cls.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True)(cls)
@@ -157,8 +184,8 @@ def get_default(field: dataclasses.Field) -> Any:
 def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
     """Return a settings object as nested plain values, without fields that equal their default.
 
-    Leaving out defaults keeps the ids of old runs when an option is added. `science_only` also leaves out names and
-    labels.
+    Leaving out defaults keeps the ids of old runs when an option is added. `science_only` also
+    leaves out names and labels.
     """
     result = {}
     for name, default, science, optional in _fields(settings.__class__):
@@ -191,17 +218,22 @@ def _to_plain(value: Any, science_only: bool) -> Any:
 
 @functools.cache
 def type_adapter(hint: Any) -> "pydantic.TypeAdapter":
-    """Return pydantic's decoder of a settings class or of the type of a flag. Building one takes up to 50 ms."""
+    """Return pydantic's decoder of a settings class or of the type of a flag. Building one takes up
+    to 50 ms.
+    """
     import pydantic
 
     config = None if dataclasses.is_dataclass(hint) else pydantic.ConfigDict(allow_inf_nan=False)
     return pydantic.TypeAdapter(hint, config=config)
 
 
-def decode(hint: Any, values: Any, form: str = "python", *, key: str = "", label: str = "key", **where: Any) -> Any:
+def decode(
+    hint: Any, values: Any, form: str = "python", *, key: str = "", label: str = "key", **where: Any
+) -> Any:
     """Return values of a form (`python`, `json`: text, `strings`: each value as text) as settings.
 
-    Raises one UserError for all invalid values. `label` names the fact with the key, `where` are facts for `combine`.
+    Raises one UserError for all invalid values. `label` names the fact with the key, `where` are
+    facts for `combine`.
     """
     import pydantic
 
@@ -223,15 +255,22 @@ def as_list(function: Callable[..., Iterator[T]]) -> Callable[..., list[T]]:
     return functools.wraps(function)(lambda *values, **named: list(function(*values, **named)))
 
 
-def raise_errors(errors: Iterable[UserError | tuple[str, str]], *, key: str = "", **where: Any) -> None:
-    """Raise one UserError for all errors, if there are any: UserErrors, and (field, what is wrong) of `problems()`.
+def raise_errors(
+    errors: Iterable[UserError | tuple[str, str]], *, key: str = "", **where: Any
+) -> None:
+    """Raise one UserError for all errors, if there are any: UserErrors, and (field, what is wrong)
+    of `problems()`.
 
     `key` is the parent of their keys. `where` are facts for `combine`.
     """
     found = []
     for error in errors:
         if isinstance(error, tuple):
-            facts = {"key": error[0], "reason": error[1], "next": "change this key, or the one that it conflicts with"}
+            facts = {
+                "key": error[0],
+                "reason": error[1],
+                "next": "change this key, or the one that it conflicts with",
+            }
             error = UserError("the settings do not fit together.", **facts)
         facts = {**error.facts}
         found.append((join_key(key, facts.pop("key", "")), error.what, facts))
@@ -241,17 +280,23 @@ def raise_errors(errors: Iterable[UserError | tuple[str, str]], *, key: str = ""
 
 @contextmanager
 def collect(errors: list[UserError]) -> Iterator[None]:
-    """Add the UserError of a `with` block to a list, to report it together with others by `raise_errors`."""
+    """Add the UserError of a `with` block to a list, to report it together with others by
+    `raise_errors`.
+    """
     try:
         yield
     except UserError as error:
         errors.append(error)
 
 
-def combine(found: list[tuple[str, str, dict[str, Any]]], label: str = "key", **where: Any) -> UserError:
-    """Return the error for the first problem (key, what, facts), with a line for each of the others.
+def combine(
+    found: list[tuple[str, str, dict[str, Any]]], label: str = "key", **where: Any
+) -> UserError:
+    """Return the error for the first problem (key, what, facts), with a line for each of the
+    others.
 
-    `where` are facts of all of them, such as `file`: a name, or a function from a key to the file that sets it.
+    `where` are facts of all of them, such as `file`: a name, or a function from a key to the file
+    that sets it.
     """
     lines: list[str] = []
     source, first = where.pop("file", None), found[0][2]
@@ -259,13 +304,23 @@ def combine(found: list[tuple[str, str, dict[str, Any]]], label: str = "key", **
         file = facts.setdefault("file", source(key) if callable(source) else source)
         line = facts.get("reason") or what.removeprefix(f"{key} ").rstrip(".")
         line += f", expected {facts['expected']}" if "expected" in facts else ""
-        line += f", {facts['next']}" if facts.get("next", "").startswith(("did you", "write it as")) else ""
+        line += (
+            f", {facts['next']}"
+            if facts.get("next", "").startswith(("did you", "write it as"))
+            else ""
+        )
         lines.append(": ".join(filter(None, [file if file != first["file"] else "", key, line])))
         lines += facts.get("also", "").splitlines()
     own, *lines = dict.fromkeys(lines)
     lines[MAX_LISTED:] = [f"{len(lines) - MAX_LISTED} more errors"] * (len(lines) > MAX_LISTED)
     key, what, facts = found[0]
-    shown = {"file": facts.pop("file"), label: key or None, **where, **facts, "also": "\n".join(lines) or None}
+    shown = {
+        "file": facts.pop("file"),
+        label: key or None,
+        **where,
+        **facts,
+        "also": "\n".join(lines) or None,
+    }
     return UserError(what, **(shown | {"next": shown.pop("next", None)}))
 
 
@@ -274,13 +329,19 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     where, value, context = join_key(key, *entry["loc"]), entry["input"], entry.get("ctx", {})
     if entry["type"] == "json_invalid":
         facts = {"found": str(value)[:200], "reason": context["error"]}
-        return where, "the settings are not readable JSON.", facts | {"next": "use text that this project has written"}
+        return (
+            where,
+            "the settings are not readable JSON.",
+            facts | {"next": "use text that this project has written"},
+        )
     if entry["type"] in UNKNOWN_KEY:
         word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
         homes = [home for find in HOMES for home in find(word)]
         # a key that belongs elsewhere is not taken for one that is only similar
         near = find_nearest(word, fields, 0.8 if homes else 0.6)
-        hints = [f"did you mean {near!r}?"] * bool(near) + [f"write it as {' or '.join(homes)}"] * bool(homes)
+        hints = [f"did you mean {near!r}?"] * bool(near) + [
+            f"write it as {' or '.join(homes)}"
+        ] * bool(homes)
         next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
         return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
     if entry["type"] in ("missing", "missing_argument"):
@@ -288,17 +349,32 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     expected = context.get("expected", "").replace("'", "")
     if expected and isinstance(value, str) and value in REMOVED:
         return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
-    near = find_nearest(value, expected.replace(" or ", ", ").split(", ")) if isinstance(value, str) else None
+    near = (
+        find_nearest(value, expected.replace(" or ", ", ").split(", "))
+        if isinstance(value, str)
+        else None
+    )
     message = entry["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     message = message.removeprefix("String should have ")
-    message = "".join(f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context) or message
-    message = EXPECTED.get(entry["type"].partition("_")[0], message) if "parsing" in entry["type"] else message
+    message = (
+        "".join(f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context)
+        or message
+    )
+    message = (
+        EXPECTED.get(entry["type"].partition("_")[0], message)
+        if "parsing" in entry["type"]
+        else message
+    )
     message = "true or false" if entry["type"].startswith("bool") else message
     message = message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
     message = NAME_RULE if context.get("pattern") == NAME_PATTERN else message
     shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}…"
     next = f"did you mean {near!r}?" if near else "use an expected value"
-    return where, f"{where or 'the settings'} cannot be {shown}.", {"expected": expected or message, "next": next}
+    return (
+        where,
+        f"{where or 'the settings'} cannot be {shown}.",
+        {"expected": expected or message, "next": next},
+    )
 
 
 def join_key(*parts: Any) -> str:

@@ -11,18 +11,26 @@ KINDS: dict[str, dict[str, Any]] = {
     # what the source studies call GPT-2: RMSNorm, rotary positions, SwiGLU
     "study": {"tied_embeddings": True, "rope_theta": 10_000.0, "norm_epsilon": 1e-6},
     "llama-3.1": EIGHT | {"vocabulary_size": 128_256, "rope_scaling": "llama3", "rope_factor": 8.0},
-    "llama-3.2": EIGHT | {"vocabulary_size": 128_256, "rope_scaling": "llama3", "tied_embeddings": True},
+    "llama-3.2": EIGHT
+    | {"vocabulary_size": 128_256, "rope_scaling": "llama3", "tied_embeddings": True},
     "mistral": EIGHT | {"vocabulary_size": 32_768, "rope_theta": 1e6},
     "qwen3": EIGHT
     | {"vocabulary_size": 151_936, "tied_embeddings": True, "query_key_norm": True}
     | {"rope_theta": 1e6, "norm_epsilon": 1e-6},
     # Radford et al. 2019: LayerNorm, learned positions, GELU, biases
-    "gpt2": {"tied_embeddings": True, "norm": "layer", "positions": "learned", "activation": "gelu", "biases": True},
+    "gpt2": {
+        "tied_embeddings": True,
+        "norm": "layer",
+        "positions": "learned",
+        "activation": "gelu",
+        "biases": True,
+    },
     # Devlin et al. 2019; Sanh et al. 2019; models of the library `transformers`
     "bert": {"transformers": "bert"},
     "distilbert": {"transformers": "distilbert"},
 }
-#: kinds in which each head has its own keys and values, and the feed-forward layer is four times as wide
+#: kinds in which each head has its own keys and values, and the feed-forward layer is four times as
+#: wide
 FULL = ("study", "gpt2", "bert", "distilbert")
 GPT2: dict[str, Any] = {"vocabulary_size": 50_257, "maximum_positions": 1024}
 BERT: dict[str, Any] = {"vocabulary_size": 30_522, "maximum_positions": 512, "dropout": 0.1}
@@ -30,14 +38,18 @@ BERT: dict[str, Any] = {"vocabulary_size": 30_522, "maximum_positions": 512, "dr
 NEMO: dict[str, Any] = {"vocabulary_size": 131_072}
 
 
-def _preset(name: str, kind: str, dimension: int, layers: int, heads: int, **shape: Any) -> ModelSettings:
-    facts = KINDS[kind] | ({"key_value_heads": heads, "hidden": 4 * dimension} if kind in FULL else {})
+def _preset(
+    name: str, kind: str, dimension: int, layers: int, heads: int, **shape: Any
+) -> ModelSettings:
+    facts = KINDS[kind] | (
+        {"key_value_heads": heads, "hidden": 4 * dimension} if kind in FULL else {}
+    )
     return ModelSettings(name, dimension, layers, heads, **(facts | shape))
 
 
-#: Small sizes for CPUs and workstations; then models of the source studies, then published models with CPU sizes.
-#: The studies call the two `study` models "124M" and "355M"; with GPT-2's vocabulary they have 152 and 454 million
-#: weights, because of the three matrices of SwiGLU.
+#: Small sizes for CPUs and workstations; then models of the source studies, then published models
+#: with CPU sizes. The studies call the two `study` models "124M" and "355M"; with GPT-2's
+#: vocabulary they have 152 and 454 million weights, because of the three matrices of SwiGLU.
 PRESETS = {
     m.name: m
     for m in (

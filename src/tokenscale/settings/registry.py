@@ -1,7 +1,9 @@
-"""Registries: names in settings → facts about them and, where only their own jobs import it, the name of their module.
+"""Registries: names in settings → facts about them and, where only their own jobs import it, the
+name of their module.
 
-This file is not part of any job's code hash: a job hashes the modules that it uses, which are passed by name. A new
-entry therefore reruns nothing. docs/extend.md defines what the module or function of an entry must provide.
+This file is not part of any job's code hash: a job hashes the modules that it uses, which are
+passed by name. A new entry therefore reruns nothing. docs/extend.md defines what the module or
+function of an entry must provide.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,9 +16,11 @@ class SourceSpec(NamedTuple):
     description: str
     needs: tuple[str, ...] = ()  # fields of `SourceSettings` that it must have, and
     options: tuple[str, ...] = ()  # those that it may have
-    downloaded: bool = False  # its files are fetched by `download`, so that a corpus does not depend on how they came
+    # its files are fetched by `download`, so that a corpus does not depend on how they came
+    downloaded: bool = False
     splittable: bool = False  # it reads files, and its functions take a part of them
-    module: str | None = None  # of a user's own kind: has `describe` and `documents`, see `corpus.build.find_source`
+    # of a user's own kind: has `describe` and `documents`, see `corpus.build.find_source`
+    module: str | None = None
 
 
 class TokenizerSpec(NamedTuple):
@@ -25,31 +29,38 @@ class TokenizerSpec(NamedTuple):
     needs: tuple[str, ...] = ()  # fields of `TokenizerSettings` that it must have, and
     options: tuple[str, ...] = ()  # those that it may have
     engines: tuple[str, ...] = ()  # packages that can encode its text, fastest first
-    module: str | None = None  # of a user's own kind: has `make` and `load`, see `tokenizers.load.Kind`
+    # of a user's own kind: has `make` and `load`, see `tokenizers.load.Kind`
+    module: str | None = None
 
 
 class Format(NamedTuple):
-    """Storage format of tokens. `reader` is a class and `writer` a function, as `module:name`: in two modules, so that
-    an edit of the writer reruns no training.
+    """Storage format of tokens. `reader` is a class and `writer` a function, as `module:name`: in
+    two modules, so that an edit of the writer reruns no training.
     """
 
     reader: str
     writer: str
     options: tuple[str, ...]  # fields of `StoreSettings` that apply
-    streamed: bool = False  # documents are read by number; the approach of this name trains on them as endless streams
+    # documents are read by number; the approach of this name trains on them as endless streams
+    streamed: bool = False
     splittable: bool = False  # stores of corpora with several parts are written in as many
 
 
 class Approach(NamedTuple):
-    """Data-loading strategy. `data/batches/stored.py` or `online.py` has the function that opens its batches."""
+    """Data-loading strategy. `data/batches/stored.py` or `online.py` has the function that opens
+    its batches.
+    """
 
-    format: str | None = None  # store format that it reads; None: raw text, tokenized while training
+    # store format that it reads; None: raw text, tokenized while training
+    format: str | None = None
     twin: str | None = None  # approach that makes bit-identical batches from raw text
     streams: bool = False  # sequences are cut from an endless stream, at any token
 
 
 class ObjectiveSpec(NamedTuple):
-    """Objective. Its batches are in `data/batches/objectives.py`, the class of its loss in `train/models/build.py`."""
+    """Objective. Its batches are in `data/batches/objectives.py`, the class of its loss in
+    `train/models/build.py`.
+    """
 
     causal: bool = True  # each position attends to earlier positions only
     special_ids: bool = False  # it reads the tokenizer's manifest
@@ -57,28 +68,52 @@ class ObjectiveSpec(NamedTuple):
     flops: float = 1.0  # per token, relative to next-token training
 
 
-_READ = tuple(
-    "validation_files target_files validation_target_files format text_column target_column separator".split()
+_READ = (
+    "validation_files",
+    "target_files",
+    "validation_target_files",
+    "format",
+    "text_column",
+    "target_column",
+    "separator",
 )
 _FETCHED = (*_READ, "downloaded", "published_documents")
 #: source kind → its options
 SOURCES = {
-    "docstrings": SourceSpec("docstrings of installed packages, one per document", options=("packages",)),
+    "docstrings": SourceSpec(
+        "docstrings of installed packages, one per document", options=("packages",)
+    ),
     "files": SourceSpec("Parquet, JSONL, TSV or text files", ("files",), _READ, splittable=True),
-    "url": SourceSpec("such files from the web", ("files",), _FETCHED, downloaded=True, splittable=True),
-    "bucket": SourceSpec("such files from an S3 bucket", ("files",), _FETCHED, downloaded=True, splittable=True),
-    "hub": SourceSpec("files of a Hugging Face dataset", ("repository", "revision", "files"), _FETCHED, True, True),
+    "url": SourceSpec(
+        "such files from the web", ("files",), _FETCHED, downloaded=True, splittable=True
+    ),
+    "bucket": SourceSpec(
+        "such files from an S3 bucket", ("files",), _FETCHED, downloaded=True, splittable=True
+    ),
+    "hub": SourceSpec(
+        "files of a Hugging Face dataset", ("repository", "revision", "files"), _FETCHED, True, True
+    ),
     "stream": SourceSpec(
         "documents of a Hugging Face dataset, streamed",
         ("repository",),
-        ("revision", "subset", "split", "validation_split", "text_column", "target_column", "published_documents"),
+        (
+            "revision",
+            "subset",
+            "split",
+            "validation_split",
+            "text_column",
+            "target_column",
+            "published_documents",
+        ),
     ),
     "dummy": SourceSpec("random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")),
 }
 #: tokenizer kind → its options and engines
 TOKENIZERS = {
     "tekken": TokenizerSpec(engines=("gigatoken", "tiktoken", "tokenizers", "mistral-common")),
-    "huggingface": TokenizerSpec(("source",), ("revision", "bos", "eos"), ("gigatoken", "tokenizers")),
+    "huggingface": TokenizerSpec(
+        ("source",), ("revision", "bos", "eos"), ("gigatoken", "tokenizers")
+    ),
     "bpe": TokenizerSpec(("corpus", "vocabulary_size"), engines=("gigatoken", "tokenizers")),
     "numbers": TokenizerSpec(("vocabulary_size",)),
 }
@@ -142,7 +177,11 @@ DRAWINGS = {
     "scaling_model": "scaling_model",
 }
 #: figure → module that draws it
-FIGURES = {name: f"tokenscale.report.drawings.{file}" for file, names in DRAWINGS.items() for name in names.split()}
+FIGURES = {
+    name: f"tokenscale.report.drawings.{file}"
+    for file, names in DRAWINGS.items()
+    for name in names.split()
+}
 #: other name of a figure, as in a source study → the figure that shows the same
 ALIASES = {
     "efficiency_comparison": "scaling_throughput",
@@ -163,5 +202,7 @@ def list_figures(names: Iterable[str]) -> list[str]:
 
 
 def drawn_figures(head: Mapping[str, Any]) -> list[str]:
-    """Return the figures of an experiment's description, all where it names none; unknown names are left out."""
+    """Return the figures of an experiment's description, all where it names none; unknown names are
+    left out.
+    """
     return [name for name in list_figures(head.get("figures") or FIGURES) if name in FIGURES]

@@ -1,15 +1,31 @@
-"""Settings of one run: everything that affects its result, the run id derived from it, and resuming from another."""
+"""Settings of one run: everything that affects its result, the run id derived from it, and resuming
+from another.
+"""
 
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from tokenscale.base.files import canonical_json, sha256_text
-from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    CorpusSettings,
+    StorageSettings,
+    StoreSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import LARGEST, MOST, NAME_PATTERN, as_list, from_json, option, settings_class, to_dict
+from tokenscale.settings.options import (
+    LARGEST,
+    MOST,
+    NAME_PATTERN,
+    as_list,
+    from_json,
+    option,
+    settings_class,
+    to_dict,
+)
 from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: value of `arm` for this project's own trainer
@@ -35,9 +51,12 @@ class OptimizerSettings:
     weight_decay: float = option(0.1, "decoupled weight decay", ge=0)
     clip_norm: float | None = option(1.0, "largest global gradient norm; null: no clipping", gt=0)
     moments: Literal["weights", "fp32"] = option(
-        "weights", "number format: that of the weights, or fp32 over weights in bf16 (precision bf16-true)"
+        "weights",
+        "number format: that of the weights, or fp32 over weights in bf16 (precision bf16-true)",
     )
-    fused: bool = option(True, "update all weights in one kernel, which also clips and unscales the gradients")
+    fused: bool = option(
+        True, "update all weights in one kernel, which also clips and unscales the gradients"
+    )
 
 
 @settings_class
@@ -45,7 +64,9 @@ class ScheduleSettings:
     """Learning rate by step: linear warm-up, then decay to a floor."""
 
     shape: Literal["constant", "linear", "cosine"] = option("cosine", "decay after the warm-up")
-    warmup_steps: int = option(10, "steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0)
+    warmup_steps: int = option(
+        10, "steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0
+    )
     floor: float = option(0.1, "final learning rate as a share of the peak", ge=0, le=1)
 
 
@@ -54,12 +75,18 @@ class BudgetSettings:
     """Length of a run: `steps`, or one of the other budgets instead."""
 
     steps: int = option(100, "optimizer steps; used when no other budget is set", ge=1, le=10**12)
-    epochs: float | None = option(None, "passes over the training data, rounded up to whole steps", gt=0, le=10**9)
+    epochs: float | None = option(
+        None, "passes over the training data, rounded up to whole steps", gt=0, le=10**9
+    )
     useful_tokens: int | None = option(
         None, "target tokens that count in the loss, all ranks; rounded up to steps", ge=1
     )
-    flops: float | None = option(None, "training FLOPs (convention `full`, with padding), rounded up to steps", gt=0)
-    wall_s: float | None = option(None, "seconds of training steps; the first step that begins later is the last", gt=0)
+    flops: float | None = option(
+        None, "training FLOPs (convention `full`, with padding), rounded up to steps", gt=0
+    )
+    wall_s: float | None = option(
+        None, "seconds of training steps; the first step that begins later is the last", gt=0
+    )
 
     @property
     def kind(self) -> str:
@@ -72,15 +99,21 @@ BUDGETS = ("epochs", "useful_tokens", "flops", "wall_s")
 
 @settings_class
 class ValidationSettings:
-    """Loss on a fixed held-out slice: the first sequences of the packed validation store, for every approach."""
+    """Loss on a fixed held-out slice: the first sequences of the packed validation store, for every
+    approach.
+    """
 
     rows: int = option(64, "sequences in the slice; 0: no validation", ge=0, le=MOST)
     every: int = option(0, "steps between validations; 0: only at the start and the end", ge=0)
     each_epoch: bool = option(False, "also validate after the last step of each epoch")
     at_start: bool = option(True, "validate before the first step")
     at_end: bool = option(True, "validate after the last step")
-    accuracy: bool = option(False, "also measure accuracy: the share of targets with the largest logit")
-    bleu: int = option(0, "validation pairs to translate at the end, for BLEU; 0: none", ge=0, le=MOST)
+    accuracy: bool = option(
+        False, "also measure accuracy: the share of targets with the largest logit"
+    )
+    bleu: int = option(
+        0, "validation pairs to translate at the end, for BLEU; 0: none", ge=0, le=MOST
+    )
     bleu_each_epoch: bool = option(False, "also translate them after the last step of each epoch")
 
 
@@ -88,14 +121,22 @@ class ValidationSettings:
 class CheckpointSettings:
     """Weights and resume states that a run writes to `results/runs/<run id>/checkpoints/`."""
 
-    every: int = option(0, "steps between resume states; 0: none, and an interrupted run starts over", ge=0)
+    every: int = option(
+        0, "steps between resume states; 0: none, and an interrupted run starts over", ge=0
+    )
     each_epoch: bool = option(False, "write a resume state after the last step of each epoch")
-    at_start: bool = option(False, "write a resume state before the first step: the seed checkpoint for other layouts")
+    at_start: bool = option(
+        False, "write a resume state before the first step: the seed checkpoint for other layouts"
+    )
     keep_last: int = option(1, "newest resume states to keep", ge=1)
-    keep_resume_state: bool = option(False, "keep resume states after the run has ended, and write one at its end")
+    keep_resume_state: bool = option(
+        False, "keep resume states after the run has ended, and write one at its end"
+    )
     final: bool = option(False, "write the final weights, for `evaluate`, `generate` and `export`")
     best: bool = option(False, "keep the weights with the lowest validation loss so far")
-    asynchronous: bool = option(True, "write a copy in a background thread while training continues")
+    asynchronous: bool = option(
+        True, "write a copy in a background thread while training continues"
+    )
 
 
 @settings_class
@@ -105,7 +146,9 @@ class MaskingSettings:
     The masked positions depend on (seed, global sample, position) alone.
     """
 
-    share: float = option(0.15, "share of useful tokens to predict: 80 % masked, 10 % random, 10 % as is", gt=0, le=1)
+    share: float = option(
+        0.15, "share of useful tokens to predict: 80 % masked, 10 % random, 10 % as is", gt=0, le=1
+    )
 
 
 @settings_class
@@ -124,7 +167,9 @@ GPU = {"cuda": "auto", "gpu": "auto"}
 class RunSettings:
     """Scientific settings of one run. Where and how it is started is not part of them."""
 
-    corpus: CorpusSettings = option(CorpusSettings, "text to train on: a corpus or a mixture of config.yaml")
+    corpus: CorpusSettings = option(
+        CorpusSettings, "text to train on: a corpus or a mixture of config.yaml"
+    )
     tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
     model: ModelSettings = option(ModelSettings, "shape of the model")
     approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
@@ -132,50 +177,78 @@ class RunSettings:
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
-        "library that tokenizes during training, without effect if tokens are read; auto: the fastest installed one "
+        "library that tokenizes during training, without effect if tokens are read; auto: the "
+        "fastest installed one "
         "with exact ids; tokenizers: the one of the source studies",
     )
     sequence_length: int = option(1024, "tokens per sequence", ge=8, le=MOST)
-    eos: bool = option(False, "end each document with EOS; every document begins with BOS in any case")
+    eos: bool = option(
+        False, "end each document with EOS; every document begins with BOS in any case"
+    )
     storage: StorageSettings = option(StorageSettings, "storage options of the Parquet formats")
     packing: Literal["best-fit", "concatenate"] = option(
         "best-fit",
-        "approach packed. best-fit: fill sequences, cut only documents that are longer than one; concatenate: cut "
+        "approach packed. best-fit: fill sequences, cut only documents that are longer than one; "
+        "concatenate: cut "
         "wherever a sequence ends",
     )
-    arm: str = option(OURS, "trainer: tokenscale, or a folder in workflow/arms", pattern=NAME_PATTERN)
-    global_batch: int = option(8, "global batch size: sequences per optimizer step, over all ranks", ge=1, le=MOST)
-    micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, le=MOST)
-    prefetch: bool | None = option(None, "read one batch ahead in a thread; by default on GPUs only")
+    arm: str = option(
+        OURS, "trainer: tokenscale, or a folder in workflow/arms", pattern=NAME_PATTERN
+    )
+    global_batch: int = option(
+        8, "global batch size: sequences per optimizer step, over all ranks", ge=1, le=MOST
+    )
+    micro_batch: int = option(
+        8, "largest number of sequences per forward pass of one rank", ge=1, le=MOST
+    )
+    prefetch: bool | None = option(
+        None, "read one batch ahead in a thread; by default on GPUs only"
+    )
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
     device: Literal["auto", "cpu"] = option(
-        "auto", "auto (or cuda, gpu): one GPU per rank if there are GPUs; cpu: never a GPU", synonyms=GPU
+        "auto",
+        "auto (or cuda, gpu): one GPU per rank if there are GPUs; cpu: never a GPU",
+        synonyms=GPU,
     )
     precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = option(
         "fp32",
-        "bf16: autocast with fp32 weights; fp16: the same with loss scaling; bf16-true: weights, gradients and "
+        "bf16: autocast with fp32 weights; fp16: the same with loss scaling; bf16-true: weights, "
+        "gradients and "
         "optimizer moments in bf16, as in the source studies",
     )
-    float8: bool = option(False, "float8 matrix products in the blocks (Hopper GPUs or later, needs torchao)")
+    float8: bool = option(
+        False, "float8 matrix products in the blocks (Hopper GPUs or later, needs torchao)"
+    )
     objective: Literal[*OBJECTIVES] = option(  # type: ignore[valid-type]
         "causal", "objective: predict the next token, or masked ones"
     )
-    masking: MaskingSettings = option(MaskingSettings, "objective masked: which tokens are predicted")
+    masking: MaskingSettings = option(
+        MaskingSettings, "objective masked: which tokens are predicted"
+    )
     labels: Literal["all", "target", "stream"] = option(
         "all",
-        "tokens that are predicted. all: those of documents, but not their first; target: of a translation pair only "
-        "the target, which follows the first EOS; stream: first tokens too, as trainers do that read one stream of "
+        "tokens that are predicted. all: those of documents, but not their first; target: of a "
+        "translation pair only "
+        "the target, which follows the first EOS; stream: first tokens too, as trainers do that "
+        "read one stream of "
         "tokens (packing concatenate)",
     )
-    document_mask: bool = option(False, "restrict attention to tokens of the same document; approach packed only")
+    document_mask: bool = option(
+        False, "restrict attention to tokens of the same document; approach packed only"
+    )
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
         "auto",
-        "attention kernel; auto: the fastest that device and mask allow. The run's records name the kernel used",
+        (
+            "attention kernel; auto: the fastest that device and mask allow. The run's records "
+            "name "
+            "the kernel used"
+        ),
     )
     loss_chunk: int = option(0, "positions whose logits are computed at once; 0: all", ge=0)
     activation_checkpointing: Literal["none", "block", "selective"] = option(
         "none",
-        "activations recomputed in the backward pass. block: whole blocks; selective: all but matrix products and "
+        "activations recomputed in the backward pass. block: whole blocks; selective: all but "
+        "matrix products and "
         "attention",
     )
     compile: bool = option(False, "apply torch.compile to each block and to the loss")
@@ -183,28 +256,41 @@ class RunSettings:
     schedule: ScheduleSettings = option(ScheduleSettings, "learning rate by step")
     budget: BudgetSettings = option(BudgetSettings, "length of the run")
     validation: ValidationSettings = option(ValidationSettings, "held-out validation")
-    checkpoints: CheckpointSettings = option(CheckpointSettings, "weights and resume states on disk")
+    checkpoints: CheckpointSettings = option(
+        CheckpointSettings, "weights and resume states on disk"
+    )
     resume_from: str | None = option(
         None,
-        "folder of another run's resume state to continue from; layout, budget and evaluation may differ. In an "
+        "folder of another run's resume state to continue from; layout, budget and evaluation "
+        "may differ. In an "
         "experiment's file also `run` and `step` of a run of the same experiment",
         path=True,
     )
-    log_every: int = option(10, "steps between readings of device counters; every step is logged in any case", ge=1)
-    garbage_every: int = option(100, "steps between garbage collections; 0: Python's automatic collection", ge=0)
+    log_every: int = option(
+        10, "steps between readings of device counters; every step is logged in any case", ge=1
+    )
+    garbage_every: int = option(
+        100, "steps between garbage collections; 0: Python's automatic collection", ge=0
+    )
     profile: ProfileSettings = option(ProfileSettings, "profiler trace of some steps")
-    mixture: MixtureSettings | None = option(None, "corpora and weights, if `corpus` is a mixture; filled in")
+    mixture: MixtureSettings | None = option(
+        None, "corpora and weights, if `corpus` is a mixture; filled in"
+    )
     seed: int = option(0, "seed of the initial weights and of the sample order", ge=0)
     repeat: int = option(0, "number of the repeat; added to the seed", ge=0)
 
     @property
     def effective_seed(self) -> int:
-        """Seed of weights and sample order, shared by the approaches of one repeat (paired comparisons)."""
+        """Seed of weights and sample order, shared by the approaches of one repeat (paired
+        comparisons).
+        """
         return self.seed + self.repeat
 
     @property
     def autocasts(self) -> bool:
-        """Whether weights are fp32 and autocast rounds them for products; else all is computed in one format."""
+        """Whether weights are fp32 and autocast rounds them for products; else all is computed in
+        one format.
+        """
         return self.precision in ("bf16", "fp16") and self.layout.gather == "stored"
 
     @property
@@ -214,7 +300,9 @@ class RunSettings:
 
     @property
     def identity(self) -> str:
-        """Run id: a readable prefix and ten hex digits over the science fields that differ from their defaults."""
+        """Run id: a readable prefix and ten hex digits over the science fields that differ from
+        their defaults.
+        """
         digest = sha256_text(canonical_json(to_dict(self, science_only=True)))
         trainer = self.approach if self.arm == OURS else self.arm
         return f"{trainer}-{self.model.name}-{self.layout.method}-w{self.layout.world_size}-{digest[:10]}"
@@ -228,52 +316,81 @@ class RunSettings:
         own = {"sequence_length": self.sequence_length, "eos": self.eos, "packing": self.packing}
         values = vars(self.storage) | own
         known = StoreSettings.OPTIONS[store_format]
-        return StoreSettings(store_format, **{name: value for name, value in values.items() if name in known})
+        return StoreSettings(
+            store_format, **{name: value for name, value in values.items() if name in known}
+        )
 
     @property
     def validation_store(self) -> StoreSettings | None:
-        """Store of the held-out slice: always packed, so that all approaches are evaluated on the same sequences."""
+        """Store of the held-out slice: always packed, so that all approaches are evaluated on the
+        same sequences.
+        """
         if self.validation.rows == 0:
             return None
-        return StoreSettings("packed", split="validation", sequence_length=self.sequence_length, eos=self.eos)
+        return StoreSettings(
+            "packed", split="validation", sequence_length=self.sequence_length, eos=self.eos
+        )
 
     @property
     def corpora(self) -> list[CorpusSettings]:
         """The corpus of the run, or the corpora of its mixture."""
-        return [self.corpus] if self.mixture is None else [source.corpus for source in self.mixture.sources]
+        return (
+            [self.corpus]
+            if self.mixture is None
+            else [source.corpus for source in self.mixture.sources]
+        )
 
     @property
     def trained_corpora(self) -> list[CorpusSettings]:
         """The corpus of the run, or the corpora with a weight in its mixture."""
-        return [self.corpus] if self.mixture is None else [source.corpus for source in self.mixture.trained_sources]
+        return (
+            [self.corpus]
+            if self.mixture is None
+            else [source.corpus for source in self.mixture.trained_sources]
+        )
 
     @property
     def keeps_weights(self) -> bool:
         """Whether the run writes weights; the tokenizer is then saved with them."""
         policy = self.checkpoints
-        resumable = policy.keep_resume_state or policy.every > 0 or policy.each_epoch or policy.at_start
+        resumable = (
+            policy.keep_resume_state or policy.every > 0 or policy.each_epoch or policy.at_start
+        )
         return policy.final or policy.best or resumable
 
     @property
     def reads_tokenizer(self) -> bool:
-        """Whether the tokenizer's folder is an input: to tokenize, for its special ids, or to save it."""
+        """Whether the tokenizer's folder is an input: to tokenize, for its special ids, or to save
+        it.
+        """
         return self.reads_text or OBJECTIVES[self.objective].special_ids or self.keeps_weights
 
     @property
     def reads_text(self) -> bool:
-        """Whether the raw corpus is an input: to tokenize it while training, or to translate it at the end."""
+        """Whether the raw corpus is an input: to tokenize it while training, or to translate it at
+        the end.
+        """
         return self.store is None or self.validation.bleu > 0
 
     @as_list
-    def problems(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:  # noqa: C901
         """Violations of rules over several fields, as (field, what is wrong)."""
         yield from ((f"model.{f}", text) for f, text in self.model.problems())
         yield from ((f"tokenizer.{f}", text) for f, text in self.tokenizer.problems())
-        if self.model.maximum_positions is not None and self.model.maximum_positions < self.sequence_length:
-            text = f"{self.model.maximum_positions} is less than sequence_length {self.sequence_length}"
+        if (
+            self.model.maximum_positions is not None
+            and self.model.maximum_positions < self.sequence_length
+        ):
+            text = (
+                f"{self.model.maximum_positions} is less than sequence_length "
+                f"{self.sequence_length}"
+            )
             yield "model.maximum_positions", text
         if self.model.transformers and self.attention not in ("auto", "sdpa"):
-            yield "attention", f"models of transformers ({self.model.transformers}) use their own attention"
+            yield (
+                "attention",
+                f"models of transformers ({self.model.transformers}) use their own attention",
+            )
         yield from [(f"layout.{field}", text) for field, text in self._layout_problems()]
         if self.budget.kind == "steps" and self.schedule.warmup_steps > self.budget.steps:
             text = f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"
@@ -282,13 +399,26 @@ class RunSettings:
         if len(budgets) > 1 or (budgets and self.budget.steps != BudgetSettings().steps):
             yield f"budget.{budgets[0]}", "a run has one budget: remove the others"
         if self.document_mask and self.approach != "packed":
-            yield "document_mask", f"approach {self.approach} does not record document boundaries; packed does"
+            yield (
+                "document_mask",
+                f"approach {self.approach} does not record document boundaries; packed does",
+            )
         if self.document_mask and self.model.transformers:
-            yield "document_mask", f"models of transformers ({self.model.transformers}) do not support document_mask"
+            yield (
+                "document_mask",
+                f"models of transformers ({self.model.transformers}) do not support document_mask",
+            )
         if self.labels == "target":
             if BATCHES[self.approach].streams or self.packing == "concatenate":
-                cuts = f"approach {self.approach}" if self.packing == "best-fit" else "packing concatenate"
-                yield "labels", f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin"
+                cuts = (
+                    f"approach {self.approach}"
+                    if self.packing == "best-fit"
+                    else "packing concatenate"
+                )
+                yield (
+                    "labels",
+                    f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin",
+                )
             if not self.eos:
                 yield "labels", "the target of a pair follows EOS: set eos: true"
             if not OBJECTIVES[self.objective].causal:
@@ -302,8 +432,15 @@ class RunSettings:
         yield from [(f"validation.{field}", text) for field, text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
             yield "checkpoints.best", "needs a validation loss: set validation.rows"
-        if self.attention in ("flex", "varlen") and not self.document_mask and not self.model.transformers:
-            yield "attention", f"{self.attention} is used only with document_mask: set it, or remove attention"
+        if (
+            self.attention in ("flex", "varlen")
+            and not self.document_mask
+            and not self.model.transformers
+        ):
+            yield (
+                "attention",
+                f"{self.attention} is used only with document_mask: set it, or remove attention",
+            )
         yield from self._kernel_problems()
         if self.objective != "masked" and self.masking != MaskingSettings():
             yield "masking", f"objective {self.objective} does not mask tokens"
@@ -312,7 +449,10 @@ class RunSettings:
         if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
             yield "labels", "stream needs approach packed and packing concatenate"
         if self.optimizer.moments != "weights" and self.precision != "bf16-true":
-            yield "optimizer.moments", f"precision {self.precision} has fp32 weights, and moments like them"
+            yield (
+                "optimizer.moments",
+                f"precision {self.precision} has fp32 weights, and moments like them",
+            )
         if self.arm != OURS:
             yield from self._arm_problems()
         if self.packing != "best-fit" and self.approach != "packed":
@@ -321,10 +461,13 @@ class RunSettings:
             yield "storage.codec_level", f"codec {self.storage.codec} has no level"
 
     def _arm_problems(self) -> list[tuple[str, str]]:
-        """Settings that no other trainer takes: it gets weights, batches, learning rates and the optimizer's values."""
+        """Settings that no other trainer takes: it gets weights, batches, learning rates and the
+        optimizer's values.
+        """
         no = "not supported"
         wrong = {
-            "labels": self.labels != "stream" and "needs stream: other trainers cannot ignore labels",
+            "labels": self.labels != "stream"
+            and "needs stream: other trainers cannot ignore labels",
             "objective": self.objective != "causal" and no,
             "budget": self.budget.kind != "steps" and no,
             "validation.rows": self.validation.rows and "needs 0: only training is compared",
@@ -332,7 +475,8 @@ class RunSettings:
             "model.dropout": self.model.dropout and "needs 0: random numbers differ",
             "document_mask": self.document_mask and no,
             "float8": self.float8 and no,
-            "precision": self.precision not in ("fp32", "bf16") and f"needs fp32 or bf16, not {self.precision}",
+            "precision": self.precision not in ("fp32", "bf16")
+            and f"needs fp32 or bf16, not {self.precision}",
             "checkpoints": self.checkpoints != CheckpointSettings() and no,
             "profile": self.profile != ProfileSettings() and no,
             "resume_from": self.resume_from and no,
@@ -355,7 +499,10 @@ class RunSettings:
         if self.float8 and self.model.dimension % 16:
             below = self.model.dimension // 16 * 16
             fitting = " and ".join(str(width) for width in (below, below + 16) if width)
-            text = f"no product with a width of {self.model.dimension} can be float8: {fitting} are multiples of 16"
+            text = (
+                f"no product with a width of {self.model.dimension} can be float8: {fitting} are "
+                "multiples of 16"
+            )
             yield "model.dimension", text
 
     def _mixture_problems(self) -> Iterator[tuple[str, str]]:
@@ -366,12 +513,23 @@ class RunSettings:
         for section in ("validation", "checkpoints"):
             if getattr(self, section).each_epoch:
                 yield f"{section}.each_epoch", f"a mixture has no epochs: set {section}.every"
-        if self.budget.kind != "steps" and any(s.maximum_repetitions is not None for s in self.mixture.sources):
-            text = "only a budget of steps fixes the sequences of each source in advance: set budget.steps, or "
-            yield f"budget.{self.budget.kind}", f"{text}maximum_repetitions: null of the mixture {self.corpus.name}"
+        if self.budget.kind != "steps" and any(
+            s.maximum_repetitions is not None for s in self.mixture.sources
+        ):
+            text = (
+                "only a budget of steps fixes the sequences of each source in advance: set "
+                "budget.steps, or "
+            )
+            yield (
+                f"budget.{self.budget.kind}",
+                f"{text}maximum_repetitions: null of the mixture {self.corpus.name}",
+            )
         if self.labels == "target":
             for corpus in (corpus for corpus in self.corpora if not corpus.source.pairs):
-                yield "labels", f"documents of corpus {corpus.name} are not pairs: they have no target"
+                yield (
+                    "labels",
+                    f"documents of corpus {corpus.name} are not pairs: they have no target",
+                )
 
     def _translation_problems(self) -> Iterator[tuple[str, str]]:
         if not self.validation.bleu:
@@ -379,28 +537,69 @@ class RunSettings:
                 yield "bleu_each_epoch", "nothing is translated: set validation.bleu"
             return
         if self.mixture is not None:
-            yield "bleu", f"{self.corpus.name} is a mixture: evaluate --bleu translates the pairs of one corpus"
+            yield (
+                "bleu",
+                (
+                    f"{self.corpus.name} is a mixture: evaluate --bleu translates the pairs of one "
+                    "corpus"
+                ),
+            )
         elif not self.corpus.source.pairs:
-            yield "bleu", f"documents of corpus {self.corpus.name} are not pairs: there is nothing to translate"
+            yield (
+                "bleu",
+                (
+                    f"documents of corpus {self.corpus.name} are not pairs: there is nothing to "
+                    "translate"
+                ),
+            )
         if not OBJECTIVES[self.objective].causal:
             yield "bleu", f"a model of objective {self.objective} cannot generate text"
         if self.float8:
-            yield "bleu", "float8 products need more rows: set checkpoints.final, then evaluate --bleu"
+            yield (
+                "bleu",
+                "float8 products need more rows: set checkpoints.final, then evaluate --bleu",
+            )
 
     def _layout_problems(self) -> Iterator[tuple[str, str]]:
         if OBJECTIVES[self.objective].whole_model:
-            text = f"objective {self.objective} needs the whole model on each rank: use data, or sharding zero1"
-            yield from [(name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1]
-            yield from [("sharding", text)] * (self.layout.shard > 1 and self.layout.sharding != "zero1")
+            text = (
+                f"objective {self.objective} needs the whole model on each rank: use data, or "
+                "sharding zero1"
+            )
+            yield from [
+                (name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1
+            ]
+            yield from [("sharding", text)] * (
+                self.layout.shard > 1 and self.layout.sharding != "zero1"
+            )
         if self.layout.gather == "bf16" and self.precision != "bf16":
             yield "gather", f"bf16 needs precision bf16, not {self.precision}: use stored"
         if self.layout.gather == "bf16" and self.validation.bleu:
-            yield "gather", "translation needs stored weights: set checkpoints.final, then evaluate --bleu"
+            yield (
+                "gather",
+                "translation needs stored weights: set checkpoints.final, then evaluate --bleu",
+            )
         if self.float8 and self.layout.tensor > 1:
-            yield "tensor", "float8 layers cannot be sharded by tensor: remove float8, or use data, shard or pipeline"
-        if self.layout.pipeline > 1 and self.layout.schedule == "zero-bubble" and (self.float8 or self.compile):
-            yield "schedule", f"zero-bubble does not support {'float8' if self.float8 else 'compile'}: use 1f1b"
-        yield from self.layout.problems(self.model, self.global_batch, self.micro_batch, self.sequence_length)
+            yield (
+                "tensor",
+                (
+                    "float8 layers cannot be sharded by tensor: remove float8, or use data, "
+                    "shard or "
+                    "pipeline"
+                ),
+            )
+        if (
+            self.layout.pipeline > 1
+            and self.layout.schedule == "zero-bubble"
+            and (self.float8 or self.compile)
+        ):
+            yield (
+                "schedule",
+                f"zero-bubble does not support {'float8' if self.float8 else 'compile'}: use 1f1b",
+            )
+        yield from self.layout.problems(
+            self.model, self.global_batch, self.micro_batch, self.sequence_length
+        )
 
     def to_json(self) -> str:
         """Return canonical JSON without defaults, as a workflow rule passes it to the trainer."""
@@ -412,7 +611,15 @@ class RunSettings:
 #: settings that may differ; all others determine the data, the model or the computation of a step
 MAY_DIFFER = {
     *("layout", "micro_batch", "device", "engine", "prefetch", "budget", "schedule", "validation"),
-    *("checkpoints", "resume_from", "log_every", "garbage_every", "profile", "attention", "loss_chunk"),
+    *(
+        "checkpoints",
+        "resume_from",
+        "log_every",
+        "garbage_every",
+        "profile",
+        "attention",
+        "loss_chunk",
+    ),
     *("activation_checkpointing", "compile"),
 }
 
@@ -429,13 +636,17 @@ def parse_run_id(state: str) -> str | None:
 
 
 def start_step(run: RunSettings) -> int:
-    """Return the number of steps done before this run, from the name of the state it resumes from."""
+    """Return the number of steps done before this run, from the name of the state it resumes
+    from.
+    """
     found = re.search(r"step=(\d+)/?$", run.resume_from or "")
     return int(found[1]) if found else 0
 
 
 def find_difference(theirs: RunSettings, mine: RunSettings) -> tuple[str, Any, Any] | None:
-    """Return (setting, value there, value here) of the first difference that prevents resuming `mine`, or None."""
+    """Return (setting, value there, value here) of the first difference that prevents resuming
+    `mine`, or None.
+    """
     there, here = (to_dict(run, science_only=True) for run in (theirs, mine))
     for key in sorted((there.keys() | here.keys()) - MAY_DIFFER):
         if there.get(key) != here.get(key):
@@ -444,14 +655,19 @@ def find_difference(theirs: RunSettings, mine: RunSettings) -> tuple[str, Any, A
 
 
 def find_other_schedule(theirs: RunSettings, mine: RunSettings, steps: int) -> dict[str, Any]:
-    """Return the settings of `theirs` that gave its first `steps` steps other learning rates than `mine` would."""
+    """Return the settings of `theirs` that gave its first `steps` steps other learning rates than
+    `mine` would.
+    """
 
     def followed(run: RunSettings) -> dict[str, Any]:
         schedule, kind = run.schedule, run.budget.kind
         found = {"schedule.warmup_steps": schedule.warmup_steps, "schedule.shape": schedule.shape}
         if schedule.shape == "constant":
             return found
-        return found | {"schedule.floor": schedule.floor, f"budget.{kind}": getattr(run.budget, kind)}
+        return found | {
+            "schedule.floor": schedule.floor,
+            f"budget.{kind}": getattr(run.budget, kind),
+        }
 
     if theirs.schedule.warmup_steps == mine.schedule.warmup_steps >= steps:
         return {}

@@ -33,7 +33,8 @@ FLAG_ALIASES = {
     "budget.steps": ("--training-steps", "--max-steps"),
 }
 
-#: flags of study 003 only; with any of them --batch-size counts the sequences of all ranks, as in that study
+#: flags of study 003 only; with any of them --batch-size counts the sequences of all ranks, as in
+#: that study
 STUDY_003 = ("n_epochs", "model_max_length", "model_parallel_mode", "n_chunk")
 #: default number of micro-batches of a pipeline in study 003
 CHUNKS = 4
@@ -45,47 +46,76 @@ class TrainOptions:
 
     dataset: str = option(
         "dummy",
-        "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or mixture in config/config.yaml",
+        (
+            "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or "
+            "mixture in "
+            "config/config.yaml"
+        ),
         path=True,
     )
-    data_path: str | None = option(None, "local file instead of the corpus's download", metavar="FILE", path=True)
-    dataset_type: Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None = option(
-        None, "how documents become sequences (default: packed, or the format of a pretokenized file)"
+    data_path: str | None = option(
+        None, "local file instead of the corpus's download", metavar="FILE", path=True
+    )
+    dataset_type: (
+        Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None
+    ) = option(
+        None,
+        "how documents become sequences (default: packed, or the format of a pretokenized file)",
     )
     approach: Literal[*dict.fromkeys(APPROACH_OF.values())] | None = option(  # type: ignore[valid-type]
-        None, "the setting `approach`, in place of --dataset-type and --pretokenized", metavar="NAME"
+        None,
+        "the setting `approach`, in place of --dataset-type and --pretokenized",
+        metavar="NAME",
     )
     pretokenized: bool = option(
         False, "the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before"
     )
     tokenizer_name: str | None = option(
         None,
-        "a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of Mistral-Nemo (the same), "
-        "or NAME@COMMIT on the Hugging Face hub (default: that of the pretokenized file; else tekken, or, if the "
+        "a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of "
+        "Mistral-Nemo (the same), "
+        "or NAME@COMMIT on the Hugging Face hub (default: that of the pretokenized file; else "
+        "tekken, or, if the "
         "model's vocabulary is smaller, one trained on the corpus)",
         metavar="NAME",
         path=True,
     )
-    text_column: str | None = option(None, "column or key of a file's text (default text)", metavar="NAME")
+    text_column: str | None = option(
+        None, "column or key of a file's text (default text)", metavar="NAME"
+    )
     target_column: str | None = option(None, "column or key of the translations", metavar="NAME")
-    separator: str | None = option(None, "separator of documents in a text file (default: one document per file)")
+    separator: str | None = option(
+        None, "separator of documents in a text file (default: one document per file)"
+    )
     model: str | None = option(None, f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET")
     model_size: Literal["small", "medium"] | None = option(None, "short for --model study-SIZE")
     batch_size: int | None = option(None, "sequences per forward pass of one rank", ge=1)
-    gradient_accumulation_steps: int | None = option(None, "forward passes per optimizer step", ge=1)
-    epochs: float | None = option(None, "passes over the training data, instead of --training-steps", gt=0, le=10**9)
+    gradient_accumulation_steps: int | None = option(
+        None, "forward passes per optimizer step", ge=1
+    )
+    epochs: float | None = option(
+        None, "passes over the training data, instead of --training-steps", gt=0, le=10**9
+    )
     world_size: int | None = option(None, "number of ranks to start here; sets --layout.data", ge=1)
     distributed: bool = option(False, "use the ranks of torchrun; implied under torchrun")
-    config: str | None = option(None, "preset file such as config/presets/small_model.yaml", metavar="FILE", path=True)
+    config: str | None = option(
+        None, "preset file such as config/presets/small_model.yaml", metavar="FILE", path=True
+    )
     output_dir: str = option("results/runs", "parent of the run's folder", metavar="DIR", path=True)
-    n_epochs: int | None = option(None, "study 003: --epochs; --batch-size counts the sequences of all ranks", ge=1)
+    n_epochs: int | None = option(
+        None, "study 003: --epochs; --batch-size counts the sequences of all ranks", ge=1
+    )
     model_max_length: int | None = option(None, "study 003: --sequence-length", ge=8)
     model_parallel_mode: Literal["model_parallel", "pipeline_parallel"] | None = option(
         None,
-        "study 003: split the layers over all ranks (by default 2, else --world-size). model_parallel: one batch at a "
-        "time (--layout.schedule naive); pipeline_parallel: --n-chunk micro-batches (--layout.schedule gpipe)",
+        "study 003: split the layers over all ranks (by default 2, else --world-size). "
+        "model_parallel: one batch at a "
+        "time (--layout.schedule naive); pipeline_parallel: --n-chunk micro-batches "
+        "(--layout.schedule gpipe)",
     )
-    n_chunk: int | None = option(None, f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1)
+    n_chunk: int | None = option(
+        None, f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1
+    )
 
     @property
     def flag_of_study_003(self) -> str | None:
@@ -94,7 +124,8 @@ class TrainOptions:
 
 
 TRAIN_FLAGS = flags.build_flags(TrainOptions)
-#: settings without a flag of their own; --epochs is an option of `train`, which needs the data to compute steps
+#: settings without a flag of their own; --epochs is an option of `train`, which needs the data to
+#: compute steps
 LEFT_OUT = ("corpus", "mixture", "tokenizer", "model", "approach", "repeat", "budget.epochs")
 RUN_FLAGS = flags.build_flags(RunSettings, left_out=LEFT_OUT, aliases=FLAG_ALIASES)
 #: key → flag shown in messages, if it has none or a less familiar one
@@ -109,7 +140,7 @@ def find_flag(key: str) -> str:
     ('--lr-warmup-steps', '--model')
     """
     own = next((flag.name for flag in RUN_FLAGS if flag.key == key), None)
-    return FLAG_OF.get(key) or own or FLAG_OF.get(key.split(".")[0], spell(key))
+    return FLAG_OF.get(key) or own or FLAG_OF.get(key.split(".", maxsplit=1)[0], spell(key))
 
 
 def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
@@ -118,9 +149,16 @@ def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
         return APPROACH_OF[dataset_type, pretokenized]
     except KeyError:
         wanted = [(dataset_type, pretokenized), *APPROACH_OF]
-        requested, *pairs = (f"--dataset-type {form}{' --pretokenized' * before}" for form, before in wanted)
-        facts = {"allowed": "\n".join(pairs), "next": "run `tokenscale pretokenize`, then add --pretokenized"}
-        raise UserError("this dataset type does not support this mode.", requested=requested, **facts) from None
+        requested, *pairs = (
+            f"--dataset-type {form}{' --pretokenized' * before}" for form, before in wanted
+        )
+        facts = {
+            "allowed": "\n".join(pairs),
+            "next": "run `tokenscale pretokenize`, then add --pretokenized",
+        }
+        raise UserError(
+            "this dataset type does not support this mode.", requested=requested, **facts
+        ) from None
 
 
 def translate_study_flags(
@@ -135,10 +173,16 @@ def translate_study_flags(
     values, notes = dict(stated), []
     for flag, other, both in (
         ("--n-epochs", "--epochs", words.n_epochs and words.epochs),
-        ("--model-max-length", "--sequence-length", words.model_max_length and "sequence_length" in stated),
+        (
+            "--model-max-length",
+            "--sequence-length",
+            words.model_max_length and "sequence_length" in stated,
+        ),
     ):
         if both:
-            raise UserError(f"{flag} and {other} exclude each other.", flag=flag, next="remove one of them")
+            raise UserError(
+                f"{flag} and {other} exclude each other.", flag=flag, next="remove one of them"
+            )
     if words.n_epochs is not None:
         words = replace(words, epochs=float(words.n_epochs))
     if words.model_max_length is not None:
@@ -146,7 +190,9 @@ def translate_study_flags(
     mode, flag = words.model_parallel_mode, f"--model-parallel-mode {words.model_parallel_mode}"
     if words.n_chunk is not None and (mode != "pipeline_parallel" or "micro_batch" in stated):
         what = "--n-chunk needs --model-parallel-mode pipeline_parallel and excludes --micro-batch."
-        found = "--micro-batch" if "micro_batch" in stated else flag.replace(" None", " was not given")
+        found = (
+            "--micro-batch" if "micro_batch" in stated else flag.replace(" None", " was not given")
+        )
         next = "remove --n-chunk, or use that mode without --micro-batch"
         raise UserError(what, flag=f"--n-chunk {words.n_chunk}", found=found, next=next)
     if mode is None:
@@ -161,23 +207,31 @@ def translate_study_flags(
         others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
         stages = 2 if ranks is None else ranks // others
         if ranks is None:
-            notes.append(f"--model-parallel-mode: {stages} ranks; --world-size N changes the number")
+            notes.append(
+                f"--model-parallel-mode: {stages} ranks; --world-size N changes the number"
+            )
         if stages < 2:
             found = f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank"
             next = f"use --world-size {2 * others}, or remove --model-parallel-mode"
-            raise UserError("splitting a model needs at least 2 ranks.", flag=flag, found=found, next=next)
+            raise UserError(
+                "splitting a model needs at least 2 ranks.", flag=flag, found=found, next=next
+            )
         values["layout.pipeline"] = stages
     return words, values, tuple(notes)
 
 
 @settings_class
 class StudyModel:
-    """Section `model`: decoder with RMSNorm, rotary positions, SwiGLU of 4 x hidden_size, tied head."""
+    """Section `model`: decoder with RMSNorm, rotary positions, SwiGLU of 4 x hidden_size, tied
+    head.
+    """
 
     hidden_size: int = option(768, "width of the residual stream", ge=8)
     num_layers: int = option(12, "number of blocks", ge=1)
     num_heads: int = option(12, "attention heads a layer", ge=1)
-    vocab_size: int | None = option(None, "rows of the embedding; by default the tokenizer's size", ge=2)
+    vocab_size: int | None = option(
+        None, "rows of the embedding; by default the tokenizer's size", ge=2
+    )
     max_seq_len: int | None = option(None, "positions a row", ge=8)
 
 
@@ -197,11 +251,15 @@ class StudyDistributed:
     """Section `distributed`."""
 
     backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
-    mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(None, "16 bits: autocast over fp32 weights")
+    mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(
+        None, "16 bits: autocast over fp32 weights"
+    )
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] | None = option(
         None, "FSDP over all ranks: zero3, zero2, or replicas"
     )
-    activation_checkpointing: bool | None = option(None, "compute the activations of each block again")
+    activation_checkpointing: bool | None = option(
+        None, "compute the activations of each block again"
+    )
 
 
 @settings_class
@@ -213,24 +271,42 @@ class StudyFile:
     distributed: StudyDistributed = option(StudyDistributed, "backend and precision")
 
     def model_settings(self, name: str) -> ModelSettings | None:
-        """Return the model settings, named as a matching preset; None if the file has no section `model`."""
+        """Return the model settings, named as a matching preset; None if the file has no section
+        `model`.
+        """
         if self.model is None:
             return None
         wide, heads = self.model.hidden_size, self.model.num_heads
         shape = {"dimension": wide, "layers": self.model.num_layers, "hidden": 4 * wide}
         shape |= {"heads": heads, "key_value_heads": heads}
-        common = {f.name: getattr(PRESETS["study-small"], f.name) for f in fields(ModelSettings)} | shape
-        known = [p for p in PRESETS.values() if all(getattr(p, k) == v for k, v in (common | {"name": p.name}).items())]
-        label = known[0].name if known else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-") or "custom"
+        common = {
+            f.name: getattr(PRESETS["study-small"], f.name) for f in fields(ModelSettings)
+        } | shape
+        known = [
+            p
+            for p in PRESETS.values()
+            if all(getattr(p, k) == v for k, v in (common | {"name": p.name}).items())
+        ]
+        label = (
+            known[0].name
+            if known
+            else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-") or "custom"
+        )
         return ModelSettings(**common | {"name": label, "vocabulary_size": self.model.vocab_size})
 
     def layout_values(self, ranks: int) -> dict[str, Any]:
         """Return the settings of sharding one replica over these ranks; empty for full replicas."""
-        sharding = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}.get(self.distributed.sharding_strategy or "")
-        return {"layout.shard": ranks, "layout.sharding": sharding} if sharding and ranks > 1 else {}
+        sharding = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}.get(
+            self.distributed.sharding_strategy or ""
+        )
+        return (
+            {"layout.shard": ranks, "layout.sharding": sharding} if sharding and ranks > 1 else {}
+        )
 
     def values(self) -> dict[str, Any]:
-        """Return dotted key → value of the settings in the file, without the batch size, which depends on ranks."""
+        """Return dotted key → value of the settings in the file, without the batch size, which
+        depends on ranks.
+        """
         precision = self.distributed.mixed_precision
         found = {
             "sequence_length": self.model.max_seq_len if self.model else None,
@@ -238,13 +314,17 @@ class StudyFile:
             "budget.steps": self.training.max_steps,
             "schedule.warmup_steps": self.training.warmup_steps,
             "precision": "fp32" if precision == "no" else precision,
-            "activation_checkpointing": "block" if self.distributed.activation_checkpointing else None,
+            "activation_checkpointing": "block"
+            if self.distributed.activation_checkpointing
+            else None,
         }
         return {key: value for key, value in found.items() if value is not None}
 
 
 def load_preset_file(path: str) -> StudyFile:
-    """Load a preset file. Raises UserError for an unreadable file and for unknown keys or values."""
+    """Load a preset file. Raises UserError for an unreadable file and for unknown keys or
+    values.
+    """
     from tokenscale.settings.yaml_files import read_yaml  # needs PyYAML
 
     values = read_yaml(path)

@@ -1,11 +1,13 @@
 """Weights and resume states on disk: safetensors and JSON, never a pickle; complete or absent.
 
-A checkpoint is a folder. Each rank writes `rank=NNNNN.safetensors` with the pieces of tensors that it owns, and
-`rank=NNNNN.json` with their index, its random state and its place in the data; rank 0 then writes `checkpoint.json`,
-which names every file with its hash, and renames the folder into place. So a folder without the suffix `.partial` is
-complete, and any layout can read what another wrote: pieces say where in the whole tensor they lie.
+A checkpoint is a folder. Each rank writes `rank=NNNNN.safetensors` with the pieces of tensors that
+it owns, and `rank=NNNNN.json` with their index, its random state and its place in the data; rank 0
+then writes `checkpoint.json`, which names every file with its hash, and renames the folder into
+place. So a folder without the suffix `.partial` is complete, and any layout can read what another
+wrote: pieces say where in the whole tensor they lie.
 
-Names are those of the model's parameters, behind `model.`, and behind `optimizer.<moment>.` for the optimizer's state.
+Names are those of the model's parameters, behind `model.`, and behind `optimizer.<moment>.` for the
+optimizer's state.
 """
 
 import math
@@ -46,11 +48,15 @@ RECORD = "checkpoint.json"
 PARTIAL = ".partial"
 NEXT = "take an older checkpoint, or train again"
 NUMBER = (int, float)
-#: what records hold that are read: of a checkpoint, of a resume state, of a rank, of a rank's resume state
+#: what records hold that are read: of a checkpoint, of a resume state, of a rank, of a rank's
+#: resume state
 WEIGHTS = {"ranks": dict, "run_id": str, "run": dict, "model": dict, "step": int}
 RESUME = WEIGHTS | {
-    **{"begins_at": int, "begins_at_useful_tokens": int, "best_validation_loss": (*NUMBER, type(None))},
-    **{"budget": {"useful_tokens": NUMBER, "seconds": NUMBER, "warm": NUMBER}, "loss_scale": dict},
+    "begins_at": int,
+    "begins_at_useful_tokens": int,
+    "best_validation_loss": (*NUMBER, type(None)),
+    "budget": {"useful_tokens": NUMBER, "seconds": NUMBER, "warm": NUMBER},
+    "loss_scale": dict,
 }
 RANK = {"file": str, "index": dict, "state": dict}
 RANK_RESUME = {"data": {"step": int}}
@@ -75,7 +81,9 @@ class Piece:
 
 @dataclass
 class State:
-    """One rank's contribution to a checkpoint. `pieces` are those it owns: each piece has one owner."""
+    """One rank's contribution to a checkpoint. `pieces` are those it owns: each piece has one
+    owner.
+    """
 
     pieces: dict[str, Piece]
     rank_record: dict[str, Any] = field(default_factory=dict)  # random state, place in the data
@@ -90,13 +98,16 @@ class State:
 
 
 def write_rank(folder: Path, rank: int, state: State) -> None:
-    """Write this rank's two files into `folder` + `.partial`. The JSON is last and marks the tensors as complete."""
+    """Write this rank's two files into `folder` + `.partial`. The JSON is last and marks the
+    tensors as complete.
+    """
     partial = partial_of(folder)
     partial.mkdir(parents=True, exist_ok=True)
     name = f"rank={rank:05d}"
     tensors = {key: p.tensor.detach().to("cpu").contiguous() for key, p in state.pieces.items()}
     path = partial / f"{name}.safetensors"
-    save_file(tensors, str(path))  # which writes a file of its own and renames it: no lock of ours would hold
+    # which writes a file of its own and renames it: no lock of ours would hold
+    save_file(tensors, str(path))
     path.chmod(0o666 & ~UMASK)
     sync(path)
     index = {
@@ -109,23 +120,36 @@ def write_rank(folder: Path, rank: int, state: State) -> None:
         for key, p in state.pieces.items()
     }
     file = f"{name}.safetensors"
-    facts = {"file": file, **_fingerprint(partial / file), "index": index, "state": state.rank_record}
+    facts = {
+        "file": file,
+        **_fingerprint(partial / file),
+        "index": index,
+        "state": state.rank_record,
+    }
     write_json(partial / f"{name}.json", facts)
 
 
-def commit(folder: Path, world_size: int, record: dict[str, Any], *, patience_s: float = PATIENCE_S) -> None:
-    """Rank 0: wait for the files of all ranks, write `checkpoint.json`, rename the folder into place.
+def commit(
+    folder: Path, world_size: int, record: dict[str, Any], *, patience_s: float = PATIENCE_S
+) -> None:
+    """Rank 0: wait for the files of all ranks, write `checkpoint.json`, rename the folder into
+    place.
 
-    Raises TimeoutError where a rank's files do not come: that rank has failed, and its own error says why.
+    Raises TimeoutError where a rank's files do not come: that rank has failed, and its own error
+    says why.
     """
     partial, deadline = partial_of(folder), time.monotonic() + patience_s
     names = [f"rank={r:05d}.json" for r in range(world_size)]
     while missing := [name for name in names if not (partial / name).is_file()]:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{partial}: {', '.join(missing)} did not come within {patience_s:.0f} s")
+            raise TimeoutError(
+                f"{partial}: {', '.join(missing)} did not come within {patience_s:.0f} s"
+            )
         time.sleep(0.02)
     ranks = {name: _fingerprint(partial / name) for name in names}
-    write_sealed(partial / RECORD, {"schema": VERSION, **record, "world_size": world_size, "ranks": ranks})
+    write_sealed(
+        partial / RECORD, {"schema": VERSION, **record, "world_size": world_size, "ranks": ranks}
+    )
     if folder.exists():  # an older one of the same name, such as `best`
         old = folder.with_name(folder.name + ".old")
         shutil.rmtree(old, ignore_errors=True)
@@ -144,11 +168,13 @@ def partial_of(folder: Path) -> Path:
 
 
 class Checkpoint:
-    """A complete checkpoint, opened for reading. Tensors are read on request, and only the needed parts of them.
+    """A complete checkpoint, opened for reading. Tensors are read on request, and only the needed
+    parts of them.
 
-    `verify` compares every file with its hash, and the indices with the headers of the files. Without it, a file of
-    tensors is opened when values are read from it, once, and compared with its index then. Raises UserError where a
-    file is missing, cut off, changed or not what its index says.
+    `verify` compares every file with its hash, and the indices with the headers of the files.
+    Without it, a file of tensors is opened when values are read from it, once, and compared with
+    its index then. Raises UserError where a file is missing, cut off, changed or not what its index
+    says.
     """
 
     def __init__(self, folder: str | Path, *, verify: bool = True):
@@ -162,7 +188,9 @@ class Checkpoint:
                 expected=f"schema {VERSION}",
             )
         if not is_sealed(self.record):
-            raise self._error("the checkpoint's record has changed since it was written.", file=RECORD)
+            raise self._error(
+                "the checkpoint's record has changed since it was written.", file=RECORD
+            )
         #: names of its files, but for the tokenizer's
         self.files = {RECORD}
         self.ranks: list[dict[str, Any]] = []
@@ -173,10 +201,15 @@ class Checkpoint:
         with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
             known = {"begins_at_useful_tokens": 0} | self.record  # states of earlier code lack it
             check_types(known, RESUME if self.record["kind"] == "resume" else WEIGHTS)
-            if (stated := re.fullmatch(r"step=(\d{8})", self.folder.name)) and self.record["step"] != int(stated[1]):
-                raise ValueError(f"step is {self.record['step']}, the folder's name says {int(stated[1])}")
+            if (stated := re.fullmatch(r"step=(\d{8})", self.folder.name)) and self.record[
+                "step"
+            ] != int(stated[1]):
+                raise ValueError(
+                    f"step is {self.record['step']}, the folder's name says {int(stated[1])}"
+                )
             names = list(self.record["ranks"])
-        with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading wait for the disk, not for Python
+        # hashing and reading wait for the disk, not for Python
+        with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(partial(self._read_rank, verify=verify), names))
         for name, (rank, header) in zip(names, found, strict=True):
             with report_malformed(self.folder / name, "checkpoint's record of a rank", NEXT):
@@ -184,9 +217,11 @@ class Checkpoint:
         with report_malformed(self.folder / RECORD, "checkpoint", NEXT):
             self._check_pieces()
 
-    def _read_rank(self, name: str, *, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """Return a rank's record, and its tensors' header where it is verified or the index lacks shapes (earlier
-        code).
+    def _read_rank(
+        self, name: str, *, verify: bool
+    ) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+        """Return a rank's record, and its tensors' header where it is verified or the index lacks
+        shapes (earlier code).
         """
         with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
             self._check(name, self.record["ranks"][name], verify)
@@ -209,8 +244,13 @@ class Checkpoint:
             self._compare_header(file, header)
         for key, entry in index.items():
             shape = entry["shape"] if header is None else header[key].shape
-            offsets, whole, shape = ([int(n) for n in numbers] for numbers in (entry["offsets"], entry["whole"], shape))
-            if not len(offsets) == len(whole) == len(shape) or min(offsets + whole + shape, default=0) < 0:
+            offsets, whole, shape = (
+                [int(n) for n in numbers] for numbers in (entry["offsets"], entry["whole"], shape)
+            )
+            if (
+                not len(offsets) == len(whole) == len(shape)
+                or min(offsets + whole + shape, default=0) < 0
+            ):
                 raise ValueError(f"{key} is {shape} at {offsets} of {whole}")
             if self.shapes.setdefault(key, whole) != whole:
                 raise ValueError(f"{key} is {whole} and {self.shapes[key]}")
@@ -224,10 +264,12 @@ class Checkpoint:
     def _compare_header(self, file: str, header: dict[str, Tensor]) -> None:
         index = self._indices[file]
         if header.keys() != index.keys():
-            raise ValueError(f"{file} and its index differ in {sorted(header.keys() ^ index.keys())[0]}")
+            raise ValueError(f"{file} and its index differ in {min(header.keys() ^ index.keys())}")
         for name, stored in header.items():
             offsets, whole, shape = index[name]["offsets"], index[name]["whole"], list(stored.shape)
-            inside = len(shape) == len(whole) and all(o + n <= w for o, n, w in zip(offsets, shape, whole, strict=True))
+            inside = len(shape) == len(whole) and all(
+                o + n <= w for o, n, w in zip(offsets, shape, whole, strict=True)
+            )
             dtype = str(stored.dtype).removeprefix("torch.")
             if not inside or dtype != index[name]["dtype"]:
                 stated = f"{index[name]['dtype']} at {offsets} of {whole}"
@@ -236,12 +278,21 @@ class Checkpoint:
     def _check_pieces(self) -> None:
         """Raise ValueError where the pieces of a tensor overlap or leave a gap."""
         for name, parts in self._parts.items():
-            pieces = sorted((part for part in parts if math.prod(part.shape)), key=lambda part: part.offsets)
+            pieces = sorted(
+                (part for part in parts if math.prod(part.shape)), key=lambda part: part.offsets
+            )
             full = sum(math.prod(part.shape) for part in pieces) == math.prod(self.shapes[name])
-            reaching: list[_Part] = []  # earlier pieces with rows at or behind the first row of the next piece
+            # earlier pieces with rows at or behind the first row of the next piece
+            reaching: list[_Part] = []
             for part in pieces:
-                reaching = [p for p in reaching if not p.shape or p.offsets[0] + p.shape[0] > part.offsets[0]]
-                full = full and not any(_overlap(p.offsets, p.shape, part.offsets, part.shape) for p in reaching)
+                reaching = [
+                    p
+                    for p in reaching
+                    if not p.shape or p.offsets[0] + p.shape[0] > part.offsets[0]
+                ]
+                full = full and not any(
+                    _overlap(p.offsets, p.shape, part.offsets, part.shape) for p in reaching
+                )
                 reaching.append(part)
             if not full:
                 raise ValueError(f"the pieces of {name} do not make up the tensor once")
@@ -256,17 +307,21 @@ class Checkpoint:
         return self.part(name, (0,) * len(self.shapes[name]), tuple(self.shapes[name]))
 
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        """Return the part [offsets, offsets + shape) of a tensor, from the pieces that overlap it, on the CPU."""
+        """Return the part [offsets, offsets + shape) of a tensor, from the pieces that overlap it,
+        on the CPU.
+        """
         self._find(name)
         result = torch.empty(shape, dtype=self.dtypes[name])
         self.read([(name, offsets, result)])
         return result
 
     def read(self, wanted: Iterable[tuple[str, tuple[int, ...], Tensor]]) -> None:
-        """Fill tensors with parts (name, offsets, into), on any device and in any format. Each file is read once, in
-        its order.
+        """Fill tensors with parts (name, offsets, into), on any device and in any format. Each file
+        is read once, in its order.
         """
-        boxes: defaultdict[str, list[tuple[str, _Part, tuple[slice, ...], Tensor]]] = defaultdict(list)
+        boxes: defaultdict[str, list[tuple[str, _Part, tuple[slice, ...], Tensor]]] = defaultdict(
+            list
+        )
         for name, offsets, into in wanted:
             filled = 0
             for part in self._find(name):
@@ -280,7 +335,9 @@ class Checkpoint:
             list(pool.map(self._read_file, boxes, boxes.values()))
 
     @torch.no_grad()
-    def _read_file(self, file: str, boxes: "list[tuple[str, _Part, tuple[slice, ...], Tensor]]") -> None:
+    def _read_file(
+        self, file: str, boxes: "list[tuple[str, _Part, tuple[slice, ...], Tensor]]"
+    ) -> None:
         with self._reading(file):
             stored = _map(self.folder / file)
             self._compare_header(file, stored)
@@ -288,7 +345,8 @@ class Checkpoint:
                 if (found := list(stored[name].shape)) != part.shape:
                     raise ValueError(f"{name} is of shape {found}, its index says {part.shape}")
                 values = stored[name][there]
-                # memory that a GPU reads directly, so that the next piece is read while this one is copied
+                # memory that a GPU reads directly, so that the next piece is read while this one is
+                # copied
                 here.copy_(values.pin_memory() if here.is_cuda else values, non_blocking=True)
 
     @contextmanager
@@ -296,7 +354,9 @@ class Checkpoint:
         try:
             yield
         except (OSError, SafetensorError, ValueError) as error:
-            raise self._error("a file of the checkpoint cannot be read.", file=name, reason=error) from None
+            raise self._error(
+                "a file of the checkpoint cannot be read.", file=name, reason=error
+            ) from None
 
     def _find(self, name: str) -> "list[_Part]":
         if name not in self._parts:
@@ -315,7 +375,9 @@ class Checkpoint:
         if not isinstance(name, str) or Path(name).name != name or not path.is_file():
             raise self._error("a file of the checkpoint is missing.", file=name)
         if path.stat().st_size != stated["bytes"] or (verify and _hash(path) != stated["xxh3_128"]):
-            raise self._error("a file of the checkpoint is not the one that was written.", file=name)
+            raise self._error(
+                "a file of the checkpoint is not the one that was written.", file=name
+            )
         self.files.add(name)
 
     def _error(self, what: str, **facts: object) -> UserError:
@@ -332,37 +394,53 @@ class _Part:
 
 
 def _map(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of safetensors, mapped: their values are read from disk when they are used."""
+    """Return the tensors of a file of safetensors, mapped: their values are read from disk when
+    they are used.
+    """
     with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
+        return {name: file.get_tensor(name) for name in file}
 
 
 def _overlap(
     offsets: Sequence[int], shape: Sequence[int], others: Sequence[int], extent: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (offsets, shape) of what two parts of a tensor have in common; None if that is nothing."""
+    """Return (offsets, shape) of what two parts of a tensor have in common; None if that is
+    nothing.
+    """
     low = tuple(map(max, offsets, others))
-    high = tuple(min(o + n, p + m) for o, n, p, m in zip(offsets, shape, others, extent, strict=True))
+    high = tuple(
+        min(o + n, p + m) for o, n, p, m in zip(offsets, shape, others, extent, strict=True)
+    )
     if any(a >= b for a, b in zip(low, high, strict=True)):
         return None
     return low, tuple(b - a for a, b in zip(low, high, strict=True))
 
 
-def _slices(box: tuple[tuple[int, ...], tuple[int, ...]], origin: Sequence[int]) -> tuple[slice, ...]:
-    """Return where a box (offsets, shape) of a tensor lies in the part of it that begins at `origin`."""
+def _slices(
+    box: tuple[tuple[int, ...], tuple[int, ...]], origin: Sequence[int]
+) -> tuple[slice, ...]:
+    """Return where a box (offsets, shape) of a tensor lies in the part of it that begins at
+    `origin`.
+    """
     return tuple(slice(low - o, low - o + n) for low, n, o in zip(*box, origin, strict=True))
 
 
 def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
-    """Return (shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is resolved."""
+    """Return (shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is
+    resolved.
+    """
     checkpoint = Checkpoint(folder)
     with report_malformed(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
         shape = decode(ModelSettings, checkpoint.record["model"])
     weights = {
-        name: torch.empty(checkpoint.shapes["model." + name], dtype=checkpoint.dtypes["model." + name])
+        name: torch.empty(
+            checkpoint.shapes["model." + name], dtype=checkpoint.dtypes["model." + name]
+        )
         for name in checkpoint.names("model.")
     }
-    checkpoint.read([("model." + name, (0,) * weight.dim(), weight) for name, weight in weights.items()])
+    checkpoint.read(
+        [("model." + name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
+    )
     check_finite(checkpoint.folder, weights)
     return shape, weights
 
@@ -375,7 +453,10 @@ def check_finite(folder: Path, weights: dict[str, Tensor]) -> None:
                 "the weights of the checkpoint are not finite.",
                 checkpoint=folder,
                 tensor=name,
-                found=f"{int((~torch.isfinite(weight)).sum()):,} of {weight.numel():,} values are NaN or infinite",
+                found=(
+                    f"{int((~torch.isfinite(weight)).sum()):,} of {weight.numel():,} values are "
+                    "NaN or infinite"
+                ),
                 next="take an earlier checkpoint, or train again with a lower learning rate",
             )
 

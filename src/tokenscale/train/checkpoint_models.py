@@ -12,7 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, check_file_name, open_file, read_json, report_malformed
+from tokenscale.base.files import (
+    canonical_json,
+    check_file_name,
+    open_file,
+    read_json,
+    report_malformed,
+)
 from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
@@ -37,7 +43,9 @@ HALF = {"bf16": torch.bfloat16, "bf16-true": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class CheckpointModel:
-    """A model without dropout on its device, the run that made it, and the folder of its tokenizer."""
+    """A model without dropout on its device, the run that made it, and the folder of its
+    tokenizer.
+    """
 
     folder: Path
     model: LanguageModel
@@ -63,12 +71,12 @@ def open_checkpoint(
     sequence_length: int = 0,
     document_mask: bool | None = None,
 ) -> CheckpointModel:
-    """Read a checkpoint of any layout, or a folder of `transformers` (`read_published`). Rows may be as long as those
-    it was trained on, or of `sequence_length` where that is more; weights keep their number format. `document_mask`
-    None: attention as in training.
+    """Read a checkpoint of any layout, or a folder of `transformers` (`read_published`). Rows may
+    be as long as those it was trained on, or of `sequence_length` where that is more; weights keep
+    their number format. `document_mask` None: attention as in training.
 
-    Raises UserError for what is no checkpoint, for a sequence that is longer than a table of positions, and where
-    neither the checkpoint nor `tokenizer` has a tokenizer.
+    Raises UserError for what is no checkpoint, for a sequence that is longer than a table of
+    positions, and where neither the checkpoint nor `tokenizer` has a tokenizer.
     """
     if is_published(folder):
         shape, weights, record, run = read_published(folder)
@@ -76,11 +84,15 @@ def open_checkpoint(
         shape, weights = read_model(folder)
         record = read_json(folder / RECORD, "checkpoint's record")
         run = RunSettings.from_json(canonical_json(record["run"]))
-    if OBJECTIVES[run.objective].causal:  # whatever its loss was, what it left answers as any causal model
+    # whatever its loss was, what it left answers as any causal model
+    if OBJECTIVES[run.objective].causal:
         run = replace(run, objective="causal")
     held = folder / "tokenizer"
     if tokenizer is None and not held.is_dir():
-        next = "name the folder of the one that the model was trained with: --tokenizer results/tokenizers/NAME"
+        next = (
+            "name the folder of the one that the model was trained with: --tokenizer "
+            "results/tokenizers/NAME"
+        )
         raise UserError("the checkpoint holds no tokenizer.", checkpoint=folder, next=next)
     entries = read_tokenizer_manifest(tokenizer or held)["vocabulary_size"]
     if shape.vocabulary_size is not None and entries > shape.vocabulary_size:
@@ -88,7 +100,10 @@ def open_checkpoint(
             "the tokenizer has more entries than the model's embedding.",
             tokenizer=f"{tokenizer or held} has {entries:,}",
             model=f"{folder} has {shape.vocabulary_size:,}",
-            next="name the tokenizer that the model was trained with: --tokenizer results/tokenizers/NAME",
+            next=(
+                "name the tokenizer that the model was trained with: --tokenizer "
+                "results/tokenizers/NAME"
+            ),
         )
     where = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else "cpu")
     kernel = choose_kernel(
@@ -99,28 +114,43 @@ def open_checkpoint(
         dropout=0.0,
     )
     positions = max(run.sequence_length, sequence_length)
-    model = build(shape, positions, objective=run.objective, kernel="sdpa" if shape.transformers else kernel)
+    model = build(
+        shape, positions, objective=run.objective, kernel="sdpa" if shape.transformers else kernel
+    )
     check_weights(folder, model, weights)
     for name, weight in model.named_parameters():
         weight.data = weights[name]
-    return CheckpointModel(folder, model.to(where).eval(), run, record, tokenizer or held, where, positions)
+    return CheckpointModel(
+        folder, model.to(where).eval(), run, record, tokenizer or held, where, positions
+    )
 
 
 def is_published(folder: Path) -> bool:
-    """Return whether the folder has a model of `transformers`, or of DCP, and no checkpoint of ours."""
-    return any((folder / name).is_file() for name in (CONFIG, METADATA)) and not (folder / RECORD).exists()
+    """Return whether the folder has a model of `transformers`, or of DCP, and no checkpoint of
+    ours.
+    """
+    return (
+        any((folder / name).is_file() for name in (CONFIG, METADATA))
+        and not (folder / RECORD).exists()
+    )
 
 
-def read_published(folder: Path) -> tuple[ModelSettings, dict[str, Tensor], dict[str, Any], RunSettings]:
-    """Return (shape, parameters by name, record, run) of a folder that `save_pretrained` or a hub wrote, or
-    `torch.distributed.checkpoint` beside such a config.json.
+def read_published(
+    folder: Path,
+) -> tuple[ModelSettings, dict[str, Tensor], dict[str, Any], RunSettings]:
+    """Return (shape, parameters by name, record, run) of a folder that `save_pretrained` or a hub
+    wrote, or `torch.distributed.checkpoint` beside such a config.json.
 
-    bf16 weights stay in bf16, others are read as fp32. Rows have the model's positions, at most `PUBLISHED_POSITIONS`.
-    Raises UserError for model types, settings and weights that the decoder does not have.
+    bf16 weights stay in bf16, others are read as fp32. Rows have the model's positions, at most
+    `PUBLISHED_POSITIONS`. Raises UserError for model types, settings and weights that the decoder
+    does not have.
     """
     hint = "save the model again with save_pretrained"
     if (folder / METADATA).is_file():
-        hint = "copy the model's config.json of transformers beside .metadata, which does not state the shape"
+        hint = (
+            "copy the model's config.json of transformers beside .metadata, which does not state "
+            "the shape"
+        )
     config = read_json(folder / CONFIG, "model's configuration", hint)
     weights = _read_files(folder, hint)
     with report_malformed(folder / CONFIG, "model's configuration", hint):
@@ -132,10 +162,15 @@ def read_published(folder: Path) -> tuple[ModelSettings, dict[str, Tensor], dict
             shape, weights = from_hf(config, weights)
         except RuntimeError as error:  # of a tensor that cannot be split or turned
             raise ValueError(f"the weights are not of this shape: {error}") from None
-        positions = config.get("max_position_embeddings") or config.get("n_positions") or PUBLISHED_POSITIONS
+        positions = (
+            config.get("max_position_embeddings")
+            or config.get("n_positions")
+            or PUBLISHED_POSITIONS
+        )
         half = all(weight.dtype == torch.bfloat16 for weight in weights.values())
         run = RunSettings(
-            sequence_length=min(int(positions), PUBLISHED_POSITIONS), precision="bf16-true" if half else "fp32"
+            sequence_length=min(int(positions), PUBLISHED_POSITIONS),
+            precision="bf16-true" if half else "fp32",
         )
     for name, weight in weights.items():
         if weight.dtype not in FORMATS:
@@ -170,19 +205,26 @@ def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
             ) from None
         for key in weights.keys() & found.keys():
             if not torch.equal(weights[key], found[key]):
-                raise UserError("two files hold a tensor.", file=folder / name, tensor=key, next=hint)
+                raise UserError(
+                    "two files hold a tensor.", file=folder / name, tensor=key, next=hint
+                )
         weights |= found
     return weights
 
 
 def check_weights(folder: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Raise UserError unless the weights of a checkpoint are those of the model that its record describes."""
+    """Raise UserError unless the weights of a checkpoint are those of the model that its record
+    describes.
+    """
     expected = {name: list(weight.shape) for name, weight in model.named_parameters()}
     found = {name: list(weight.shape) for name, weight in weights.items()}
     for name in [*expected, *found]:
         if expected.get(name) != found.get(name):
             raise UserError(
-                "the weights of the checkpoint are not those of the model that its record describes.",
+                (
+                    "the weights of the checkpoint are not those of the model that its record "
+                    "describes."
+                ),
                 checkpoint=folder,
                 tensor=name,
                 expected=f"shape {expected[name]}" if name in expected else "no such tensor",
@@ -195,8 +237,12 @@ def check_weights(folder: Path, model: nn.Module, weights: dict[str, Tensor]) ->
 BROKEN = "\ufffd"
 
 
-def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto") -> CheckpointModel:
-    """Open a checkpoint that generates text. Raise UserError as `open_checkpoint` does, and for a masked model."""
+def open_causal(
+    checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto"
+) -> CheckpointModel:
+    """Open a checkpoint that generates text. Raise UserError as `open_checkpoint` does, and for a
+    masked model.
+    """
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     if opened.run.objective != "causal":
         next = "name the checkpoint of a causal run"
@@ -214,7 +260,9 @@ def continue_prompt(
     cached: bool = True,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, list[int]]:
-    """Return the (text, tokens) that continue one prompt. Raise UserError if the prompt fills all positions."""
+    """Return the (text, tokens) that continue one prompt. Raise UserError if the prompt fills all
+    positions.
+    """
     ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
     if len(ids) >= opened.positions:
         raise UserError(

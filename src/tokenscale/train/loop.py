@@ -47,12 +47,14 @@ def train(
     signals: Signals | None = None,
     hang_s: float = 0,
 ) -> torch.nn.Module:
-    """Train to the end of the budget, writing events below `directory/attempt=NN/rank=NNNNN/` and `directory/run.json`.
+    """Train to the end of the budget, writing events below `directory/attempt=NN/rank=NNNNN/` and
+    `directory/run.json`.
 
-    Goes on from the run's newest resume state of the same code and data, or from the one that `resume_from` names.
-    Returns the trained model, as its settings build it. A gradient that is not finite ends the run: the record is
-    sealed with that outcome, and the batch is named. Raises Interrupted where a signal ended it (`watchdog.py`), with a
-    resume state on disk and the record not sealed. `hang_s` seconds without a step end the process (`watchdog.py`).
+    Goes on from the run's newest resume state of the same code and data, or from the one that
+    `resume_from` names. Returns the trained model, as its settings build it. A gradient that is not
+    finite ends the run: the record is sealed with that outcome, and the batch is named. Raises
+    Interrupted where a signal ended it (`watchdog.py`), with a resume state on disk and the record
+    not sealed. `hang_s` seconds without a step end the process (`watchdog.py`).
     """
     return Training(run, inputs, directory, world, attempt, signals=signals, hang_s=hang_s).run()
 
@@ -82,14 +84,23 @@ class Training:
 
         # build: data, model and optimizer, budget, held-out rows
         self.place = run.layout.coordinate(world.rank)
-        inputs = replace(inputs, rank=self.place.data_rank, world_size=run.layout.data_parallel_size)
+        inputs = replace(
+            inputs, rank=self.place.data_rank, world_size=run.layout.data_parallel_size
+        )
         self.batches = batches or _batches(run, inputs, world.device)
         shape = _shape(run, self.batches.vocabulary_size)
         self.checkpoints = self._checkpoints(shape, inputs)
-        #: what another run did for this one: steps, their useful tokens, and what else their learning rates followed
-        self.earlier: dict[str, Any] = {"begins_at": 0, "begins_at_useful_tokens": 0, "earlier_schedule": None}
+        #: what another run did for this one: steps, their useful tokens, and what else their
+        #: learning rates followed
+        self.earlier: dict[str, Any] = {
+            "begins_at": 0,
+            "begins_at_useful_tokens": 0,
+            "earlier_schedule": None,
+        }
         state = self._find_state()
-        self.trainer = Trainer(run, shape, world, _kernel(run, world.device), unset=state is not None)
+        self.trainer = Trainer(
+            run, shape, world, _kernel(run, world.device), unset=state is not None
+        )
         self.rows_per_epoch = self._rows_per_epoch()
         per_token = flops_per_token(shape, run.sequence_length, Convention.FULL, run.objective)
         self.steps = steps_of(
@@ -100,12 +111,16 @@ class Training:
         )
         leads = self.place.is_group_leader
         self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps, counts=leads)
-        self.held_out = HeldOut(run, inputs, self.batches.vocabulary_size, self.trainer, self.writer, self.watch.beat)
+        self.held_out = HeldOut(
+            run, inputs, self.batches.vocabulary_size, self.trainer, self.writer, self.watch.beat
+        )
 
         # what is written and measured
         self.running = self._start_record(shape)
         self.clock = timer_of(world.device)
-        self.log = StepLog(self.writer, self.clock, world, scaled=run.precision == "fp16", counts=leads)
+        self.log = StepLog(
+            self.writer, self.clock, world, scaled=run.precision == "fp16", counts=leads
+        )
         self.trace = Trace(run.profile, self.writer.directory, world.device)
         self.energy = Energy(record.pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
@@ -121,10 +136,20 @@ class Training:
         self.writer.event("init_done", duration_s=time.monotonic() - started)
 
     def _rows_per_epoch(self) -> float:
-        """Return the rows of an epoch where the run asks for it: of a stream its documents are counted."""
+        """Return the rows of an epoch where the run asks for it: of a stream its documents are
+        counted.
+        """
         run = self.settings
-        policies = run.validation.each_epoch, run.validation.bleu_each_epoch, run.checkpoints.each_epoch
-        return self.batches.rows_per_epoch() if run.budget.kind == "epochs" or any(policies) else math.inf
+        policies = (
+            run.validation.each_epoch,
+            run.validation.bleu_each_epoch,
+            run.checkpoints.each_epoch,
+        )
+        return (
+            self.batches.rows_per_epoch()
+            if run.budget.kind == "epochs" or any(policies)
+            else math.inf
+        )
 
     def _start_record(self, shape: ModelSettings) -> dict[str, Any]:
         """Write the running record and return it; only rank 0."""
@@ -132,19 +157,25 @@ class Training:
             return {}
         run, batches = self.settings, self.batches
         facts = {"budget_steps": self.steps, **self.trainer.facts()}
-        facts |= record.costs(run, shape) | {f"text_{share}": value for share, value in batches.lost.items()}
+        facts |= record.costs(run, shape) | {
+            f"text_{share}": value for share, value in batches.lost.items()
+        }
         if cut := batches.count_cut():
             facts["text_cut"] = cut
         if earlier := self.earlier["earlier_schedule"]:
             facts["earlier_schedule"] = earlier
-        facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
+        # of all ranks, found at the end; null where nothing was to be compiled
+        facts["compilation"] = None
         return record.start(run, self.directory, self.attempt, self.world, self.launched, facts)
 
     def _describe(self, inputs: Inputs, *, counts_rows: bool) -> None:
         """Print what is trained, and what of its data needs caution."""
         run, world, log = self.settings, self.world, self.progress.log
         ranks = f"{world.size} rank(s) on {record.device_name(world.device)}"
-        log(f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by {self.trainer.kernel}")
+        log(
+            f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by "
+            f"{self.trainer.kernel}"
+        )
         if (lost := self.batches.lost.get("lost", 0)) > LOSS_CAUTION:
             log(f"  caution  the tokenizer loses {lost:.2%} of the bytes of this text")
         if world.rank != 0 or not counts_rows:
@@ -152,7 +183,10 @@ class Training:
         if (found := count_labelled_rows(run, inputs)) is not None:
             log(f"  labels   {found[0]} of the first {found[1]} rows keep a label")
         if (rows := count_few_rows(run, inputs, self.batches)) < run.global_batch:
-            log(f"  caution  {rows:.0f} rows of data for batches of {run.global_batch}: each batch repeats them")
+            log(
+                f"  caution  {rows:.0f} rows of data for batches of {run.global_batch}: each "
+                "batch repeats them"
+            )
 
     def run(self) -> torch.nn.Module:
         """Run the loop to its end and return the trained model."""
@@ -164,7 +198,8 @@ class Training:
 
     def _run(self) -> torch.nn.Module:
         run, joules = self.settings, self.energy.joules()
-        ended = self.done > 0 and self.budget.ended(self.done)  # killed between its last step and its seal
+        # killed between its last step and its seal
+        ended = self.done > 0 and self.budget.ended(self.done)
         self.clock.elapsed()  # what came before the first step is no part of a budget in seconds
         with self.clock.pause():
             if self.done == 0:
@@ -188,7 +223,9 @@ class Training:
         return self.trainer.model
 
     def step(self) -> bool:
-        """Run an optimizer step, and validation and checkpoints that are due. Return whether the run has ended."""
+        """Run an optimizer step, and validation and checkpoints that are due. Return whether the
+        run has ended.
+        """
         run, step, clock = self.settings, self.done, self.clock
         self.watch.beat()
         self.trace.before(step)
@@ -197,7 +234,9 @@ class Training:
 
         # batch: this rank's rows, the useful tokens of all ranks, and the learning rate
         batch = clock.wait_for(self.batches.next)
-        useful = self.budget.exchange(batch.useful_tokens, stop_requested=self.signals.stop_requested is not None)
+        useful = self.budget.exchange(
+            batch.useful_tokens, stop_requested=self.signals.stop_requested is not None
+        )
         rate = self.budget.learning_rate(step, run.optimizer.learning_rate, run.schedule)
 
         # forward and backward, clip, update
@@ -257,10 +296,15 @@ class Training:
         if "validate" in due:
             loss = self.held_out.validate(self.done)
             best = self.checkpoints.best
-            if self.settings.checkpoints.best and math.isfinite(loss) and (best is None or loss < best):
+            if (
+                self.settings.checkpoints.best
+                and math.isfinite(loss)
+                and (best is None or loss < best)
+            ):
                 self.checkpoints.best = loss
                 self._save("best", "model")
-        if "translate" in due:  # before the resume state, behind which nothing of this step is done again
+        # before the resume state, behind which nothing of this step is done again
+        if "translate" in due:
             self.held_out.translate(self.done)
         if "save" in due:
             self._save(f"step={self.done:08d}", "resume")
@@ -282,7 +326,8 @@ class Training:
     def _save(self, name: str, kind: str) -> None:
         resume = kind == "resume"
         self.watch.beat()
-        self.writer.flush()  # steps that a checkpoint has are not to be lost with what comes after it
+        # steps that a checkpoint has are not to be lost with what comes after it
+        self.writer.flush()
         state = State(self.trainer.pieces(resume=resume))
         if resume:
             self._state_after = self.done
@@ -303,9 +348,15 @@ class Training:
         elif self.settings.resume_from is not None:
             found = self.checkpoints.named(self.settings.resume_from)
             step, tokens = found.record["step"], round(found.record["budget"]["useful_tokens"])
-            theirs = find_other_schedule(decode(RunSettings, found.record["run"]), self.settings, step)
+            theirs = find_other_schedule(
+                decode(RunSettings, found.record["run"]), self.settings, step
+            )
             theirs = (found.record.get("earlier_schedule") or {}) | theirs
-            self.earlier = {"begins_at": step, "begins_at_useful_tokens": tokens, "earlier_schedule": theirs or None}
+            self.earlier = {
+                "begins_at": step,
+                "begins_at_useful_tokens": tokens,
+                "earlier_schedule": theirs or None,
+            }
         return found
 
     def _resume(self, found: Checkpoint) -> None:
@@ -313,24 +364,30 @@ class Training:
         self.trainer.loss_scale.load(found.record["loss_scale"])
         self.batches.seek(data_state(found))
         self.budget.load(found.record["budget"])
-        if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
+        # another run's best weights are not here
+        if found.folder.parent == self.checkpoints.folder:
             self.checkpoints.best = found.record["best_validation_loss"]
         self.done = found.record["step"]
         if self.earlier["begins_at"] == self.done and self.budget.ended(self.done):
             what = "the checkpoint is at the end of this run's budget, or behind it."
             next = "raise the budget, or take an earlier state"
-            raise UserError(what, checkpoint=found.folder, found=f"after step {self.done}", next=next)
+            raise UserError(
+                what, checkpoint=found.folder, found=f"after step {self.done}", next=next
+            )
         self.writer.event("resume", step=self.done, status=found.folder.name)
         self.progress.log(f"goes on after step {self.done}, from {found.folder}")
         if earlier := self.earlier["earlier_schedule"]:
             self.progress.log(
-                f"  caution  steps before {self.earlier['begins_at']} had the learning rates of other settings "
+                f"  caution  steps before {self.earlier['begins_at']} had the learning rates of "
+                "other settings "
                 f"({', '.join(f'{name} {value}' for name, value in earlier.items())}): "
                 "this is not the run that one with these settings would have been from its start"
             )
 
     def _interrupt(self, joules: float | None) -> None:
-        """Write a resume state and logs; leave the record unsealed. Raises Interrupted once all ranks have written."""
+        """Write a resume state and logs; leave the record unsealed. Raises Interrupted once all
+        ranks have written.
+        """
         if self._state_after != self.done:
             self._save(f"step={self.done:08d}", "resume")
         self._close("interrupted", self.done, joules)
@@ -338,7 +395,8 @@ class Training:
             self.status.update(force=True, step=self.done, steps=self.steps, state="interrupted")
             stop_requested = self.signals.stop_requested or "a signal to another rank"
             self.progress.log(
-                f"interrupted by {stop_requested} after step {self.done}; the next attempt goes on from there"
+                f"interrupted by {stop_requested} after step {self.done}; the next attempt goes "
+                "on from there"
             )
         self.world.barrier()
         raise Interrupted(self.done)
@@ -367,7 +425,9 @@ class Training:
         energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
         if self.world.rank == 0:
             outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
-            outcome |= {name: self.earlier[name] for name in ("begins_at", "begins_at_useful_tokens")}
+            outcome |= {
+                name: self.earlier[name] for name in ("begins_at", "begins_at_useful_tokens")
+            }
             outcome |= {"energy_j": energy}  # null: not measured
             if stopped is not None:
                 outcome["stopped_at"] = stopped
@@ -378,7 +438,9 @@ class Training:
                     f"  so      it may have trained with either content; run.json says so\n"
                     f"  next    rm -r {self.directory}, and train it again"
                 )
-            provenance.seal_record(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
+            provenance.seal_record(
+                self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)}
+            )
             if stopped is None:
                 self.checkpoints.forget()
             self.status.update(force=True, step=done, steps=self.steps, state=state)
@@ -387,7 +449,8 @@ class Training:
                 self.progress.log(
                     f"  the gradient is not finite at step {done} (order digest "
                     f"{stopped['order_digest_of_rank_0']} on rank 0)\n"
-                    "  next  lower optimizer.learning_rate, lengthen schedule.warmup_steps, or use precision fp32"
+                    "  next  lower optimizer.learning_rate, lengthen schedule.warmup_steps, or "
+                    "use precision fp32"
                 )
         self.world.barrier()
 
@@ -401,7 +464,9 @@ def _batches(run: RunSettings, inputs: Inputs, device: torch.device) -> Batches:
 def _kernel(run: RunSettings, device: torch.device) -> str:
     dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
     dropout = run.model.dropout
-    return choose_kernel(run.attention, device=device, bounds=run.document_mask, dtype=dtype, dropout=dropout)
+    return choose_kernel(
+        run.attention, device=device, bounds=run.document_mask, dtype=dtype, dropout=dropout
+    )
 
 
 def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:

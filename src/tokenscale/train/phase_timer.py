@@ -1,4 +1,6 @@
-"""The clock of a rank's steps: phases by the host's clock on a CPU, by CUDA events on a GPU, without waiting."""
+"""The clock of a rank's steps: phases by the host's clock on a CPU, by CUDA events on a GPU,
+without waiting.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,9 @@ PARTS = ("h2d", "forward", "backward", "bubble", "exposed_communication", "optim
 
 @dataclass
 class Laps:
-    """Seconds of one step by phase. `step` is the whole, from the end of the step before to the end of this one."""
+    """Seconds of one step by phase. `step` is the whole, from the end of the step before to the end
+    of this one.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     step_s: float = 0.0
@@ -26,9 +30,10 @@ class Laps:
 class HostTimer:
     """Clock for devices that compute in the caller's thread.
 
-    `restart` begins a step now, `lap` attributes the time since the last lap to a phase, `end` ends the step and begins
-    the next one, and `read` returns the laps of the steps that have ended since the last reading. `wait_s` is the
-    host's last wait, and `own_s` its bookkeeping between two steps that it handed to the device, without waits.
+    `restart` begins a step now, `lap` attributes the time since the last lap to a phase, `end` ends
+    the step and begins the next one, and `read` returns the laps of the steps that have ended since
+    the last reading. `wait_s` is the host's last wait, and `own_s` its bookkeeping between two
+    steps that it handed to the device, without waits.
     """
 
     def __init__(self) -> None:
@@ -77,7 +82,9 @@ class HostTimer:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out what is no part of a step, such as validation. The next step begins at the end."""
+        """Leave out what is no part of a step, such as validation. The next step begins at the
+        end.
+        """
         began = time.monotonic()
         yield
         paused = time.monotonic() - began
@@ -86,7 +93,9 @@ class HostTimer:
 
 
 class CudaTimer(HostTimer):
-    """Timer for a GPU: events are recorded in its stream and read later, so that the host runs ahead; `read` waits."""
+    """Timer for a GPU: events are recorded in its stream and read later, so that the host runs
+    ahead; `read` waits.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -119,8 +128,13 @@ class CudaTimer(HostTimer):
                 before = event
             ended = now - end.elapsed_time(last) / 1e3 if end is not last else now
             result.append(Laps(seconds, began.elapsed_time(end) / 1e3, ended))
-        # an event can be recorded anew once it has been read; the last end is the beginning of the step to come
-        used = {id(e): e for began, laps, end in self._steps for e in (began, end, *(event for _, event in laps))}
+        # an event can be recorded anew once it has been read; the last end is the beginning of the
+        # step to come
+        used = {
+            id(e): e
+            for began, laps, end in self._steps
+            for e in (began, end, *(event for _, event in laps))
+        }
         used.pop(id(self._began), None)
         self._spare += used.values()
         self._steps = []

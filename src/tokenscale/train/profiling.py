@@ -1,4 +1,6 @@
-"""Measurement of a step: memory by kind, traces by torch.profiler, and garbage collection at fixed steps."""
+"""Measurement of a step: memory by kind, traces by torch.profiler, and garbage collection at fixed
+steps.
+"""
 
 import gc
 import resource
@@ -22,18 +24,25 @@ from tokenscale.train.parallel.sharding import local
 
 
 class Trace:
-    """Record steps `first` to `first + steps` of this rank into `<folder>/trace.json.gz`, for Perfetto or Chrome."""
+    """Record steps `first` to `first + steps` of this rank into `<folder>/trace.json.gz`, for
+    Perfetto or Chrome.
+    """
 
     def __init__(self, settings: ProfileSettings, folder: Path, device: torch.device):
         self._first, self._after = settings.first, settings.first + settings.steps
         self._path = folder / "trace.json.gz"
-        self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._activities = [
+            ProfilerActivity.CPU,
+            *([ProfilerActivity.CUDA] if device.type == "cuda" else []),
+        ]
         self._profile: profile | None = None
 
     def before(self, step: int) -> None:
         """Start the trace if step `step` is the first to record."""
         if step == self._first and self._after > self._first:
-            self._profile = profile(activities=self._activities, record_shapes=True, profile_memory=True)
+            self._profile = profile(
+                activities=self._activities, record_shapes=True, profile_memory=True
+            )
             self._profile.start()
 
     def after(self, done: int) -> None:
@@ -52,7 +61,9 @@ class Trace:
 
 
 class Garbage:
-    """Collect garbage every `every` steps on all ranks together, not in between: a pause of one rank is one of all."""
+    """Collect garbage every `every` steps on all ranks together, not in between: a pause of one
+    rank is one of all.
+    """
 
     def __init__(self, every: int):
         self._every, self._was = every, gc.isenabled()
@@ -75,7 +86,9 @@ class Garbage:
 
 
 def peak(device: torch.device) -> int:
-    """Return the peak memory in bytes: the most allocated on a GPU; the process's largest resident set on a CPU."""
+    """Return the peak memory in bytes: the most allocated on a GPU; the process's largest resident
+    set on a CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
@@ -83,22 +96,29 @@ def peak(device: torch.device) -> int:
 
 
 class Probe:
-    """Measure one step, in bytes on this rank: parameters, gradients, optimizer state, and what backward needs of one
-    forward pass (activations). `costs.memory` predicts the same.
+    """Measure one step, in bytes on this rank: parameters, gradients, optimizer state, and what
+    backward needs of one forward pass (activations). `costs.memory` predicts the same.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, run: RunSettings):
-        self._model, self._device, self._compiled, self._reshard_to = model, device, run.compile, run.layout.reshard_to
+        self._model, self._device, self._compiled, self._reshard_to = (
+            model,
+            device,
+            run.compile,
+            run.layout.reshard_to,
+        )
         self.bytes: dict[str, int] = {}
 
     @contextmanager
     def forward(self, times: int = 1) -> Iterator[None]:
-        """Measure the activations of the forward pass in the `with` block; `times` such passes are in memory at once.
+        """Measure the activations of the forward pass in the `with` block; `times` such passes are
+        in memory at once.
 
-        On a GPU: what the allocator holds more at its end. On a CPU, which has no such counter: the storages that
-        autograd saves, and those of products that blocks keep when they are computed again, as far as they stand at its
-        end; not under torch.compile, whose graph such hooks change. Parameters are left out. Those that were gathered
-        for the pass and not given back count, but only once.
+        On a GPU: what the allocator holds more at its end. On a CPU, which has no such counter: the
+        storages that autograd saves, and those of products that blocks keep when they are computed
+        again, as far as they stand at its end; not under torch.compile, whose graph such hooks
+        change. Parameters are left out. Those that were gathered for the pass and not given back
+        count, but only once.
         """
         if self._device.type == "cuda":
             before = torch.cuda.memory_allocated(self._device) - sum(self._gathered().values())
@@ -117,7 +137,10 @@ class Probe:
                 return tensor
 
             own = self._weights()
-            with _Products() as products, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with (
+                _Products() as products,
+                torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+            ):
                 yield
             own |= self._weights()
             found = {place: storage.nbytes() for place, storage in saved.items()} | products.kept()
@@ -125,24 +148,34 @@ class Probe:
             self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
 
     def add_messages(self, held: list[Tensor]) -> None:
-        """Add what a pipeline still holds to send it. On a GPU the allocator has counted a pass's output already."""
+        """Add what a pipeline still holds to send it. On a GPU the allocator has counted a pass's
+        output already.
+        """
         if self._device.type != "cuda" and "activations_bytes" in self.bytes:
             sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
             self.bytes["activations_bytes"] += sum(sizes.values())
 
     def _weights(self) -> dict[int, torch.UntypedStorage]:
-        """Return address → storage of the parameters. While it exists, no other storage gets its address."""
+        """Return address → storage of the parameters. While it exists, no other storage gets its
+        address.
+        """
         storages = [local(weight).untyped_storage() for weight in self._model.parameters()]
         return {storage._cdata: storage for storage in storages}
 
     def _gathered(self) -> dict[int, int]:
-        """Return address → bytes of weights that FSDP has gathered: parameters that are no DTensors now, or that are
-        sharded over `reshard_to` ranks. They may be there before a pass, since validation does not reshard.
+        """Return address → bytes of weights that FSDP has gathered: parameters that are no DTensors
+        now, or that are sharded over `reshard_to` ranks. They may be there before a pass, since
+        validation does not reshard.
         """
-        if not any(hasattr(module, "unshard") for module in self._model.modules()):  # no FSDPModule: its import is slow
+        # no FSDPModule: its import is slow
+        if not any(hasattr(module, "unshard") for module in self._model.modules()):
             return {}
         weights: list[Any] = list(self._model.parameters())
-        found = [w for w in weights if not hasattr(w, "to_local") or w.device_mesh.size(-1) == self._reshard_to]
+        found = [
+            w
+            for w in weights
+            if not hasattr(w, "to_local") or w.device_mesh.size(-1) == self._reshard_to
+        ]
         storages = [local(weight).untyped_storage() for weight in found]
         return {storage._cdata: storage.nbytes() for storage in storages}
 
@@ -150,7 +183,12 @@ class Probe:
         """Measure after the update, while gradients exist."""
         weights = [local(p) for p in self._model.parameters()]
         gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
-        moments = [local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        moments = [
+            local(v)
+            for state in optimizer.state.values()
+            for v in state.values()
+            if isinstance(v, Tensor)
+        ]
         self.bytes |= {
             "parameters_bytes": sum(map(_bytes, weights)),
             "gradients_bytes": sum(map(_bytes, gradients)),

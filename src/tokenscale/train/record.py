@@ -1,4 +1,6 @@
-"""What a rank writes of a run: the record of where and how it was computed, and the log of its steps."""
+"""What a rank writes of a run: the record of where and how it was computed, and the log of its
+steps.
+"""
 
 import math
 import sys
@@ -30,7 +32,12 @@ def launched(attempt_directory: Path) -> dict[str, Any]:
 
 
 def start(
-    run: RunSettings, directory: Path, attempt: int, world: World, launched: dict[str, Any], facts: dict[str, Any]
+    run: RunSettings,
+    directory: Path,
+    attempt: int,
+    world: World,
+    launched: dict[str, Any],
+    facts: dict[str, Any],
 ) -> dict[str, Any]:
     """Write the running record, from the launcher's facts and those known here."""
     hardware = {
@@ -57,10 +64,12 @@ def start(
 
 
 def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
-    """Return FLOPs per token by convention and the number format. The device's peak is looked up when the record is
-    read.
+    """Return FLOPs per token by convention and the number format. The device's peak is looked up
+    when the record is read.
     """
-    counted = {c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention}
+    counted = {
+        c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention
+    }
     repeated = hardware_flops_per_token(
         shape, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
     )
@@ -74,11 +83,15 @@ def log_hashes(directory: Path) -> dict[str, str]:
 
 
 def changed_code(record: dict[str, Any]) -> list[str]:
-    """Return the source files whose content is no longer the one that the launcher recorded for this run."""
+    """Return the source files whose content is no longer the one that the launcher recorded for
+    this run.
+    """
     package = Path(tokenscale.__file__).parent
     files = {name: package / name for name in record.get("code", {})}
     return sorted(
-        name for name, path in files.items() if not path.is_file() or sha256_file(path) != record["code"][name]
+        name
+        for name, path in files.items()
+        if not path.is_file() or sha256_file(path) != record["code"][name]
     )
 
 
@@ -99,11 +112,13 @@ OVERFLOWS = 20
 
 
 class StepLog:
-    """Collect steps; `read` waits for the device once and writes them all. `stopped_at` is then the first step with a
-    gradient that is not finite.
+    """Collect steps; `read` waits for the device once and writes them all. `stopped_at` is then the
+    first step with a gradient that is not finite.
     """
 
-    def __init__(self, writer: Writer, timer: HostTimer, world: World, *, scaled: bool, counts: bool = True):
+    def __init__(
+        self, writer: Writer, timer: HostTimer, world: World, *, scaled: bool, counts: bool = True
+    ):
         self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
         self._share = int(counts)
         self._pending: list[tuple[dict[str, Any], StepResult]] = []
@@ -111,11 +126,14 @@ class StepLog:
         self.stopped_at: dict[str, Any] | None = None
         self.last: dict[str, Any] = {}
 
-    def add(self, step: int, batch: Batch, rate: float, micro_steps: int, stepped: StepResult) -> None:
+    def add(
+        self, step: int, batch: Batch, rate: float, micro_steps: int, stepped: StepResult
+    ) -> None:
         """Add a step whose work has been queued on the device.
 
-        Tokens, rows, digests and losses are summed over ranks by who reads them: of the ranks that train on the same
-        rows (a tensor group, a pipeline), one writes them (`counts`) and the others zeros.
+        Tokens, rows, digests and losses are summed over ranks by who reads them: of the ranks that
+        train on the same rows (a tensor group, a pipeline), one writes them (`counts`) and the
+        others zeros.
         """
         line = {
             "step": step,
@@ -134,7 +152,9 @@ class StepLog:
         return len(self._pending)
 
     def read(self) -> None:
-        """Write the collected steps. After the first step with a gradient that is not finite, the rest is left out."""
+        """Write the collected steps. After the first step with a gradient that is not finite, the
+        rest is left out.
+        """
         if not self._pending:
             return
         rows = [(s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale) for _, s in self._pending]
@@ -144,7 +164,9 @@ class StepLog:
         else:
             numbers = torch.stack([torch.stack(row) for row in rows]).tolist()
         peak = memory.peak(self._world.device)
-        for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(self._pending, numbers, laps, strict=True):
+        for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(
+            self._pending, numbers, laps, strict=True
+        ):
             self._overflows = self._overflows + 1 if bad else 0
             overflow = bool(bad) and self._scaled and self._overflows < OVERFLOWS
             line |= {
@@ -164,14 +186,17 @@ class StepLog:
             self._writer.step(**line)
             self.last = line
             if bad and not overflow:
-                self.stopped_at = {"step": line["step"], "order_digest_of_rank_0": line["order_digest"]}
+                self.stopped_at = {
+                    "step": line["step"],
+                    "order_digest_of_rank_0": line["order_digest"],
+                }
                 break
         self._pending.clear()
 
 
 class Progress:
-    """Print progress on rank 0 only. On a terminal the line is rewritten; elsewhere one line is printed in `every_s`
-    seconds.
+    """Print progress on rank 0 only. On a terminal the line is rewritten; elsewhere one line is
+    printed in `every_s` seconds.
     """
 
     def __init__(self, steps: int | None, *, enabled: bool, every_s: float = 30.0):
@@ -186,18 +211,23 @@ class Progress:
             print(("\r\033[K" if self.live else "") + text, flush=True)
 
     def step(self, done: int, loss: float | None, useful_per_s: float, share: float) -> None:
-        """Print the progress after `done` steps; `share` of the budget is used. `loss` is None without a label."""
+        """Print the progress after `done` steps; `share` of the budget is used. `loss` is None
+        without a label.
+        """
         if not self.enabled:
             return
         now = time.monotonic()
         last = done == self.steps
-        if self._first is None:  # the first step warms everything up, and a resumed run begins where it was
+        # the first step warms everything up, and a resumed run begins where it was
+        if self._first is None:
             self._first, self._start = share, now
         if not last and now - self._last < (0.2 if self.live else self.every_s) and done > 1:
             return
         self._last = now
         written = "–" if loss is None else f"{loss:.4f}"
-        text = f"step {done}/{self.steps or '?'}  loss {written}  {useful_per_s:,.0f} useful tokens/s"
+        text = (
+            f"step {done}/{self.steps or '?'}  loss {written}  {useful_per_s:,.0f} useful tokens/s"
+        )
         if share > self._first:
             text += f"  {(now - self._start) / (share - self._first) * (1 - share):.0f} s left"
         if self.live:

@@ -1,4 +1,6 @@
-"""Which checkpoints a run writes, keeps, resumes from and deletes: `step=00000100` to resume, `final` and `best`."""
+"""Which checkpoints a run writes, keeps, resumes from and deletes: `step=00000100` to resume,
+`final` and `best`.
+"""
 
 import re
 import shutil
@@ -15,7 +17,15 @@ from tokenscale.base.files import sync_tree
 from tokenscale.data.batches.batch import merge_states
 from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings, find_difference
-from tokenscale.train.checkpoint import PARTIAL, RECORD, Checkpoint, State, commit, partial_of, write_rank
+from tokenscale.train.checkpoint import (
+    PARTIAL,
+    RECORD,
+    Checkpoint,
+    State,
+    commit,
+    partial_of,
+    write_rank,
+)
 from tokenscale.train.parallel.world import World
 
 #: name of a resume state in the event of its writing
@@ -24,21 +34,29 @@ FOLDER, DAMAGED = "checkpoints", ".damaged"
 
 
 class Checkpoints:
-    """One rank's view of a run's checkpoints. `digest` is the attempt's code digest: states of other code are not
-    resumed.
+    """One rank's view of a run's checkpoints. `digest` is the attempt's code digest: states of
+    other code are not resumed.
     """
 
-    def __init__(self, run: RunSettings, directory: Path, world: World, record: dict[str, Any], tokenizer: Path | None):
+    def __init__(
+        self,
+        run: RunSettings,
+        directory: Path,
+        world: World,
+        record: dict[str, Any],
+        tokenizer: Path | None,
+    ):
         self.settings, self.folder, self._run = run.checkpoints, directory / FOLDER, run
         self._world, self._record, self._tokenizer = world, record, tokenizer
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.best: float | None = None  # validation loss, nats a useful token
-        self.seconds: list[tuple[str, int, float]] = []  # (folder, bytes, seconds) of what has been written
+        # (folder, bytes, seconds) of what has been written
+        self.seconds: list[tuple[str, int, float]] = []
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest resume state of this run that this code and data can resume from; None: start anew. A
-        collective.
+        """Return the newest resume state of this run that this code and data can resume from; None:
+        start anew. A collective.
 
         Rank 0 chooses. It puts a damaged one aside (`.damaged`), with a line that says so.
         """
@@ -66,7 +84,9 @@ class Checkpoints:
         return None
 
     def _report_missing_state(self, newest: Path | None) -> None:
-        """Say that the logs tell of a newer resume state than there is: the folder was replaced, or files are lost."""
+        """Say that the logs tell of a newer resume state than there is: the folder was replaced, or
+        files are lost.
+        """
         written = ""
         for path in self.folder.parent.glob("attempt=*/rank=00000/events.jsonl"):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -78,28 +98,51 @@ class Checkpoints:
                 folder=self.folder,
                 expected=f"{written}  (events.jsonl)",
                 found=newest.name if newest else "none",
-                so=f"the run goes on from {newest.name}" if newest else "the run starts from scratch",
-                next="if the folder was replaced, stop this run, put the states back, and start it again",
+                so=f"the run goes on from {newest.name}"
+                if newest
+                else "the run starts from scratch",
+                next=(
+                    "if the folder was replaced, stop this run, put the states back, and start "
+                    "it again"
+                ),
             )
             print(notice.render(), flush=True)
 
     def named(self, where: str) -> Checkpoint:
-        """Return the resume state that `resume_from` names. Raises UserError where it does not fit this run."""
+        """Return the resume state that `resume_from` names. Raises UserError where it does not fit
+        this run.
+        """
         found = Checkpoint(where)
         if found.record["kind"] != "resume":
             what = "this checkpoint holds weights alone: nothing can be resumed from it."
-            raise UserError(what, checkpoint=where, next="run the other one with checkpoints.keep_resume_state")
-        if (other := find_difference(decode(RunSettings, found.record["run"]), self._run)) is not None:
+            raise UserError(
+                what, checkpoint=where, next="run the other one with checkpoints.keep_resume_state"
+            )
+        if (
+            other := find_difference(decode(RunSettings, found.record["run"]), self._run)
+        ) is not None:
             setting, there, here = other
-            what, next = "the checkpoint is of another run.", "name a checkpoint of the same run, or start without one"
-            raise UserError(what, checkpoint=where, setting=setting, found=there, expected=here, next=next)
+            what, next = (
+                "the checkpoint is of another run.",
+                "name a checkpoint of the same run, or start without one",
+            )
+            raise UserError(
+                what, checkpoint=where, setting=setting, found=there, expected=here, next=next
+            )
         theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
-        # which inputs there are follows from settings that may differ; held-out rows are not trained on
-        differing = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]
+        # which inputs there are follows from settings that may differ; held-out rows are not
+        # trained on
+        differing = [
+            role
+            for role in theirs.keys() & mine.keys() - {"validation_store"}
+            if theirs[role] != mine[role]
+        ]
         if differing or found.record.get("code_sha256") != self._record.get("code_sha256"):
             what = "the checkpoint was made with other code or data."
             next = "train the other run again, which writes a new one"
-            raise UserError(what, checkpoint=where, differs=", ".join(differing) or "code", next=next)
+            raise UserError(
+                what, checkpoint=where, differs=", ".join(differing) or "code", next=next
+            )
         return found
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
@@ -112,9 +155,11 @@ class Checkpoints:
         return bool(every and done % every == 0) or (self.settings.each_epoch and epoch_ended)
 
     def save(self, name: str, kind: str, state: State, facts: dict[str, Any]) -> None:
-        """Write this rank's part of a checkpoint, in a thread where the settings say so. A collective.
+        """Write this rank's part of a checkpoint, in a thread where the settings say so. A
+        collective.
 
-        `kind` is `resume` or `model`. The checkpoint before is waited for: one is written at a time.
+        `kind` is `resume` or `model`. The checkpoint before is waited for: one is written at a
+        time.
         """
         self.wait()
         began = time.monotonic()
@@ -129,7 +174,10 @@ class Checkpoints:
             self._write(folder, state, record, began)
             return
         self._writing = threading.Thread(
-            target=self._guarded, args=(folder, state, record, began), name="tokenscale-checkpoint", daemon=True
+            target=self._guarded,
+            args=(folder, state, record, began),
+            name="tokenscale-checkpoint",
+            daemon=True,
         )
         self._writing.start()
 
@@ -182,7 +230,9 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
     def _states(self) -> list[Path]:
-        found = [f for f in self.folder.glob("step=*") if f.name[5:].isdigit() and (f / RECORD).is_file()]
+        found = [
+            f for f in self.folder.glob("step=*") if f.name[5:].isdigit() and (f / RECORD).is_file()
+        ]
         return sorted(found, key=lambda f: int(f.name[5:]))
 
 

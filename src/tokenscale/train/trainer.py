@@ -1,4 +1,6 @@
-"""One rank's trainer: build a model, run optimizer steps, and read and write its part of a checkpoint."""
+"""One rank's trainer: build a model, run optimizer steps, and read and write its part of a
+checkpoint.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +21,15 @@ from tokenscale.train.checkpoint import Checkpoint, Piece
 from tokenscale.train.models.build import build, initialise, objective_of
 from tokenscale.train.models.decoder import initialise_part
 from tokenscale.train.models.objective import MicroBatch, micro_batch
-from tokenscale.train.optimizer import LossScale, adamw, autocast_of, cast_weights, float8, total_norm, update
+from tokenscale.train.optimizer import (
+    LossScale,
+    adamw,
+    autocast_of,
+    cast_weights,
+    float8,
+    total_norm,
+    update,
+)
 from tokenscale.train.parallel.parallelize import parallelize
 from tokenscale.train.parallel.sharding import Mesh, ParallelModel
 from tokenscale.train.parallel.world import World
@@ -29,8 +39,9 @@ from tokenscale.train.profiling import Probe
 
 @dataclass(frozen=True)
 class StepResult:
-    """Results of an optimizer step, as scalars on the device. `bad` is 1 where the gradient was not finite: then no
-    weight and no moment has changed."""
+    """Results of an optimizer step, as scalars on the device. `bad` is 1 where the gradient was not
+    finite: then no weight and no moment has changed.
+    """
 
     loss_sum: Tensor
     norm: Tensor
@@ -42,15 +53,24 @@ class StepResult:
 class Trainer:
     """One rank's part of the model, its optimizer and its number formats.
 
-    `model` is the plain model, whose parameters have the names of checkpoints; `parallel` is what the layout made of
-    it. All ranks build it together, without storage; each then sets the initial values of its own parts. Every rank
-    builds the whole model where code of `transformers` sets its weights, and where the objective needs it whole: that
-    may keep a copy of the initial weights, as DPO's reference does.
+    `model` is the plain model, whose parameters have the names of checkpoints; `parallel` is what
+    the layout made of it. All ranks build it together, without storage; each then sets the initial
+    values of its own parts. Every rank builds the whole model where code of `transformers` sets its
+    weights, and where the objective needs it whole: that may keep a copy of the initial weights, as
+    DPO's reference does.
 
     `unset`: leave the weights without values, for `load`.
     """
 
-    def __init__(self, run: RunSettings, shape: ModelSettings, world: World, kernel: str, *, unset: bool = False):
+    def __init__(
+        self,
+        run: RunSettings,
+        shape: ModelSettings,
+        world: World,
+        kernel: str,
+        *,
+        unset: bool = False,
+    ):
         self.run, self.world, self.mesh, self.kernel = run, world, Mesh(run.layout, world), kernel
         keeps_initial = OBJECTIVES[run.objective].whole_model
         whole = shape.transformers is not None or keeps_initial
@@ -62,10 +82,16 @@ class Trainer:
         if run.float8:
             float8(self.model, world.device)
         self._shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
-        self.parameters = sum(weight.numel() for weight in self.model.parameters())  # of the whole model
-        objective = objective_of(run.objective, self.model, loss_chunk=run.loss_chunk, compiled=run.compile)
+        # of the whole model
+        self.parameters = sum(weight.numel() for weight in self.model.parameters())
+        objective = objective_of(
+            run.objective, self.model, loss_chunk=run.loss_chunk, compiled=run.compile
+        )
         self.parallel = parallelize(
-            objective, self.mesh, activation_checkpointing=run.activation_checkpointing, compiled=run.compile
+            objective,
+            self.mesh,
+            activation_checkpointing=run.activation_checkpointing,
+            compiled=run.compile,
         )
         self.shards = self.parallel.shards
         if not whole and not unset:
@@ -73,7 +99,9 @@ class Trainer:
         self.optimizer = adamw(self.shards.tensors, run.optimizer)
         self.autocast = autocast_of(run.precision, world.device) if run.autocasts else nullcontext
         self.loss_scale = LossScale(run.precision, world.device)
-        self.micro_steps = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
+        self.micro_steps = micro_steps(
+            run.global_batch, run.layout.data_parallel_size, run.micro_batch
+        )
 
     def _initialise(self, shape: ModelSettings, seed: int) -> None:
         for name, shard in self.shards.by_name.items():
@@ -81,8 +109,8 @@ class Trainer:
         self.shards.all_gather_parameters()
 
     def seed(self, step: int) -> None:
-        """Seed what a step draws, which is dropout: other numbers in each step and on each rank, and the same ones in a
-        run that was resumed.
+        """Seed what a step draws, which is dropout: other numbers in each step and on each rank,
+        and the same ones in a run that was resumed.
         """
         key = np.array([self.run.effective_seed % (1 << 64)], dtype=np.uint64)
         for number in (self.world.rank, step):
@@ -90,14 +118,22 @@ class Trainer:
         torch.manual_seed(int(key[0]))
 
     def step(
-        self, batch: Batch, useful: Tensor, rate: float, timer: HostTimer, probe: Probe | None = None
+        self,
+        batch: Batch,
+        useful: Tensor,
+        rate: float,
+        timer: HostTimer,
+        probe: Probe | None = None,
     ) -> StepResult:
-        """Train on this rank's share of a global batch with `useful` useful tokens over all ranks. A collective."""
+        """Train on this rank's share of a global batch with `useful` useful tokens over all ranks.
+        A collective.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         scale = self.loss_scale.scale
 
-        # forward and backward; DDP averages gradients over the readers, so the weight is that of a mean over them
+        # forward and backward; DDP averages gradients over the readers, so the weight is that of a
+        # mean over them
         loss_sum = forward_backward(
             self.parallel,
             batch,
@@ -129,29 +165,38 @@ class Trainer:
         return StepResult(loss_sum, norm, clipped, bad, scale)
 
     def pieces(self, *, resume: bool) -> dict[str, Piece]:
-        """Return the tensors that this rank writes: its share of parameters, for `resume` also of optimizer states."""
+        """Return the tensors that this rank writes: its share of parameters, for `resume` also of
+        optimizer states.
+        """
         found: dict[str, Piece] = {}
         for number, (name, shard) in enumerate(self.shards.by_name.items()):
             mine = shard.first and number % self.shards.replicas == self.shards.replica
             if not mine or not shard.tensor.numel():
                 continue
             found["model." + name] = Piece(shard.tensor.detach(), shard.offsets, shard.global_shape)
-            for moment, value in self.optimizer.state.get(shard.tensor, {}).items() if resume else ():
+            for moment, value in (
+                self.optimizer.state.get(shard.tensor, {}).items() if resume else ()
+            ):
                 key = f"optimizer.{moment}.{name}"
                 if value.dim():
                     found[key] = Piece(value.detach(), shard.offsets, shard.global_shape)
-                elif not any(shard.offsets):  # the count of steps: whoever has the beginning writes it
+                # the count of steps: whoever has the beginning writes it
+                elif not any(shard.offsets):
                     found[key] = Piece.of(value.detach())
         return found
 
     def load(self, checkpoint: Checkpoint, *, resume: bool = True) -> None:
-        """Load a checkpoint of any layout, with `resume` the optimizer's state. A collective. Raises UserError for
-        another shape.
+        """Load a checkpoint of any layout, with `resume` the optimizer's state. A collective.
+        Raises UserError for another shape.
         """
         mine = self._shapes
-        theirs = {name: tuple(checkpoint.shapes["model." + name]) for name in checkpoint.names("model.")}
+        theirs = {
+            name: tuple(checkpoint.shapes["model." + name]) for name in checkpoint.names("model.")
+        }
         if mine != theirs:
-            wrong = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+            wrong = sorted(
+                name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)
+            )
             raise UserError(
                 "the checkpoint is of another model.",
                 checkpoint=checkpoint.folder,
@@ -198,13 +243,14 @@ def forward_backward(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     probe: Probe | None = None,
 ) -> Tensor:
-    """Add the gradient of `weight` times the sum of losses over this rank's rows to the model's gradients.
+    """Add the gradient of `weight` times the sum of losses over this rank's rows to the model's
+    gradients.
 
-    `weight` is a scalar on the device: readers times the loss scale over useful tokens of the global batch, since DDP
-    averages over ranks.
-    A rank has `batch.tokens_bt` [rows, T], at most `micro_batch_size * micro_steps` rows; every rank runs `micro_steps`
-    passes, and a pass without rows contributes zero. Gradients are reduced in the last pass only. Returns this rank's
-    sum of losses, a scalar on its device. A pipeline orders the passes itself.
+    `weight` is a scalar on the device: readers times the loss scale over useful tokens of the
+    global batch, since DDP averages over ranks. A rank has `batch.tokens_bt` [rows, T], at most
+    `micro_batch_size * micro_steps` rows; every rank runs `micro_steps` passes, and a pass without
+    rows contributes zero. Gradients are reduced in the last pass only. Returns this rank's sum of
+    losses, a scalar on its device. A pipeline orders the passes itself.
     """
 
     def inputs(k: int) -> MicroBatch:
@@ -233,7 +279,8 @@ def forward_backward(
                 loss = parallel.module(tokens_bt, labels_bt, bounds)
             timer.lap("forward")
             (loss * weight).backward()
-        # the last bucket was ready when backward had nothing left to compute: what follows is waiting for all-reduces
+        # the last bucket was ready when backward had nothing left to compute: what follows is
+        # waiting for all-reduces
         timer.lap("backward" if listener is None else "exposed_communication")
         loss_sum += loss.detach()
     return loss_sum

@@ -1,5 +1,5 @@
-"""Watchdog of a rank: without progress it writes its stacks and exits, so that no collective hangs until the time
-limit.
+"""Watchdog of a rank: without progress it writes its stacks and exits, so that no collective hangs
+until the time limit.
 """
 
 import faulthandler
@@ -21,9 +21,11 @@ CODE = 70
 
 
 class Watchdog:
-    """Write all threads' stacks to `file` and exit, `limit_s` seconds after the last `beat()`. 0: never.
+    """Write all threads' stacks to `file` and exit, `limit_s` seconds after the last `beat()`. 0:
+    never.
 
-    The stacks are written by a thread that needs no Python, so that code that never releases the interpreter is found.
+    The stacks are written by a thread that needs no Python, so that code that never releases the
+    interpreter is found.
     """
 
     def __init__(self, file: Path, limit_s: float):
@@ -32,7 +34,8 @@ class Watchdog:
         if limit_s:
             file.parent.mkdir(parents=True, exist_ok=True)
             # kept open: it must be writable when nothing else works
-            self._file = open(open_file(file, REPLACE, follow=False), "w", encoding="utf-8")
+            descriptor = open_file(file, REPLACE, follow=False)
+            self._file = open(descriptor, "w", encoding="utf-8")  # noqa: SIM115
             self.beat()
             threading.Thread(target=self._end, name="watchdog", daemon=True).start()
 
@@ -41,7 +44,8 @@ class Watchdog:
         if self.limit_s:
             now = time.monotonic()
             self._until = now + self.limit_s + LAST_S
-            if now - self._armed > min(1.0, self.limit_s / 4):  # each time starts a thread, a tenth of a millisecond
+            # each time starts a thread, a tenth of a millisecond
+            if now - self._armed > min(1.0, self.limit_s / 4):
                 self._armed = now
                 faulthandler.dump_traceback_later(self.limit_s, file=self._file)
 
@@ -58,14 +62,17 @@ class Watchdog:
         while self.limit_s:
             left = self._until - time.monotonic()
             if left <= 0:
-                print(f"tokenscale: no step for {self.limit_s:g} s; stacks: {self.path}", file=sys.stderr)
+                print(
+                    f"tokenscale: no step for {self.limit_s:g} s; stacks: {self.path}",
+                    file=sys.stderr,
+                )
                 sys.stderr.flush()
                 os._exit(CODE)
             time.sleep(min(left, self.limit_s, 5.0))
 
 
-#: SIGUSR1: the time limit comes (`sbatch --signal=USR1@seconds`). SIGTERM: preemption, scancel, a launcher that ends.
-#: SIGHUP: a terminal that is gone.
+#: SIGUSR1: the time limit comes (`sbatch --signal=USR1@seconds`). SIGTERM: preemption, scancel, a
+#: launcher that ends. SIGHUP: a terminal that is gone.
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -80,7 +87,8 @@ class Interrupted(Exception):
 class Signals:
     """A context that records which signal has requested a stop, if any. Contexts may be nested.
 
-    A second SIGINT ends the process at once, as it does everywhere; what is ignored (`nohup`) stays so.
+    A second SIGINT ends the process at once, as it does everywhere; what is ignored (`nohup`) stays
+    so.
     """
 
     def __init__(self) -> None:
@@ -89,7 +97,9 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         main = threading.current_thread() is threading.main_thread()  # others may not set handlers
-        handled = [number for number in SIGNALS if main and signal.getsignal(number) is not signal.SIG_IGN]
+        handled = [
+            number for number in SIGNALS if main and signal.getsignal(number) is not signal.SIG_IGN
+        ]
         self._before.append({number: signal.signal(number, self._note) for number in handled})
         return self
 

@@ -15,7 +15,14 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = torch.utils.data.DataLoader(torch.randint(0, 97, (24, 32)), batch_size=4)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 shape = {"vocabulary_size": 97, "dimension": 32, "layers": 2, "heads": 2}  # log
-facts = {"approach": "Accelerate loop", "steps": 6, "global_batch": 4, "sequence_length": 32, "shape": shape}  # log
+# log
+facts = {
+    "approach": "Accelerate loop",
+    "steps": 6,
+    "global_batch": 4,
+    "sequence_length": 32,
+    "shape": shape,
+}
 ranks = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}  # log
 with ExternalRun(sys.argv[1], **facts, **ranks) as run:  # log
     for rows in loader:
@@ -24,4 +31,10 @@ with ExternalRun(sys.argv[1], **facts, **ranks) as run:  # log
         optimizer.step()
         optimizer.zero_grad()
         useful = rows[:, 1:].numel()  # log
-        run.step(loss_sum=loss.item() * useful, useful_tokens=useful, total_tokens=rows.numel(), rows=len(rows))  # log
+        # log
+        run.step(
+            loss_sum=loss.item() * useful,
+            useful_tokens=useful,
+            total_tokens=rows.numel(),
+            rows=len(rows),
+        )

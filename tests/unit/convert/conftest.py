@@ -27,7 +27,9 @@ def small_blocks(monkeypatch):
 
 
 def ours(lab, form="packed", eos=False):
-    return lab.store(StoreSettings(form, **({"sequence_length": T} if form != "token-list" else {}), eos=eos))
+    return lab.store(
+        StoreSettings(form, **({"sequence_length": T} if form != "token-list" else {}), eos=eos)
+    )
 
 
 def run(source, target, **settings):
@@ -51,7 +53,11 @@ def digest(store):
 
 def documents_of(store):
     manifest = open_store(store, StoreSettings("token-list"))
-    return [d.tolist() for c in TokenListStore(store, manifest).chunks(0, manifest["documents"]) for d in c.documents()]
+    return [
+        d.tolist()
+        for c in TokenListStore(store, manifest).chunks(0, manifest["documents"])
+        for d in c.documents()
+    ]
 
 
 def write_megatron(prefix, documents, code=8, dtype="<u2", bounds=None):
@@ -61,7 +67,11 @@ def write_megatron(prefix, documents, code=8, dtype="<u2", bounds=None):
     bounds = list(range(len(documents) + 1)) if bounds is None else bounds
     index = b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + bytes([code])
     index += np.array([len(documents), len(bounds)], "<u8").tobytes()
-    index += np.array(lengths, "<i4").tobytes() + starts.astype("<i8").tobytes() + np.array(bounds, "<i8").tobytes()
+    index += (
+        np.array(lengths, "<i4").tobytes()
+        + starts.astype("<i8").tobytes()
+        + np.array(bounds, "<i8").tobytes()
+    )
     prefix.with_name(prefix.name + ".idx").write_bytes(index)
     prefix.with_name(prefix.name + ".bin").write_bytes(
         np.concatenate([np.array(d, dtype) for d in documents]).tobytes()
@@ -81,7 +91,11 @@ def write_hf(folder, **columns):
         with pa.ipc.new_stream(str(folder / name), table.schema) as stream:
             stream.write_table(part, max_chunksize=2)
     state = dict.fromkeys(["_fingerprint", "_format_columns", "_format_type", "_split"])
-    state |= {"_data_files": [{"filename": n} for n in names], "_format_kwargs": {}, "_output_all_columns": False}
+    state |= {
+        "_data_files": [{"filename": n} for n in names],
+        "_format_kwargs": {},
+        "_output_all_columns": False,
+    }
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text("{}")
     return folder

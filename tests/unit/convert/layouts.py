@@ -1,6 +1,8 @@
-"""The folders and pairs of the other formats, written and read by hand from their documented layouts.
+"""The folders and pairs of the other formats, written and read by hand from their documented
+layouts.
 
-`write` and `parse` serve every layout in which documents lie in files beside an index: test_contract.py uses them.
+`write` and `parse` serve every layout in which documents lie in files beside an index:
+test_contract.py uses them.
 """
 
 import hashlib
@@ -53,11 +55,20 @@ def write_mds(folder, parts, columns, hashes=(), compression=None, **entry):
     encodings = [columns[name] for name in names]
     sizes = [find_size(encoding) for encoding in encodings]
     declared = ["bytes" if e.startswith("bytes") else e for e in encodings]
-    config = {"column_encodings": declared, "column_names": names, "column_sizes": sizes, "version": 2, "format": "mds"}
+    config = {
+        "column_encodings": declared,
+        "column_names": names,
+        "column_sizes": sizes,
+        "version": 2,
+        "format": "mds",
+    }
     for number, samples in enumerate(parts):
         items = []
         for sample in samples:
-            values = [encode(sample[name], encoding) for name, encoding in zip(names, encodings, strict=True)]
+            values = [
+                encode(sample[name], encoding)
+                for name, encoding in zip(names, encodings, strict=True)
+            ]
             head = [len(value) for value, size in zip(values, sizes, strict=True) if size is None]
             items.append(np.array(head, "<u4").tobytes() + b"".join(values))
         text = json.dumps(config).encode()
@@ -70,18 +81,33 @@ def write_mds(folder, parts, columns, hashes=(), compression=None, **entry):
             files["zip_data"] = describe(f"{name}.zstd", data, hashes)
             name += ".zstd"
         (folder / name).write_bytes(data)
-        entries.append({**config, **files, "compression": compression, "samples": len(items), **entry})
+        entries.append(
+            {**config, **files, "compression": compression, "samples": len(items), **entry}
+        )
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
     return folder
 
 
 def describe(name, data, hashes):
-    known = {"sha256": hashlib.sha256(data).hexdigest(), "xxh3_64": xxhash.xxh3_64_hexdigest(data), "md5": "unknown"}
-    return {"basename": name, "bytes": len(data), "hashes": {algorithm: known[algorithm] for algorithm in hashes}}
+    known = {
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "xxh3_64": xxhash.xxh3_64_hexdigest(data),
+        "md5": "unknown",
+    }
+    return {
+        "basename": name,
+        "bytes": len(data),
+        "hashes": {algorithm: known[algorithm] for algorithm in hashes},
+    }
 
 
 def write_tokens(folder, parts, encoding="ndarray:uint16", **options):
-    return write_mds(folder, [[{"tokens": ids} for ids in ids_of] for ids_of in parts], {"tokens": encoding}, **options)
+    return write_mds(
+        folder,
+        [[{"tokens": ids} for ids in ids_of] for ids_of in parts],
+        {"tokens": encoding},
+        **options,
+    )
 
 
 def write_litdata(folder, chunks, form="no_header_tensor:18", dtype="<i8", **config):
@@ -94,8 +120,15 @@ def write_litdata(folder, chunks, form="no_header_tensor:18", dtype="<i8", **con
         data = np.array([len(items), *offsets], "<u4").tobytes() + b"".join(items)
         name, tokens = f"chunk-0-{number}.bin", sum(map(len, documents))
         (folder / name).write_bytes(data)
-        listed.append({"chunk_bytes": len(data), "chunk_size": len(items), "dim": tokens, "filename": name})
-    config = {"compression": None, "data_format": [form], "encryption": None, "item_loader": "TokensLoader"} | config
+        listed.append(
+            {"chunk_bytes": len(data), "chunk_size": len(items), "dim": tokens, "filename": name}
+        )
+    config = {
+        "compression": None,
+        "data_format": [form],
+        "encryption": None,
+        "item_loader": "TokensLoader",
+    } | config
     (folder / "index.json").write_text(json.dumps({"chunks": listed, "config": config}))
     return folder
 
@@ -144,7 +177,10 @@ def _parse_litdata(folder, index):
         offsets = np.frombuffer(data, "<u4", 1 + chunk["chunk_size"], offset=4)
         assert int.from_bytes(data[:4], "little") == chunk["chunk_size"]
         chunks.append(
-            [np.frombuffer(data[a:b], dtype).tolist() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+            [
+                np.frombuffer(data[a:b], dtype).tolist()
+                for a, b in zip(offsets[:-1], offsets[1:], strict=True)
+            ]
         )
         assert sum(map(len, chunks[-1])) == chunk["dim"]
     return dtype, chunks
@@ -157,7 +193,9 @@ def _parse_mds(folder, index):
         data = (folder / entry["raw_data"]["basename"]).read_bytes()
         assert len(data) == entry["raw_data"]["bytes"]
         assert hashlib.sha256(data).hexdigest() == entry["raw_data"]["hashes"]["sha256"]
-        number, *offsets = struct.unpack(f"<{entry['samples'] + 2}I", data[: 4 * (entry["samples"] + 2)])
+        number, *offsets = struct.unpack(
+            f"<{entry['samples'] + 2}I", data[: 4 * (entry["samples"] + 2)]
+        )
         assert number == entry["samples"] and offsets[-1] == len(data)
         own = json.loads(data[4 * (number + 2) : offsets[0]])
         assert own == {name: value for name, value in entry.items() if name in own}

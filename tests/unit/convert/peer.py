@@ -1,4 +1,5 @@
-"""Script for `tests.peers`: write documents with litdata or streaming, or read a folder with their data sets.
+"""Script for `tests.peers`: write documents with litdata or streaming, or read a folder with their
+data sets.
 
 pytest collects this file for its doctests, without these libraries.
 """
@@ -26,7 +27,9 @@ def read_litdata(folder, block):
     import litdata
     from litdata.streaming.item_loader import TokensLoader
 
-    data = litdata.StreamingDataset(folder, item_loader=TokensLoader(block_size=block), shuffle=False)
+    data = litdata.StreamingDataset(
+        folder, item_loader=TokensLoader(block_size=block), shuffle=False
+    )
     return [ids.tolist() for ids in data]
 
 
@@ -39,7 +42,11 @@ def write_mds(folder, documents, columns, dtype, **options):
         for number, ids in enumerate(documents):
             array = np.array(ids, dtype)
             sample = {"tokens": array.tobytes() if columns["tokens"] == "bytes" else array}
-            sample |= {name: number if columns[name] == "int" else f"{number}" for name in columns if name != "tokens"}
+            sample |= {
+                name: number if columns[name] == "int" else f"{number}"
+                for name in columns
+                if name != "tokens"
+            }
             writer.write(sample)
 
 

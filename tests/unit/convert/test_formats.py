@@ -1,4 +1,6 @@
-"""What is special to one format: the bytes of its files, its own kinds of damage; BOS and ends put on and taken off."""
+"""What is special to one format: the bytes of its files, its own kinds of damage; BOS and ends put
+on and taken off.
+"""
 
 import json
 
@@ -9,7 +11,15 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.convert.conftest import KNOWN, digest, documents_of, refused, run, write_hf, write_megatron
+from tests.unit.convert.conftest import (
+    KNOWN,
+    digest,
+    documents_of,
+    refused,
+    run,
+    write_hf,
+    write_megatron,
+)
 from tests.unit.convert.layouts import flatten, parse, write_litdata, write_mds, write_tokens
 from tokenscale.base.errors import UserError
 from tokenscale.data.stores.documents import Chunk
@@ -17,7 +27,12 @@ from tokenscale.data.stores.foreign import reframe, shards
 
 
 def test_the_bytes_of_a_megatron_pair(tmp_path):
-    run(write_hf(tmp_path / "hf", input_ids=[[0, 7, 8], [0, 9]]), tmp_path / "m", to="megatron", **KNOWN)
+    run(
+        write_hf(tmp_path / "hf", input_ids=[[0, 7, 8], [0, 9]]),
+        tmp_path / "m",
+        to="megatron",
+        **KNOWN,
+    )
     assert (tmp_path / "m.bin").read_bytes() == bytes.fromhex("0000 0700 0800 0000 0900")
     assert (tmp_path / "m.idx").read_bytes() == bytes.fromhex(
         "4d4d494449445800 00"  # MMIDIDX, two zeros
@@ -29,9 +44,15 @@ def test_the_bytes_of_a_megatron_pair(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")])
-def test_every_integer_type_of_megatron_is_read_and_sequences_join_to_documents(tmp_path, code, dtype):
-    source = write_megatron(tmp_path / "m", [[5], [6, 7], [8], [9, 1]], code, dtype, bounds=[0, 2, 2, 4])
+@pytest.mark.parametrize(
+    ("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")]
+)
+def test_every_integer_type_of_megatron_is_read_and_sequences_join_to_documents(
+    tmp_path, code, dtype
+):
+    source = write_megatron(
+        tmp_path / "m", [[5], [6, 7], [8], [9, 1]], code, dtype, bounds=[0, 2, 2, 4]
+    )
     for path in (source, tmp_path / "m.bin", tmp_path / "m.idx"):
         run(path, tmp_path / f"s{path.suffix}", to="token-list", **KNOWN)
         assert documents_of(tmp_path / f"s{path.suffix}") == [[0, 5, 6, 7], [0], [0, 8, 9]]
@@ -40,14 +61,18 @@ def test_every_integer_type_of_megatron_is_read_and_sequences_join_to_documents(
 def test_every_truncation_of_an_index_half_a_pair_and_a_multimodal_one_are_refused(tmp_path):
     write_megatron(tmp_path / "m", [[5, 6], [7]])
     whole = (tmp_path / "m.idx").read_bytes()
-    for length in range(0, 34 + 2 * 12 + 3 * 8):
+    for length in range(34 + 2 * 12 + 3 * 8):
         (tmp_path / "m.idx").write_bytes(whole[:length])
-        text = refused(tmp_path / "m", tmp_path / "s", to="token-list", from_format="megatron", **KNOWN)
+        text = refused(
+            tmp_path / "m", tmp_path / "s", to="token-list", from_format="megatron", **KNOWN
+        )
         assert all(word in text for word in ("m.idx", "found", "expected", "next")), length
     (tmp_path / "m.idx").write_bytes(whole + b"\0\1")
     assert "multimodal" in refused(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
     (tmp_path / "m.bin").unlink()
-    assert "a file of the pair is missing" in refused(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
+    assert "a file of the pair is missing" in refused(
+        tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN
+    )
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
@@ -61,10 +86,17 @@ def test_nanogpt_ids_are_uint16_where_they_fit(tmp_path, size, dtype):
 
 
 def test_an_end_inside_a_document_or_none_cannot_leave_for_nanogpt(tmp_path):
-    run(write_hf(tmp_path / "hf", tokens=[[5, 6], [7, 9, 8]]), tmp_path / "s", to="token-list", **KNOWN)
+    run(
+        write_hf(tmp_path / "hf", tokens=[[5, 6], [7, 9, 8]]),
+        tmp_path / "s",
+        to="token-list",
+        **KNOWN,
+    )
     text = refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=9)
     assert "lies inside one" in text and "1 of 2" in text
-    assert "outside the vocabulary" in refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=100)
+    assert "outside the vocabulary" in refused(
+        tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=100
+    )
     run(tmp_path / "hf", tmp_path / "t", to="token-list", **{**KNOWN, "eos_id": None})
     assert "--document-end ID" in refused(tmp_path / "t", tmp_path / "n.bin", to="nanogpt")
     run(tmp_path / "t", tmp_path / "n.bin", to="nanogpt", document_end=99)
@@ -72,7 +104,9 @@ def test_an_end_inside_a_document_or_none_cannot_leave_for_nanogpt(tmp_path):
     assert digest(tmp_path / "back") == digest(tmp_path / "t")
 
 
-def test_a_stream_that_is_cut_is_refused_at_every_length_and_a_folder_of_splits_names_them(tmp_path):
+def test_a_stream_that_is_cut_is_refused_at_every_length_and_a_folder_of_splits_names_them(
+    tmp_path,
+):
     folder = write_hf(tmp_path / "hf", input_ids=[[5, 6], [7], [8], [9, 9, 9], [8]])
     file = folder / "data-00001-of-00002.arrow"
     whole = file.read_bytes()
@@ -89,7 +123,11 @@ def test_a_stream_that_is_cut_is_refused_at_every_length_and_a_folder_of_splits_
 
 def test_rows_that_lead_out_of_an_arrow_file_are_refused(tmp_path):
     folder = write_hf(tmp_path / "hf", input_ids=[[5, 6], [7], [8], [9, 9, 9], [8]])
-    file = next(file for file in folder.glob("*.arrow") if np.int32([0, 2, 3]).tobytes() in file.read_bytes())
+    file = next(
+        file
+        for file in folder.glob("*.arrow")
+        if np.int32([0, 2, 3]).tobytes() in file.read_bytes()
+    )
     for ends in ([0, 2, 10**6], [0, -4, 3], [7, 2, 3]):
         whole = file.read_bytes()
         file.write_bytes(whole.replace(np.int32([0, 2, 3]).tobytes(), np.int32(ends).tobytes()))
@@ -107,7 +145,10 @@ def test_the_number_of_ids_has_the_smallest_type(tmp_path, length):
 
 
 def test_a_document_beyond_the_offsets_is_refused():
-    assert shards.pack_offsets(np.array([1 << 31, (1 << 31) - 17]), 0, "x").tolist()[-1] == (1 << 32) - 1
+    assert (
+        shards.pack_offsets(np.array([1 << 31, (1 << 31) - 17]), 0, "x").tolist()[-1]
+        == (1 << 32) - 1
+    )
     with pytest.raises(UserError, match="a document is too long for x"):
         shards.pack_offsets(np.array([1 << 31, (1 << 31) - 16]), 0, "x")
 
@@ -115,7 +156,9 @@ def test_a_document_beyond_the_offsets_is_refused():
 def test_a_shard_that_was_decompressed_in_the_folder_is_read(tmp_path):
     source = write_tokens(tmp_path / "m", [[[5, 6], [7]], [[8], [9]]], compression="zstd")
     zipped = source / "shard.00001.mds.zstd"
-    (source / "shard.00001.mds").write_bytes(zstandard.ZstdDecompressor().decompress(zipped.read_bytes()))
+    (source / "shard.00001.mds").write_bytes(
+        zstandard.ZstdDecompressor().decompress(zipped.read_bytes())
+    )
     zipped.unlink()
     run(source, tmp_path / "s", to="token-list", **KNOWN)
     assert documents_of(tmp_path / "s") == [[0, 5, 6], [0, 7], [0, 8], [0, 9]]
@@ -123,9 +166,14 @@ def test_a_shard_that_was_decompressed_in_the_folder_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("bytes_", "change", "words"),
-    [(-1, None, "another size"), (1, None, "another size"), (1 << 50, None, "another size"),
-     (0, lambda data: data[:-9], "damaged"), (0, lambda data: b"x" * len(data), "another compression")],
-)  # fmt: skip
+    [
+        (-1, None, "another size"),
+        (1, None, "another size"),
+        (1 << 50, None, "another size"),
+        (0, lambda data: data[:-9], "damaged"),
+        (0, lambda data: b"x" * len(data), "another compression"),
+    ],
+)
 def test_broken_compressed_shards_are_refused(tmp_path, bytes_, change, words):
     source = write_tokens(tmp_path / "m", [[[5, 6] * 99]], compression="zstd")
     file, index = source / "shard.00000.mds.zstd", json.loads((source / "index.json").read_text())
@@ -163,9 +211,14 @@ def test_a_merged_index_of_folders_is_read(tmp_path):
     run(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
     assert documents_of(tmp_path / "s") == [[0, 5, 6], [0, 7], [0, 8]]
     files = json.loads((tmp_path / "s/manifest.json").read_text())["converted_from"]["files"]
-    assert [file["name"] for file in files] == ["index.json", "0/shard.00000.mds", "1/shard.00000.mds"]
+    assert [file["name"] for file in files] == [
+        "index.json",
+        "0/shard.00000.mds",
+        "1/shard.00000.mds",
+    ]
     assert len({file["sha256"] for file in files}) == 3
-    text = refused(tmp_path / "s", tmp_path / "m", to="mds", force=True)  # their folders may hold other files
+    # their folders may hold other files
+    text = refused(tmp_path / "s", tmp_path / "m", to="mds", force=True)
     assert "more than an MDS folder" in text
 
 
@@ -181,7 +234,9 @@ def test_documents_are_trimmed_as_python_lists_are(documents, end):
     """BOS 0; the end is 1, or BOS itself, or there is none."""
     ids, lengths = flat(documents)
     first, last = reframe.find_texts(ids, lengths, 0, end)
-    for document, start, a, b in zip(documents, np.cumsum(lengths) - lengths, first, last, strict=True):
+    for document, start, a, b in zip(
+        documents, np.cumsum(lengths) - lengths, first, last, strict=True
+    ):
         right = list(document)
         while right and right[-1] == end:
             right.pop()
@@ -195,7 +250,9 @@ def test_documents_leave_as_python_lists_do(documents, keep_bos, end):
     documents = [[0, *document] for document in documents]
     ids, lengths = flat(documents)
     count = reframe.ExportCounts()
-    found = reframe.export_chunk(Chunk(ids.astype(np.int32), lengths), reframe.ExportFraming(keep_bos, end), count)
+    found = reframe.export_chunk(
+        Chunk(ids.astype(np.int32), lengths), reframe.ExportFraming(keep_bos, end), count
+    )
     right = [d if keep_bos else d[1:] for d in documents]
     added = [end is not None and d[-1:] != [end] for d in right]
     right = [d + [end] * more for d, more in zip(right, added, strict=True)]
@@ -220,53 +277,122 @@ def mds(*parts, encoding="ndarray:uint16", **options):
 
 
 def columns(chosen=None, **encodings):
-    sample = {name: "x" if kind == "str" else [6 - (name == chosen)] for name, kind in encodings.items()}
+    sample = {
+        name: "x" if kind == "str" else [6 - (name == chosen)] for name, kind in encodings.items()
+    }
     return lambda path: write_mds(path, [[sample]], encodings)
 
 
 def mixed(encoding):
     """Two MDS shards and an empty one, whose ids lie between other columns."""
     parts = [
-        [{"tokens": i, "a": "x" * len(i), "b": 5, "uid": "é"} for i in ids] for ids in ([[5, 6], [7, 1]], [], LAST)
+        [{"tokens": i, "a": "x" * len(i), "b": 5, "uid": "é"} for i in ids]
+        for ids in ([[5, 6], [7, 1]], [], LAST)
     ]
-    return lambda path: write_mds(path, parts, {"a": "str", "b": "int", "tokens": encoding, "uid": "str"})
+    return lambda path: write_mds(
+        path, parts, {"a": "str", "b": "int", "tokens": encoding, "uid": "str"}
+    )
 
 
 LAST = [[8] * 9, [9]]
-LISTS = [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16()), pa.list_(pa.int32(), 3)]
+LISTS = [
+    pa.list_(pa.int64()),
+    pa.large_list(pa.int32()),
+    pa.list_(pa.uint16()),
+    pa.list_(pa.int32(), 3),
+]
 INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 #: code of litdata's tensors and arrays → dtype
-TENSORS = {11: "u1", 12: "i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"}
+TENSORS = {
+    11: "u1",
+    12: "i1",
+    13: "<i2",
+    14: "<i2",
+    15: "<i4",
+    16: "<i4",
+    17: "<i8",
+    18: "<i8",
+    20: "<u2",
+}
 ARRAYS = dict(enumerate(["i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8"]))
-FORMS = [(f"no_header_{kind}:{n}", d) for kind, of in (("tensor", TENSORS), ("numpy", ARRAYS)) for n, d in of.items()]
+FORMS = [
+    (f"no_header_{kind}:{n}", d)
+    for kind, of in (("tensor", TENSORS), ("numpy", ARRAYS))
+    for n, d in of.items()
+]
 GPT2 = {"vocabulary_size": 50257, "bos_id": 50256, "eos_id": 50256}
 TWO = [[5, 6], [7]], [[8], [9]]
 #: source, flags, its documents, parts of what is said
 READ = [
-    *((hf(text=["a"] * 3, tokens=pa.array([[0, 5, 6], [0, 7, 1], [0, 8, 9]], kind)), {}, [[5, 6], [7], [8, 9]], [])
-      for kind in LISTS),
+    *(
+        (
+            hf(text=["a"] * 3, tokens=pa.array([[0, 5, 6], [0, 7, 1], [0, 8, 9]], kind)),
+            {},
+            [[5, 6], [7], [8, 9]],
+            [],
+        )
+        for kind in LISTS
+    ),
     # padding is left out by its mask and never by its id
-    (hf(input_ids=[[0, 5, 3, 3], [0, 3, 1, 3]], attention_mask=[[1, 1, 1, 0]] * 2), {}, [[5, 3], [3]],
-     ["its attention mask: 2 ids"]),
-    (hf(input_ids=[[0, 0, 5], [0, 6, 1, 1]]), {}, [[5], [6]], ["3 of BOS 0 (2 documents)", "2 of id 1 (2 documents)"]),
-    *((litdata([[5, 6], [7, 1]], [[], [8]], form=form, dtype=dtype), {}, [[5, 6], [7], [], [8]],
-       [f"ids of {np.dtype(dtype).name}"]) for form, dtype in FORMS),
-    *((mixed(encoding), {}, [[5, 6], [7], *LAST], []) for encoding in [*(f"ndarray:{i}" for i in INTEGERS), "bytes"]),
+    (
+        hf(input_ids=[[0, 5, 3, 3], [0, 3, 1, 3]], attention_mask=[[1, 1, 1, 0]] * 2),
+        {},
+        [[5, 3], [3]],
+        ["its attention mask: 2 ids"],
+    ),
+    (
+        hf(input_ids=[[0, 0, 5], [0, 6, 1, 1]]),
+        {},
+        [[5], [6]],
+        ["3 of BOS 0 (2 documents)", "2 of id 1 (2 documents)"],
+    ),
+    *(
+        (
+            litdata([[5, 6], [7, 1]], [[], [8]], form=form, dtype=dtype),
+            {},
+            [[5, 6], [7], [], [8]],
+            [f"ids of {np.dtype(dtype).name}"],
+        )
+        for form, dtype in FORMS
+    ),
+    *(
+        (mixed(encoding), {}, [[5, 6], [7], *LAST], [])
+        for encoding in [*(f"ndarray:{i}" for i in INTEGERS), "bytes"]
+    ),
     (mds([[5, 6, 7], [8, 9, 1]], encoding="ndarray:int32:3"), {}, [[5, 6, 7], [8, 9]], []),
-    (mds([[5, 6], [7, 8, 9, 4]], encoding="bytes:<i4"), {"dtype": "int32"}, [[5, 6], [7, 8, 9, 4]], []),
+    (
+        mds([[5, 6], [7, 8, 9, 4]], encoding="bytes:<i4"),
+        {"dtype": "int32"},
+        [[5, 6], [7, 8, 9, 4]],
+        [],
+    ),
     (mds([[5, 6]]), {"dtype": "uint16"}, [[5, 6]], []),
-    (mds(*TWO, compression="zstd:7", hashes=["sha256", "xxh3_64"]), {}, [[5, 6], [7], [8], [9]], []),
+    (
+        mds(*TWO, compression="zstd:7", hashes=["sha256", "xxh3_64"]),
+        {},
+        [[5, 6], [7], [8], [9]],
+        [],
+    ),
     (mds(*TWO, hashes=["md5"]), {}, [[5, 6], [7], [8], [9]], []),
     (columns("tokens", tokens="ndarray:uint16", input_ids="ndarray:uint16"), {}, [[5]], []),
-    (columns("input_ids", tokens="ndarray:uint16", input_ids="ndarray:uint16"), {"column": "input_ids"}, [[5]], []),
+    (
+        columns("input_ids", tokens="ndarray:uint16", input_ids="ndarray:uint16"),
+        {"column": "input_ids"},
+        [[5]],
+        [],
+    ),
     (columns("input_ids", other="ndarray:uint16", input_ids="bytes"), {}, [[5]], []),
     (columns("other", other="ndarray:int64", name="str"), {}, [[5]], []),
     (columns("some", some="bytes", name="str"), {"column": "some"}, [[5]], []),
     # as prepare.py of nanoGPT writes it: BOS, EOS and the end of a document are one id
-    (nanogpt([5, 6, 50256, 7, 50256, 50256]), GPT2, [[5, 6], [7], []],
-     ["3 of id 50256", "documents without text tokens: 1"]),
+    (
+        nanogpt([5, 6, 50256, 7, 50256, 50256]),
+        GPT2,
+        [[5, 6], [7], []],
+        ["3 of id 50256", "documents without text tokens: 1"],
+    ),
     (nanogpt([1, 5, 6, 1, 7]), {}, [[5, 6], [7]], ["before each document"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("write", "settings", "documents", "said"), READ)
@@ -299,25 +425,66 @@ REFUSED = [
     (litdata([[5, 6], [7]], compression="zstd"), {}, ["compression zstd", "index.json"]),
     (litdata([[5, 6], [7]], encryption={"level": "chunk"}), {}, ["encryption", "index.json"]),
     (litdata([[5, 6], [7]], item_loader="PyTreeLoader"), {}, NO_LISTS),
-    *((litdata([[5, 6], [7]], data_format=form), {}, NO_LISTS)
-      for form in (["no_header_tensor:1"], ["tensor:18"], ["int"], ["no_header_tensor:18", "int"], [])),
+    *(
+        (litdata([[5, 6], [7]], data_format=form), {}, NO_LISTS)
+        for form in (
+            ["no_header_tensor:1"],
+            ["tensor:18"],
+            ["int"],
+            ["no_header_tensor:18", "int"],
+            [],
+        )
+    ),
     (litdata([[5, 6], [7]], data_format=None), {}, ["expected content", "index.json"]),
-    (columns(a="ndarray:uint16", b="ndarray:uint16"), {}, ["no column of ids, or several", "index.json"]),
+    (
+        columns(a="ndarray:uint16", b="ndarray:uint16"),
+        {},
+        ["no column of ids, or several", "index.json"],
+    ),
     (columns(text="str"), {}, ["no column of ids", "index.json"]),
     (columns(some="bytes"), {}, ["no column of ids", "index.json"]),
     (columns(tokens="str"), {}, NO_LISTS),
     (columns(tokens="ndarray:uint16", name="str"), {"column": "name"}, NO_LISTS),
-    (columns(tokens="ndarray:uint16"), {"column": "tokns"}, ["did you mean 'tokens'", "index.json"]),
-    (columns(tokens="ndarray:uint16", attention_mask="ndarray:uint16"), {}, ["padded", "index.json"]),
-    *((mds([[5, 6]], column_encodings=[other]), {}, [*NO_LISTS, other])
-      for other in ("ndarray", "ndarray:float32", "pkl", "ndarray:int32:2,3", "json")),
-    *((mds([[5, 6]], compression=name), {}, ["a compression that is not read here", name, "shard.00000.mds.zstd"])
-      for name in ("gz", "br:11", "snappy", "bz2")),
-    *((mds([values], encoding="bytes:u1", column_encodings=["ndarray:uint16"]), {},
-       ["one-dimensional array of uint16 in the column tokens", "shard.00000.mds"])
-      for values in ([], [7], [4], [4, 1], [5, 1])),
-    (mds([[5, 6], [7, 8, 9, 4]], encoding="bytes:<i4"), {}, ["outside the vocabulary", "as int64: --dtype int32"]),
-    (mds([[5, 6], [7]], encoding="bytes:<i4"), {}, ["whole ids of int64", "--dtype int32", "1 of 2 in this shard"]),
+    (
+        columns(tokens="ndarray:uint16"),
+        {"column": "tokns"},
+        ["did you mean 'tokens'", "index.json"],
+    ),
+    (
+        columns(tokens="ndarray:uint16", attention_mask="ndarray:uint16"),
+        {},
+        ["padded", "index.json"],
+    ),
+    *(
+        (mds([[5, 6]], column_encodings=[other]), {}, [*NO_LISTS, other])
+        for other in ("ndarray", "ndarray:float32", "pkl", "ndarray:int32:2,3", "json")
+    ),
+    *(
+        (
+            mds([[5, 6]], compression=name),
+            {},
+            ["a compression that is not read here", name, "shard.00000.mds.zstd"],
+        )
+        for name in ("gz", "br:11", "snappy", "bz2")
+    ),
+    *(
+        (
+            mds([values], encoding="bytes:u1", column_encodings=["ndarray:uint16"]),
+            {},
+            ["one-dimensional array of uint16 in the column tokens", "shard.00000.mds"],
+        )
+        for values in ([], [7], [4], [4, 1], [5, 1])
+    ),
+    (
+        mds([[5, 6], [7, 8, 9, 4]], encoding="bytes:<i4"),
+        {},
+        ["outside the vocabulary", "as int64: --dtype int32"],
+    ),
+    (
+        mds([[5, 6], [7]], encoding="bytes:<i4"),
+        {},
+        ["whole ids of int64", "--dtype int32", "1 of 2 in this shard"],
+    ),
     (mds([[5, 6]]), {"dtype": "int32"}, ["--dtype contradicts"]),
     (nanogpt(list(b"\x05\x00\x01"), "u1"), {}, ["cut short"]),
     (nanogpt([]), {}, ["cut short"]),
@@ -331,10 +498,12 @@ REFUSED = [
     (nanogpt([5, 1]), {"vocabulary_size": None, "eos_id": None}, ["--vocabulary-size N"]),
     (nanogpt([20240520, 1, 5, 1], "<i4"), {"dtype": "uint32"}, ["has a header"]),
     (nanogpt([5, 1, 6, 1], "<u4"), {"dtype": "uint16"}, ["does not end"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("write", "settings", "words"), REFUSED)
 def test_what_a_source_contradicts_is_refused(tmp_path, write, settings, words):
-    text = refused(write(tmp_path / "x.bin"), tmp_path / "s", **{"to": "token-list", **KNOWN, **settings})
+    text = refused(
+        write(tmp_path / "x.bin"), tmp_path / "s", **{"to": "token-list", **KNOWN, **settings}
+    )
     assert all(word in text for word in words) and "next" in text, text

@@ -47,7 +47,9 @@ def test_nothing_is_replaced_without_force(lab, tmp_path, to):
 
 @pytest.mark.parametrize("to", ["packed", "litdata", "mds"])
 def test_a_folder_that_holds_other_things_is_never_cleared(lab, tmp_path, to):
-    """A store's writer clears its folder of files of tokens: a user's own must not be among them."""
+    """A store's writer clears its folder of files of tokens: a user's own must not be among
+    them.
+    """
     run(ours(lab), tmp_path / "store", to=to)
     run(ours(lab), tmp_path / "store", to=to, force=True)
     (tmp_path / "store/val.bin").write_bytes(b"precious")
@@ -88,12 +90,18 @@ def test_what_cannot_be_meant_is_refused(lab, tmp_path):
         ("packed", {}, "--to is missing"),
         ("packed", {"to": "packed-codec=zstd"}, "expected  packed"),
         ("packed", {"to": "megatron", "eos": True}, "--eos does not apply"),
-        ("packed", {"to": "megatron", "vocabulary_size": 5}, "--vocabulary-size does not apply from store"),
+        (
+            "packed",
+            {"to": "megatron", "vocabulary_size": 5},
+            "--vocabulary-size does not apply from store",
+        ),
         ("packed", {"to": "token-list", "document_end": 5}, "--document-end does not apply"),
         ("padded", {"to": "megatron"}, "cannot be recovered from the format padded"),
     ]:
         assert words in refused(paths.get(source, tmp_path / source), tmp_path / "x", **settings)
-    assert "a folder of files" in refused(ours(lab, "token-list"), tmp_path / "x.parquet", to="packed")
+    assert "a folder of files" in refused(
+        ours(lab, "token-list"), tmp_path / "x.parquet", to="packed"
+    )
 
 
 def test_a_changed_row_of_a_store_is_found_and_nothing_is_written(lab, tmp_path):
@@ -126,9 +134,9 @@ def test_an_interrupted_conversion_leaves_the_target_as_it_was(lab, tmp_path, mo
         patched.setattr(reframe.ReframedDocuments, "chunks", broken)
         with pytest.raises(Interrupted):
             run(tmp_path / "source", target, to=to, force=True)
-    assert {name: data for name, data in tree_of(tmp_path).items() if ".building" not in name and data} == {
-        name: data for name, data in before.items() if data
-    }
+    assert {
+        name: data for name, data in tree_of(tmp_path).items() if ".building" not in name and data
+    } == {name: data for name, data in before.items() if data}
     run(tmp_path / "source", target, to=to, force=True)
     run(target, tmp_path / "back", to="token-list")
     assert digest(tmp_path / "back") == digest(ours(lab))
@@ -144,4 +152,6 @@ def test_a_source_that_changes_meanwhile_is_refused(lab, tmp_path, monkeypatch):
 
     monkeypatch.setattr(reframe.ReframedDocuments, "chunks", changing)
     for to in ("nanogpt", "hf-datasets", "litdata", "mds"):
-        assert "has changed while it was converted" in refused(tmp_path / "m", tmp_path / "x", to=to)
+        assert "has changed while it was converted" in refused(
+            tmp_path / "m", tmp_path / "x", to=to
+        )

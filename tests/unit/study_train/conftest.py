@@ -32,7 +32,9 @@ distributed: {backend: gloo, mixed_precision: no}
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    """A project folder: text in three shapes, a configuration, a small tokenizer, and pretokenized files."""
+    """A project folder: text in three shapes, a configuration, a small tokenizer, and pretokenized
+    files.
+    """
     root = tmp_path_factory.mktemp("place")
     pq.write_table(pa.table({"text": TEXTS}), root / "web.parquet")
     (root / "stories.txt").write_text("<|endoftext|>".join(TEXTS))
@@ -43,7 +45,14 @@ def place(tmp_path_factory):
     make_tokenizer(root / "results/tokenizers/bpe", make_corpus(root / "corpus", TEXTS), 300)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        arguments = ["--input-path", "web.parquet", "--output-dir", "out", "--tokenizer-name", "bpe"]
+        arguments = [
+            "--input-path",
+            "web.parquet",
+            "--output-dir",
+            "out",
+            "--tokenizer-name",
+            "bpe",
+        ]
         assert main(["pretokenize", *arguments, "--max-length", "32", "--dtype", "int64"]) == 0
     return root
 
@@ -79,7 +88,9 @@ def prepared(*arguments: str) -> PreparedRun:
 
 def files(folder):
     """Path → content of every file below a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 PADDED = "out/web_tokenized_padded_snappy.parquet"

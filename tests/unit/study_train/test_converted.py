@@ -1,4 +1,6 @@
-"""Stores that `convert` made of tokens from elsewhere: trained on by their ids, whoever's tokenizer made them."""
+"""Stores that `convert` made of tokens from elsewhere: trained on by their ids, whoever's tokenizer
+made them.
+"""
 
 import json
 import sys
@@ -30,7 +32,13 @@ def foreign(tmp_path, monkeypatch):
 
 
 def made(source, target, to, **settings):
-    convert(ConvertSettings(to=to, **settings), source, Path(target), lambda line: None, "tokenscale convert …")
+    convert(
+        ConvertSettings(to=to, **settings),
+        source,
+        Path(target),
+        lambda line: None,
+        "tokenscale convert …",
+    )
     return target
 
 
@@ -44,18 +52,32 @@ def made(source, target, to, **settings):
 )
 def test_ids_of_an_unknown_tokenizer_are_trained_on(foreign, target, to, approach):
     made(foreign, target, to, **IDS)
-    job = prepared("--dataset", target, "--pretokenized", "--sequence-length", "32", "--training-steps", "2")
+    job = prepared(
+        "--dataset", target, "--pretokenized", "--sequence-length", "32", "--training-steps", "2"
+    )
     assert job.run.approach == approach and job.run.tokenizer.kind == "unknown"
     run = RunSettings.from_json(job.run.to_json())  # as a rank gets it
     batches = open_batches(run, Inputs(store=job.manifests["store"]))
     steps = range(2 * int(batches.rows_per_epoch()) // run.global_batch + 1)
-    found = {label for _ in steps for label in batches.next().labels_bt.flatten().tolist() if label >= 0}
-    assert batches.vocabulary_size == 300 and found == {i for document in DOCUMENTS for i in document[: 2 * 32]}
+    found = {
+        label for _ in steps for label in batches.next().labels_bt.flatten().tolist() if label >= 0
+    }
+    assert batches.vocabulary_size == 300 and found == {
+        i for document in DOCUMENTS for i in document[: 2 * 32]
+    }
 
 
 def test_an_unknown_tokenizer_can_be_named(foreign):
     made(foreign, "mine", "packed-sequence_length=32", **IDS)
-    words = ["--dataset", "mine", "--pretokenized", "--sequence-length", "32", "--training-steps", "2"]
+    words = [
+        "--dataset",
+        "mine",
+        "--pretokenized",
+        "--sequence-length",
+        "32",
+        "--training-steps",
+        "2",
+    ]
     (note,) = asked(*words).notes
     assert "unknown" in note and "--tokenizer-name FOLDER" in note and "generate" in note
     identity = asked(*words).run.identity
@@ -63,7 +85,9 @@ def test_an_unknown_tokenizer_can_be_named(foreign):
     for name, size in (("right", 300), ("wrong", 290)):
         make_tokenizer(Path(name), corpus, size)
     job = prepared(*words, "--tokenizer-name", "right")
-    assert job.manifests["tokenizer"] == Path("right/manifest.json") and job.run.identity == identity
+    assert (
+        job.manifests["tokenizer"] == Path("right/manifest.json") and job.run.identity == identity
+    )
     with pytest.raises(UserError, match="not the one that made these ids") as refused:
         asked(*words, "--tokenizer-name", "wrong")
     assert "290" in refused.value.facts["tokenizer"] and "300" in refused.value.facts["store"]
@@ -77,7 +101,19 @@ def test_a_folder_without_a_token_store_is_refused(foreign, tmp_path):
 
 
 def test_a_converted_store_that_has_changed_names_the_command_that_made_it(foreign, capsys):
-    words = "convert train.bin mine --to packed-sequence_length=32 --vocabulary-size 300 --bos-id 0 --eos-id 1".split()
+    words = [
+        "convert",
+        "train.bin",
+        "mine",
+        "--to",
+        "packed-sequence_length=32",
+        "--vocabulary-size",
+        "300",
+        "--bos-id",
+        "0",
+        "--eos-id",
+        "1",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["tokenscale", *words])
         assert main(words) == 0

@@ -1,4 +1,6 @@
-"""From a request to a run and its inputs: where they lie, what is made and what is not made again."""
+"""From a request to a run and its inputs: where they lie, what is made and what is not made
+again.
+"""
 
 import json
 import math
@@ -32,13 +34,18 @@ def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
     own = "results/tokens/tinystories/own"
     assert {role: str(path) for role, path in job.manifests.items()} == {
         "store": f"{own}/packed-sequence_length=32/manifest.json",
-        "tokenizer": "results/tokenizers/own/manifest.json",  # kept with the weights, which `train` keeps
+        # kept with the weights, which `train` keeps
+        "tokenizer": "results/tokenizers/own/manifest.json",
         "validation_store": f"{own}/packed-split=validation-sequence_length=32/manifest.json",
     }
     assert Path("results/corpus/tinystories/manifest.json").is_file()
     assert job.output.parent.parent == Path("results/runs")
-    settings = config.load_config()  # the very run that an experiment with these settings would have
-    assert (job.run.corpus, job.run.tokenizer) == (settings.corpora["tinystories"], settings.tokenizers["own"])
+    # the very run that an experiment with these settings would have
+    settings = config.load_config()
+    assert (job.run.corpus, job.run.tokenizer) == (
+        settings.corpora["tinystories"],
+        settings.tokenizers["own"],
+    )
     before = files(here)
     assert prepared(*words) == job and files(here) == before
 
@@ -52,9 +59,13 @@ PAIRS = "--eos --tokenizer-name bpe --sequence-length 32"
 
 @pytest.mark.parametrize("pair", source_studies.APPROACH_OF)
 def test_translating_reads_the_corpus_beside_any_store(here, pair):
-    pq.write_table(pa.table({"de": TEXTS, "en": [f"the {text}" for text in TEXTS]}), "pairs.parquet")
+    pq.write_table(
+        pa.table({"de": TEXTS, "en": [f"the {text}" for text in TEXTS]}), "pairs.parquet"
+    )
     source = {"files": "pairs.parquet", "text_column": "de", "target_column": "en"}
-    write_json(Path("config/config.yaml"), {"experiments": [], "corpora": {"pairs": {"source": source}}})
+    write_json(
+        Path("config/config.yaml"), {"experiments": [], "corpora": {"pairs": {"source": source}}}
+    )
     words = f"{PAIRS} --dataset pairs --validation.bleu 2 --training-steps 2 {flags_of(*pair)}"
     job = prepared(*words.split())
     assert job.run.approach == source_studies.APPROACH_OF[pair] and job.run.corpus.source.pairs
@@ -88,7 +99,9 @@ def test_a_tokenizer_that_is_not_here_is_told_with_what_to_pass(here):
     (note,) = asked(*words).notes
     assert "bpe, which is not here" in note and "--tokenizer-name FOLDER" in note
     assert "tokenizer" not in prepared(*words).manifests
-    assert prepared(*words, "--tokenizer-name", "kept").manifests["tokenizer"] == Path("kept/manifest.json")
+    assert prepared(*words, "--tokenizer-name", "kept").manifests["tokenizer"] == Path(
+        "kept/manifest.json"
+    )
     with pytest.raises(UserError, match="objective masked needs the tokenizer"):
         prepared(*words, "--objective", "masked")
 
@@ -100,17 +113,27 @@ def test_what_was_made_of_other_text_or_settings_is_made_again(here):
     (here / "stories.txt").write_text("<|endoftext|>".join(TEXTS[:90]))
     assert prepared(*words).manifests == manifests
     after = files(here)
-    for name in ("corpus/tinystories", "tokenizers/own", "tokens/tinystories/own/packed-sequence_length=32"):
-        assert after[f"results/{name}/manifest.json"] != before[f"results/{name}/manifest.json"], name
+    for name in (
+        "corpus/tinystories",
+        "tokenizers/own",
+        "tokens/tinystories/own/packed-sequence_length=32",
+    ):
+        assert after[f"results/{name}/manifest.json"] != before[f"results/{name}/manifest.json"], (
+            name
+        )
 
 
 def test_a_file_of_ones_own_is_never_made_over_another(here):
-    words = "--tokenizer-name bpe --sequence-length 32".split()
+    words = ["--tokenizer-name", "bpe", "--sequence-length", "32"]
     first = prepared("--dataset", "web.parquet", *words)
     pq.write_table(pa.table({"text": TEXTS[:50]}), "web.parquet")
     second = prepared("--dataset", "web.parquet", *words)
-    assert first.manifests["store"] != second.manifests["store"] and first.manifests["store"].is_file()
-    assert first.run.corpus.name.startswith("web-") and len(first.run.corpus.name) == len("web-") + 6
+    assert (
+        first.manifests["store"] != second.manifests["store"] and first.manifests["store"].is_file()
+    )
+    assert (
+        first.run.corpus.name.startswith("web-") and len(first.run.corpus.name) == len("web-") + 6
+    )
 
 
 def test_one_long_text_is_trained_on_without_validation(here):
@@ -123,9 +146,13 @@ def test_one_long_text_is_trained_on_without_validation(here):
 
 @pytest.mark.parametrize("pair", source_studies.APPROACH_OF)
 def test_epochs_are_steps_over_all_rows_or_all_tokens(here, pair):
-    job = prepared(*f"{OWN.replace('own', 'bpe')} --batch-size 5 --epochs 2.5 {flags_of(*pair)}".split())
+    job = prepared(
+        *f"{OWN.replace('own', 'bpe')} --batch-size 5 --epochs 2.5 {flags_of(*pair)}".split()
+    )
     texts = list(*RawText(Path("results/corpus/tinystories"), "train").batches(1000))
-    tokens = sum(1 + len(ids) for ids in load_tokenizer(Path("results/tokenizers/bpe")).encode_batch(texts))
+    tokens = sum(
+        1 + len(ids) for ids in load_tokenizer(Path("results/tokenizers/bpe")).encode_batch(texts)
+    )
     rows = {"padding-free": tokens / 32, "token-list": tokens / 32}
     if job.run.approach == "packed":
         rows["packed"] = read_json(job.manifests["store"])["rows"]
@@ -148,20 +175,50 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
         directory.mkdir(parents=True)
         path = directory / "a.txt"
         path.write_text("\n".join(TEXTS))
-        listed = {"name": "a.txt", "from": "x", "bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        write_sealed(directory / "manifest.json", {"schema_version": 1, "kind": "url", "files": [listed]})
+        listed = {
+            "name": "a.txt",
+            "from": "x",
+            "bytes": path.stat().st_size,
+            "sha256": sha256_file(path),
+        }
+        write_sealed(
+            directory / "manifest.json", {"schema_version": 1, "kind": "url", "files": [listed]}
+        )
         return read_json(directory / "manifest.json")
 
     monkeypatch.setattr("tokenscale.cli.download.fetch_corpus", fetch)
-    job = prepared(*"--dataset far --tokenizer-name bpe --sequence-length 32 --validation.rows 0".split())
+    job = prepared(
+        *[
+            "--dataset",
+            "far",
+            "--tokenizer-name",
+            "bpe",
+            "--sequence-length",
+            "32",
+            "--validation.rows",
+            "0",
+        ]
+    )
     assert Path("results/downloads/far/a.txt").is_file()
     open_store(job.manifests["store"], job.run.store)
 
 
-@pytest.mark.parametrize("columns, chosen", [(["story"], "story"), (["text", "story"], "text"), (["a", "b"], None)])
+@pytest.mark.parametrize(
+    "columns, chosen", [(["story"], "story"), (["text", "story"], "text"), (["a", "b"], None)]
+)
 def test_the_only_column_of_text_is_used_and_named(here, capsys, columns, chosen):
-    pq.write_table(pa.table({"n": range(len(TEXTS))} | dict.fromkeys(columns, TEXTS)), "own.parquet")
-    pretokenize = ["pretokenize", "--input-path", "own.parquet", "--output-dir", "own", "--tokenizer-name", "bpe"]
+    pq.write_table(
+        pa.table({"n": range(len(TEXTS))} | dict.fromkeys(columns, TEXTS)), "own.parquet"
+    )
+    pretokenize = [
+        "pretokenize",
+        "--input-path",
+        "own.parquet",
+        "--output-dir",
+        "own",
+        "--tokenizer-name",
+        "bpe",
+    ]
     if chosen is None:
         for command in (["train", "--dataset", "own.parquet"], pretokenize):
             assert "--text-column" in refused(capsys, command)
@@ -169,7 +226,9 @@ def test_the_only_column_of_text_is_used_and_named(here, capsys, columns, chosen
     request = asked("--dataset", "own.parquet")
     assert request.run.corpus.source.text_column == chosen
     assert any("column: story" in note for note in request.notes) == (chosen == "story")
-    assert main(pretokenize) == 0 and ("column: story" in capsys.readouterr().out) == (chosen == "story")
+    assert main(pretokenize) == 0 and ("column: story" in capsys.readouterr().out) == (
+        chosen == "story"
+    )
 
 
 def test_what_another_process_builds_is_refused_and_kept(here):
@@ -181,11 +240,16 @@ def test_what_another_process_builds_is_refused_and_kept(here):
 
 
 @pytest.mark.parametrize(
-    "words, long", [("--global-batch 1", False), ("--global-batch 4096 --sequence-length 256", True)]
+    "words, long",
+    [("--global-batch 1", False), ("--global-batch 4096 --sequence-length 256", True)],
 )
 def test_a_step_that_takes_long_is_announced_beforehand(words, long, monkeypatch):
     monkeypatch.setattr(train_inputs.timeit, "repeat", lambda *_, **__: [0.02])  # 107 GFLOP/s
     run = asked(*f"--dataset dummy --model llama-tiny --device cpu {words}".split()).run
-    found = train_inputs.describe_long_step(flags.replace_values(run, {"model.vocabulary_size": 4096}), {})
-    assert found is None or re.match(r"a step takes at least \d+ s: \d\.\d TFLOP, .* reach 0.11 a second", found)
+    found = train_inputs.describe_long_step(
+        flags.replace_values(run, {"model.vocabulary_size": 4096}), {}
+    )
+    assert found is None or re.match(
+        r"a step takes at least \d+ s: \d\.\d TFLOP, .* reach 0.11 a second", found
+    )
     assert bool(found) == long

@@ -24,13 +24,18 @@ from tokenscale.settings.run import RunSettings
 ROOT = Path(__file__).parents[3]
 FILE = f"--dataset {PADDED} --dataset-type padded --pretokenized"
 SHARDS = f"{FILE} --batch-size 4 --layout.shard 2"
-DEGREES = f"{FILE} --batch-size 4 --model llama-micro --world-size 8 --layout.shard 2 --layout.pipeline 2"
+DEGREES = (
+    f"{FILE} --batch-size 4 --model llama-micro --world-size 8 --layout.shard 2 --layout.pipeline 2"
+)
 #: study 003 counts the rows of all ranks in its --batch_size; in the other studies it is one rank's
 STORIES = "--dataset tinystories --dataset-type padded --model llama-micro --model_max_length 32"
 STUDY_003 = f"{STORIES} --world_size 2 --batch_size 128 --n_epochs 10 --learning_rate 1e-4"
 MODE = f"{STORIES} --model llama-small --model_parallel_mode"
 PRESET_FILE = "--config preset.yaml"
-FSDP = f"--config {ROOT}/config/presets/fsdp_config.yaml --model-size medium --dataset dummy --world-size"
+FSDP = (
+    f"--config {ROOT}/config/presets/fsdp_config.yaml --model-size medium --dataset dummy "
+    "--world-size"
+)
 
 #: words, behind `N:` where torchrun started N ranks, and below them settings of the run
 COMMANDS = f"""
@@ -131,13 +136,18 @@ def test_what_a_command_says_beside_its_settings(shared):
     assert asked(*FILE.split()).store == Path("out/web_tokenized_padded_snappy.manifest.json")
     course = asked(*STUDY_003.split())
     assert course.epochs == 10
-    assert any("counts the rows of all ranks" in note and "64 a rank" in note for note in course.notes)
-    assert asked(*f"{PRESET_FILE} --dataset web.parquet".split()).run.tokenizer.learnt_from.name.startswith("web-")
+    assert any(
+        "counts the rows of all ranks" in note and "64 a rank" in note for note in course.notes
+    )
+    assert asked(
+        *f"{PRESET_FILE} --dataset web.parquet".split()
+    ).run.tokenizer.learnt_from.name.startswith("web-")
     assert asked("--model", "llama-1.4b-nemo").run.corpus.name != asked().run.corpus.name
 
 
 @pytest.mark.parametrize(
-    "words, ranks", [(SHARDS, 3), *((f"{DEGREES} --layout.{m} 3", None) for m in ("data", "pipeline"))]
+    "words, ranks",
+    [(SHARDS, 3), *((f"{DEGREES} --layout.{m} 3", None) for m in ("data", "pipeline"))],
 )
 def test_degrees_that_do_not_make_up_the_ranks_are_refused(shared, words, ranks):
     with pytest.raises(UserError, match="do not fit the number") as refused:
@@ -146,8 +156,14 @@ def test_degrees_that_do_not_make_up_the_ranks_are_refused(shared, words, ranks)
 
 
 def test_study_003s_data_set_is_named_as_on_the_hub(here):
-    source = {"repository": "bbaaaa/iwslt14-de-en-preprocess", "revision": "a" * 40, "files": "train.parquet"}
-    Path("config/config.yaml").write_text(json.dumps({"experiments": [], "corpora": {"iwslt": {"source": source}}}))
+    source = {
+        "repository": "bbaaaa/iwslt14-de-en-preprocess",
+        "revision": "a" * 40,
+        "files": "train.parquet",
+    }
+    Path("config/config.yaml").write_text(
+        json.dumps({"experiments": [], "corpora": {"iwslt": {"source": source}}})
+    )
     run = asked("--dataset", "bbaaaa/iwslt14-de-en-preprocess", "--n_epochs", "1").run
     assert run.corpus.name == "iwslt" and run.corpus.source.kind == "hub"
 
@@ -156,7 +172,10 @@ def test_study_003s_data_set_is_named_as_on_the_hub(here):
 def test_the_shipped_preset_files_are_the_studys(name, weights):
     file = source_studies.load_preset_file(str(ROOT / f"config/presets/{name}_model.yaml"))
     model = file.model_settings("x")
-    assert dataclasses.replace(model, vocabulary_size=None) == PRESETS[weights] and model.vocabulary_size == 50_257
+    assert (
+        dataclasses.replace(model, vocabulary_size=None) == PRESETS[weights]
+        and model.vocabulary_size == 50_257
+    )
     assert file.values()["precision"] == "bf16" and file.values()["sequence_length"] == 1024
     assert file.training.batch_size * file.training.gradient_accumulation_steps == 32
     assert yaml.safe_load(PRESET)["training"]["learning_rate"] == "6e-4"  # text to YAML 1.1
@@ -164,13 +183,19 @@ def test_the_shipped_preset_files_are_the_studys(name, weights):
 
 def test_the_study_commands_of_the_documents_have_no_flag_that_is_not_there(monkeypatch):
     monkeypatch.chdir(ROOT)
-    table = (ROOT / "docs/source-studies.md").read_text().split("# The commands of the source studies")[1]
+    table = (
+        (ROOT / "docs/source-studies.md")
+        .read_text()
+        .split("# The commands of the source studies")[1]
+    )
     codes = re.findall(r"`\.venv/bin/tokenscale (\w+) ([^`]+)`", table.split("\n## ")[0])
     for verb, words in codes:
         parser = argparse.ArgumentParser(allow_abbrev=False)
         importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
         known = {name for action in parser._actions for name in action.option_strings}
-        assert {word.split("=")[0] for word in shlex.split(words) if word.startswith("--")} <= known, words
+        assert {
+            word.split("=")[0] for word in shlex.split(words) if word.startswith("--")
+        } <= known, words
         if verb == "train" and not any(part in words for part in ("--help", "out/", "…")):
             assert parse_request(parser.parse_args(shlex.split(words))).run.problems() == [], words
     assert len(codes) >= 4
@@ -197,7 +222,8 @@ def test_the_approach_is_a_flag_as_the_settings_name_it(approach):
 def sample(hint, default):
     """(text, value) of some other value than the default."""
     if typing.get_origin(hint) is typing.Literal:
-        other = next((v for v in typing.get_args(hint) if v != default), default)  # there may be one value alone
+        # there may be one value alone
+        other = next((v for v in typing.get_args(hint) if v != default), default)
         return other, other
     if hint is bool:
         return str(not default).lower(), not default

@@ -1,7 +1,9 @@
-"""litgpt: its pretraining loop (`litgpt.pretrain`), unchanged, on the contract's batches and weights.
+"""litgpt: its pretraining loop (`litgpt.pretrain`), unchanged, on the contract's batches and
+weights.
 
-Batches come in through a data module, weights through litgpt's own conversion of Hugging Face weights and
-`initial_checkpoint_dir`. Losses are taken where litgpt calls backward, because its log has three digits.
+Batches come in through a data module, weights through litgpt's own conversion of Hugging Face
+weights and `initial_checkpoint_dir`. Losses are taken where litgpt calls backward, because its log
+has three digits.
 """
 
 import functools
@@ -32,7 +34,13 @@ warmup = schedule["warmup_steps"] * contract.micro_steps
 #: iteration whose rate an update uses: the last one of a step
 updates = range(contract.micro_steps - 1, iterations, contract.micro_steps)
 rates = [pretrain.get_lr(peak, iteration, warmup, iterations, floor) for iteration in updates]
-llama = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "biases": False, "attention_biases": None}
+llama = {
+    "norm": "rms",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "biases": False,
+    "attention_biases": None,
+}
 llama |= {"query_key_norm": False, "rope_scaling": "none", "dropout": 0.0, "transformers": None}
 contract.require(
     {
@@ -75,7 +83,9 @@ save(state, checkpoint / "lit_model.pth")
 
 # --- data: the contract's sequences, one after the other
 class Sequences(DataModule):
-    """Data module of the contract. Its validation, which litgpt always begins with, reads the first micro-batch."""
+    """Data module of the contract. Its validation, which litgpt always begins with, reads the first
+    micro-batch.
+    """
 
     def connect(self, tokenizer=None, batch_size=1, max_seq_length=None):
         """Take the micro-batch size that litgpt passes."""
@@ -83,7 +93,9 @@ class Sequences(DataModule):
 
     def train_dataloader(self):
         """Serve all steps in order."""
-        return DataLoader(contract.tokens.reshape(-1, contract.sequence_length + 1), batch_size=self.batch_size)
+        return DataLoader(
+            contract.tokens.reshape(-1, contract.sequence_length + 1), batch_size=self.batch_size
+        )
 
     def val_dataloader(self):
         """Serve one batch."""
@@ -103,7 +115,9 @@ def fit_and_watch(fabric, state, **options):
         backward(loss, *values, **options)
 
     def iterate_and_watch(loader):
-        model = next(module for module in state["model"].modules() if isinstance(module, pretrain.GPT))
+        model = next(
+            module for module in state["model"].modules() if isinstance(module, pretrain.GPT)
+        )
         contract.watch(model, state["optimizer"].optimizer)
         return iterate(loader)
 
@@ -115,7 +129,8 @@ pretrain.fit = fit_and_watch
 
 # --- litgpt's own loop
 sys.argv = ["litgpt", "pretrain", config.name]  # read when it saves its hyperparameters
-one_process = {"accelerator": contract.device, "plugins": [LightningEnvironment()]}  # also in a SLURM job of many
+# also in a SLURM job of many
+one_process = {"accelerator": contract.device, "plugins": [LightningEnvironment()]}
 pretrain.L.Fabric = functools.partial(pretrain.L.Fabric, **one_process)
 values = {
     "lr": peak,

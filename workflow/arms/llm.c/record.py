@@ -1,7 +1,9 @@
-"""Parity recording of llm.c: its functions, called from a torch model whose parameters are the memory of the C program.
+"""Parity recording of llm.c: its functions, called from a torch model whose parameters are the
+memory of the C program.
 
-The file that the timed run compiles is compiled as a library, without its main. The calls of a step are those of its
-loop. Each layer's tensors are parameters of a module, which has what the C program computed as its output.
+The file that the timed run compiles is compiled as a library, without its main. The calls of a step
+are those of its loop. Each layer's tensors are parameters of a module, which has what the C program
+computed as its output.
 """
 
 import ctypes
@@ -9,13 +11,52 @@ import ctypes
 import numpy as np
 import torch
 
-WEIGHTS = "wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb".split()
-ACTIVATIONS = (
-    "encoded ln1 ln1_mean ln1_rstd qkv atty preatt att attproj residual2 ln2 ln2_mean ln2_rstd fch fch_gelu fcproj "
-    "residual3 lnf lnf_mean lnf_rstd logits probs losses"
-).split()
+WEIGHTS = [
+    "wte",
+    "wpe",
+    "ln1w",
+    "ln1b",
+    "qkvw",
+    "qkvb",
+    "attprojw",
+    "attprojb",
+    "ln2w",
+    "ln2b",
+    "fcw",
+    "fcb",
+    "fcprojw",
+    "fcprojb",
+    "lnfw",
+    "lnfb",
+]
+ACTIVATIONS = [
+    "encoded",
+    "ln1",
+    "ln1_mean",
+    "ln1_rstd",
+    "qkv",
+    "atty",
+    "preatt",
+    "att",
+    "attproj",
+    "residual2",
+    "ln2",
+    "ln2_mean",
+    "ln2_rstd",
+    "fch",
+    "fch_gelu",
+    "fcproj",
+    "residual3",
+    "lnf",
+    "lnf_mean",
+    "lnf_rstd",
+    "logits",
+    "probs",
+    "losses",
+]
 POINTER, SIZE = ctypes.POINTER(ctypes.c_float), ctypes.c_size_t
-#: modules of a layer, and the activations that are their inputs and outputs; residual3 is that of the layer before
+#: modules of a layer, and the activations that are their inputs and outputs; residual3 is that of
+#: the layer before
 LAYER = {
     "ln1": ("residual3", "ln1"),
     "qkv": ("ln1", "qkv"),
@@ -54,11 +95,15 @@ class GPT2(ctypes.Structure):
 
 
 class Layer(torch.nn.Module):
-    """Weight and bias of one layer in the memory of the C program. Its output is `computed`, whatever the input is."""
+    """Weight and bias of one layer in the memory of the C program. Its output is `computed`,
+    whatever the input is.
+    """
 
     def __init__(self, weight, bias=None):
         super().__init__()
-        self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight)
+        self.weight = (
+            weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight)
+        )
         self.bias = None if bias is None else torch.nn.Parameter(bias)
         self.computed = None
 
@@ -87,7 +132,12 @@ class Loss(torch.autograd.Function):
         model = context.model
         model.library.gpt2_zero_grad(ctypes.byref(model.state))
         model.library.gpt2_backward(ctypes.byref(model.state))
-        return None, None, None, *(view.clone() for view in model.view_weights(model.state.grads).values())
+        return (
+            None,
+            None,
+            None,
+            *(view.clone() for view in model.view_weights(model.state.grads).values()),
+        )
 
 
 class Model(torch.nn.Module):
@@ -97,11 +147,15 @@ class Model(torch.nn.Module):
         super().__init__()
         self.library, self.state = library, GPT2()
         library.gpt2_build_from_checkpoint(ctypes.byref(self.state), str(checkpoint).encode())
-        self.positions, self.vocabulary, self.padded, self.layers, self.heads, self.width = self.state.config
+        self.positions, self.vocabulary, self.padded, self.layers, self.heads, self.width = (
+            self.state.config
+        )
         views = self.view_weights(self.state.params)
         self.wte, self.wpe = Layer(views["wte"]), Layer(views["wpe"])
         self.h = torch.nn.ModuleList(
-            torch.nn.ModuleDict({kind: Layer(views[f"{kind}w.{n}"], views[f"{kind}b.{n}"]) for kind in LAYER})
+            torch.nn.ModuleDict(
+                {kind: Layer(views[f"{kind}w.{n}"], views[f"{kind}b.{n}"]) for kind in LAYER}
+            )
             for n in range(self.layers)
         )
         self.lnf = Layer(views["lnfw"], views["lnfb"])
@@ -119,7 +173,9 @@ class Model(torch.nn.Module):
         found = {"wte": views["wte"][: self.vocabulary], "wpe": views["wpe"]}
         for layer in range(L):
             for kind in LAYER:
-                found |= {f"{kind}{letter}.{layer}": views[f"{kind}{letter}"][layer] for letter in "wb"}
+                found |= {
+                    f"{kind}{letter}.{layer}": views[f"{kind}{letter}"][layer] for letter in "wb"
+                }
         return found | {"lnfw": views["lnfw"], "lnfb": views["lnfb"]}
 
     def forward(self, tokens, labels):
@@ -129,7 +185,9 @@ class Model(torch.nn.Module):
         sizes = {"qkv": 3 * C, "fch": 4 * C, "fch_gelu": 4 * C, "logits": self.padded}
 
         def act(name, layers=()):
-            return view(self.state.acts[ACTIVATIONS.index(name)], (*layers, B, T, sizes.get(name, C)))
+            return view(
+                self.state.acts[ACTIVATIONS.index(name)], (*layers, B, T, sizes.get(name, C))
+            )
 
         self.wte(tokens)  # their sum alone is kept by the C program
         self.wpe(torch.arange(T))
@@ -156,7 +214,9 @@ class Update(torch.optim.AdamW):
         self.number += 1
         group = self.param_groups[0]
         numbers = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-        self.model.library.gpt2_update(ctypes.byref(self.model.state), *map(ctypes.c_float, numbers), self.number)
+        self.model.library.gpt2_update(
+            ctypes.byref(self.model.state), *map(ctypes.c_float, numbers), self.number
+        )
 
 
 def view(pointer, shape):

@@ -1,8 +1,8 @@
 """nanoGPT: its train.py, unchanged, on the contract's batches and weights.
 
-Batches are `train.bin`, nanoGPT's own format, with one sequence of T + 1 tokens after the other; `torch.randint`, by
-which its loader chooses sequences, returns the contract's order. Weights come in through its resume path. Losses and
-times are taken from hooks, because its log has four digits.
+Batches are `train.bin`, nanoGPT's own format, with one sequence of T + 1 tokens after the other;
+`torch.randint`, by which its loader chooses sequences, returns the contract's order. Weights come
+in through its resume path. Losses and times are taken from hooks, because its log has four digits.
 """
 
 import os
@@ -16,7 +16,9 @@ contract = Contract()
 shape, optimizer, schedule = contract.shape, contract.optimizer, contract.schedule
 contract.require(
     {
-        "models other than GPT-2": shape["norm"] != "layer" or shape["activation"] != "gelu" or not shape["biases"],
+        "models other than GPT-2": shape["norm"] != "layer"
+        or shape["activation"] != "gelu"
+        or not shape["biases"],
         "a head of its own": not shape["tied_embeddings"],
         "a vocabulary above 65,536 (uint16)": contract.vocabulary_size > 1 << 16,
         "micro-batches of unequal size": contract.rows % contract.micro_batch != 0,
@@ -30,7 +32,8 @@ contract.require(
 sys.path.insert(0, str(contract.source))
 from model import GPT, GPTConfig  # noqa: E402
 
-# --- data: train.bin, in the order of the steps; nanoGPT reads one batch ahead, which after the last one is never used
+# --- data: train.bin, in the order of the steps; nanoGPT reads one batch ahead, which after the
+# last one is never used
 data = contract.folder / "data/run"
 data.mkdir(parents=True)
 rows = contract.tokens.reshape(-1, contract.sequence_length + 1)
@@ -59,14 +62,19 @@ arguments = {
 model = GPT(GPTConfig(**arguments))
 state = model.state_dict()
 for name, weight in contract.weights().items():
-    turned = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))  # Conv1D in transformers
+    # Conv1D in transformers
+    turned = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
     state[name] = weight.t().contiguous() if turned else weight
 state["lm_head.weight"] = state["transformer.wte.weight"]
 model.load_state_dict(state)
 betas = optimizer["beta1"], optimizer["beta2"]
-fresh = model.configure_optimizers(optimizer["weight_decay"], contract.learning_rates[0], betas, contract.device)
+fresh = model.configure_optimizers(
+    optimizer["weight_decay"], contract.learning_rates[0], betas, contract.device
+)
 checkpoint = {"model": model.state_dict(), "optimizer": fresh.state_dict(), "model_args": arguments}
-torch.save(checkpoint | {"iter_num": 0, "best_val_loss": 1e9, "config": {}}, contract.folder / "ckpt.pt")
+torch.save(
+    checkpoint | {"iter_num": 0, "best_val_loss": 1e9, "config": {}}, contract.folder / "ckpt.pt"
+)
 
 # --- log: hooks on the model and the optimizer that train.py makes
 configure, forward = GPT.configure_optimizers, GPT.forward

@@ -1,8 +1,8 @@
 """picotron: its train.py, unchanged, on the contract's batches and weights.
 
-Its data loader serves the contract's sequences in place of a tokenized data set. It reads a model's safetensors file
-and then draws random weights: the drawing is replaced by the weights of that file. Losses are taken from cross-entropy,
-because its log has four digits.
+Its data loader serves the contract's sequences in place of a tokenized data set. It reads a model's
+safetensors file and then draws random weights: the drawing is replaced by the weights of that file.
+Losses are taken from cross-entropy, because its log has four digits.
 """
 
 import functools
@@ -20,8 +20,20 @@ from contract import Contract
 contract = Contract()
 shape, optimizer = contract.shape, contract.optimizer
 on_cpu = contract.device == "cpu"
-llama = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "biases": False, "attention_biases": None}
-llama |= {"query_key_norm": False, "rope_scaling": "none", "dropout": 0.0, "transformers": None, "head_dim": None}
+llama = {
+    "norm": "rms",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "biases": False,
+    "attention_biases": None,
+}
+llama |= {
+    "query_key_norm": False,
+    "rope_scaling": "none",
+    "dropout": 0.0,
+    "transformers": None,
+    "head_dim": None,
+}
 contract.require(
     {
         "models other than Llama's": any(shape[name] != value for name, value in llama.items()),
@@ -42,7 +54,8 @@ with socket.socket() as free:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
 for name, value in ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} | address).items():
     os.environ.setdefault(name, value)  # a launcher sets them for several ranks
-os.environ["DTYPE"] = "float32" if contract.precision == "fp32" else "bfloat16"  # of the rotary angles
+# of the rotary angles
+os.environ["DTYPE"] = "float32" if contract.precision == "fp32" else "bfloat16"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -94,7 +107,9 @@ watched = []
 
 def load_weights(self):
     """Load all weights, in place of drawing them."""
-    self.model.load_state_dict({rename(self, name): weight for name, weight in contract.weights().items()})
+    self.model.load_state_dict(
+        {rename(self, name): weight for name, weight in contract.weights().items()}
+    )
     watched.append(self.model)
 
 
@@ -126,7 +141,13 @@ if on_cpu:  # its count of parameters, for the log, is a tensor on a GPU
 # --- picotron's own loop
 threads = os.environ.get("OMP_NUM_THREADS", str(torch.get_num_threads()))
 settings = {
-    "distributed": {"tp_size": 1, "cp_size": 1, "pp_size": 1, "dp_size": contract.world_size, "use_cpu": on_cpu},
+    "distributed": {
+        "tp_size": 1,
+        "cp_size": 1,
+        "pp_size": 1,
+        "dp_size": contract.world_size,
+        "use_cpu": on_cpu,
+    },
     "model": {"name": str(contract.weights_folder), "use_fused_adam": True},
     "training": {
         "seed": contract.seed,
@@ -138,12 +159,24 @@ settings = {
         "max_tokens": None,
     },
     "dataset": {"name": "", "num_workers": 0, "num_proc": 1},
-    "checkpoint": {"save_dir": "checkpoints", "save_frequency": contract.steps + 1, "load_path": ""},
+    "checkpoint": {
+        "save_dir": "checkpoints",
+        "save_frequency": contract.steps + 1,
+        "load_path": "",
+    },
     "logging": {"use_wandb": False},
-    "environment": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "FLASH_ATTEN": "0", "HF_TOKEN": "-"},
+    "environment": {
+        "OMP_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "FLASH_ATTEN": "0",
+        "HF_TOKEN": "-",
+    },
 }
 os.chdir(contract.folder)
 (contract.folder / "picotron.json").write_text(json.dumps(settings))
 sys.argv = ["train.py", "--config", "picotron.json"]
-exec(compile((contract.source / "train.py").read_text(), "train.py", "exec"), {"__name__": "__main__"})
+exec(
+    compile((contract.source / "train.py").read_text(), "train.py", "exec"),
+    {"__name__": "__main__"},
+)
 contract.close()

@@ -1,7 +1,8 @@
 """torchtitan: its Trainer with its Llama 3 model, on the contract's batches and weights.
 
-Batches come in through torchtitan's data loader, weights through its checkpoint manager, which reads Hugging Face
-files. On a CPU, a stub takes the place of the device module that torchtitan expects of an accelerator.
+Batches come in through torchtitan's data loader, weights through its checkpoint manager, which
+reads Hugging Face files. On a CPU, a stub takes the place of the device module that torchtitan
+expects of an accelerator.
 """
 
 import os
@@ -20,10 +21,15 @@ width, heads, peak = shape["dimension"], shape["heads"], optimizer["learning_rat
 
 # --- device: torchtitan expects an accelerator
 if contract.device == "cpu":
-    memory = types.SimpleNamespace(total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    memory = types.SimpleNamespace(
+        total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
     utils.device_type = "cpu"
     utils.device_module = types.SimpleNamespace(
-        **dict.fromkeys(("set_device", "empty_cache", "reset_peak_memory_stats", "synchronize"), lambda *values: None),
+        **dict.fromkeys(
+            ("set_device", "empty_cache", "reset_peak_memory_stats", "synchronize"),
+            lambda *values: None,
+        ),
         current_device=lambda: 0,
         device_count=lambda: 1,
         get_device_name=lambda device: "cpu",
@@ -46,22 +52,39 @@ from torchtitan.trainer import CheckpointManager, CompileConfig, Trainer, Traini
 constant, steps = schedule["shape"] == "constant", contract.facts["run"]["budget"]["steps"]
 scheduler = LRSchedulersContainer.Config(
     warmup_steps=schedule["warmup_steps"],
-    total_steps=steps if constant else max(steps - 1, 1),  # it reaches the floor one step after the last
+    # it reaches the floor one step after the last
+    total_steps=steps if constant else max(steps - 1, 1),
     decay_ratio=0.0 if constant else None,
     decay_type="linear" if constant else schedule["shape"],
     min_lr_factor=schedule["floor"],
 )
-built = scheduler.build(optimizers=[torch.optim.SGD([torch.zeros(1)], lr=peak)], training_steps=steps)
+built = scheduler.build(
+    optimizers=[torch.optim.SGD([torch.zeros(1)], lr=peak)], training_steps=steps
+)
 recording = contract.facts["recording"] is not None
 rates = [peak * built.schedulers[0].lr_lambdas[0](step) for step in range(contract.steps)]
-llama = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "biases": False, "attention_biases": None}
-llama |= {"query_key_norm": False, "rope_scaling": "none", "dropout": 0.0, "transformers": None, "head_dim": None}
+llama = {
+    "norm": "rms",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "biases": False,
+    "attention_biases": None,
+}
+llama |= {
+    "query_key_norm": False,
+    "rope_scaling": "none",
+    "dropout": 0.0,
+    "transformers": None,
+    "head_dim": None,
+}
 contract.require(
     {
         "models other than Llama's": any(shape[name] != value for name, value in llama.items()),
         "micro-batches of unequal size": contract.rows % contract.micro_batch != 0,
         "several ranks": contract.world_size > 1,
-        "this schedule, for which its rates differ": not np.allclose(rates, contract.learning_rates, 1e-9, 0),
+        "this schedule, for which its rates differ": not np.allclose(
+            rates, contract.learning_rates, 1e-9, 0
+        ),
         "recordings in bf16": recording and contract.precision == "bf16",
     }
 )
@@ -69,10 +92,16 @@ contract.require(
 # --- model: torchtitan's Llama 3 in the contract's shape
 specification = llama3.model_registry("debugmodel")
 model, specification.flavor = specification.model, shape["name"]
-model.dim, model.vocab_size, model.enable_weight_tying = width, contract.vocabulary_size, shape["tied_embeddings"]
+model.dim, model.vocab_size, model.enable_weight_tying = (
+    width,
+    contract.vocabulary_size,
+    shape["tied_embeddings"],
+)
 model.tok_embeddings.num_embeddings = model.lm_head.out_features = contract.vocabulary_size
 model.tok_embeddings.embedding_dim = model.norm.normalized_shape = model.lm_head.in_features = width
-rope = ComplexRoPE.Config(dim=width // heads, max_seq_len=contract.sequence_length, theta=shape["rope_theta"])
+rope = ComplexRoPE.Config(
+    dim=width // heads, max_seq_len=contract.sequence_length, theta=shape["rope_theta"]
+)
 model.layers = llama3._build_llama3_layers(
     n_layers=shape["layers"],
     dim=width,
@@ -93,7 +122,9 @@ if recording:  # the recorder reads whole parameters, which FSDP hides
 # --- data and log
 def load(*, dp_rank, dp_world_size, local_batch_size, **others):
     """Return torchtitan's data loader over the contract's sequences, in the order of the steps."""
-    rows = torch.from_numpy(contract.tokens.reshape(-1, contract.sequence_length + 1).astype("int64"))
+    rows = torch.from_numpy(
+        contract.tokens.reshape(-1, contract.sequence_length + 1).astype("int64")
+    )
     pairs = [({"input": row[:-1]}, row[1:]) for row in rows]
     return ParallelAwareDataloader(pairs, dp_rank, dp_world_size, batch_size=local_batch_size)
 
@@ -114,9 +145,17 @@ class WatchedTrainer(Trainer):
 
 
 # --- torchtitan's own loop
-os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+os.environ |= {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 values = {"betas": (optimizer["beta1"], optimizer["beta2"]), "eps": optimizer["epsilon"]}
-adamw, norms = (default_adamw(peak, **values, weight_decay=decay) for decay in (optimizer["weight_decay"], 0.0))
+adamw, norms = (
+    default_adamw(peak, **values, weight_decay=decay) for decay in (optimizer["weight_decay"], 0.0)
+)
 norms.param_groups[0].pattern = r"norm\.weight$"
 adamw.param_groups = norms.param_groups + adamw.param_groups  # the first match counts
 adamw.implementation = "fused" if optimizer["fused"] else "foreach"
@@ -140,7 +179,9 @@ trainer = WatchedTrainer(
             mixed_precision_param="float32" if contract.precision == "fp32" else "bfloat16",
             disable_cuda_graphs=True,  # hooks do not run in them
         ),
-        checkpoint=CheckpointManager.Config(enable=True, load_only=True, initial_load_in_hf=True, keep_latest_k=0),
+        checkpoint=CheckpointManager.Config(
+            enable=True, load_only=True, initial_load_in_hf=True, keep_latest_k=0
+        ),
         activation_checkpoint=None,
         compile=CompileConfig(enable=contract.compile),
     )

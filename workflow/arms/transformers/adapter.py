@@ -1,8 +1,9 @@
 """Hugging Face `transformers`: its Trainer, on the contract's batches and weights.
 
-The model is read by `from_pretrained`. The dataset is the contract's sequences, read in order. A sequence has T input
-tokens and T labels, which are passed as `shift_labels`: the model would otherwise shift `labels` itself and lose the
-last one. Losses and times are taken from hooks, because the Trainer logs means over several steps.
+The model is read by `from_pretrained`. The dataset is the contract's sequences, read in order. A
+sequence has T input tokens and T labels, which are passed as `shift_labels`: the model would
+otherwise shift `labels` itself and lose the last one. Losses and times are taken from hooks,
+because the Trainer logs means over several steps.
 """
 
 import torch
@@ -17,7 +18,8 @@ contract.require(
         "micro-batches of unequal size": contract.rows % contract.micro_batch != 0,
         "another schedule than constant": schedule["shape"] != "constant",
         "warm-up, which begins at a learning rate of zero": schedule["warmup_steps"] > 0,
-        "several ranks, as its data loader divides one dataset between them": contract.world_size > 1,
+        "several ranks, as its data loader divides one dataset between them": contract.world_size
+        > 1,
     }
 )
 
@@ -47,7 +49,9 @@ class WatchedTrainer(Trainer):
         return made
 
     def training_step(self, *values, **options):
-        """Take the loss of each backward pass: the sum over a micro-batch, divided by the labels of the step."""
+        """Take the loss of each backward pass: the sum over a micro-batch, divided by the labels of
+        the step.
+        """
         loss = super().training_step(*values, **options)
         contract.loss(loss)
         return loss
@@ -60,7 +64,8 @@ arguments = TrainingArguments(
     per_device_train_batch_size=contract.micro_batch,
     gradient_accumulation_steps=contract.micro_steps,
     train_sampling_strategy="sequential",
-    remove_unused_columns=False,  # shift_labels is not an argument of forward, which passes it on to the loss
+    # shift_labels is not an argument of forward, which passes it on to the loss
+    remove_unused_columns=False,
     optim="adamw_torch_fused" if optimizer["fused"] else "adamw_torch",
     learning_rate=contract.learning_rates[0],
     adam_beta1=optimizer["beta1"],

@@ -1,4 +1,6 @@
-"""Batch of a training step, the interface of batch sources, and batches of rows in the global order."""
+"""Batch of a training step, the interface of batch sources, and batches of rows in the global
+order.
+"""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,17 +35,25 @@ class Batch:
     document_ids_bt: np.ndarray | None = None  # int32 [rows, T], if the run uses a document mask
 
     @classmethod
-    def from_arrays(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
+    def from_arrays(
+        cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int
+    ) -> "Batch":
         return cls(tokens_bt, labels_bt, count_labels(labels_bt), tokens_bt.size, order_digest)
 
     def copy(self) -> "Batch":
         ids = None if self.document_ids_bt is None else self.document_ids_bt.copy()
-        return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy(), document_ids_bt=ids)
+        return replace(
+            self,
+            tokens_bt=self.tokens_bt.copy(),
+            labels_bt=self.labels_bt.copy(),
+            document_ids_bt=ids,
+        )
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Folders, or manifests in them, that a rank of a run reads; None for what its data-loading strategy does not need.
+    """Folders, or manifests in them, that a rank of a run reads; None for what its data-loading
+    strategy does not need.
 
     `rank` and `world_size` count the ranks that read different rows.
     """
@@ -54,11 +64,14 @@ class Inputs:
     validation_store: Path | None = None
     rank: int = 0
     world_size: int = 1
-    #: share of each corpus's bytes that the tokenizer loses, as far as it is known; added when they are opened
+    #: share of each corpus's bytes that the tokenizer loses, as far as it is known; added when they
+    #: are opened
     losses: list[dict[str, float]] = field(default_factory=list, compare=False)
 
     def require(self, role: str, run: RunSettings, user: str) -> Path:
-        """Return the input with this role, which `user` needs. Raises UserError if it was not given."""
+        """Return the input with this role, which `user` needs. Raises UserError if it was not
+        given.
+        """
         if (where := getattr(self, role)) is None:
             what = f"{user} needs the {role.replace('_', ' ')} of the run, but none was given."
             raise UserError(what, run=run.identity, next=f"pass {list_manifests(run)[role]}")
@@ -66,7 +79,9 @@ class Inputs:
 
 
 class Batches:
-    """A rank's shares of the endless sequence of global batches. By default the state is the next step alone."""
+    """A rank's shares of the endless sequence of global batches. By default the state is the next
+    step alone.
+    """
 
     #: largest shares of a corpus that the tokenizer loses (`LOST`); empty if they are not known
     lost: Mapping[str, float] = {}
@@ -75,18 +90,25 @@ class Batches:
     def __init__(self, run: RunSettings, vocabulary_size: int, inputs: Inputs):
         self.vocabulary_size, self._global_batch = vocabulary_size, run.global_batch
         #: places of this rank in each global batch, int64
-        self.slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
+        self.slots = np.array(
+            rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64
+        )
 
     def rows_per_epoch(self) -> float:
-        """Return the rows of one pass over the data. Of a stream: tokens (of raw text, counted) / sequence length."""
+        """Return the rows of one pass over the data. Of a stream: tokens (of raw text, counted) /
+        sequence length.
+        """
         raise NotImplementedError
 
     def next(self) -> Batch:
-        """Return this rank's share of the next global batch, to be copied: the second next may overwrite its arrays."""
+        """Return this rank's share of the next global batch, to be copied: the second next may
+        overwrite its arrays.
+        """
         raise NotImplementedError
 
     def count_cut(self) -> dict[str, float]:
-        """Return corpus → share of its tokens that lie behind the end of rows, counted in documents from all over it.
+        """Return corpus → share of its tokens that lie behind the end of rows, counted in documents
+        from all over it.
 
         Empty if rows keep all tokens, or if this source does not see those that they cut.
         """
@@ -126,11 +148,12 @@ class WrappedBatches(Batches):
 class RowChange:
     """What a run predicts, as a change of the rows of any approach.
 
-    `apply(tokens_bt, labels_bt, numbers)` returns the changed (tokens_bt, labels_bt), int64 [n, …]; it may overwrite
-    its arguments. `numbers`, int64 [n], are positions in the endless global order (step * global_batch + slot), or the
-    numbers of held-out rows. Whatever is random depends on them, so that it is the same at every world size.
-    `count(labels_bt)` returns the useful tokens, by which the sum of losses is divided. `vocabulary_size` is set if
-    rows have ids beyond those of the tokenizer.
+    `apply(tokens_bt, labels_bt, numbers)` returns the changed (tokens_bt, labels_bt), int64 [n, …];
+    it may overwrite its arguments. `numbers`, int64 [n], are positions in the endless global order
+    (step * global_batch + slot), or the numbers of held-out rows. Whatever is random depends on
+    them, so that it is the same at every world size. `count(labels_bt)` returns the useful tokens,
+    by which the sum of losses is divided. `vocabulary_size` is set if rows have ids beyond those of
+    the tokenizer.
     """
 
     apply: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -149,11 +172,15 @@ class ChangedBatches(WrappedBatches):
         numbers = self._batches.state()["step"] * self._global_batch + self.slots
         batch = self._batches.next()
         tokens, labels = self._change.apply(batch.tokens_bt, batch.labels_bt, numbers)
-        return replace(batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=self._change.count(labels))
+        return replace(
+            batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=self._change.count(labels)
+        )
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all ranks into one for any world size. Raises ValueError for states of different steps."""
+    """Merge the states of all ranks into one for any world size. Raises ValueError for states of
+    different steps.
+    """
     if len({state["step"] for state in states}) != 1:
         raise ValueError(f"ranks at different steps: {sorted(state['step'] for state in states)}")
     slots = {slot: where for state in states for slot, where in state.get("slots", {}).items()}
@@ -161,7 +188,9 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the number of each token's piece in its row, from 0; int32 [n, T], written to `out` if given."""
+    """Return the number of each token's piece in its row, from 0; int32 [n, T], written to `out` if
+    given.
+    """
     if starts_bt.dtype != bool or not starts_bt[:, :1].all():
         raise ValueError("starts are bool [n, T], and every row begins with one")
     ids = np.cumsum(starts_bt, axis=1, dtype=np.int32, out=out)
@@ -172,8 +201,9 @@ def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.nda
 class Prefetcher(WrappedBatches):
     """Batches and states of a source, read by a thread one batch ahead.
 
-    Sources reuse their buffers, so the thread copies each batch. The thread starts at the first `next`. `close` ends it
-    and resets the source to the consumer's state, so that no batch is lost. Call all methods from one thread.
+    Sources reuse their buffers, so the thread copies each batch. The thread starts at the first
+    `next`. `close` ends it and resets the source to the consumer's state, so that no batch is lost.
+    Call all methods from one thread.
     """
 
     def __init__(self, batches: Batches):
@@ -183,7 +213,9 @@ class Prefetcher(WrappedBatches):
         self._ahead: Future[tuple[Batch, dict[str, Any]]]
 
     def next(self) -> Batch:
-        """Return the next batch. After an error, another call continues at the source's state, in a new thread."""
+        """Return the next batch. After an error, another call continues at the source's state, in a
+        new thread.
+        """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "tokenscale-prefetch")
             self._ahead = self._pool.submit(self._read)
@@ -217,13 +249,14 @@ class Prefetcher(WrappedBatches):
             self._pool = None
 
 
-#: steps whose order is computed at once, to share NumPy's overhead: BLOCK_STEPS after a seek, which must be fast, then
-#: the steps of BLOCK_ROWS rows
+#: steps whose order is computed at once, to share NumPy's overhead: BLOCK_STEPS after a seek, which
+#: must be fast, then the steps of BLOCK_ROWS rows
 BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
 class RowBatches(Batches):
-    """Rows of a source in the global order. `read(indices)` returns (tokens_bt, labels_bt), int64 [n, T].
+    """Rows of a source in the global order. `read(indices)` returns (tokens_bt, labels_bt), int64
+    [n, T].
 
     Subclasses that read batches in another way replace `batch`, and `prepare` or `choose`.
     """
@@ -243,9 +276,15 @@ class RowBatches(Batches):
         self._digests: list[int] = []
 
     def choose(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (steps, rows of this rank [steps, slots]) of a block of batches with this step; both int64."""
+        """Return (steps, rows of this rank [steps, slots]) of a block of batches with this step;
+        both int64.
+        """
         continues = step == self._first + len(self._digests)
-        count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if continues and step else BLOCK_STEPS
+        count = (
+            max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots)))
+            if continues and step
+            else BLOCK_STEPS
+        )
         count = max(1, min(count, self._order.positions_ahead // self._global_batch))
         steps = np.arange(step, step + count, dtype=np.int64)
         return steps, self._order.samples(steps[:, None] * self._global_batch + self.slots[None, :])

@@ -25,11 +25,16 @@ CUT_BYTES = 4 << 20
 
 
 def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
-    """Open the documents of each corpus of the run. Raises UserError as `Inputs.require`, and for lost text."""
+    """Open the documents of each corpus of the run. Raises UserError as `Inputs.require`, and for
+    lost text.
+    """
     user = f"approach {run.approach}, which tokenizes while training,"
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, run.engine)
-    documents = [OnlineDocuments(run, manifest_path(path).parent, loaded) for path in list_sources(run, corpus)]
+    documents = [
+        OnlineDocuments(run, manifest_path(path).parent, loaded)
+        for path in list_sources(run, corpus)
+    ]
     for source in documents:
         found = measure(loaded, draw_sample(source.text.directory), source.text.manifest["name"])
         inputs.losses.append(found)
@@ -51,7 +56,13 @@ class OnlineDocuments:
                 "remove model.vocabulary_size, or raise it",
             )
             has = f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids"
-            raise UserError(what, run=run.identity, model=f"vocabulary_size {model_size}", tokenizer=has, next=next)
+            raise UserError(
+                what,
+                run=run.identity,
+                model=f"vocabulary_size {model_size}",
+                tokenizer=has,
+                next=next,
+            )
 
     def __len__(self) -> int:
         return len(self.text)
@@ -66,16 +77,23 @@ class OnlineDocuments:
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
         return encode_documents(
-            self.tokenizer, [self._read_text(i) for i in np.asarray(indices).tolist()], self.eos, self.text.pairs
+            self.tokenizer,
+            [self._read_text(i) for i in np.asarray(indices).tolist()],
+            self.eos,
+            self.text.pairs,
         )
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
-        return pad_documents(self.documents(indices), self._sequence_length + 1, self.tokenizer.pad_id)
+        return pad_documents(
+            self.documents(indices), self._sequence_length + 1, self.tokenizer.pad_id
+        )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
-        return np.array([len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64)
+        return np.array(
+            [len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64
+        )
 
 
 class PaddedBatches(RowBatches):
@@ -84,7 +102,9 @@ class PaddedBatches(RowBatches):
     def __init__(self, run: RunSettings, inputs: Inputs):
         sources = open_documents(run, inputs)
         order = open_order(run, [len(source) for source in sources])
-        super().__init__(join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs)
+        super().__init__(
+            join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs
+        )
         self._run, self._sources = run, sources
 
     def count_cut(self) -> dict[str, float]:
@@ -92,8 +112,12 @@ class PaddedBatches(RowBatches):
         found = {}
         for corpus, source in zip(self._run.trained_corpora, self._sources, strict=True):
             most = len(source) * CUT_BYTES // max(1, source.text.split["utf8_bytes"])
-            numbers = np.linspace(0, len(source) - 1, min(len(source), max(1, most)), dtype=np.int64)
-            found[corpus.name] = float(cut_share(source.lengths_of(numbers), self._run.sequence_length))
+            numbers = np.linspace(
+                0, len(source) - 1, min(len(source), max(1, most)), dtype=np.int64
+            )
+            found[corpus.name] = float(
+                cut_share(source.lengths_of(numbers), self._run.sequence_length)
+            )
         return found
 
 

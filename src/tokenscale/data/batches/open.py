@@ -28,29 +28,39 @@ BYTES_PER_TOKEN = 16
 def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     """Open a rank's share of the run's global batches, at step 0.
 
-    Online approaches need corpus and tokenizer, offline approaches the store, which is compared with corpus and
-    tokenizer if they are given; no tokenizer package is imported then. The objective `masked` reads the tokenizer's
-    manifest. Raises UserError for missing, changed or unsuitable inputs.
+    Online approaches need corpus and tokenizer, offline approaches the store, which is compared
+    with corpus and tokenizer if they are given; no tokenizer package is imported then. The
+    objective `masked` reads the tokenizer's manifest. Raises UserError for missing, changed or
+    unsuitable inputs.
     """
     if run.approach not in BATCHES:
         raise unknown("approach", run.approach, BATCHES, run=run.identity)
     openers = OPENERS
     if BATCHES[run.approach].format is None:
-        from tokenscale.data.batches import online  # with the tokenizers, which are no code of other runs
+        # with the tokenizers, which are no code of other runs
+        from tokenscale.data.batches import online
 
         openers = online.OPENERS
     inputs = replace(inputs, losses=[])
     batches = openers[run.approach](run, inputs)
-    change = open_change(run, inputs, _read_manifests(run, inputs) if run.labels == "target" else [])
+    change = open_change(
+        run, inputs, _read_manifests(run, inputs) if run.labels == "target" else []
+    )
     batches = batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
-    batches.lost = {share: max(found[share] for found in inputs.losses) for share in LOST if inputs.losses}
+    batches.lost = {
+        share: max(found[share] for found in inputs.losses) for share in LOST if inputs.losses
+    }
     return batches
 
 
-def count_labelled_rows(run: RunSettings, inputs: Inputs, most: int = 256) -> tuple[int, int] | None:
-    """Return (rows with at least one label, rows) of the first global batches; None where every row has labels.
+def count_labelled_rows(
+    run: RunSettings, inputs: Inputs, most: int = 256
+) -> tuple[int, int] | None:
+    """Return (rows with at least one label, rows) of the first global batches; None where every row
+    has labels.
 
-    `labels: target` leaves none where a source fills its row, `objective: masked` none in a row without ordinary text.
+    `labels: target` leaves none where a source fills its row, `objective: masked` none in a row
+    without ordinary text.
     """
     if run.labels == "all" and run.objective not in OBJECTIVES:
         return None
@@ -63,9 +73,14 @@ def count_labelled_rows(run: RunSettings, inputs: Inputs, most: int = 256) -> tu
 
 
 def count_few_rows(run: RunSettings, inputs: Inputs, batches: Batches) -> float:
-    """Return the rows of an epoch; infinity if a stream of raw text has more than a batch, instead of tokenizing it."""
+    """Return the rows of an epoch; infinity if a stream of raw text has more than a batch, instead
+    of tokenizing it.
+    """
     if run.store is None and BATCHES[run.approach].streams:
-        corpora = [read_corpus_manifest(manifest_path(where).parent) for where in list_sources(run, inputs.corpus)]
+        corpora = [
+            read_corpus_manifest(manifest_path(where).parent)
+            for where in list_sources(run, inputs.corpus)
+        ]
         most = BYTES_PER_TOKEN * run.global_batch * run.sequence_length
         if sum(corpus["splits"]["train"]["utf8_bytes"] for corpus in corpora) > most:
             return math.inf
@@ -77,7 +92,10 @@ def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:
     if run.store is not None:
         return [read_store_manifest(where) for where in list_sources(run, inputs.store)]
     tokenizer = read_tokenizer_manifest(inputs.tokenizer)
-    corpora = [read_corpus_manifest(manifest_path(where).parent) for where in list_sources(run, inputs.corpus)]
+    corpora = [
+        read_corpus_manifest(manifest_path(where).parent)
+        for where in list_sources(run, inputs.corpus)
+    ]
     return [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
 
 
@@ -85,8 +103,8 @@ def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:
 class HeldOutSlice:
     """A rank's share of the held-out slice: tokens and labels, int64 [rows, T].
 
-    `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set if the run uses a document mask. `corpus`
-    is the name of the rows' corpus.
+    `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set if the run uses a
+    document mask. `corpus` is the name of the rows' corpus.
     """
 
     tokens_bt: np.ndarray
@@ -97,13 +115,16 @@ class HeldOutSlice:
 
 
 def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> list[HeldOutSlice]:
-    """Load a rank's share of the first rows of the packed validation store, which are stored shuffled.
+    """Load a rank's share of the first rows of the packed validation store, which are stored
+    shuffled.
 
-    With a mixture there is one slice for each of its corpora. The objective `masked` chooses masked tokens by row
-    number, equally in every run, and reads the tokenizer's manifest. Raises UserError if the store is missing, changed,
-    or does not match the run.
+    With a mixture there is one slice for each of its corpora. The objective `masked` chooses masked
+    tokens by row number, equally in every run, and reads the tokenizer's manifest. Raises UserError
+    if the store is missing, changed, or does not match the run.
     """
-    sources = list_sources(run, inputs.require("validation_store", run, "validation"), held_out=True)
+    sources = list_sources(
+        run, inputs.require("validation_store", run, "validation"), held_out=True
+    )
     slices = []
     for where, corpus in zip(sources, run.corpora, strict=True):
         manifest = open_store(

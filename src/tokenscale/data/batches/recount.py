@@ -33,7 +33,8 @@ def recount_steps(run: RunSettings, inputs: Inputs, first: int, stop: int) -> Re
     batches = open_batches(run, inputs)
     most = max(1, MOST_POSITIONS // (run.global_batch * run.sequence_length))
     steps = np.arange(first, stop, dtype=np.int64)
-    if BATCHES[run.approach].format is None and BATCHES[run.approach].streams:  # later steps need all earlier documents
+    # later steps need all earlier documents
+    if BATCHES[run.approach].format is None and BATCHES[run.approach].streams:
         steps = steps[steps < most]
     elif len(steps) > most:
         steps = np.unique(np.linspace(first, stop - 1, most).astype(np.int64))
@@ -48,7 +49,14 @@ def recount_steps(run: RunSettings, inputs: Inputs, first: int, stop: int) -> Re
     return Recount(steps, counts[:, 0], counts[:, 1], counts[:, 2], batches.vocabulary_size, epoch)
 
 
-def recount_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> dict[str, tuple[int, int]]:
-    """Return corpus → (rows, useful tokens) of the held-out slices of a run. Raises UserError as `recount_steps`."""
+def recount_held_out(
+    run: RunSettings, inputs: Inputs, vocabulary_size: int
+) -> dict[str, tuple[int, int]]:
+    """Return corpus → (rows, useful tokens) of the held-out slices of a run. Raises UserError as
+    `recount_steps`.
+    """
     slices = load_held_out(run, inputs, vocabulary_size)
-    return {held_out.corpus: (held_out.global_rows, count_labels(held_out.labels_bt)) for held_out in slices}
+    return {
+        held_out.corpus: (held_out.global_rows, count_labels(held_out.labels_bt))
+        for held_out in slices
+    }

@@ -1,4 +1,6 @@
-"""Check that a run with a mixture repeats no corpus more often than allowed, before its ranks start."""
+"""Check that a run with a mixture repeats no corpus more often than allowed, before its ranks
+start.
+"""
 
 import math
 from pathlib import Path
@@ -13,10 +15,12 @@ from tokenscale.settings.run import RunSettings
 
 
 def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
-    """Raise UserError if the run repeats a corpus more often than its maximum number of repetitions allows.
+    """Raise UserError if the run repeats a corpus more often than its maximum number of repetitions
+    allows.
 
-    `manifests` are the inputs of the run by role. For a stream, a repetition is as many tokens as the corpus has. Reads
-    manifests only, except for approach padding-free, which tokenizes the limited corpora.
+    `manifests` are the inputs of the run by role. For a stream, a repetition is as many tokens as
+    the corpus has. Reads manifests only, except for approach padding-free, which tokenizes the
+    limited corpora.
     """
     mixture = run.mixture
     if mixture is None:
@@ -31,16 +35,27 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
     for source, sequences, per_pass in zip(sources, needed, available, strict=True):
         limit, name = source.maximum_repetitions, source.corpus.name
         if limit is not None and sequences > limit * per_pass:
-            passes = f"{sequences / per_pass:.3g} passes over its {per_pass:,.0f}" if per_pass else "it has none"
-            what = "the run needs more text of a source than its maximum number of repetitions allows."
-            needs = {"needed": f"{sequences:,} sequences: {passes}", "allowed": f"{limit:g}  (maximum_repetitions)"}
+            passes = (
+                f"{sequences / per_pass:.3g} passes over its {per_pass:,.0f}"
+                if per_pass
+                else "it has none"
+            )
+            what = (
+                "the run needs more text of a source than its maximum number of repetitions allows."
+            )
+            needs = {
+                "needed": f"{sequences:,} sequences: {passes}",
+                "allowed": f"{limit:g}  (maximum_repetitions)",
+            }
             key = f"mixtures.{run.corpus.name}.maximum_repetitions"
             next = f"raise {key}, lower the weight of {name}, or train fewer steps"
             raise UserError(what, mixture=run.corpus.name, source=name, **needs, next=next)
 
 
 def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[int]) -> list[float]:
-    """Return sequences per pass over each trained source; infinite for a source that padding-free need not count."""
+    """Return sequences per pass over each trained source; infinite for a source that padding-free
+    need not count.
+    """
     assert run.mixture is not None
     streams = BATCHES[run.approach].streams
     if run.store is not None:
@@ -57,5 +72,7 @@ def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[i
         documents.total_tokens / run.sequence_length
         if source.maximum_repetitions is not None and sequences
         else math.inf
-        for source, documents, sequences in zip(run.mixture.trained_sources, opened, needed, strict=True)
+        for source, documents, sequences in zip(
+            run.mixture.trained_sources, opened, needed, strict=True
+        )
     ]

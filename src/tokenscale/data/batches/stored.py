@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[str, Any]]]:
     """Check the run's store, or the stores of its mixture, and return each with its manifest.
 
-    `inputs.store` is the folder of the store or of the mixture, or the path of the manifest. Corpus and tokenizer are
-    compared if their folders are given. Raises UserError for any mismatch (see `stores.manifest.open_store`).
+    `inputs.store` is the folder of the store or of the mixture, or the path of the manifest. Corpus
+    and tokenizer are compared if their folders are given. Raises UserError for any mismatch (see
+    `stores.manifest.open_store`).
     """
     stores = list_sources(run, inputs.require("store", run, f"approach {run.approach}"))
     tokenizer_sha256 = None
@@ -44,7 +45,8 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
             requested_by=run.identity,
             tokenizer_name=run.tokenizer.name,
             # the stores of a mixture have the same tokenizer
-            tokenizer_sha256=tokenizer_sha256 or (opened[0][1]["tokenizer"]["file_sha256"] if opened else None),
+            tokenizer_sha256=tokenizer_sha256
+            or (opened[0][1]["tokenizer"]["file_sha256"] if opened else None),
             vocabulary_size=run.model.vocabulary_size,
             corpus_manifest_sha256=sha256_file(corpus) if corpus is not None else None,
         )
@@ -58,9 +60,13 @@ def _exists(directory: Path | None) -> bool:
 
 
 def _open_readers(run: RunSettings, inputs: Inputs) -> tuple[list[Any], int]:
-    """Return the readers of the run's stores, and their vocabulary size. Only the run's own format is imported."""
+    """Return the readers of the run's stores, and their vocabulary size. Only the run's own format
+    is imported.
+    """
     opened = open_run_stores(run, inputs)
-    return [load_reader(run.store.format)(*store) for store in opened], opened[0][1]["vocabulary_size"]
+    return [load_reader(run.store.format)(*store) for store in opened], opened[0][1][
+        "vocabulary_size"
+    ]
 
 
 def open_pretokenized_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
@@ -83,17 +89,21 @@ AHEAD = 8
 class PackedBatches(RowBatches):
     """Rows of the store in the global order, read into two alternating sets of buffers.
 
-    The arrays of a batch are overwritten by the second next batch; copy them to keep them longer. Use `out` int32 to
-    widen ids later, on a device.
+    The arrays of a batch are overwritten by the second next batch; copy them to keep them longer.
+    Use `out` int32 to widen ids later, on a device.
     """
 
     def __init__(self, store: PackedStore, run: RunSettings, inputs: Inputs, out: type = np.int64):
-        super().__init__(None, open_order(run, store.sizes), run, store.manifest["vocabulary_size"], inputs)
+        super().__init__(
+            None, open_order(run, store.sizes), run, store.manifest["vocabulary_size"], inputs
+        )
         self._store = store
         self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
         self._ids: list[np.ndarray | None] = [None, None]
         if run.document_mask:
-            self._ids = [np.empty((len(self.slots), store.sequence_length), dtype=np.int32) for _ in range(2)]
+            self._ids = [
+                np.empty((len(self.slots), store.sequence_length), dtype=np.int32) for _ in range(2)
+            ]
         self._total = len(self.slots) * store.sequence_length
         self._whole_stream = run.labels == "stream"
 
@@ -130,27 +140,44 @@ MULTIPLE = 64
 class BucketedBatches(RowBatches):
     """One document per row, batched with documents of similar length and padded to the longest.
 
-    The documents of every 64 global batches are sorted by length, split into batches again, and the batches are
-    shuffled. The global order remains a pure function of (seed, step) and there is little padding. In return, the
-    documents of a batch have about the same length, and batches differ in shape. Documents longer than the sequence
-    length are cut.
+    The documents of every 64 global batches are sorted by length, split into batches again, and the
+    batches are shuffled. The global order remains a pure function of (seed, step) and there is
+    little padding. In return, the documents of a batch have about the same length, and batches
+    differ in shape. Documents longer than the sequence length are cut.
     """
 
-    def __init__(self, stores: "list[TokenListStore]", vocabulary_size: int, run: RunSettings, inputs: Inputs):
-        super().__init__(None, open_order(run, [len(store) for store in stores]), run, vocabulary_size, inputs)
+    def __init__(
+        self, stores: "list[TokenListStore]", vocabulary_size: int, run: RunSettings, inputs: Inputs
+    ):
+        super().__init__(
+            None, open_order(run, [len(store) for store in stores]), run, vocabulary_size, inputs
+        )
         self._pad_id: int = stores[0].manifest["padding"]["id"]
-        self._store, self._sequence_length, self._seed = join(stores), run.sequence_length, run.effective_seed
-        self._lengths_by_corpus = {c.name: s.lengths for c, s in zip(run.trained_corpora, stores, strict=True)}
+        self._store, self._sequence_length, self._seed = (
+            join(stores),
+            run.sequence_length,
+            run.effective_seed,
+        )
+        self._lengths_by_corpus = {
+            c.name: s.lengths for c, s in zip(run.trained_corpora, stores, strict=True)
+        }
 
     def count_cut(self) -> dict[str, float]:
         length = self._sequence_length
-        return {corpus: float(cut_share(lengths, length)) for corpus, lengths in self._lengths_by_corpus.items()}
+        return {
+            corpus: float(cut_share(lengths, length))
+            for corpus, lengths in self._lengths_by_corpus.items()
+        }
 
     def choose(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the batches of a step's window: its documents sorted by length, split and shuffled."""
+        """Return the batches of a step's window: its documents sorted by length, split and
+        shuffled.
+        """
         window = step // WINDOW
         steps = np.arange(window * WINDOW, (window + 1) * WINDOW, dtype=np.int64)
-        documents = self._order.samples((steps[:, None] * self._global_batch + np.arange(self._global_batch)).ravel())
+        documents = self._order.samples(
+            (steps[:, None] * self._global_batch + np.arange(self._global_batch)).ravel()
+        )
         lengths = self._store.lengths_of(documents)
         by_length = np.argsort(lengths, kind="stable").reshape(WINDOW, self._global_batch)
         shuffled = by_length[permute(np.arange(WINDOW), WINDOW, self._seed, epoch=window)]
@@ -160,7 +187,13 @@ class BucketedBatches(RowBatches):
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """Return a batch as wide as its longest document over all ranks."""
         lengths = self._lengths[i]
-        width = min(self._sequence_length, -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE) + 1
+        width = (
+            min(
+                self._sequence_length,
+                -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE,
+            )
+            + 1
+        )
         documents = [self._store.document(document) for document in self._indices[i].tolist()]
         return Batch.from_arrays(*pad_documents(documents, width, self._pad_id), order_digest)
 
@@ -169,6 +202,8 @@ class BucketedBatches(RowBatches):
 OPENERS: dict[str, Callable[[RunSettings, Inputs], Batches]] = {
     "pretokenized-padded": open_pretokenized_padded,
     "packed": open_packed,
-    "length-bucketed": lambda run, inputs: BucketedBatches(*_open_readers(run, inputs), run, inputs),
+    "length-bucketed": lambda run, inputs: BucketedBatches(
+        *_open_readers(run, inputs), run, inputs
+    ),
     **{name: open_streamed for name, form in FORMATS.items() if form.streamed},
 }

@@ -1,10 +1,11 @@
 """Batches of endless token streams, without padding or cutting: padding-free and token-list.
 
-Each slot s of the global batch (B slots) is a stream over documents s, s + B, s + 2B, … of the endless shuffled order.
-A row is the next T tokens of its slot's stream, plus the following token as the last label: a window of T + 1 tokens
-that advances by T.
+Each slot s of the global batch (B slots) is a stream over documents s, s + B, s + 2B, … of the
+endless shuffled order. A row is the next T tokens of its slot's stream, plus the following token as
+the last label: a window of T + 1 tokens that advances by T.
 
-With a mixture of k sources each slot has k such streams. A row is the next row of the stream of its source.
+With a mixture of k sources each slot has k such streams. A row is the next row of the stream of its
+source.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,9 @@ def join(sources: Sequence[Any]) -> Any:
 
 
 class JoinedSources:
-    """Several sources of documents or rows, whose samples are numbered one source after the other."""
+    """Several sources of documents or rows, whose samples are numbered one source after the
+    other.
+    """
 
     def __init__(self, sources: Sequence[Any]):
         self.sources = sources
@@ -50,13 +53,17 @@ class JoinedSources:
         parts = [(places, source.rows(own)) for source, places, own in self._split(indices)]
         if not parts:
             return self.sources[0].rows(indices)
-        tokens, labels = (np.empty((len(indices), parts[0][1][0].shape[1]), dtype=np.int64) for _ in range(2))
+        tokens, labels = (
+            np.empty((len(indices), parts[0][1][0].shape[1]), dtype=np.int64) for _ in range(2)
+        )
         for places, (own_tokens, own_labels) in parts:
             tokens[places], labels[places] = own_tokens, own_labels
         return tokens, labels
 
     def _split(self, indices: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        """Yield (source, places in `indices` of its samples, numbers of these samples within the source)."""
+        """Yield (source, places in `indices` of its samples, numbers of these samples within the
+        source).
+        """
         numbers = np.searchsorted(self._firsts, indices, side="right") - 1
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
@@ -70,13 +77,15 @@ BLOCK_DOCUMENTS, BLOCK_STEPS = 256, 64
 class StreamBatches(Batches):
     """Streams of a rank's slots.
 
-    The state contains the step and, for each slot of the rank, (document, offset) of the next row's first token;
-    `document` counts along the endless order. With a mixture it is a list of these positions, one for each source. The
-    position of a slot that a state lacks is computed from document lengths: quickly for a store, by tokenizing all
-    previous documents for raw text.
+    The state contains the step and, for each slot of the rank, (document, offset) of the next row's
+    first token; `document` counts along the endless order. With a mixture it is a list of these
+    positions, one for each source. The position of a slot that a state lacks is computed from
+    document lengths: quickly for a store, by tokenizing all previous documents for raw text.
     """
 
-    def __init__(self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, inputs: Inputs):
+    def __init__(
+        self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, inputs: Inputs
+    ):
         super().__init__(run, vocabulary_size, inputs)
         self._sources, self._sequence_length = sources, run.sequence_length
         sizes = [len(documents) for documents in sources]
@@ -87,7 +96,9 @@ class StreamBatches(Batches):
         #: streams of each slot, one for each source
         self._streams = [
             [
-                _Stream(documents, slot, run.global_batch, order.source_seed(number), firsts[number])
+                _Stream(
+                    documents, slot, run.global_batch, order.source_seed(number), firsts[number]
+                )
                 for number, documents in enumerate(sources)
             ]
             for slot in self.slots.tolist()
@@ -101,7 +112,9 @@ class StreamBatches(Batches):
         rows = len(self._streams)
         tokens = np.empty((rows, self._sequence_length + 1), dtype=np.int64)
         chosen = self._choose_streams()
-        first = np.array([(*s.position(), s.document()) for s in chosen], dtype=np.int64).reshape(rows, 3)
+        first = np.array([(*s.position(), s.document()) for s in chosen], dtype=np.int64).reshape(
+            rows, 3
+        )
         starts = [stream.fill(row) for stream, row in zip(chosen, tokens, strict=True)]
         digest = row_digest(self._step, self.slots, *first.T)
         self._step += 1
@@ -123,7 +136,9 @@ class StreamBatches(Batches):
             if (positions := known.get(str(slot))) is None:
                 unknown.append(n)
                 continue
-            for stream, position in zip(self._streams[n], positions if self._order else [positions], strict=True):
+            for stream, position in zip(
+                self._streams[n], positions if self._order else [positions], strict=True
+            ):
                 stream.seek(*position)
         rows = np.full((len(unknown), 1), self._step, dtype=np.int64)
         if unknown and self._order:
@@ -139,36 +154,49 @@ class StreamBatches(Batches):
         if not self._block_start <= self._step < self._block_start + len(self._block):
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
             self._block_start = self._step
-            self._block = self._order.locate(steps[:, None] * self._global_batch + self.slots[None, :])[0]
+            self._block = self._order.locate(
+                steps[:, None] * self._global_batch + self.slots[None, :]
+            )[0]
         numbers = self._block[self._step - self._block_start].tolist()
         return [streams[number] for streams, number in zip(self._streams, numbers, strict=True)]
 
 
 class _Stream:
-    """Endless stream of a slot. Its document j is document `slot` + j * `global_batch` of the source's global order.
+    """Endless stream of a slot. Its document j is document `slot` + j * `global_batch` of the
+    source's global order.
 
-    `first_document` is the number of the source's first document among the documents of all sources.
+    `first_document` is the number of the source's first document among the documents of all
+    sources.
     """
 
-    def __init__(self, documents: Any, slot: int, global_batch: int, seed: int, first_document: int):
+    def __init__(
+        self, documents: Any, slot: int, global_batch: int, seed: int, first_document: int
+    ):
         self._documents, self._slot, self._stride, self._seed = documents, slot, global_batch, seed
         self._first_document = first_document
         self._block_start, self._block = 0, np.zeros(0, dtype=np.int64)
         self._ids: np.ndarray | None = None
-        self._number = self._offset = 0  # document of this stream, and the next row's first token in it
+        # document of this stream, and the next row's first token in it
+        self._number = self._offset = 0
 
     def position(self) -> tuple[int, int]:
-        """Return (document along the global order, offset within the document) of the next row's first token."""
+        """Return (document along the global order, offset within the document) of the next row's
+        first token.
+        """
         return self._slot + self._number * self._stride, self._offset
 
     def document(self) -> int:
-        """Return the number, among the documents of all sources, of the document with the next row's first token."""
+        """Return the number, among the documents of all sources, of the document with the next
+        row's first token.
+        """
         return self._first_document + int(self._order(self._number)[0])
 
     def seek(self, document: int, offset: int) -> None:
         number, other = divmod(document - self._slot, self._stride)
         if other or number < 0:
-            raise ValueError(f"document {document} is not in the stream of slot {self._slot} of {self._stride}")
+            raise ValueError(
+                f"document {document} is not in the stream of slot {self._slot} of {self._stride}"
+            )
         self._number, self._offset, self._ids = number, offset, None
 
     def seek_token(self, position: int) -> None:
@@ -211,5 +239,8 @@ class _Stream:
         if not self._block_start <= number < self._block_start + len(self._block):
             numbers = np.arange(number, number + BLOCK_DOCUMENTS, dtype=np.int64)
             positions = self._slot + numbers * self._stride
-            self._block_start, self._block = number, get_samples(positions, len(self._documents), self._seed)
+            self._block_start, self._block = (
+                number,
+                get_samples(positions, len(self._documents), self._seed),
+            )
         return self._block[number - self._block_start :]

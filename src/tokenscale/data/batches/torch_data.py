@@ -1,8 +1,8 @@
 """Stores and batches as classes of `torch.utils.data`, for training loops outside of tokenscale.
 
 Labels are already shifted: label t is the token after token t, or −100 if ignored. Use them as in
-`cross_entropy(logits.flatten(0, 1), labels.flatten())`. Do not pass them to models that shift labels themselves, such
-as those of Hugging Face.
+`cross_entropy(logits.flatten(0, 1), labels.flatten())`. Do not pass them to models that shift
+labels themselves, such as those of Hugging Face.
 """
 
 import os
@@ -25,12 +25,14 @@ from tokenscale.settings.run import RunSettings
 
 
 class StoreDataset(Dataset[dict[str, torch.Tensor]]):
-    """Map-style dataset of a token store's rows. `where` is its folder, or the path of its manifest.
+    """Map-style dataset of a token store's rows. `where` is its folder, or the path of its
+    manifest.
 
-    Row i of a `packed` or `padded` store is {"input_ids", "labels"}, int64 [T]. With `bounds`, a packed row also has
-    "document_ids", int32 [T], the number of each token's piece. Row i of a `token-list` store is {"input_ids"}, int64:
-    the whole document i. Items never share memory with the store. Each process that reads, forked or spawned, opens its
-    own files. Raises UserError if the store is missing or changed.
+    Row i of a `packed` or `padded` store is {"input_ids", "labels"}, int64 [T]. With `bounds`, a
+    packed row also has "document_ids", int32 [T], the number of each token's piece. Row i of a
+    `token-list` store is {"input_ids"}, int64: the whole document i. Items never share memory with
+    the store. Each process that reads, forked or spawned, opens its own files. Raises UserError if
+    the store is missing or changed.
     """
 
     def __init__(self, where: str | Path, *, bounds: bool = False):
@@ -39,8 +41,12 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         if bounds and declared["format"] != "packed":
             what = "only rows of a packed store hold several documents."
             next = "leave `bounds` out, or read a packed store"
-            raise UserError(what, store=f"{self.where} has the format {declared['format']}", next=next)
-        self.manifest = open_store(self.where, StoreSettings(declared["format"], **declared["options"]))
+            raise UserError(
+                what, store=f"{self.where} has the format {declared['format']}", next=next
+            )
+        self.manifest = open_store(
+            self.where, StoreSettings(declared["format"], **declared["options"])
+        )
         self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
 
@@ -51,10 +57,15 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         return self.__getitems__([i])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        """Return several rows, read at once, for a DataLoader. Raises IndexError for a row that does not exist."""
+        """Return several rows, read at once, for a DataLoader. Raises IndexError for a row that
+        does not exist.
+        """
         store = self._store()
         if FORMATS[self.manifest["format"]].streamed:
-            return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]
+            return [
+                {"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))}
+                for i in indices
+            ]
         rows = np.asarray(indices, dtype=np.int64)
         columns = dict(zip(("input_ids", "labels"), store.rows(rows), strict=True))
         if self.bounds:
@@ -77,17 +88,23 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
 class GlobalOrderSampler(Sampler[list[int]]):
     """Endless sampler of rows in the global order, for `DataLoader(rows, batch_sampler=…)`.
 
-    Yields one list per step, this rank's share of the global batch. Global batch k has the same rows at every world
-    size, worker count and restart: they are a function of (seed, k), and an epoch has every row once.
+    Yields one list per step, this rank's share of the global batch. Global batch k has the same
+    rows at every world size, worker count and restart: they are a function of (seed, k), and an
+    epoch has every row once.
 
-    The state is {"step": k}, the next global batch to be sampled. A DataLoader with workers samples ahead of the loop.
-    To resume it, count the batches in the loop and call `load_state_dict({"step": batches taken})`.
+    The state is {"step": k}, the next global batch to be sampled. A DataLoader with workers samples
+    ahead of the loop. To resume it, count the batches in the loop and call
+    `load_state_dict({"step": batches taken})`.
     """
 
-    def __init__(self, rows: int, global_batch: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
+    def __init__(
+        self, rows: int, global_batch: int, *, seed: int = 0, rank: int = 0, world_size: int = 1
+    ):
         if world_size > global_batch:
             what = "some ranks would read nothing."
-            raise UserError(what, global_batch=global_batch, world_size=world_size, next="raise global_batch")
+            raise UserError(
+                what, global_batch=global_batch, world_size=world_size, next="raise global_batch"
+            )
         self._rows, self._global_batch, self._seed = rows, global_batch, seed
         self._slots = np.array(rank_slots(global_batch, rank, world_size), dtype=np.int64)
         self._step = 0
@@ -95,7 +112,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         while True:
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
-            rows = get_samples(steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed)
+            rows = get_samples(
+                steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed
+            )
             for step, indices in zip(steps.tolist(), rows.tolist(), strict=True):
                 if step != self._step:  # a state was loaded
                     break
@@ -111,16 +130,18 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
 
 class BatchStream(IterableDataset[dict[str, Any]]):
-    """A rank's shares of the global batches of a run of any approach, for `DataLoader(stream, batch_size=None)`.
+    """A rank's shares of the global batches of a run of any approach, for `DataLoader(stream,
+    batch_size=None)`.
 
-    A batch is {"input_ids", "labels": int64 [rows, T], "useful_tokens", "total_tokens", "order_digest": int, "state":
-    position of the next batch}. Its tensors are not reused. An iteration begins at step 0, or at the state given to
-    `load_state_dict`: `batch["state"]` of the last trained batch, or {"step": k}. It ends after `steps` batches, or
-    never.
+    A batch is {"input_ids", "labels": int64 [rows, T], "useful_tokens", "total_tokens",
+    "order_digest": int, "state": position of the next batch}. Its tensors are not reused. An
+    iteration begins at step 0, or at the state given to `load_state_dict`: `batch["state"]` of the
+    last trained batch, or {"step": k}. It ends after `steps` batches, or never.
 
-    Worker w of W yields batches w, w + W, … and the DataLoader takes them in turn, so the sequence is the same with any
-    number of workers. The streams of padding-free and token-list cannot seek to a step without reading up to it, so
-    each worker reads all batches and skips those of other workers.
+    Worker w of W yields batches w, w + W, … and the DataLoader takes them in turn, so the sequence
+    is the same with any number of workers. The streams of padding-free and token-list cannot seek
+    to a step without reading up to it, so each worker reads all batches and skips those of other
+    workers.
 
     The inputs are opened, and errors are raised, when an iteration begins.
     """

@@ -1,7 +1,8 @@
-"""Build of a corpus: read the source, clean, split by document hash, write Parquet shards and a manifest.
+"""Build of a corpus: read the source, clean, split by document hash, write Parquet shards and a
+manifest.
 
-Equal documents and settings give equal bytes. The shards and `manifest.json` hold no time, host or path;
-`build.json` does.
+Equal documents and settings give equal bytes. The shards and `manifest.json` hold no time, host or
+path; `build.json` does.
 """
 
 import dataclasses
@@ -41,13 +42,27 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.corpus import docstrings, dummy, files, stream
 from tokenscale.data.records import remove_other_parts
-from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CleaningSettings, CorpusSettings
+from tokenscale.settings.data import (
+    FILE_LISTS,
+    HELD_OUT_IN_TRAINING,
+    CleaningSettings,
+    CorpusSettings,
+)
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
 
 #: outcomes and changes that are counted
 FATES = (
-    *("read", "no_text", "composed", "collapsed", "stripped", "not_unicode", "too_short", "too_long"),
+    *(
+        "read",
+        "no_text",
+        "composed",
+        "collapsed",
+        "stripped",
+        "not_unicode",
+        "too_short",
+        "too_long",
+    ),
     *("duplicates", "kept"),
 )
 _SPACES = re.compile(r"[^\S\n]+")
@@ -73,10 +88,11 @@ def clean(
 ) -> Iterator[Document]:
     """Yield the cleaned documents and add to `counts`, which has a number per outcome in `FATES`.
 
-    Null texts are dropped, as are texts with lone surrogates, which cannot be encoded as UTF-8. Duplicates are found by
-    the first 128 bits of their SHA-256, which are added to `seen` if it is not None: memory holds about 100 bytes per
-    document, not the texts. Distinct texts that are in `trained` are counted as `HELD_OUT_IN_TRAINING`, and dropped as
-    duplicates are. A corpus of many documents is built in parts (see `parts`).
+    Null texts are dropped, as are texts with lone surrogates, which cannot be encoded as UTF-8.
+    Duplicates are found by the first 128 bits of their SHA-256, which are added to `seen` if it is
+    not None: memory holds about 100 bytes per document, not the texts. Distinct texts that are in
+    `trained` are counted as `HELD_OUT_IN_TRAINING`, and dropped as duplicates are. A corpus of many
+    documents is built in parts (see `parts`).
     """
     changes: dict[str, Callable[[str], str]] = {"collapsed": collapse} if settings.collapse else {}
     changes |= {"stripped": str.strip} if settings.strip else {}
@@ -118,7 +134,9 @@ def clean(
 
 
 def collapse(text: str) -> str:
-    """Collapse white space: one space within a line, none at line ends, at most one empty line in a row."""
+    """Collapse white space: one space within a line, none at line ends, at most one empty line in a
+    row.
+    """
     return _EMPTY_LINES.sub("\n\n", _LINE_ENDS.sub("\n", _SPACES.sub(" ", text)))
 
 
@@ -127,15 +145,23 @@ Report = Callable[[int, int], None]
 VERSION = 2
 SPLITS = ("train", "validation")
 SPLIT_RULE = "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share"
-OWN_SPLIT_RULE = "validation is the source's own; what also stands in its training files was dropped if deduplicated"
+OWN_SPLIT_RULE = (
+    "validation is the source's own; what also stands in its training files was dropped if "
+    "deduplicated"
+)
 SHARD_DOCUMENTS = 100_000
-#: maximum bytes of text per row group, which is held in memory; long documents give groups of fewer rows
+#: maximum bytes of text per row group, which is held in memory; long documents give groups of fewer
+#: rows
 GROUP_BYTES = 256 << 20
-SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
+SCHEMA = pa.schema(
+    [pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)]
+)
 
 
 _DOWNLOADED = SimpleNamespace(
-    describe=files.describe_downloads, documents=files.documents, validation_documents=files.validation_documents
+    describe=files.describe_downloads,
+    documents=files.documents,
+    validation_documents=files.validation_documents,
 )
 #: kind of source → its functions, see `find_source`
 KINDS: dict[str, Any] = {"docstrings": docstrings, "files": files, "stream": stream, "dummy": dummy}
@@ -143,19 +169,23 @@ KINDS |= dict.fromkeys(("url", "bucket", "hub"), _DOWNLOADED)
 
 
 def find_source(kind: str) -> Any:
-    """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of the same names.
+    """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of
+    the same names.
 
-    They are called with (source settings, folder of downloads), and with (number, parts) of a part if the source is
-    splittable. `describe` returns the manifest entry, `documents` and `validation_documents`, which is only needed for
-    a source with its own held-out documents, yield (text, origin).
+    They are called with (source settings, folder of downloads), and with (number, parts) of a part
+    if the source is splittable. `describe` returns the manifest entry, `documents` and
+    `validation_documents`, which is only needed for a source with its own held-out documents, yield
+    (text, origin).
     """
     return KINDS[kind] if kind in KINDS else importlib.import_module(SOURCES[kind].module)
 
 
 class Source(NamedTuple):
-    """Documents of a corpus or of a part, (text, origin), their manifest entry, and the source's own held-out ones.
+    """Documents of a corpus or of a part, (text, origin), their manifest entry, and the source's
+    own held-out ones.
 
-    `stamps` are (size, modification time in ns) of the source files by list and name before they are read.
+    `stamps` are (size, modification time in ns) of the source files by list and name before they
+    are read.
     """
 
     documents: Iterable[tuple[str | None, str]]
@@ -165,24 +195,46 @@ class Source(NamedTuple):
     stamps: Mapping[tuple[str, str], tuple[int, int]] = {}
 
     def list_read_files(self) -> list[dict[str, Any]]:
-        """Return the files' entries in `build.json`. Raises UserError if a file has changed since it was listed."""
-        if changed := sorted({name for (_, name), _ in self.stamps.items() ^ self.list_stamps().items()}):
+        """Return the files' entries in `build.json`. Raises UserError if a file has changed since
+        it was listed.
+        """
+        if changed := sorted(
+            {name for (_, name), _ in self.stamps.items() ^ self.list_stamps().items()}
+        ):
             next = "run this command again when the files are complete"
-            raise UserError("a source file changed while it was read.", files=few(changed, 8), next=next)
-        hashes = {(key, file["name"]): file["sha256"] for key in FILE_LISTS for file in self.description.get(key, [])}
+            raise UserError(
+                "a source file changed while it was read.", files=few(changed, 8), next=next
+            )
+        hashes = {
+            (key, file["name"]): file["sha256"]
+            for key in FILE_LISTS
+            for file in self.description.get(key, [])
+        }
         return [
-            {"key": key, "name": name, "bytes": size, "mtime_ns": mtime, "sha256": hashes[key, name]}
+            {
+                "key": key,
+                "name": name,
+                "bytes": size,
+                "mtime_ns": mtime,
+                "sha256": hashes[key, name],
+            }
             for (key, name), (size, mtime) in self.stamps.items()
         ]
 
 
-def open_source(settings: CorpusSettings, downloads: Path | None, part: tuple[int, int] | None = None) -> Source:
+def open_source(
+    settings: CorpusSettings, downloads: Path | None, part: tuple[int, int] | None = None
+) -> Source:
     source = settings.source
     if source.kind not in SOURCES:
         raise unknown("corpus source", source.kind, SOURCES, key="corpus.source.kind")
 
     def list_stamps() -> dict[tuple[str, str], tuple[int, int]]:
-        lists = {key: files.list_files(source, key, part) for key in FILE_LISTS} if source.kind == "files" else {}
+        lists = (
+            {key: files.list_files(source, key, part) for key in FILE_LISTS}
+            if source.kind == "files"
+            else {}
+        )
         stats = {(key, name): path.stat() for key, listed in lists.items() for name, path in listed}
         return {key: (stat.st_size, stat.st_mtime_ns) for key, stat in stats.items()}
 
@@ -202,18 +254,23 @@ def build(
 ) -> dict[str, Any]:
     """Build one corpus from its declared source into `directory` and return its manifest.
 
-    `downloads` is the folder written by the command `download`. `report(documents, utf8_bytes)` is called for each kept
-    document. `content` is the fingerprint of the source files at planning, which is recorded. Raises UserError for an
-    unknown source, missing or unreadable files or packages, a source file that changes while it is read, or an empty
-    training split.
+    `downloads` is the folder written by the command `download`. `report(documents, utf8_bytes)` is
+    called for each kept document. `content` is the fingerprint of the source files at planning,
+    which is recorded. Raises UserError for an unknown source, missing or unreadable files or
+    packages, a source file that changes while it is read, or an empty training split.
     """
     return write_corpus(open_source(settings, downloads), settings, directory, report, content)
 
 
 def build_from(
-    documents: Iterable[tuple[str | None, str]], settings: CorpusSettings, directory: Path, description: dict[str, Any]
+    documents: Iterable[tuple[str | None, str]],
+    settings: CorpusSettings,
+    directory: Path,
+    description: dict[str, Any],
 ) -> dict[str, Any]:
-    """Build a corpus from any (text, origin) pairs. `description` is the source's entry in the manifest."""
+    """Build a corpus from any (text, origin) pairs. `description` is the source's entry in the
+    manifest.
+    """
     return write_corpus(Source(documents, description), settings, directory)
 
 
@@ -238,8 +295,13 @@ def describe_corpus(
 ) -> dict[str, Any]:
     """Return the manifest of a corpus. Raises UserError if there are no training documents."""
     if splits["train"]["rows"] == 0:
-        found, next = ", ".join(f"{k} {v}" for k, v in counts.items()), "check corpus.source and corpus.cleaning"
-        raise UserError("the corpus has no training documents.", corpus=directory, documents=found, next=next)
+        found, next = (
+            ", ".join(f"{k} {v}" for k, v in counts.items()),
+            "check corpus.source and corpus.cleaning",
+        )
+        raise UserError(
+            "the corpus has no training documents.", corpus=directory, documents=found, next=next
+        )
     own = settings.source.has_own_validation
     return {
         "schema_version": VERSION,
@@ -255,9 +317,15 @@ def describe_corpus(
 
 
 def write_manifest(
-    directory: Path, manifest: dict[str, Any], settings: CorpusSettings, started: float, **facts: Any
+    directory: Path,
+    manifest: dict[str, Any],
+    settings: CorpusSettings,
+    started: float,
+    **facts: Any,
 ) -> None:
-    """Write `build.json`: when, where and with which versions a corpus or a part was built; then the manifest."""
+    """Write `build.json`: when, where and with which versions a corpus or a part was built; then
+    the manifest.
+    """
     facts |= {
         "manifest": manifest,
         "manifest_sha256": sha256_text(canonical_json(manifest)),
@@ -275,7 +343,9 @@ def write_manifest(
 
 
 def assign_split(sha256: bytes, validation_share: float) -> str:
-    """Return `train` or `validation` from the SHA-256 of the text: adding documents never moves others."""
+    """Return `train` or `validation` from the SHA-256 of the text: adding documents never moves
+    others.
+    """
     number = int.from_bytes(sha256[:8], "big")
     return "validation" if number < validation_share * 2.0**64 else "train"
 
@@ -283,10 +353,18 @@ def assign_split(sha256: bytes, validation_share: float) -> str:
 def describe_split(
     rows: int, utf8_bytes: int, text_sha256: str, lengths: Counter[int], files: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the manifest entry of a split. `lengths` has the number of documents of each length in characters;
-    their quantiles are those of the method "lower" of `numpy.quantile`.
+    """Return the manifest entry of a split. `lengths` has the number of documents of each length in
+    characters; their quantiles are those of the method "lower" of `numpy.quantile`.
     """
-    levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
+    levels = {
+        "minimum": 0,
+        "p05": 0.05,
+        "p25": 0.25,
+        "median": 0.5,
+        "p75": 0.75,
+        "p95": 0.95,
+        "maximum": 1,
+    }
     ordered = sorted(lengths)
     ends = list(accumulate(lengths[length] for length in ordered))
     places = {name: math.floor(level * (rows - 1)) for name, level in levels.items() if rows}
@@ -300,13 +378,19 @@ def describe_split(
 
 
 class SplitWriter:
-    """Writer of one split's shards. A thread compresses a row group while the next one is collected."""
+    """Writer of one split's shards. A thread compresses a row group while the next one is
+    collected.
+    """
 
     #: whether held-out documents are compared with training documents while they are written
     compares_splits = True
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
-        self.directory, self.name, self.row_group_rows = directory, name, min(row_group_rows, SHARD_DOCUMENTS)
+        self.directory, self.name, self.row_group_rows = (
+            directory,
+            name,
+            min(row_group_rows, SHARD_DOCUMENTS),
+        )
         self.texts: list[str] = []
         self.origins: list[str] = []
         self.lengths = Counter[int]()
@@ -335,7 +419,9 @@ class SplitWriter:
         self._close_shard()
         self._pool.shutdown()
         rows = sum(file["rows"] for file in self.files)
-        return describe_split(rows, self.utf8_bytes, self.digest.hexdigest(), self.lengths, self.files)
+        return describe_split(
+            rows, self.utf8_bytes, self.digest.hexdigest(), self.lengths, self.files
+        )
 
     def _flush(self) -> None:
         if not self.texts:
@@ -344,7 +430,9 @@ class SplitWriter:
             self.writer = open_shard(self.directory / f"{self.name}-{len(self.files):05d}.parquet")
         table = pa.Table.from_pydict({"text": self.texts, "origin": self.origins}, schema=SCHEMA)
         self._written.result()
-        self._written = self._pool.submit(self.writer.write_table, table, row_group_size=len(self.texts))
+        self._written = self._pool.submit(
+            self.writer.write_table, table, row_group_size=len(self.texts)
+        )
         self.shard_rows += len(self.texts)
         self.texts, self.origins, self.group_bytes = [], [], 0
 
@@ -356,17 +444,26 @@ class SplitWriter:
         self.writer.close()
         path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
         self.files.append(
-            {"name": path.name, "rows": self.shard_rows, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            {
+                "name": path.name,
+                "rows": self.shard_rows,
+                "bytes": path.stat().st_size,
+                "sha256": sha256_file(path),
+            }
         )
         self.writer, self.shard_rows = None, 0
 
 
 def open_shard(path: Path) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
+    return pq.ParquetWriter(
+        path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False
+    )
 
 
 def replace_files(building: Path, directory: Path, names: list[str], parts: int = 1) -> None:
-    """Delete the manifest and the files of an earlier build, all but its first `parts`, and move the new ones in."""
+    """Delete the manifest and the files of an earlier build, all but its first `parts`, and move
+    the new ones in.
+    """
     remove_manifest(directory / "manifest.json")
     for path in directory.iterdir():
         if path.suffix in (".parquet", ".documents"):
@@ -386,7 +483,9 @@ def write_corpus(
     writer: type[SplitWriter] = SplitWriter,
     describe: Callable[..., dict[str, Any]] = describe_corpus,
 ) -> dict[str, Any]:
-    """Write a corpus, or a part with another `writer` and `describe`, in a temporary folder, then to `directory`."""
+    """Write a corpus, or a part with another `writer` and `describe`, in a temporary folder, then
+    to `directory`.
+    """
     started = time.monotonic()
     counts = dict.fromkeys(FATES, 0)
     by_hash, trained = source.validation is None, set[bytes]()

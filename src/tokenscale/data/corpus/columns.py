@@ -21,12 +21,18 @@ def list_columns(source: SourceSettings) -> dict[str, str]:
 
 
 def get_type(schema: pa.Schema, name: str) -> pa.DataType | None:
-    """Return the type of a Parquet column, or None if it is missing. `a.b` is field `b` of struct column `a`."""
+    """Return the type of a Parquet column, or None if it is missing. `a.b` is field `b` of struct
+    column `a`.
+    """
     if name in schema.names:
         return schema.field(name).type
     parent, _, field = name.rpartition(".")
     parent_type = get_type(schema, parent) if parent else None
-    if parent_type is None or not pa.types.is_struct(parent_type) or parent_type.get_field_index(field) < 0:
+    if (
+        parent_type is None
+        or not pa.types.is_struct(parent_type)
+        or parent_type.get_field_index(field) < 0
+    ):
         return None
     return parent_type.field(field).type
 
@@ -40,7 +46,9 @@ def get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def get_value(row: dict[str, Any], name: str) -> Any:
-    """Return the value of a key of a JSON object; `a.b` is key `b` of object `a`. Raises KeyError if it is missing."""
+    """Return the value of a key of a JSON object; `a.b` is key `b` of object `a`. Raises KeyError
+    if it is missing.
+    """
     if name in row:
         return row[name]
     parent, _, field = name.rpartition(".")
@@ -53,8 +61,9 @@ def get_value(row: dict[str, Any], name: str) -> Any:
 def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
     """Yield the cells of the named columns for each line of a TSV file without quoting.
 
-    The first line is the header, unless all names are column numbers (from 1). Blank lines are skipped. Raises
-    UserError for a missing column, and for a line with more or fewer cells than the first.
+    The first line is the header, unless all names are column numbers (from 1). Blank lines are
+    skipped. Raises UserError for a missing column, and for a line with more or fewer cells than the
+    first.
     """
     numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
     positions, width = [], 0
@@ -67,10 +76,15 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
         if not width:
             if "\r" in line.removesuffix("\r"):
                 raise damaged(path, "line ends", repr(line[:60]))
-            header, width = [str(n) for n in range(1, len(cells) + 1)] if numbered else cells, len(cells)
+            header, width = (
+                [str(n) for n in range(1, len(cells) + 1)] if numbered else cells,
+                len(cells),
+            )
             for option, name in names.items():
                 if header.count(name) > 1:
-                    raise damaged(path, "same columns", ", ".join(header), name=name, key=f"source.{option}")
+                    raise damaged(
+                        path, "same columns", ", ".join(header), name=name, key=f"source.{option}"
+                    )
                 if name not in header:
                     raise missing_column(path, name, header, option, line=number)
                 positions.append(header.index(name))
@@ -80,7 +94,11 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
             continue
         if len(cells) != width:
             raise damaged(
-                path, "fields", f"{len(cells)} in {line[:60]!r}", f"{width}, as in the first line", line=number
+                path,
+                "fields",
+                f"{len(cells)} in {line[:60]!r}",
+                f"{width}, as in the first line",
+                line=number,
             )
         yield tuple(cells[position] for position in positions)
 
@@ -103,7 +121,9 @@ def select_part(files: Sequence[Named], part: tuple[int, int] | None) -> Sequenc
 
 
 def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
-    """Yield single texts unchanged, and two joined by `PAIR`; None for nulls. Raises UserError for `PAIR` in a text."""
+    """Yield single texts unchanged, and two joined by `PAIR`; None for nulls. Raises UserError for
+    `PAIR` in a text.
+    """
     for number, row in enumerate(rows):
         if len(row) == 1:
             yield row[0]
@@ -119,21 +139,32 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
 def read_line_pairs(
     first: Iterator[str], second: Iterator[str], path: Path, target: Path
 ) -> Iterator[tuple[str | None, str | None]]:
-    """Yield the lines of two files by number; blank lines become None. Raises UserError for other line counts."""
-    count = 0
-    for line, translation in zip_longest(first, second):
+    """Yield the lines of two files by number; blank lines become None. Raises UserError for other
+    line counts.
+    """
+    for count, (line, translation) in enumerate(zip_longest(first, second)):
         if line is None or translation is None:
             longer = count + 1 + sum(1 for _ in (second if line is None else first))
             counts = (count, longer) if line is None else (longer, count)
-            raise damaged(path, "lines", f"{counts[0]:,} lines", f"{counts[1]:,} lines, as in {target}")
-        count += 1
+            raise damaged(
+                path, "lines", f"{counts[0]:,} lines", f"{counts[1]:,} lines, as in {target}"
+            )
         source, target_text = line.removesuffix("\r"), translation.removesuffix("\r")
         yield source if source.strip() else None, target_text if target_text.strip() else None
 
 
-def match_targets(files: Sequence[Named], targets: Sequence[Path], key: str) -> Iterator[tuple[Named, Path | None]]:
-    """Yield each file and its translation, or None. Raises UserError if the numbers of files and targets differ."""
+def match_targets(
+    files: Sequence[Named], targets: Sequence[Path], key: str
+) -> Iterator[tuple[Named, Path | None]]:
+    """Yield each file and its translation, or None. Raises UserError if the numbers of files and
+    targets differ.
+    """
     if targets and len(files) != len(targets):
-        what, next = "each file of texts goes with one of translations.", "name as many, in the same order"
-        raise UserError(what, key=f"source.{key}", found=f"{len(targets)} for {len(files)} files", next=next)
+        what, next = (
+            "each file of texts goes with one of translations.",
+            "name as many, in the same order",
+        )
+        raise UserError(
+            what, key=f"source.{key}", found=f"{len(targets)} for {len(files)} files", next=next
+        )
     yield from zip(files, targets or [None] * len(files), strict=True)

@@ -1,7 +1,9 @@
-"""Source `docstrings`: docstrings of the standard library and installed packages, and Python's help topics.
+"""Source `docstrings`: docstrings of the standard library and installed packages, and Python's help
+topics.
 
-Real technical English under permissive licences, available wherever the environment is installed. Files are parsed
-with `ast`, never imported. Paths are sorted, so equal packages give equal documents in equal order.
+Real technical English under permissive licences, available wherever the environment is installed.
+Files are parsed with `ast`, never imported. Paths are sorted, so equal packages give equal
+documents in equal order.
 """
 
 import ast
@@ -31,9 +33,17 @@ LICENCES = {
 
 #: folders of the standard library that vary between distributions or are separate packages
 NOT_STDLIB = {
-    "site-packages", "dist-packages", "idlelib", "turtledemo", "lib2to3", "ensurepip", "lib-dynload", "pydoc_data",
-}  # fmt: skip
-#: folders skipped in every package: tests have few docstrings, and not every distribution ships them
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "turtledemo",
+    "lib2to3",
+    "ensurepip",
+    "lib-dynload",
+    "pydoc_data",
+}
+#: folders skipped in every package: tests have few docstrings, and not every distribution ships
+#: them
 NOT_TEXT = {"test", "tests", "idle_test", "__pycache__"}
 #: what the reader changes in a text or leaves out
 CHANGES = "files that this Python cannot parse are left out; common indentation is removed"
@@ -44,10 +54,12 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Return (text, origin) by package, file and source order; the origin is `numpy/linalg/_linalg.py::norm`. Raises
-    UserError for a package that is not installed.
+    """Return (text, origin) by package, file and source order; the origin is
+    `numpy/linalg/_linalg.py::norm`. Raises UserError for a package that is not installed.
     """
-    packages = (_read_topics() if name == "pydoc_data" else _read_package(name) for name in source.packages)
+    packages = (
+        _read_topics() if name == "pydoc_data" else _read_package(name) for name in source.packages
+    )
     return islice(chain.from_iterable(packages), source.maximum_documents)
 
 
@@ -65,7 +77,9 @@ def _read_package(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """Return the syntax tree, or None for a file that this Python cannot parse (a template, for example)."""
+    """Return the syntax tree, or None for a file that this Python cannot parse (a template, for
+    example).
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes and the like in third-party files
@@ -81,7 +95,9 @@ def _read_docstrings(node: ast.AST, origin: str, name: str) -> Iterator[tuple[st
             yield text, f"{origin}::{name}" if name else origin
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _read_docstrings(child, origin, f"{name}.{child.name}" if name else child.name)
+            yield from _read_docstrings(
+                child, origin, f"{name}.{child.name}" if name else child.name
+            )
         elif isinstance(child, (ast.If, ast.Try, ast.With)):
             yield from _read_docstrings(child, origin, name)
         elif isinstance(child, ast.Expr) and name == "" and isinstance(child.value, ast.Call):
@@ -89,10 +105,17 @@ def _read_docstrings(node: ast.AST, origin: str, name: str) -> Iterator[tuple[st
 
 
 def _read_added_docstrings(call: ast.Call, origin: str) -> Iterator[tuple[str, str]]:
-    """Yield docstrings that NumPy adds to compiled objects: add_newdoc("numpy", "ndarray", ("all", \"\"\"…\"\"\"))."""
+    """Yield docstrings that NumPy adds to compiled objects: add_newdoc("numpy", "ndarray", ("all",
+    \"\"\"…\"\"\")).
+    """
     if not (isinstance(call.func, ast.Name) and call.func.id == "add_newdoc"):
         return
-    constants = (node.value for part in call.args for node in ast.walk(part) if isinstance(node, ast.Constant))
+    constants = (
+        node.value
+        for part in call.args
+        for node in ast.walk(part)
+        if isinstance(node, ast.Constant)
+    )
     strings = [value for value in constants if isinstance(value, str)]
     if len(strings) >= 3:
         *name, text = strings[1:]
@@ -100,11 +123,15 @@ def _read_added_docstrings(call: ast.Call, origin: str) -> Iterator[tuple[str, s
 
 
 def _read_topics() -> Iterator[tuple[str, str]]:
-    """Yield the chapters of the language reference shown by `help()`, from the dict literal in pydoc_data.topics."""
+    """Yield the chapters of the language reference shown by `help()`, from the dict literal in
+    pydoc_data.topics.
+    """
     path = _find_root("pydoc_data") / "topics.py"
     tree = _parse(path)
     for node in tree.body if tree is not None else []:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "topics" for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "topics" for t in node.targets
+        ):
             for name, text in sorted(ast.literal_eval(node.value).items()):
                 yield cleandoc(text), f"pydoc_data/topics.py::{name}"
 
@@ -117,7 +144,10 @@ def _find_root(name: str) -> Path:
     except ValueError:
         spec = None
     if spec is None or spec.origin is None:
-        what, next = f"the package {name!r} is not installed.", f"install {name}, or take it off the list"
+        what, next = (
+            f"the package {name!r} is not installed.",
+            f"install {name}, or take it off the list",
+        )
         raise UserError(what, key="corpus.source.packages", next=next)
     origin = Path(spec.origin)
     return origin.parent if spec.submodule_search_locations else origin
@@ -131,5 +161,10 @@ def _describe_package(name: str) -> dict[str, str]:
         metadata: Any = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
         metadata = {}
-    licence = LICENCES.get(name) or metadata.get("License-Expression") or metadata.get("License") or "unknown"
+    licence = (
+        LICENCES.get(name)
+        or metadata.get("License-Expression")
+        or metadata.get("License")
+        or "unknown"
+    )
     return {"name": name, "version": metadata.get("Version", "unknown"), "licence": licence}

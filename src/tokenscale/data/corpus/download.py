@@ -1,9 +1,10 @@
-"""Download of a remote source to `results/downloads/<corpus>/`: files checked by hash, and a manifest.
+"""Download of a remote source to `results/downloads/<corpus>/`: files checked by hash, and a
+manifest.
 
-Files come from web addresses, from a bucket (`s3://…`) through fsspec, or from a Hugging Face dataset at a pinned
-commit through the hub's own client (cache, login, retries). The configuration declares a hash after `#sha256=`. Without
-one, the first download records the hash in `hashes.json` and later downloads must match it. The manifest is written
-last, so it lists complete files only.
+Files come from web addresses, from a bucket (`s3://…`) through fsspec, or from a Hugging Face
+dataset at a pinned commit through the hub's own client (cache, login, retries). The configuration
+declares a hash after `#sha256=`. Without one, the first download records the hash in `hashes.json`
+and later downloads must match it. The manifest is written last, so it lists complete files only.
 """
 
 import os
@@ -24,7 +25,15 @@ import urllib3
 
 from tokenscale.base.bucket import REQUEST_FAILED, access_error, open_system
 from tokenscale.base.errors import UserError, few, find_nearest, first_line, redact_credentials
-from tokenscale.base.files import lock_folder, read_json, sha256_file, sha256_text, sync, write_json, write_sealed
+from tokenscale.base.files import (
+    lock_folder,
+    read_json,
+    sha256_file,
+    sha256_text,
+    sync,
+    write_json,
+    write_sealed,
+)
 from tokenscale.base.files import open_file as open_regular
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
@@ -39,7 +48,8 @@ TRIES, PROGRESS_BYTES = 6, 1 << 20
 LONGEST_PAUSE_S = 600.0
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
 CHUNK_BYTES, BUCKET_CHUNK_BYTES = 1 << 20, 1 << 22
-#: maximum length of a local file name; with prefix and suffix it fits the file system's limit of 255
+#: maximum length of a local file name; with prefix and suffix it fits the file system's limit of
+#: 255
 LONGEST_NAME_BYTES = 200
 #: status codes to retry: the server or a proxy is busy
 BUSY = {408, 425, 429, 500, 502, 503, 504}
@@ -48,16 +58,25 @@ BUSY = {408, 425, 429, 500, 502, 503, 504}
 def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     """Download the files of a corpus source into `directory` and return the manifest.
 
-    Existing files with the right hash are kept. Raises UserError if a file cannot be downloaded or its hash differs
-    from the declared or recorded one. A file with a wrong hash is deleted.
+    Existing files with the right hash are kept. Raises UserError if a file cannot be downloaded or
+    its hash differs from the declared or recorded one. A file with a wrong hash is deleted.
     """
     directory, source = Path(directory), settings.source
     if source.kind not in DOWNLOADS:
         next = "tokenscale corpus --help makes the corpus"
-        raise UserError("this corpus' source needs no download.", key="source.kind", found=source.kind, next=next)
+        raise UserError(
+            "this corpus' source needs no download.",
+            key="source.kind",
+            found=source.kind,
+            next=next,
+        )
     resolve, fetch = DOWNLOADS[source.kind]
     manifest: dict[str, Any] = {"schema_version": VERSION, "kind": source.kind}
-    manifest |= {"repository": source.repository, "revision": source.revision} if source.kind == "hub" else {}
+    manifest |= (
+        {"repository": source.repository, "revision": source.revision}
+        if source.kind == "hub"
+        else {}
+    )
     with lock_folder(directory, f"the download of {settings.name}"):
         record, recorded_at, used_names = directory / RECORD, monotonic(), {RECORD, MANIFEST}
         hashes: dict[str, str] = read_json(record, "record of hashes") if record.exists() else {}
@@ -69,8 +88,15 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                         local = f"{key}-{local}"
                     used_names.add(_check_local_name(local, name))
                     target = directory / local
-                    hashes[name] = _fetch_file(fetch, source, name, target, declared.get(name), hashes.get(name))
-                    entry = {"name": local, "from": name, "bytes": target.stat().st_size, "sha256": hashes[name]}
+                    hashes[name] = _fetch_file(
+                        fetch, source, name, target, declared.get(name), hashes.get(name)
+                    )
+                    entry = {
+                        "name": local,
+                        "from": name,
+                        "bytes": target.stat().st_size,
+                        "sha256": hashes[name],
+                    }
                     manifest.setdefault(key, []).append(entry)
                     if monotonic() - recorded_at > RECORD_S:
                         write_json(record, hashes)
@@ -83,9 +109,14 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
 
 
 def _check_local_name(local: str, name: str) -> str:
-    """Return the local file name. Raises UserError if it would leave the download folder: names may be untrusted."""
+    """Return the local file name. Raises UserError if it would leave the download folder: names may
+    be untrusted.
+    """
     if "\0" in local or any(part in ("", ".", "..") for part in local.split("/")):
-        what, next = "a file of the source would be written outside of its folder.", "name the file by another path"
+        what, next = (
+            "a file of the source would be written outside of its folder.",
+            "name the file by another path",
+        )
         raise UserError(what, file=repr(name), found=repr(local), next=next)
     return local
 
@@ -98,8 +129,8 @@ def _fetch_file(
     declared: str | None,
     recorded: str | None,
 ) -> str:
-    """Download the file to `target` unless it is there, and return its hash. Raises UserError if it is not the declared
-    one or, where none is declared, not the recorded one.
+    """Download the file to `target` unless it is there, and return its hash. Raises UserError if it
+    is not the declared one or, where none is declared, not the recorded one.
     """
     expected = declared or recorded
     if expected and target.is_file() and sha256_file(target) == expected:
@@ -111,10 +142,21 @@ def _fetch_file(
     digest, size = sha256_file(part), part.stat().st_size
     if expected and digest != expected:
         part.unlink()
-        what = f"a downloaded file is not the one that was {'declared' if declared else 'downloaded first'}."
-        changed = f"the source has changed; to accept it, remove its line from {RECORD} in the folder of the download"
-        next, found = "check the declared hash and the address" if declared else changed, f"{digest}  ({size:,} bytes)"
-        raise UserError(what, address=name, file=target, expected=f"sha256 {expected}", found=found, next=next)
+        what = (
+            "a downloaded file is not the one that was "
+            f"{'declared' if declared else 'downloaded first'}."
+        )
+        changed = (
+            f"the source has changed; to accept it, remove its line from {RECORD} in the folder "
+            "of the download"
+        )
+        next, found = (
+            "check the declared hash and the address" if declared else changed,
+            f"{digest}  ({size:,} bytes)",
+        )
+        raise UserError(
+            what, address=name, file=target, expected=f"sha256 {expected}", found=found, next=next
+        )
     sync(part)
     part.replace(target)
     sync(target.parent)
@@ -126,7 +168,9 @@ def _fetch_file(
 
 
 class Answer(NamedTuple):
-    """Bytes of a file from `start` on, the size of the whole file, and what identifies its content; None if unknown."""
+    """Bytes of a file from `start` on, the size of the whole file, and what identifies its content;
+    None if unknown.
+    """
 
     pieces: Iterator[bytes]
     start: int
@@ -142,15 +186,18 @@ class Retry(Exception):
         self.reason, self.pause_s, self.restart = reason, pause_s, restart
 
 
-#: (address, first byte, version that these bytes must have) → the file from there on, or from its beginning
+#: (address, first byte, version that these bytes must have) → the file from there on, or from its
+#: beginning
 Opener = Callable[[str, int, str | None], Answer]
 
 
 def download(open_file: Opener, address: str, part: Path, resumable: bool) -> None:
-    """Download a file to `part`. What was received before a failure is kept and continued, also by a later call.
+    """Download a file to `part`. What was received before a failure is kept and continued, also by
+    a later call.
 
-    It is continued only if the content still has the same version (RFC 9110, 13.1.5) or if `resumable`, when the caller
-    checks a hash. Raises UserError if the server refuses, and after `TRIES` attempts in a row without progress.
+    It is continued only if the content still has the same version (RFC 9110, 13.1.5) or if
+    `resumable`, when the caller checks a hash. Raises UserError if the server refuses, and after
+    `TRIES` attempts in a row without progress.
     """
     record, failures = part.with_name(part.name + ".json"), 0
     while True:
@@ -166,12 +213,22 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
                 record.unlink(missing_ok=True)
         failures = 1 if _size(part) - before >= PROGRESS_BYTES else failures + 1
         if failures >= TRIES:
-            kept = f"{_size(part):,} bytes in {part}; the same command continues there" if _size(part) else None
+            kept = (
+                f"{_size(part):,} bytes in {part}; the same command continues there"
+                if _size(part)
+                else None
+            )
             what, tried = "a download fails again and again.", f"{failures} times in a row"
             next = "check the network, the address and, of a bucket, AWS_ENDPOINT_URL"
             raise UserError(what, address=address, tried=tried, reason=reason, kept=kept, next=next)
         kept = f" ({_size(part):,} bytes so far)" if _size(part) else ""
-        print(f"{redact_credentials(address)}: {reason}{kept}; trying again ({failures} of {TRIES - 1})", flush=True)
+        print(
+            (
+                f"{redact_credentials(address)}: {reason}{kept}; trying again ({failures} of "
+                f"{TRIES - 1})"
+            ),
+            flush=True,
+        )
         sleep(min(60.0, 2.0 ** (failures - 1)) if pause is None else pause)
 
 
@@ -179,25 +236,37 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
     """Request the missing bytes once and append them. Raises Retry if bytes are missing."""
     known = read_json(record, "record of a begun download") if record.exists() else {}
     named = sha256_text(address)  # an address may hold a signature
-    received = _size(part) if (known.get("version") or resumable) and known.get("address", named) == named else 0
+    received = (
+        _size(part)
+        if (known.get("version") or resumable) and known.get("address", named) == named
+        else 0
+    )
     answer = open_file(address, received, known.get("version"))
     facts: dict[str, Any] = {"address": named, "size": answer.size, "version": answer.version}
     if answer.start:
-        changed = any(value is not None and known.get(key) not in (None, value) for key, value in facts.items())
+        changed = any(
+            value is not None and known.get(key) not in (None, value)
+            for key, value in facts.items()
+        )
         if changed or answer.start != received:
-            raise Retry("the server sends other bytes than before; starting over", 0.0, restart=True)
+            raise Retry(
+                "the server sends other bytes than before; starting over", 0.0, restart=True
+            )
         facts = {key: known.get(key) if value is None else value for key, value in facts.items()}
     progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=facts["size"])
     how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if answer.start else os.O_TRUNC)
     with open(open_regular(part, how, follow=False), "ab" if answer.start else "wb") as file:
-        os.fsync(file.fileno())  # bytes of an earlier version are gone before the new one is recorded
+        # bytes of an earlier version are gone before the new one is recorded
+        os.fsync(file.fileno())
         write_json(record, facts)
         for piece in answer.pieces:
             file.write(piece)
             progress(0, len(piece))
     progress.close()
     if facts["size"] is not None and (size := _size(part)) != facts["size"]:
-        raise Retry(f"the connection ended before {facts['size']:,} bytes", restart=size > facts["size"])
+        raise Retry(
+            f"the connection ended before {facts['size']:,} bytes", restart=size > facts["size"]
+        )
 
 
 def _size(path: Path) -> int:
@@ -210,11 +279,12 @@ def _expand_patterns(
     find: Callable[[str], tuple[list[str], list[str]]],
     error_of: Callable[[str, Exception], UserError],
 ) -> list[str]:
-    """Return the remote files that match names and patterns. `find` returns the files that match a pattern, and names
-    to suggest if none does.
+    """Return the remote files that match names and patterns. `find` returns the files that match a
+    pattern, and names to suggest if none does.
 
-    If the files cannot be listed, patterns are matched against `recorded`, the files of an earlier download of this
-    corpus. Raises UserError for a pattern without a match, or if the files cannot be listed.
+    If the files cannot be listed, patterns are matched against `recorded`, the files of an earlier
+    download of this corpus. Raises UserError for a pattern without a match, or if the files cannot
+    be listed.
     """
     found: dict[str, None] = {}
     for pattern in files:
@@ -225,11 +295,19 @@ def _expand_patterns(
             matches = [name for name in recorded if fnmatch(name, pattern)]
             if not matches:
                 raise error_of(pattern, error) from None
-            print(f"{pattern}: the files cannot be listed; taking those of the earlier download", flush=True)
+            print(
+                f"{pattern}: the files cannot be listed; taking those of the earlier download",
+                flush=True,
+            )
         if not matches:
             near = find_nearest(pattern, names)
             next = f"did you mean {near}?" if near else "correct `files` of the source"
-            raise UserError("no file of the source fits its pattern.", requested=pattern, has=few(names, 8), next=next)
+            raise UserError(
+                "no file of the source fits its pattern.",
+                requested=pattern,
+                has=few(names, 8),
+                next=next,
+            )
         found |= dict.fromkeys(sorted(matches))
     return list(found)
 
@@ -237,7 +315,9 @@ def _expand_patterns(
 # --- web addresses
 
 
-def resolve_urls(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
+def resolve_urls(
+    source: SourceSettings, files: tuple[str, ...], recorded: list[str]
+) -> dict[str, str]:
     """Return {URL: local file name}: the last part of the URL path, numbered if two are equal.
 
     URLs are untrusted: `%2F` in the last part creates no folder, and leading dots are removed.
@@ -253,12 +333,18 @@ def resolve_urls(source: SourceSettings, files: tuple[str, ...], recorded: list[
 
 def _local_name(address: str) -> str:
     name = re.split(r"[/\\]", unquote(urlsplit(address).path.rsplit("/", 1)[-1]))[-1]
-    name = "".join(c for c in name if c.isprintable()).encode("utf-8")[-LONGEST_NAME_BYTES:].decode("utf-8", "ignore")
+    name = (
+        "".join(c for c in name if c.isprintable())
+        .encode("utf-8")[-LONGEST_NAME_BYTES:]
+        .decode("utf-8", "ignore")
+    )
     return name.lstrip(".") or "file"
 
 
 def open_url(address: str, start: int, version: str | None) -> Answer:
-    """Open a web address. Raises UserError for what is no file, and Retry for a server that is busy or gone."""
+    """Open a web address. Raises UserError for what is no file, and Retry for a server that is busy
+    or gone.
+    """
     headers = {"Accept-Encoding": "identity"}
     if start:
         headers |= {"Range": f"bytes={start}-"} | ({"If-Range": version} if version else {})
@@ -272,11 +358,20 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
     tag = response.headers.get("ETag", "W/")
     version = response.headers.get("Last-Modified") if tag.startswith("W/") else tag
     encoding = response.headers.get("Content-Encoding", "identity").lower()
-    if encoding == "identity" or (encoding.endswith("gzip") and urlsplit(address).path.endswith((".gz", ".tgz"))):
-        return Answer(_read(address, response), first, int(size) if size.isdigit() else None, version)
+    if encoding == "identity" or (
+        encoding.endswith("gzip") and urlsplit(address).path.endswith((".gz", ".tgz"))
+    ):
+        return Answer(
+            _read(address, response), first, int(size) if size.isdigit() else None, version
+        )
     if encoding not in ("gzip", "x-gzip", "deflate"):
         next = "download the file with another program, and use its path"
-        raise UserError("a server sends a file in an unknown encoding.", address=address, found=encoding, next=next)
+        raise UserError(
+            "a server sends a file in an unknown encoding.",
+            address=address,
+            found=encoding,
+            next=next,
+        )
     if first:
         raise Retry("the server compresses the file; starting over", 0.0, restart=True)
     return Answer(_read(address, response, decode=True), 0, None, None)
@@ -294,7 +389,10 @@ def _translate_web_errors(address: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, requests.TooManyRedirects) as error:  # such as a redirect to `file:`
-        what, next = "a download leads to something that is not a web address.", "use the address of the file itself"
+        what, next = (
+            "a download leads to something that is not a web address.",
+            "use the address of the file itself",
+        )
         raise UserError(what, address=address, reason=first_line(error), next=next) from None
     except urllib3.exceptions.TimeoutError:
         raise Retry("the connection timed out") from None
@@ -309,22 +407,38 @@ def _check_response(address: str, response: requests.Response) -> None:
             pause = urllib3.Retry().get_retry_after(response.raw)
         except urllib3.exceptions.InvalidHeader:
             pause = None
-        raise Retry(f"the server answers {response.status_code}", pause and min(LONGEST_PAUSE_S, pause))
+        raise Retry(
+            f"the server answers {response.status_code}", pause and min(LONGEST_PAUSE_S, pause)
+        )
     if response.status_code == 416:
-        raise Retry("the partial file is not shorter than the server's; starting over", 0.0, restart=True)
+        raise Retry(
+            "the partial file is not shorter than the server's; starting over", 0.0, restart=True
+        )
     if not response.ok:
-        answer, next = f"{response.status_code} {response.reason}", "check the address, and whether it needs a login"
+        answer, next = (
+            f"{response.status_code} {response.reason}",
+            "check the address, and whether it needs a login",
+        )
         raise UserError("a server does not give a file.", address=address, answer=answer, next=next)
     if "html" in content_type and not urlsplit(address).path.endswith((".html", ".htm")):
         next = "use the address of the file itself (often called `raw` or `resolve`)"
-        raise UserError("an address gives a web page, not a file.", address=address, found=content_type, next=next)
+        raise UserError(
+            "an address gives a web page, not a file.",
+            address=address,
+            found=content_type,
+            next=next,
+        )
 
 
 # --- buckets
 
 
-def resolve_objects(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
-    """Return {address: local path}, the path within the bucket. Patterns are matched in the bucket."""
+def resolve_objects(
+    source: SourceSettings, files: tuple[str, ...], recorded: list[str]
+) -> dict[str, str]:
+    """Return {address: local path}, the path within the bucket. Patterns are matched in the
+    bucket.
+    """
 
     def find(pattern: str) -> tuple[list[str], list[str]]:
         scheme, path = pattern.split("://", 1)
@@ -334,13 +448,18 @@ def resolve_objects(source: SourceSettings, files: tuple[str, ...], recorded: li
         return [], [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
 
     system = open_system(files[0], "s3") if files else None
-    paths = {name: name.split("://", 1)[1] for name in _expand_patterns(files, recorded, find, access_error)}
+    paths = {
+        name: name.split("://", 1)[1]
+        for name in _expand_patterns(files, recorded, find, access_error)
+    }
     keys = {address: path.partition("/")[2] for address, path in paths.items()}
     return keys if len(set(keys.values())) == len(keys) else paths  # of several buckets
 
 
 def open_object(address: str, start: int, version: str | None) -> Answer:
-    """Open an object of a bucket. Raises UserError if it is missing or not allowed, and Retry for other errors."""
+    """Open an object of a bucket. Raises UserError if it is missing or not allowed, and Retry for
+    other errors.
+    """
     system = open_system(address, "s3")
 
     def inspect() -> tuple[int, str]:
@@ -352,7 +471,9 @@ def open_object(address: str, start: int, version: str | None) -> Answer:
     def read(first: int) -> Iterator[bytes]:
         while first < size:
             with _translate_bucket_errors(address):
-                piece = system.cat_file(address, start=first, end=min(first + BUCKET_CHUNK_BYTES, size))
+                piece = system.cat_file(
+                    address, start=first, end=min(first + BUCKET_CHUNK_BYTES, size)
+                )
             if not piece:
                 return
             yield piece
@@ -377,32 +498,42 @@ def _translate_bucket_errors(address: str) -> Iterator[None]:
 # --- the hub
 
 
-def resolve_hub_files(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
-    """Return {path in the repository: local file name}, which are equal. Patterns are matched in the repository."""
+def resolve_hub_files(
+    source: SourceSettings, files: tuple[str, ...], recorded: list[str]
+) -> dict[str, str]:
+    """Return {path in the repository: local file name}, which are equal. Patterns are matched in
+    the repository.
+    """
 
     @cache
     def list_files() -> list[str]:
         from huggingface_hub import HfApi
 
-        return HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
+        return HfApi().list_repo_files(
+            source.repository, repo_type="dataset", revision=source.revision
+        )
 
     def find(pattern: str) -> tuple[list[str], list[str]]:
         return [name for name in list_files() if fnmatch(name, pattern)], sorted(list_files())
 
-    names = _expand_patterns(files, recorded, find, lambda pattern, error: _hub_error(source, pattern, error))
+    names = _expand_patterns(
+        files, recorded, find, lambda pattern, error: _hub_error(source, pattern, error)
+    )
     return {name: name for name in names}
 
 
 def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: bool) -> None:
     """Link one file to `part` from the hub's cache, after downloading it if needed.
 
-    The client honours HF_HOME and HF_HUB_OFFLINE. The file is copied if the cache is on another file system. Raises
-    UserError with the client's own reason.
+    The client honours HF_HOME and HF_HUB_OFFLINE. The file is copied if the cache is on another
+    file system. Raises UserError with the client's own reason.
     """
     from huggingface_hub import hf_hub_download
 
     try:
-        cached = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
+        cached = hf_hub_download(
+            source.repository, name, repo_type="dataset", revision=source.revision
+        )
     except Exception as error:  # the client's errors have no common base but Exception
         raise _hub_error(source, name, error) from None
     part.unlink(missing_ok=True)
@@ -416,14 +547,20 @@ def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: boo
 def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError:
     next = "check names, revision, network and, for gated data, `hf auth login`"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        next = "unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
-    dataset, reason = f"{source.repository} at {source.revision}", f"{type(error).__name__}: {first_line(error)}"
+        next = (
+            "unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
+        )
+    dataset, reason = (
+        f"{source.repository} at {source.revision}",
+        f"{type(error).__name__}: {first_line(error)}",
+    )
     what = "the hub does not give a file of the dataset."
     return UserError(what, dataset=dataset, file=name, reason=reason, next=next)
 
 
-#: kind of source → (`resolve(source, files, recorded)`, which returns {remote name: local name}, where `recorded` are
-#: the files of an earlier download, and `fetch(source, name, part, resumable)`, which gets one file)
+#: kind of source → (`resolve(source, files, recorded)`, which returns {remote name: local name},
+#: where `recorded` are the files of an earlier download, and `fetch(source, name, part,
+#: resumable)`, which gets one file)
 DOWNLOADS: dict[str, tuple[Callable[..., dict[str, str]], Callable[..., None]]] = {
     "url": (resolve_urls, lambda source, *file: download(open_url, *file)),
     "bucket": (resolve_objects, lambda source, *file: download(open_object, *file)),

@@ -1,7 +1,7 @@
 """Source `dummy`: random numbers as text, in documents with a configured length distribution.
 
-The tokenizer `numbers` maps each number to one token, so this is a corpus of random tokens with known lengths. It
-needs no data and no network, and tests every format and approach on any shape.
+The tokenizer `numbers` maps each number to one token, so this is a corpus of random tokens with
+known lengths. It needs no data and no network, and tests every format and approach on any shape.
 """
 
 import math
@@ -22,7 +22,9 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (text, origin) of each document: decimal numbers below `vocabulary_size`, separated by one space."""
+    """Yield (text, origin) of each document: decimal numbers below `vocabulary_size`, separated by
+    one space.
+    """
     return islice(_documents(source), source.maximum_documents)
 
 
@@ -43,6 +45,9 @@ def length_at(u: float, lengths: LengthSettings) -> int:
     elif lengths.distribution == "uniform":
         return lengths.minimum + int(u * (lengths.maximum - lengths.minimum + 1))
     else:
-        mu = math.log(lengths.mean) - lengths.sigma**2 / 2  # so that the mean, not the median, is `mean`
-        value = math.exp(mu + lengths.sigma * NormalDist().inv_cdf(min(max(u, 2.0**-53), 1 - 2.0**-53)))
+        # so that the mean, not the median, is `mean`
+        mu = math.log(lengths.mean) - lengths.sigma**2 / 2
+        value = math.exp(
+            mu + lengths.sigma * NormalDist().inv_cdf(min(max(u, 2.0**-53), 1 - 2.0**-53))
+        )
     return min(max(round(value), lengths.minimum), lengths.maximum)

@@ -1,4 +1,6 @@
-"""Sources of files: Parquet, JSON lines, TSV or text, given as paths and globs or downloaded by `download`."""
+"""Sources of files: Parquet, JSON lines, TSV or text, given as paths and globs or downloaded by
+`download`.
+"""
 
 import glob
 import os
@@ -19,11 +21,15 @@ NO_MATCH = "no file fits a source's pattern."
 
 
 def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
-    """Return the files that match the paths and globs, each once. Raises UserError for a pattern without a match."""
+    """Return the files that match the paths and globs, each once. Raises UserError for a pattern
+    without a match.
+    """
     found: dict[Path, None] = {}
     for pattern in patterns:
         # an existing path is taken literally, even with glob characters
-        matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+        matches = (
+            [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+        )
         paths = [Path(match) for match in matches if os.path.isfile(match)]
         if not paths:
             raise _no_match_error(pattern, key, matches)
@@ -32,7 +38,8 @@ def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]
 
 
 def shorten_paths(paths: list[Path]) -> dict[str, Path]:
-    """Return {path relative to the common parent: absolute path}, so that names hold no local directories.
+    """Return {path relative to the common parent: absolute path}, so that names hold no local
+    directories.
 
     Bytes of a name that are not UTF-8 become `\\xNN`.
 
@@ -43,13 +50,19 @@ def shorten_paths(paths: list[Path]) -> dict[str, Path]:
         return {}
     absolute_paths = [path.absolute() for path in paths]
     common = os.path.commonpath([path.parent for path in absolute_paths])
-    return {os.fsencode(p.relative_to(common)).decode(errors="backslashreplace"): p for p in absolute_paths}
+    return {
+        os.fsencode(p.relative_to(common)).decode(errors="backslashreplace"): p
+        for p in absolute_paths
+    }
 
 
 def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
-        what, next = "a source names a folder, not files.", f"name its files: {Path(pattern) / '*.parquet'}"
+        what, next = (
+            "a source names a folder, not files.",
+            f"name its files: {Path(pattern) / '*.parquet'}",
+        )
         if not Path(matches[0]).is_dir():
             what, next = "this is not a regular file.", "name a file"
         return UserError(what, key=f"source.{key}", found=pattern, next=next)
@@ -59,7 +72,9 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
         MISSING if not glob.has_magic(pattern) else NO_MATCH,
         key=f"source.{key}",
         requested=pattern,
-        folder=f"{folder} holds {len(names)} file(s)" if folder.is_dir() else f"{folder} does not exist",
+        folder=f"{folder} holds {len(names)} file(s)"
+        if folder.is_dir()
+        else f"{folder} does not exist",
         next=f"did you mean {near!r}?" if near else "put the data there, or correct the path",
     )
 
@@ -94,7 +109,9 @@ def describe_downloads(
 def documents(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    """Yield (text, origin) of every training document. Patterns keep their order; matches of a glob are sorted."""
+    """Yield (text, origin) of every training document. Patterns keep their order; matches of a glob
+    are sorted.
+    """
     return islice(_read_documents(source, downloads, "files", part), source.maximum_documents)
 
 
@@ -104,29 +121,48 @@ def validation_documents(
     return _read_documents(source, downloads, "validation_files", part)
 
 
-def list_files(source: SourceSettings, key: str, part: tuple[int, int] | None = None) -> list[tuple[str, Path]]:
-    """Return (name, path) of the files of a part. Names are relative to the common parent of all files."""
-    return list(select_part(list(shorten_paths(expand_patterns(getattr(source, key), key)).items()), part))
+def list_files(
+    source: SourceSettings, key: str, part: tuple[int, int] | None = None
+) -> list[tuple[str, Path]]:
+    """Return (name, path) of the files of a part. Names are relative to the common parent of all
+    files.
+    """
+    return list(
+        select_part(list(shorten_paths(expand_patterns(getattr(source, key), key)).items()), part)
+    )
 
 
 def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -> None:
-    """Raise UserError for missing or unreadable files, missing columns, and sources without documents.
+    """Raise UserError for missing or unreadable files, missing columns, and sources without
+    documents.
 
-    Reads only Parquet footers and first documents, so that planning can call it. `folder` holds the corpora; the
-    source files of a built corpus may be missing. `file_of` returns the configuration file that sets a dotted key.
+    Reads only Parquet footers and first documents, so that planning can call it. `folder` holds the
+    corpora; the source files of a built corpus may be missing. `file_of` returns the configuration
+    file that sets a dotted key.
     """
     built = (folder / corpus.name / "manifest.json").is_file()
     for key in ("files", "validation_files"):
         try:
-            paths, targets = (expand_patterns(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key]))
+            paths, targets = (
+                expand_patterns(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key])
+            )
             if key == "files" and len(paths) < corpus.parts:
                 raise too_many_parts_error(corpus, len(paths))
-            pairs = list(match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]))
+            pairs = list(
+                match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key])
+            )
             nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if nonempty and not any(nonempty):
-                found, next = f"{len(paths)} file(s), all empty", "put text there, or name other files"
+                found, next = (
+                    f"{len(paths)} file(s), all empty",
+                    "put text there, or name other files",
+                )
                 raise UserError(
-                    "a source has no documents.", file=paths[0], key=f"source.{key}", found=found, next=next
+                    "a source has no documents.",
+                    file=paths[0],
+                    key=f"source.{key}",
+                    found=found,
+                    next=next,
                 )
         except UserError as error:
             if built and error.what in (MISSING, NO_MATCH):

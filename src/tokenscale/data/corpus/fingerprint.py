@@ -1,7 +1,9 @@
-"""Fingerprint of a corpus' source files, so that a rule reruns if and only if their content changes.
+"""Fingerprint of a corpus' source files, so that a rule reruns if and only if their content
+changes.
 
-Snakemake compares large files by modification time, so a copy or a `touch` would rebuild the corpus. Hashes are
-cached by path, size and modification time, so each version of a file is read once.
+Snakemake compares large files by modification time, so a copy or a `touch` would rebuild the
+corpus. Hashes are cached by path, size and modification time, so each version of a file is read
+once.
 """
 
 import json
@@ -26,31 +28,45 @@ SILENT_BYTES = 1 << 30
 Key = tuple[str, str]
 
 
-def fingerprint_sources(corpus: CorpusSettings, folder: Path, number: int | None = None, memory: Path = MEMORY) -> str:
-    """Return a digest that changes when the source files of a corpus, or of one part, do; "" for sources other than
-    `files`.
+def fingerprint_sources(
+    corpus: CorpusSettings, folder: Path, number: int | None = None, memory: Path = MEMORY
+) -> str:
+    """Return a digest that changes when the source files of a corpus, or of one part, do; "" for
+    sources other than `files`.
 
-    `folder` holds the corpora (results/corpus). Planning does not read large files. Before the corpus is built, the
-    digest is of the names and sizes of its files. `build.json` records that digest, and the hashes and modification
-    times found by the job. The recorded digest stays valid until a size or a hash changes; a file is hashed here only
-    if its modification time changed. If the files are missing, the recorded digest is returned, or "missing". Raises
-    UserError if the corpus has no such part, or more parts than files.
+    `folder` holds the corpora (results/corpus). Planning does not read large files. Before the
+    corpus is built, the digest is of the names and sizes of its files. `build.json` records that
+    digest, and the hashes and modification times found by the job. The recorded digest stays valid
+    until a size or a hash changes; a file is hashed here only if its modification time changed. If
+    the files are missing, the recorded digest is returned, or "missing". Raises UserError if the
+    corpus has no such part, or more parts than files.
     """
     if corpus.source.kind != "files":
         return ""
-    directory = folder / corpus.name if number is None else part_folder(folder / corpus.name, number)
+    directory = (
+        folder / corpus.name if number is None else part_folder(folder / corpus.name, number)
+    )
     recorded = _load_json(directory / "build.json")
     try:
         listed = _list_named_paths(corpus)
     except UserError:
         return recorded.get("content") or "missing"
     if number is not None and number >= corpus.parts:
-        what, expected = f"the corpus {corpus.name} has no part {number:05d}.", f"00000 to {corpus.parts - 1:05d}"
-        raise UserError(what, expected=expected, next="name one of these, or change `parts` of the corpus")
+        what, expected = (
+            f"the corpus {corpus.name} has no part {number:05d}.",
+            f"00000 to {corpus.parts - 1:05d}",
+        )
+        raise UserError(
+            what, expected=expected, next="name one of these, or change `parts` of the corpus"
+        )
     if len(listed["files"]) < corpus.parts:
         raise too_many_parts_error(corpus, len(listed["files"]))
     part = None if number is None else (number, corpus.parts)
-    paths = {(key, name): path for key, files in listed.items() for name, path in select_part(files, part)}
+    paths = {
+        (key, name): path
+        for key, files in listed.items()
+        for name, path in select_part(files, part)
+    }
     stats = {key: path.stat() for key, path in paths.items()}
     sizes = {key: stat.st_size for key, stat in stats.items()}
     known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
@@ -76,9 +92,16 @@ def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
         stat = path.stat()
         stamp = [stat.st_size, stat.st_mtime_ns]
         known = cache.get(str(path))
-        if not isinstance(known, dict) or known.get("stamp") != stamp or not isinstance(known.get("sha256"), str):
+        if (
+            not isinstance(known, dict)
+            or known.get("stamp") != stamp
+            or not isinstance(known.get("sha256"), str)
+        ):
             if stat.st_size > SILENT_BYTES:
-                print(f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash", file=sys.stderr)
+                print(
+                    f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash",
+                    file=sys.stderr,
+                )
             cache[str(path)], changed = {"stamp": stamp, "sha256": sha256_file(path)}, True
     if changed:
         with suppress(OSError):  # read-only project: the next parse hashes again

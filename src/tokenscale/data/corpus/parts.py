@@ -1,11 +1,13 @@
-"""Corpora built in parts: one job for each group of source files, and one job that merges the parts.
+"""Corpora built in parts: one job for each group of source files, and one job that merges the
+parts.
 
-A part is a folder `parts/NNNNN` with shards, a manifest and, for each split, the table `SPLIT.documents` (Parquet,
-`COLUMNS`): hash and lengths of each document, in order.
+A part is a folder `parts/NNNNN` with shards, a manifest and, for each split, the table
+`SPLIT.documents` (Parquet, `COLUMNS`): hash and lengths of each document, in order.
 
-Merging reads the tables, not the texts. It finds documents that occur in several parts, and rewrites only the shards
-that lose documents, to `deduplicated/`. The corpus then has the documents, the splits and the `text_sha256` of a corpus
-that is built in one part; only the shard boundaries differ. Memory holds the table of one part, and `MEMORY`.
+Merging reads the tables, not the texts. It finds documents that occur in several parts, and
+rewrites only the shards that lose documents, to `deduplicated/`. The corpus then has the documents,
+the splits and the `text_sha256` of a corpus that is built in one part; only the shard boundaries
+differ. Memory holds the table of one part, and `MEMORY`.
 """
 
 import glob
@@ -55,7 +57,8 @@ from tokenscale.data.records import part_folder
 from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CorpusSettings
 from tokenscale.settings.options import to_dict
 
-#: columns of a table of documents, uint64: the SHA-256 of each, in four parts; then its lengths, uint32
+#: columns of a table of documents, uint64: the SHA-256 of each, in four parts; then its lengths,
+#: uint32
 HASH = ("high", "low", "third", "fourth")
 COLUMNS = [*HASH, "characters", "utf8_bytes"]
 #: main memory in which duplicates are found
@@ -70,16 +73,21 @@ def build_part(
     downloads: Path | None = None,
     content: str = "",
 ) -> dict[str, Any]:
-    """Build part `number` of `settings.parts` in `directory`, the folder of the part, and return its manifest.
+    """Build part `number` of `settings.parts` in `directory`, the folder of the part, and return
+    its manifest.
 
-    Duplicates within the part are dropped. Arguments and errors as of `build.build`. A part without training documents
-    is allowed, but not one without files.
+    Duplicates within the part are dropped. Arguments and errors as of `build.build`. A part without
+    training documents is allowed, but not one without files.
     """
     source = open_source(settings, downloads, (number, settings.parts))
     if not source.description.get("files"):
-        raise too_many_parts_error(settings, len(open_source(settings, downloads).description.get("files", [])))
+        raise too_many_parts_error(
+            settings, len(open_source(settings, downloads).description.get("files", []))
+        )
 
-    def describe(own: CorpusSettings, description: dict, counts: dict, splits: dict, directory: Path) -> dict[str, Any]:
+    def describe(
+        own: CorpusSettings, description: dict, counts: dict, splits: dict, directory: Path
+    ) -> dict[str, Any]:
         return {
             "schema_version": VERSION,
             "name": settings.name,
@@ -98,7 +106,9 @@ def build_part(
 
 
 class _PartWriter(SplitWriter):
-    """Writer of the shards and the table of one split of a part. Holds 40 bytes per document in memory."""
+    """Writer of the shards and the table of one split of a part. Holds 40 bytes per document in
+    memory.
+    """
 
     compares_splits = False  # merging does, of all parts
 
@@ -115,25 +125,39 @@ class _PartWriter(SplitWriter):
     def close(self) -> dict[str, Any]:
         hashes = np.frombuffer(self._hashes, dtype=np.uint8).reshape(-1, 32)
         path = self.directory / f"{self.name}.documents"
-        write_table(path, hashes, np.array(self._characters, "<u4"), np.array(self._utf8_bytes, "<u4"))
+        write_table(
+            path, hashes, np.array(self._characters, "<u4"), np.array(self._utf8_bytes, "<u4")
+        )
         table = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
         return super().close() | {"tables": [table]}
 
 
-def write_table(path: Path, hashes: np.ndarray, characters: np.ndarray, utf8_bytes: np.ndarray) -> None:
-    """Write the table of a split: SHA-256 of each document, uint8 [documents, 32], and its lengths, uint32 [documents].
+def write_table(
+    path: Path, hashes: np.ndarray, characters: np.ndarray, utf8_bytes: np.ndarray
+) -> None:
+    """Write the table of a split: SHA-256 of each document, uint8 [documents, 32], and its lengths,
+    uint32 [documents].
 
     The hash is stored as four numbers, which are compared faster than bytes.
     """
     numbers = hashes.view(">u8").astype("<u8")
-    columns = dict(zip(HASH, numbers.T, strict=True)) | {"characters": characters, "utf8_bytes": utf8_bytes}
-    pq.write_table(pa.table({n: np.ascontiguousarray(c) for n, c in columns.items()}), path, use_dictionary=False)
+    columns = dict(zip(HASH, numbers.T, strict=True)) | {
+        "characters": characters,
+        "utf8_bytes": utf8_bytes,
+    }
+    pq.write_table(
+        pa.table({n: np.ascontiguousarray(c) for n, c in columns.items()}),
+        path,
+        use_dictionary=False,
+    )
 
 
 class Duplicates:
-    """Documents of several tables whose text an earlier table, or an earlier row of the same table, holds already.
+    """Documents of several tables whose text an earlier table, or an earlier row of the same table,
+    holds already.
 
-    The first 128 bits of the hashes are compared. DuckDB holds at most `MEMORY` in main memory, the rest in `folder`.
+    The first 128 bits of the hashes are compared. DuckDB holds at most `MEMORY` in main memory, the
+    rest in `folder`.
     """
 
     def __init__(self, tables: Sequence[Path], folder: Path, threads: int = 1):
@@ -141,7 +165,11 @@ class Duplicates:
 
         limits: dict[str, Any] = {"memory_limit": MEMORY, "threads": min(8, threads)}
         limits["temp_directory"] = str(folder / "duckdb")
-        self._database, self._folder, self._error = duckdb.connect(config=limits), folder, duckdb.Error
+        self._database, self._folder, self._error = (
+            duckdb.connect(config=limits),
+            folder,
+            duckdb.Error,
+        )
         self._execute("SET enable_progress_bar = false")
         self._execute("SET VARIABLE tables = ?", [[glob.escape(str(table)) for table in tables]])
         query = """CREATE TEMP TABLE dropped AS
@@ -155,8 +183,13 @@ class Duplicates:
         try:
             return self._database.execute(query, parameters)
         except self._error as error:
-            what, next = "duplicates cannot be found.", "free space on the disk of this folder, and try again"
-            raise UserError(what, folder=self._folder, reason=first_line(error), next=next) from None
+            what, next = (
+                "duplicates cannot be found.",
+                "free space on the disk of this folder, and try again",
+            )
+            raise UserError(
+                what, folder=self._folder, reason=first_line(error), next=next
+            ) from None
 
     def read(self, number: int) -> np.ndarray:
         """Return the documents to drop from a table, int64 [n], ascending."""
@@ -164,7 +197,9 @@ class Duplicates:
         return self._execute(query, [number]).fetchnumpy()["document"]
 
     def count_shared(self, first: int) -> int:
-        """Return how many distinct hashes of the tables from `first` on are also in a table before it."""
+        """Return how many distinct hashes of the tables from `first` on are also in a table before
+        it.
+        """
         query = """SELECT count(*) FROM (
             SELECT 1 FROM read_parquet(getvariable('tables')) GROUP BY high, low
             HAVING min(file_index) < $first AND max(file_index) >= $first)"""
@@ -172,10 +207,11 @@ class Duplicates:
 
 
 def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -> dict[str, Any]:
-    """Merge the parts in `directory`, the folder of the corpus, and return the manifest of the corpus.
+    """Merge the parts in `directory`, the folder of the corpus, and return the manifest of the
+    corpus.
 
-    Shards that lose documents are written again by `processes` processes. Raises UserError for a missing, changed or
-    foreign part, and if there are no training documents.
+    Shards that lose documents are written again by `processes` processes. Raises UserError for a
+    missing, changed or foreign part, and if there are no training documents.
     """
     started = time.monotonic()
     directory = Path(directory)
@@ -186,19 +222,28 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         for splits in of_splits.values()
         for number, split in enumerate(splits)
     ]
-    counts = {name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]}
+    counts = {
+        name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]
+    }
     own, deduplicate = settings.source.has_own_validation, settings.cleaning.deduplicate
     with building_folder(directory) as building:
         (building / "deduplicated").mkdir()
         duplicates = Duplicates(tables, building, processes) if deduplicate or own else None
         if own and (shared := duplicates.count_shared(len(parts))):
             counts[HELD_OUT_IN_TRAINING] = shared
-        dropped = (duplicates.read(n) if deduplicate else np.zeros(0, dtype=np.int64) for n in range(len(tables)))
+        dropped = (
+            duplicates.read(n) if deduplicate else np.zeros(0, dtype=np.int64)
+            for n in range(len(tables))
+        )
         rewrites: list[_Rewrite] = []
         given = zip(tables, dropped, strict=True)
-        splits = {name: _merge_split(of_parts, given, rewrites) for name, of_parts in of_splits.items()}
+        splits = {
+            name: _merge_split(of_parts, given, rewrites) for name, of_parts in of_splits.items()
+        }
         jobs = [(directory, building, *job) for job in rewrites]
-        for job, written in zip(rewrites, map_processes(_rewrite_shard, jobs, processes), strict=True):
+        for job, written in zip(
+            rewrites, map_processes(_rewrite_shard, jobs, processes), strict=True
+        ):
             job.entry.update(written)
         lost = counts["kept"] - sum(split["rows"] for split in splits.values())
         counts["duplicates"] += lost
@@ -213,7 +258,9 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
 
 
 class _Rewrite(NamedTuple):
-    """A shard that loses documents: its entry, to be completed, its name in a part, and its rows to drop."""
+    """A shard that loses documents: its entry, to be completed, its name in a part, and its rows to
+    drop.
+    """
 
     entry: dict[str, Any]
     name: str
@@ -228,12 +275,23 @@ def _merge_split(
 
     `given` yields the table of each part and its documents to drop, int64 [n], ascending.
     """
-    digest, lengths, files, rows, utf8_bytes = hashlib.sha256(), Counter[int](), list[dict[str, Any]](), 0, 0
+    digest, lengths, files, rows, utf8_bytes = (
+        hashlib.sha256(),
+        Counter[int](),
+        list[dict[str, Any]](),
+        0,
+        0,
+    )
     for number, split in enumerate(parts):
         table, lost = next(given)
-        columns = {n: c.to_numpy() for n, c in zip(COLUMNS, pq.read_table(table, columns=COLUMNS).columns, strict=True)}
+        columns = {
+            n: c.to_numpy()
+            for n, c in zip(COLUMNS, pq.read_table(table, columns=COLUMNS).columns, strict=True)
+        }
         kept = np.delete(np.arange(len(columns["high"])), lost)
-        digest.update(np.stack([columns[name][kept] for name in HASH], axis=1).astype(">u8").tobytes())
+        digest.update(
+            np.stack([columns[name][kept] for name in HASH], axis=1).astype(">u8").tobytes()
+        )
         rows += len(kept)
         utf8_bytes += int(columns["utf8_bytes"][kept].sum(dtype=np.int64))
         distinct, times = np.unique(columns["characters"][kept], return_counts=True)
@@ -252,7 +310,12 @@ def _merge_split(
 
 
 def _rewrite_shard(
-    directory: Path, building: Path, entry: dict[str, Any], name: str, number: int, dropped: np.ndarray
+    directory: Path,
+    building: Path,
+    entry: dict[str, Any],
+    name: str,
+    number: int,
+    dropped: np.ndarray,
 ) -> dict[str, Any]:
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
     source, target = part_folder(directory, number) / name, building / entry["name"]
@@ -272,11 +335,18 @@ def _rewrite_shard(
 
 
 def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[str, Any]:
-    """Read the manifest of a part. Raises UserError for a missing part, or one of another corpus or other settings."""
-    path, next = part_folder(directory, number) / "manifest.json", rebuild_command(part_folder(directory, number))
+    """Read the manifest of a part. Raises UserError for a missing part, or one of another corpus or
+    other settings.
+    """
+    path, next = (
+        part_folder(directory, number) / "manifest.json",
+        rebuild_command(part_folder(directory, number)),
+    )
     manifest = read_manifest_file(path, "part of the corpus", VERSION, next, oldest=VERSION)
     with report_malformed(path, "manifest of the part", next):
-        check_types(manifest, {"part": int, "parts": int, "documents": dict, "splits": dict, "source": dict})
+        check_types(
+            manifest, {"part": int, "parts": int, "documents": dict, "splits": dict, "source": dict}
+        )
         facts = [
             ("part", f"{manifest['part']} of {manifest['parts']}", f"{number} of {settings.parts}"),
             ("settings, sha256", manifest["settings_sha256"], _hash_settings(settings)),
@@ -284,12 +354,16 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
         for name, found, expected in facts:
             if found != expected:
                 what, wanted = "a part does not belong to the corpus.", f"{name}: {expected}"
-                raise UserError(what, part=path.parent, expected=wanted, found=f"{name}: {found}", next=next)
+                raise UserError(
+                    what, part=path.parent, expected=wanted, found=f"{name}: {found}", next=next
+                )
         for split in SPLITS:
             for key in ("files", "tables"):
                 for file in manifest["splits"][split][key]:
                     sha256 = file["sha256"] if key == "tables" else None
-                    check_file(path.parent / file["name"], file["bytes"], sha256, what="corpus", next=next)
+                    check_file(
+                        path.parent / file["name"], file["bytes"], sha256, what="corpus", next=next
+                    )
     return manifest
 
 
@@ -304,5 +378,7 @@ def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
             what = "parts of the corpus come from different versions of the source."
             next = "rm -r the folder `parts` of the corpus, and build it again"
             raise UserError(what, parts=f"00000 and {number:05d}", next=next)
-    lists = {key: [file for part in parts for file in part["source"].get(key, [])] for key in FILE_LISTS}
+    lists = {
+        key: [file for part in parts for file in part["source"].get(key, [])] for key in FILE_LISTS
+    }
     return facts[0] | {key: files for key, files in lists.items() if files}

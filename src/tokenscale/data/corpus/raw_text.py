@@ -39,13 +39,20 @@ RECORDS_BATCH = 4096
 
 
 def rebuild_command(directory: Path, file: str = "") -> str:
-    """Return the command that rebuilds a corpus, or the part of it that `file` of its manifest belongs to."""
+    """Return the command that rebuilds a corpus, or the part of it that `file` of its manifest
+    belongs to.
+    """
     folder = Path(directory) / file
-    return f"snakemake -f {(folder.parent if file.startswith('parts/') else Path(directory)) / 'manifest.json'}"
+    return (
+        "snakemake -f "
+        f"{(folder.parent if file.startswith('parts/') else Path(directory)) / 'manifest.json'}"
+    )
 
 
 def read_corpus_manifest(directory: Path) -> dict[str, Any]:
-    """Read the manifest of a corpus. Raises UserError if it is missing, malformed, or newer than this code."""
+    """Read the manifest of a corpus. Raises UserError if it is missing, malformed, or newer than
+    this code.
+    """
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "corpus", VERSION, rebuild_command(directory))
     with report_malformed(path, "manifest of the corpus", rebuild_command(directory)):
@@ -61,12 +68,16 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
 def check_file(path: Path, size: int, sha256: str | None = None, *, what: str, next: str) -> None:
     """Raise UserError if a file is missing or has another size, or another hash if one is given."""
     if not path.is_file():
-        raise UserError(f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next)
+        raise UserError(
+            f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next
+        )
     expected, found = f"{size:,} bytes", f"{path.stat().st_size:,} bytes"
     if found == expected and sha256:
         expected, found = f"sha256 {sha256}", f"sha256 {sha256_file(path)}"
     if found != expected:
-        raise changed_error(f"a file of the {what}", path, f"{expected}  (manifest.json)", found, next)
+        raise changed_error(
+            f"a file of the {what}", path, f"{expected}  (manifest.json)", found, next
+        )
 
 
 def records_manifest(directory: Path) -> Path:
@@ -74,19 +85,28 @@ def records_manifest(directory: Path) -> Path:
 
 
 def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
-    """Write the training documents of a corpus to records files, for approaches that tokenize while training.
+    """Write the training documents of a corpus to records files, for approaches that tokenize while
+    training.
 
-    One file per shard, uncompressed UTF-8, written by `processes` processes. Returns and writes the manifest. Raises
-    UserError for a changed corpus.
+    One file per shard, uncompressed UTF-8, written by `processes` processes. Returns and writes the
+    manifest. Raises UserError for a changed corpus.
     """
     text, path = RawText(directory, "train"), records_manifest(directory)
     remove_manifest(path)
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(parents=True)
     files = list(
-        map_processes(_write_records_of_shard, [(directory, n) for n in range(len(text._first) - 1)], processes)
+        map_processes(
+            _write_records_of_shard,
+            [(directory, n) for n in range(len(text._first) - 1)],
+            processes,
+        )
     )
-    manifest = {"schema_version": RECORDS_VERSION, "text_sha256": text.split["text_sha256"], "files": files}
+    manifest = {
+        "schema_version": RECORDS_VERSION,
+        "text_sha256": text.split["text_sha256"],
+        "files": files,
+    }
     sync_tree(path.parent)
     write_sealed(path, manifest)
     return manifest
@@ -102,23 +122,32 @@ def _write_records_of_shard(directory: Path, number: int) -> dict[str, Any]:
     first, last = text._first[number : number + 2]
     name = Path(text.split["files"][number]["name"].replace("/", "-")).with_suffix(".bin")
     target = records_manifest(directory).with_name(str(name))
-    return write_records(target, map(text_bytes, text.columns(RECORDS_BATCH, first, last)), np.dtype("u1"))
+    return write_records(
+        target, map(text_bytes, text.columns(RECORDS_BATCH, first, last)), np.dtype("u1")
+    )
 
 
 def text_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return (UTF-8 bytes of all texts, uint8; length of each text, int64) of a string array without nulls."""
+    """Return (UTF-8 bytes of all texts, uint8; length of each text, int64) of a string array
+    without nulls.
+    """
     _, offsets, data = column.buffers()
     width = np.int64 if pa.types.is_large_string(column.type) else np.int32
-    ends = np.frombuffer(offsets, dtype=width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
+    ends = np.frombuffer(offsets, dtype=width)[
+        column.offset : column.offset + len(column) + 1
+    ].astype(np.int64)
+    values = (
+        np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
+    )
     return values[ends[0] : ends[-1]], np.diff(ends)
 
 
 class RawText:
-    """One split of a corpus. Document i is the i-th document of the split, over all shards in order.
+    """One split of a corpus. Document i is the i-th document of the split, over all shards in
+    order.
 
-    Opening checks the sizes of the shards. A shard's content is checked when it is first read, unless `verify` is
-    False. Reading in order keeps one batch in memory.
+    Opening checks the sizes of the shards. A shard's content is checked when it is first read,
+    unless `verify` is False. Reading in order keeps one batch in memory.
     """
 
     def __init__(self, directory: Path, split: str = "train", *, verify: bool = True):
@@ -136,26 +165,36 @@ class RawText:
         return self._first[-1]
 
     def text(self, i: int) -> str:
-        """Return document i, 0 <= i < len(self). Raises IndexError otherwise, UserError as `open_documents` does."""
+        """Return document i, 0 <= i < len(self). Raises IndexError otherwise, UserError as
+        `open_documents` does.
+        """
         if not 0 <= i < len(self):
             raise IndexError(f"document {i} of {len(self)}")
         return self.open_documents()(i)
 
     def open_documents(self) -> Callable[[int], str]:
-        """Return a function that reads one document by its index, at a cost independent of the corpus size.
+        """Return a function that reads one document by its index, at a cost independent of the
+        corpus size.
 
-        It reads from the records files. Without them, a split of at most `MEMORY_BYTES` is decoded into memory. Raises
-        UserError for a larger split without records files, and for changed records files.
+        It reads from the records files. Without them, a split of at most `MEMORY_BYTES` is decoded
+        into memory. Raises UserError for a larger split without records files, and for changed
+        records files.
         """
         if self._documents is None:
             records = self.open_records()
-            decode = self._decode_all() if records is None else lambda i: records.read(i).tobytes().decode("utf-8")
+            decode = (
+                self._decode_all()
+                if records is None
+                else lambda i: records.read(i).tobytes().decode("utf-8")
+            )
             self._documents = decode
         return self._documents
 
     @property
     def needs_records(self) -> bool:
-        """Whether the split is too large for memory and has no records files. It can then only be read in order."""
+        """Whether the split is too large for memory and has no records files. It can then only be
+        read in order.
+        """
         return self.split["utf8_bytes"] > MEMORY_BYTES and self.open_records() is None
 
     def batches(self, documents: int = 512) -> Iterator[list[str]]:
@@ -163,8 +202,12 @@ class RawText:
         for column in self.columns(documents):
             yield column.to_pylist()
 
-    def columns(self, documents: int = 512, first: int = 0, last: int | None = None) -> Iterator[pa.Array]:
-        """Yield documents [first, last) in order, as Arrow string arrays of at most `documents` each."""
+    def columns(
+        self, documents: int = 512, first: int = 0, last: int | None = None
+    ) -> Iterator[pa.Array]:
+        """Yield documents [first, last) in order, as Arrow string arrays of at most `documents`
+        each.
+        """
         last = len(self) if last is None else last
         for number in range(bisect_right(self._first, first) - 1, len(self.split["files"])):
             at = self._first[number]
@@ -175,7 +218,9 @@ class RawText:
             while groups and at + (rows := parquet.metadata.row_group(groups[0]).num_rows) <= first:
                 at += rows
                 del groups[0]
-            for batch in parquet.iter_batches(documents, row_groups=groups, columns=["text"], use_threads=False):
+            for batch in parquet.iter_batches(
+                documents, row_groups=groups, columns=["text"], use_threads=False
+            ):
                 column, start = batch.column(0), at
                 at += len(column)
                 if start >= last:
@@ -188,7 +233,8 @@ class RawText:
         if self._verify and file["name"] not in self._verified:
             self._check(file, file["sha256"])
             self._verified.add(file["name"])
-        return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)  # pre-buffering keeps read bytes
+        # pre-buffering keeps read bytes
+        return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)
 
     def _check(self, file: dict[str, Any], sha256: str | None) -> None:
         path, next = self.directory / file["name"], rebuild_command(self.directory, file["name"])
@@ -209,14 +255,22 @@ class RawText:
                 check_relative_path(entry["name"])
                 check_file(path.parent / entry["name"], entry["bytes"], what="corpus", next=next)
             entries = manifest["files"]
-        return Records(path.parent, entries, np.dtype("u1"), what="corpus", rebuild=lambda name: next)
+        return Records(
+            path.parent, entries, np.dtype("u1"), what="corpus", rebuild=lambda name: next
+        )
 
     def _decode_all(self) -> Callable[[int], str]:
         if self.needs_records:
-            what = "the corpus is too large to read documents in random order without its records files."
+            what = (
+                "the corpus is too large to read documents in random order without its records "
+                "files."
+            )
             found = f"{self.split['utf8_bytes']:,} bytes of text; {MEMORY_BYTES:,} fit in memory"
             raise UserError(
-                what, corpus=self.directory, found=found, next=f"snakemake {records_manifest(self.directory)}"
+                what,
+                corpus=self.directory,
+                found=found,
+                next=f"snakemake {records_manifest(self.directory)}",
             )
         texts = pa.chunked_array(list(self.columns(RECORDS_BATCH)), pa.string()).combine_chunks()
         return lambda i: texts[i].as_py()

@@ -1,6 +1,8 @@
-"""Reader of one raw file: Parquet, JSON lines or a JSON array, TSV, text, or a shard of MDS or litdata.
+"""Reader of one raw file: Parquet, JSON lines or a JSON array, TSV, text, or a shard of MDS or
+litdata.
 
-All but Parquet may be compressed. Memory holds a part of the file, one whole shard, or one whole array.
+All but Parquet may be compressed. Memory holds a part of the file, one whole shard, or one whole
+array.
 """
 
 import codecs
@@ -56,18 +58,29 @@ def read_texts(
 ) -> Iterator[str | None]:
     """Yield the texts of a file in order, with None for null.
 
-    With `target_column`, or with a `target` file of translations line by line, a text is a pair joined by `PAIR`.
-    `span` restricts an uncompressed file of JSON lines or text to bytes [first, last), see `find_start`, and a Parquet
-    file to row groups. Raises UserError for an unknown file ending, and as `refusals.REFUSALS` lists.
+    With `target_column`, or with a `target` file of translations line by line, a text is a pair
+    joined by `PAIR`. `span` restricts an uncompressed file of JSON lines or text to bytes [first,
+    last), see `find_start`, and a Parquet file to row groups. Raises UserError for an unknown file
+    ending, and as `refusals.REFUSALS` lists.
     """
     form = "pairs" if target is not None else detect_format(path, source)
     if target is not None:  # text whatever the file ending, such as europarl.de and europarl.en
-        rows: Rows = read_line_pairs(_split_text(path, "\n"), _split_text(target, "\n"), path, target)
+        rows: Rows = read_line_pairs(
+            _split_text(path, "\n"), _split_text(target, "\n"), path, target
+        )
     elif form != "text":
         rows = FORMATS[form].read(path, list_columns(source), span)
     elif source.target_column is not None:
-        next = "name the file of translations as target_files, or write the pairs to Parquet, JSON lines or TSV"
-        raise UserError("a text file has no columns to hold pairs.", file=path, key="source.target_column", next=next)
+        next = (
+            "name the file of translations as target_files, or write the pairs to Parquet, JSON "
+            "lines or TSV"
+        )
+        raise UserError(
+            "a text file has no columns to hold pairs.",
+            file=path,
+            key="source.target_column",
+            next=next,
+        )
     elif source.separator is not None:
         yield from _split_text(path, source.separator.replace("\r\n", "\n"), span)
         return
@@ -77,14 +90,20 @@ def read_texts(
     yield from join_pairs(rows, path)
 
 
-def read_usable_texts(path: Path, source: SourceSettings, span: Span | None = None) -> Iterator[str]:
-    """Yield the texts that a corpus keeps: all but null, and texts with lone surrogates, which UTF-8 cannot encode."""
+def read_usable_texts(
+    path: Path, source: SourceSettings, span: Span | None = None
+) -> Iterator[str]:
+    """Yield the texts that a corpus keeps: all but null, and texts with lone surrogates, which
+    UTF-8 cannot encode.
+    """
     texts = read_texts(path, source, span=span)
     return (text for text in texts if text is not None and not re.search("[\ud800-\udfff]", text))
 
 
 def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
-    """Return whether a file has any document, from its footer or beginning. Raises UserError as `read_texts` does."""
+    """Return whether a file has any document, from its footer or beginning. Raises UserError as
+    `read_texts` does.
+    """
     form = "pairs" if target is not None else detect_format(path, source)
     if form == "parquet":
         return _open_parquet(path, list_columns(source)).metadata.num_rows > 0
@@ -94,7 +113,8 @@ def has_documents(path: Path, source: SourceSettings, target: Path | None = None
 
 
 def detect_format(path: Path, source: SourceSettings | None = None) -> str:
-    """Return the format of a file: the declared one, or that of its ending. Raises UserError for an unknown ending.
+    """Return the format of a file: the declared one, or that of its ending. Raises UserError for an
+    unknown ending.
 
     >>> detect_format(Path("a/owt_train.txt.gz"))
     'text'
@@ -107,19 +127,29 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
     for form, endings in ENDINGS.items():
         if name.endswith(endings):
             return form
-    what, next = "the ending of a source file does not say what it holds.", "set `format` of the source to one of "
-    known = ", ".join(e for endings in ENDINGS.values() for e in endings) + "; each but Parquet also .gz, .zst"
+    what, next = (
+        "the ending of a source file does not say what it holds.",
+        "set `format` of the source to one of ",
+    )
+    known = (
+        ", ".join(e for endings in ENDINGS.values() for e in endings)
+        + "; each but Parquet also .gz, .zst"
+    )
     raise UserError(what, file=path, known=known, next=next + ", ".join(ENDINGS))
 
 
-# ---------------------------------------------------------------------------------------------------------- Parquet
+# --------------------------------------------------------------------------------------------------
+# Parquet
 
 
 def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
-    """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once and holds text."""
+    """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once
+    and holds text.
+    """
     os.close(open_file(path))  # refuses what is no regular file
     try:
-        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # pre-buffering keeps read bytes
+        # pre-buffering keeps read bytes
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         names = file.schema_arrow.names  # raises for a name that is not UTF-8
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         begins = repr(path.open("rb").read(24))
@@ -128,20 +158,30 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
     _check_rows(file, path, sum(file.metadata.row_group(number).num_rows for number in groups))
     for option, column in columns.items():
         if names.count(column) > 1:
-            raise damaged(path, "same columns", ", ".join(names), name=column, key=f"source.{option}")
+            raise damaged(
+                path, "same columns", ", ".join(names), name=column, key=f"source.{option}"
+            )
         kind = get_type(file.schema_arrow, column)
         if kind is None:
             raise missing_column(path, column, names, option)
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        if not (
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
+        ):
             raise damaged(path, "no text", kind, "string", name=column, key=f"source.{option}")
     return file
 
 
 def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
-    """Raise UserError unless the footer counts `rows`: a damaged count would be read as fewer documents, or none."""
+    """Raise UserError unless the footer counts `rows`: a damaged count would be read as fewer
+    documents, or none.
+    """
     if file.metadata.num_rows != rows:
-        raise damaged(path, "rows", f"{rows:,} rows", f"{file.metadata.num_rows:,} rows, as its footer counts")
+        raise damaged(
+            path, "rows", f"{rows:,} rows", f"{file.metadata.num_rows:,} rows, as its footer counts"
+        )
 
 
 def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Rows:
@@ -154,7 +194,9 @@ def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Row
     size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
     try:
         for batch in file.iter_batches(size, range(first, last), names, use_threads=False):
-            yield from zip(*(_decode_texts(get_column(batch, name), row, path) for name in names), strict=True)
+            yield from zip(
+                *(_decode_texts(get_column(batch, name), row, path) for name in names), strict=True
+            )
             row += len(batch)
         if last == len(groups):
             _check_rows(file, path, row)
@@ -163,10 +205,14 @@ def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Row
 
 
 def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
-    """Return the texts of a column. Parquet does not check UTF-8: raises UserError with the row that is malformed."""
+    """Return the texts of a column. Parquet does not check UTF-8: raises UserError with the row
+    that is malformed.
+    """
     try:
         texts = column.to_pylist()
-        _check_length(max((len(text) for text in texts if text is not None), default=0), path, first)
+        _check_length(
+            max((len(text) for text in texts if text is not None), default=0), path, first
+        )
         return texts
     except UnicodeDecodeError:
         for number, value in enumerate(column, start=first):
@@ -174,11 +220,14 @@ def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
                 value.as_py()
             except UnicodeDecodeError as error:
                 begins = repr(value.as_buffer().to_pybytes()[:60])
-                raise damaged(path, "utf-8", f"{error.reason}: {begins}", row=f"{number:,}") from None
+                raise damaged(
+                    path, "utf-8", f"{error.reason}: {begins}", row=f"{number:,}"
+                ) from None
         raise
 
 
-# ------------------------------------------------------------------------------------------------------------- JSON
+# --------------------------------------------------------------------------------------------------
+# JSON
 
 
 class _SameKeysError(ValueError):
@@ -217,19 +266,24 @@ def _read_json(path: Path, keys: dict[str, str], span: Span | None) -> Rows:
     for number, line in enumerate(_split_text(path, "\n", span), start=1):
         line = line.removeprefix("\ufeff")  # of files that were joined
         if line.strip():
-            yield _get_texts(_decode_json(line, path, "json", label, number), keys, path, label, number)
+            yield _get_texts(
+                _decode_json(line, path, "json", label, number), keys, path, label, number
+            )
 
 
 def _decode_json(text: str, path: Path, what: str, label: str = "", number: int = 0) -> Any:
     try:
         return _DECODER.decode(text)
-    except (ValueError, RecursionError) as error:  # also numbers with too many digits, and too deep nesting
+    # also numbers with too many digits, and too deep nesting
+    except (ValueError, RecursionError) as error:
         what = "same keys" if isinstance(error, _SameKeysError) else what
         place: dict[str, Any] = {label: number} if label else {}
         raise damaged(path, what, first_line(error), **place, begins=repr(text[:60])) from None
 
 
-def _get_texts(row: Any, keys: dict[str, str], path: Path, label: str, number: int) -> tuple[str | None, ...]:
+def _get_texts(
+    row: Any, keys: dict[str, str], path: Path, label: str, number: int
+) -> tuple[str | None, ...]:
     texts = []
     for option, key in keys.items():
         try:
@@ -238,13 +292,19 @@ def _get_texts(row: Any, keys: dict[str, str], path: Path, label: str, number: i
             names = list(row) if isinstance(row, dict) else []
             raise missing_column(path, key, names, option, "key", **{label: number}) from None
         if text is not None and not isinstance(text, str):
-            terms: dict[str, Any] = {label: number, "kind": "key", "name": key, "key": f"source.{option}"}
+            terms: dict[str, Any] = {
+                label: number,
+                "kind": "key",
+                "name": key,
+                "key": f"source.{option}",
+            }
             raise damaged(path, "no text", type(text).__name__, "a string, or null", **terms)
         texts.append(text)
     return tuple(texts)
 
 
-# ------------------------------------------------------------------------------------------------------------- text
+# --------------------------------------------------------------------------------------------------
+# text
 
 
 def _read_whole(path: Path, what: str, maximum: int) -> str:
@@ -258,7 +318,9 @@ def _read_whole(path: Path, what: str, maximum: int) -> str:
 
 
 def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterator[str]:
-    """Yield the pieces between separators. An empty last piece, after a final separator, is skipped."""
+    """Yield the pieces between separators. An empty last piece, after a final separator, is
+    skipped.
+    """
     partial: list[str] = []
     rest = ""
     number = length = 0
@@ -281,10 +343,16 @@ def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterato
 
 
 def find_start(path: Path, position: int, source: SourceSettings) -> int:
-    """Return the first byte from `position` on at which a line, or a document of text, begins, or the file's size."""
+    """Return the first byte from `position` on at which a line, or a document of text, begins, or
+    the file's size.
+    """
     if not position:
         return 0
-    separator = (source.separator if detect_format(path, source) == "text" else "\n").replace("\r\n", "\n").encode()
+    separator = (
+        (source.separator if detect_format(path, source) == "text" else "\n")
+        .replace("\r\n", "\n")
+        .encode()
+    )
     pattern = re.compile(re.escape(separator).replace(b"\\\n", b"\r?\n"))
     longest = len(separator.replace(b"\n", b"\r\n"))
     with path.open("rb") as file:
@@ -300,15 +368,20 @@ def find_start(path: Path, position: int, source: SourceSettings) -> int:
         return file.tell()
 
 
-def _check_length(characters: int, path: Path, number: int, what: str = "too long", maximum: int | None = None) -> None:
+def _check_length(
+    characters: int, path: Path, number: int, what: str = "too long", maximum: int | None = None
+) -> None:
     """Raise UserError for a document that is too long, before it fills the memory."""
     maximum = LONGEST_CHARACTERS if maximum is None else maximum
     if characters > maximum:
-        raise damaged(path, what, expected=f"at most {maximum:,} characters", document=f"{number:,}")
+        raise damaged(
+            path, what, expected=f"at most {maximum:,} characters", document=f"{number:,}"
+        )
 
 
 def _read_characters(path: Path, span: Span | None = None, nul: bool = False) -> Iterator[str]:
-    """Yield the file decoded from UTF-8 in chunks, without byte order mark and with "\r\n" replaced by "\n".
+    """Yield the file decoded from UTF-8 in chunks, without byte order mark and with "\r\n" replaced
+    by "\n".
 
     Raises UserError for NUL bytes unless `nul`.
     """
@@ -321,7 +394,10 @@ def _read_characters(path: Path, span: Span | None = None, nul: bool = False) ->
             characters = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             compressed = path.suffix.lower() not in COMPRESSION and _detect_compression(path)
-            what, byte = "compression" if compressed else "utf-8", f"{done - pending + error.start:,}"
+            what, byte = (
+                "compression" if compressed else "utf-8",
+                f"{done - pending + error.start:,}",
+            )
             raise damaged(path, what, compressed or error.reason, byte=byte) from None
         if b"\0" in data and not nul:
             raise damaged(path, "nul", byte=f"{done + data.index(0):,}")
@@ -332,11 +408,14 @@ def _read_characters(path: Path, span: Span | None = None, nul: bool = False) ->
         done += len(data)
 
 
-# ------------------------------------------------------------------------------------------------------------ bytes
+# --------------------------------------------------------------------------------------------------
+# bytes
 
 
 def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file in chunks, none of them empty; `span` is for uncompressed files."""
+    """Yield the decompressed bytes of a file in chunks, none of them empty; `span` is for
+    uncompressed files.
+    """
     name = path.name.lower().removesuffix(".bin")  # litdata writes chunk.zstd.bin
     kind, done, (first, last) = COMPRESSION.get(Path(name).suffix), 0, span or (0, sys.maxsize)
     try:
@@ -349,12 +428,19 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
             for data in decompress_zstd(file) if kind == "zstd" else chunks:
                 done += len(data)
                 if kind and done > UNPACKED + RATIO * path.stat().st_size:
-                    raise EOFError(f"it unpacks to more than {UNPACKED + RATIO * path.stat().st_size:,} bytes")
+                    raise EOFError(
+                        f"it unpacks to more than {UNPACKED + RATIO * path.stat().st_size:,} bytes"
+                    )
                 yield data
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         found = first_line(error)
         what = "dictionary" if found.endswith("Dictionary mismatch") else "damaged"
-        if not done and path.is_file() and path.stat().st_size and _detect_compression(path) != kind:
+        if (
+            not done
+            and path.is_file()
+            and path.stat().st_size
+            and _detect_compression(path) != kind
+        ):
             what = "compression"
         raise damaged(path, what, found, byte=f"{done:,} (unpacked)") from None
 
@@ -366,7 +452,9 @@ def _detect_compression(path: Path) -> str | None:
 
 
 def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of all zstd frames, of windows up to 2 GiB. Raises EOFError for a cut frame, and ZstdError."""
+    """Yield the content of all zstd frames, of windows up to 2 GiB. Raises EOFError for a cut
+    frame, and ZstdError.
+    """
     context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame, rest = None, b""
     while data := rest or file.read(ZSTD_BYTES):
@@ -379,8 +467,8 @@ def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
 
 
 class Format(NamedTuple):
-    """Format of source files: their endings, the reader of (path, columns, span), what the reader changes in a text or
-    leaves out, and the counts of `build.clean` for texts that it cannot give.
+    """Format of source files: their endings, the reader of (path, columns, span), what the reader
+    changes in a text or leaves out, and the counts of `build.clean` for texts that it cannot give.
     """
 
     endings: tuple[str, ...]
@@ -396,7 +484,10 @@ FORMATS = {
     "jsonl": Format(
         (".jsonl", ".ndjson", ".json"),
         _read_json,
-        "byte order marks before lines are removed; blank lines are skipped; keys that are not named are not read",
+        (
+            "byte order marks before lines are removed; blank lines are skipped; keys that are not "
+            "named are not read"
+        ),
         ("no_text", "not_unicode"),
     ),
     "tsv": Format(
@@ -404,10 +495,17 @@ FORMATS = {
         lambda path, columns, _: read_tsv(_split_text(path, "\n"), columns, path),
         f"{_ENCODING}; blank lines are skipped; quotes are text",
     ),
-    "text": Format((".txt", ".text", ".md", ".rst"), None, f"{_ENCODING}; the separator is removed"),
-    "mds": Format((".mds",), lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path), ""),
+    "text": Format(
+        (".txt", ".text", ".md", ".rst"), None, f"{_ENCODING}; the separator is removed"
+    ),
+    "mds": Format(
+        (".mds",), lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path), ""
+    ),
     "litdata": Format(
-        (".bin",), lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path), "", ("no_text",)
+        (".bin",),
+        lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path),
+        "",
+        ("no_text",),
     ),
 }
 ENDINGS = {name: form.endings for name, form in FORMATS.items()}

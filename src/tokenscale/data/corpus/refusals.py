@@ -11,7 +11,8 @@ from tokenscale.base.errors import UserError, find_nearest
 class Refusal(NamedTuple):
     """A reason: the readers that check it, what is wrong with the file, and what to do next.
 
-    In `next`, `{cat}` is the command that prints the file decompressed, and `{new}` a name for a corrected file.
+    In `next`, `{cat}` is the command that prints the file decompressed, and `{new}` a name for a
+    corrected file.
     """
 
     readers: str
@@ -34,10 +35,14 @@ REFUSALS = {
         "was compressed with a dictionary, which is not in the file",
         "decompress it: zstd -d --long=31 -D DICTIONARY FILE",
     ),
-    "parquet": Refusal("parquet", "is not readable Parquet", "replace it, or set `format` of the source"),
+    "parquet": Refusal(
+        "parquet", "is not readable Parquet", "replace it, or set `format` of the source"
+    ),
     "rows": Refusal("parquet", "does not hold the rows that its footer counts", AGAIN),
     "missing column": Refusal("parquet jsonl tsv mds litdata stream", "has no {kind} {name!r}", ""),
-    "same columns": Refusal("parquet tsv", "has several columns {name!r}", "write the file again with one of them"),
+    "same columns": Refusal(
+        "parquet tsv", "has several columns {name!r}", "write the file again with one of them"
+    ),
     "no text": Refusal(
         "parquet jsonl mds litdata stream",
         "does not hold text in the {kind} {name!r}",
@@ -51,7 +56,10 @@ REFUSALS = {
     "nul": Refusal(
         "jsonl tsv text",
         "holds a NUL byte, as UTF-16 and binary files do",
-        "UTF-16: {cat} | iconv -f UTF-16LE -t UTF-8 > {new}\nstray NUL bytes: {cat} | tr -d '\\000' > {new}",
+        (
+            "UTF-16: {cat} | iconv -f UTF-16LE -t UTF-8 > {new}\nstray NUL bytes: {cat} | tr -d "
+            "'\\000' > {new}"
+        ),
     ),
     "too long": Refusal(
         "parquet jsonl tsv text",
@@ -95,10 +103,17 @@ REFUSALS = {
     "compressed items": Refusal(
         "litdata convert-litdata",
         "is part of a litdata folder whose items are compressed or encrypted",
-        'write it again without, or with litdata.optimize(…, compression="zstd", compression_level="chunk") for text',
+        (
+            'write it again without, or with litdata.optimize(…, compression="zstd", '
+            'compression_level="chunk") for text'
+        ),
     ),
-    "size": Refusal("convert-mds convert-litdata", "is missing, or has another size than its index says", AGAIN),
-    "items": Refusal("mds litdata convert-mds", "holds an item that does not fit its columns", AGAIN),
+    "size": Refusal(
+        "convert-mds convert-litdata", "is missing, or has another size than its index says", AGAIN
+    ),
+    "items": Refusal(
+        "mds litdata convert-mds", "holds an item that does not fit its columns", AGAIN
+    ),
     "ids": Refusal(
         "convert-mds convert-litdata convert-hf-datasets",
         "has no column of ids, or several",
@@ -109,12 +124,20 @@ REFUSALS = {
         "holds no lists of ids in the column {name!r}",
         "--column NAME",
     ),
-    "padding": Refusal("convert-mds", "has an attention mask: its samples are padded", "write them without padding"),
-    "arrow": Refusal(
-        "convert-hf-datasets", "is not a complete Arrow stream", "save it again with Dataset.save_to_disk"
+    "padding": Refusal(
+        "convert-mds", "has an attention mask: its samples are padded", "write them without padding"
     ),
-    "mask": Refusal("convert-hf-datasets", "has attention masks of other lengths than its ids", AGAIN),
-    "null": Refusal("convert-hf-datasets", "holds a null in the column {name!r}", "filter such rows out"),
+    "arrow": Refusal(
+        "convert-hf-datasets",
+        "is not a complete Arrow stream",
+        "save it again with Dataset.save_to_disk",
+    ),
+    "mask": Refusal(
+        "convert-hf-datasets", "has attention masks of other lengths than its ids", AGAIN
+    ),
+    "null": Refusal(
+        "convert-hf-datasets", "holds a null in the column {name!r}", "filter such rows out"
+    ),
     "hash": Refusal("convert-mds", "has changed since its index was written", AGAIN),
 }
 #: compression of a source file → command that prints its content
@@ -122,12 +145,18 @@ _PRINT = {".gz": "gzip -dc", ".zst": "zstd -dc --long=31", ".zstd": "zstd -dc --
 
 
 def damaged(
-    file: Path, what: str, found: object = None, expected: object = None, *, next: str | None = None, **names: object
+    file: Path,
+    what: str,
+    found: object = None,
+    expected: object = None,
+    *,
+    next: str | None = None,
+    **names: object,
 ) -> UserError:
     """Return the error for a file that a reader refuses.
 
-    `what` is a key of `REFUSALS`. `names` are `line`, `row`, `byte` or another place in the file, and `key`, the option
-    that names it; `kind` and `name` fill the sentence.
+    `what` is a key of `REFUSALS`. `names` are `line`, `row`, `byte` or another place in the file,
+    and `key`, the option that names it; `kind` and `name` fill the sentence.
     """
     refusal = REFUSALS[what]
     terms = {"kind": names.pop("kind", "column"), "name": names.pop("name", "")}
@@ -139,7 +168,12 @@ def damaged(
         next = refusal.next.replace("{cat}", cat).replace("{new}", new)
         next = next.replace("{kind}", str(terms["kind"]))
     return UserError(
-        f"a source file {refusal.what.format(**terms)}.", file=shown, **names, found=found, expected=expected, next=next
+        f"a source file {refusal.what.format(**terms)}.",
+        file=shown,
+        **names,
+        found=found,
+        expected=expected,
+        next=next,
     )
 
 
@@ -155,6 +189,8 @@ def missing_column(
         name=name,
         key=f"source.{option}",
         has=", ".join(names) or "(none)",
-        next=f"did you mean {near!r}?" if near else f"set `{option}` of the source to the {kind} that holds the text",
+        next=f"did you mean {near!r}?"
+        if near
+        else f"set `{option}` of the source to the {kind} that holds the text",
         **place,
     )

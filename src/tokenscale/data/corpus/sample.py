@@ -1,7 +1,8 @@
-"""Random samples of documents without reading the whole data set: Parquet row groups, byte ranges of lines and text.
+"""Random samples of documents without reading the whole data set: Parquet row groups, byte ranges
+of lines and text.
 
-Memory holds the sample and a part of one file, independent of the size of the data set. Equal files, settings and
-seed give equal samples.
+Memory holds the sample and a part of one file, independent of the size of the data set. Equal
+files, settings and seed give equal samples.
 """
 
 import random
@@ -13,7 +14,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.read import COMPRESSION, detect_format, find_start, is_array, read_texts, read_usable_texts
+from tokenscale.data.corpus.read import (
+    COMPRESSION,
+    detect_format,
+    find_start,
+    is_array,
+    read_texts,
+    read_usable_texts,
+)
 from tokenscale.settings.data import SourceSettings
 
 #: maximum bytes of text in a sample, whatever the requested number of documents
@@ -39,7 +47,9 @@ class Sample:
 
 
 def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed: int = 0) -> Sample:
-    """Sample about `documents` documents, or all. Raises UserError for bad files, and for fewer than two documents."""
+    """Sample about `documents` documents, or all. Raises UserError for bad files, and for fewer
+    than two documents.
+    """
     for path in paths:
         if path.stat().st_size == 0:
             raise UserError("the input file is empty.", file=path, next="choose another")
@@ -59,15 +69,23 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
         found = _sample_stretches(paths, source, documents, seed)
     if len(found.texts) < 2:
         raise UserError(
-            "the input holds no documents." if not found.texts else "the input is one document, which is no sample.",
+            "the input holds no documents."
+            if not found.texts
+            else "the input is one document, which is no sample.",
             file=paths[0],
             next="name more files"
-            + (", or --separator TEXT, which stands between the documents" if "text" in forms.values() else ""),
+            + (
+                ", or --separator TEXT, which stands between the documents"
+                if "text" in forms.values()
+                else ""
+            ),
         )
     return found
 
 
-def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
+def _sample_row_groups(
+    paths: list[Path], source: SourceSettings, documents: int, seed: int
+) -> Sample:
     """Sample rows from all row groups of Parquet files, or from some that are spread evenly."""
     generator = np.random.default_rng(seed)
     groups: list[tuple[Path, int, int]] = []
@@ -90,22 +108,33 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
     if sum(sizes) > READ_BYTES and wanted < len(groups):
         chosen = ((np.arange(wanted) + generator.random()) * len(groups) / wanted).astype(int)
     # read only the beginning of giant row groups: this share of each
-    share = min(1.0, max(READ_BYTES / LEAST_GROUPS, READ_BYTES / len(chosen)) / max(float(np.mean(sizes)), 1.0))
+    share = min(
+        1.0,
+        max(READ_BYTES / LEAST_GROUPS, READ_BYTES / len(chosen)) / max(float(np.mean(sizes)), 1.0),
+    )
     readable_rows = np.array([max(1, int(groups[g][2] * share)) for g in chosen])
     limit = max(2, int(SAMPLE_BYTES / max(1.0, sum(sizes) / rows)))
     sampled = np.sort(
-        generator.choice(readable_rows.sum(), size=min(documents, limit, readable_rows.sum()), replace=False)
+        generator.choice(
+            readable_rows.sum(), size=min(documents, limit, readable_rows.sum()), replace=False
+        )
     )
     bounds = np.concatenate(([0], np.cumsum(readable_rows)))
     texts: list[str | None] = []
     for unit, g in enumerate(chosen):
-        group_rows = sampled[(sampled >= bounds[unit]) & (sampled < bounds[unit + 1])] - bounds[unit]
+        group_rows = (
+            sampled[(sampled >= bounds[unit]) & (sampled < bounds[unit + 1])] - bounds[unit]
+        )
         path, number, _ = groups[g]
-        first_texts = islice(read_texts(path, source, span=(number, number + 1)), int(group_rows.max(initial=-1)) + 1)
+        first_texts = islice(
+            read_texts(path, source, span=(number, number + 1)), int(group_rows.max(initial=-1)) + 1
+        )
         chosen_rows = set(group_rows.tolist())
         texts += [text for row, text in enumerate(first_texts) if row in chosen_rows]
     kept = [text for text in texts if text is not None]
-    where = f"{len(chosen):,} of {len(groups):,} row groups" + ("" if share == 1 else ", of each its beginning")
+    where = f"{len(chosen):,} of {len(groups):,} row groups" + (
+        "" if share == 1 else ", of each its beginning"
+    )
     return Sample(kept, rows * len(kept) / len(texts), len(kept) == len(texts), where)
 
 
@@ -131,7 +160,11 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
         done += len(text)
         if done > COMPRESSED_BYTES:
             what = "compressed text can only be read from the start, and this is too much to read."
-            raise UserError(what, read=f"{done / 1e9:.1f} GB of text", next="unpack it, or name a part of the files")
+            raise UserError(
+                what,
+                read=f"{done / 1e9:.1f} GB of text",
+                next="unpack it, or name a part of the files",
+            )
     share = SAMPLE_BYTES / max(1, sum(len(text) for _, text in kept))
     if share < 1:
         kept = draw.sample(kept, max(2, int(len(kept) * share)))
@@ -139,8 +172,12 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
     return Sample(texts, number, True, "all of it read")
 
 
-def _sample_stretches(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
-    """Sample the documents that begin in byte ranges, one in each equal part, without preferring long documents."""
+def _sample_stretches(
+    paths: list[Path], source: SourceSettings, documents: int, seed: int
+) -> Sample:
+    """Sample the documents that begin in byte ranges, one in each equal part, without preferring
+    long documents.
+    """
     total = sum(path.stat().st_size for path in paths)
     beginning = find_start(paths[0], 1 << 18, source)
     mean = beginning / max(1, sum(1 for _ in read_texts(paths[0], source, span=(0, beginning))))

@@ -1,13 +1,16 @@
 """Reader of texts in one file of a MosaicML Streaming (MDS) or litdata folder.
 
-Both begin with little-endian uint32: number of items, byte at which each item begins and the last one ends.
+Both begin with little-endian uint32: number of items, byte at which each item begins and the last
+one ends.
 
-MDS: JSON of the columns follows the offsets. A sample is the uint32 size of each column whose size varies, then the
-columns. A file has all that is needed to read it (streaming/base/format/mds, mosaicml-streaming 0.13.0).
+MDS: JSON of the columns follows the offsets. A sample is the uint32 size of each column whose size
+varies, then the columns. A file has all that is needed to read it (streaming/base/format/mds,
+mosaicml-streaming 0.13.0).
 
-litdata: `index.json` of the folder has the type of each leaf of an item. An item is the uint32 size of each leaf, then
-the leaves. Chunks of dictionaries have empty items, and end with an Arrow file of them, its size as uint32, and
-the magic `LDARW01` (litdata/streaming/writer.py and item_loader.py, litdata 0.2.76).
+litdata: `index.json` of the folder has the type of each leaf of an item. An item is the uint32 size
+of each leaf, then the leaves. Chunks of dictionaries have empty items, and end with an Arrow file
+of them, its size as uint32, and the magic `LDARW01` (litdata/streaming/writer.py and
+item_loader.py, litdata 0.2.76).
 """
 
 import json
@@ -44,19 +47,36 @@ def check_size(file: Path, expected: int) -> None:
 
 
 def read_offsets(data: np.ndarray, file: Path, items: int | None = None) -> np.ndarray:
-    """Return the byte at which each item of a shard begins and the last one ends, int64 [items + 1].
+    """Return the byte at which each item of a shard begins and the last one ends, int64 [items +
+    1].
 
-    `data` is the shard, uint8; `items` is their number in the index. Raises UserError if they contradict each other.
+    `data` is the shard, uint8; `items` is their number in the index. Raises UserError if they
+    contradict each other.
     """
-    count = items if items is not None else int.from_bytes(data[:4].tobytes(), "little") if len(data) >= 4 else -1
+    count = (
+        items
+        if items is not None
+        else int.from_bytes(data[:4].tobytes(), "little")
+        if len(data) >= 4
+        else -1
+    )
     end = 4 * (count + 2)
     if count < 0 or len(data) < end:
-        raise damaged(file, "offsets", f"{len(data):,} bytes", f"{end:,} or more for {count:,} items")
+        raise damaged(
+            file, "offsets", f"{len(data):,} bytes", f"{end:,} or more for {count:,} items"
+        )
     stored = data[:end].view("<u4").astype(np.int64)
     offsets = stored[1:]
-    if stored[0] != count or offsets[0] < end or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
+    if (
+        stored[0] != count
+        or offsets[0] < end
+        or offsets[-1] != len(data)
+        or (np.diff(offsets) < 0).any()
+    ):
         found = f"{stored[0]:,} items from byte {offsets[0]:,} to byte {offsets[-1]:,}"
-        ordered = f"{count:,} items one after another, from byte {end:,} or later to byte {len(data):,}"
+        ordered = (
+            f"{count:,} items one after another, from byte {end:,} or later to byte {len(data):,}"
+        )
         raise damaged(file, "offsets", found, ordered)
     return offsets
 
@@ -66,8 +86,8 @@ def find_columns(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (first byte, number of bytes) of each column in each item, int64 [items].
 
-    `sizes` are the bytes of each column, None where each item begins with its uint32 size. Raises UserError for items
-    of another size.
+    `sizes` are the bytes of each column, None where each item begins with its uint32 size. Raises
+    UserError for items of another size.
     """
     starts, head = offsets[:-1] + 4 * sizes.count(None), 4 * sizes.count(None)
     check_items(starts <= offsets[1:], file, "ends inside the sizes of its columns")
@@ -77,12 +97,18 @@ def find_columns(
         lengths = next(stored) if size is None else np.full(len(starts), size)
         columns.append((starts, lengths))
         starts = starts + lengths
-    check_items(starts == offsets[1:], file, "does not have the bytes that the sizes of its columns describe")
+    check_items(
+        starts == offsets[1:],
+        file,
+        "does not have the bytes that the sizes of its columns describe",
+    )
     return columns
 
 
 def read_integers(data: np.ndarray, starts: np.ndarray, number: int, width: int) -> np.ndarray:
-    """Return `number` unsigned integers of `width` bytes from each start, int64 [starts, number]."""
+    """Return `number` unsigned integers of `width` bytes from each start, int64 [starts,
+    number].
+    """
     found = data[starts[:, None] + np.arange(number * width)]
     return np.ascontiguousarray(found).view(f"<u{width}").astype(np.int64)
 
@@ -102,8 +128,8 @@ LITDATA_TEXT = ("str", "text")
 def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
     """Yield the texts of each sample of an MDS shard, in the order of `columns` (option → name).
 
-    `data` is the decompressed shard, and `path` its file for messages. Raises UserError for a missing column, a column
-    that is not text, a damaged shard, and malformed UTF-8.
+    `data` is the decompressed shard, and `path` its file for messages. Raises UserError for a
+    missing column, a column that is not text, a damaged shard, and malformed UTF-8.
     """
     offsets = read_offsets(np.frombuffer(data, np.uint8), path)
     config_at = 4 * (len(offsets) + 1)
@@ -114,35 +140,62 @@ def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple
         sizes = [int(size) if size else None for size in config["column_sizes"]]
         if len(sizes) != len(encodings):
             raise ValueError(f"{len(sizes)} column_sizes for {len(encodings)} columns")
-    places = [_find_text(name, option, encodings, ("str",), path) for option, name in columns.items()]
+    places = [
+        _find_text(name, option, encodings, ("str",), path) for option, name in columns.items()
+    ]
     yield from _read_items(data, offsets, sizes, places, path)
 
 
-def read_litdata(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str | None, ...]]:
+def read_litdata(
+    data: bytes, columns: dict[str, str], path: Path
+) -> Iterator[tuple[str | None, ...]]:
     """Yield the texts of each item of a litdata chunk, in the order of `columns` (option → name).
 
-    An item that is a string is its column `text`. Arguments and errors as in `read_mds`; also raises UserError without
-    the folder's index, and for chunks that are compressed in themselves, or encrypted.
+    An item that is a string is its column `text`. Arguments and errors as in `read_mds`; also
+    raises UserError without the folder's index, and for chunks that are compressed in themselves,
+    or encrypted.
     """
     index = path.with_name(INDEX)
-    config = read_json(index, "index of the litdata folder", f"put the folder's {INDEX} next to {path.name}")
+    config = read_json(
+        index, "index of the litdata folder", f"put the folder's {INDEX} next to {path.name}"
+    )
     with report_malformed(index, "index of the litdata folder", AGAIN):
         check_types(config, {"config": {"data_format": list, "data_spec": str}})
         config = config["config"]
-        formats = dict(zip(_list_leaves(json.loads(config["data_spec"])[1]), config["data_format"], strict=True))
+        formats = dict(
+            zip(
+                _list_leaves(json.loads(config["data_spec"])[1]), config["data_format"], strict=True
+            )
+        )
     whole = path.name.endswith(".zstd.bin")
     if config.get("encryption") or (config.get("compression") and not whole):
-        found = f"compression {config.get('compression')}, encryption {config.get('encryption')}  ({INDEX})"
-        raise damaged(path, "compressed items", found, "no encryption, and compression of whole chunks or none")
+        found = (
+            f"compression {config.get('compression')}, encryption {config.get('encryption')}  "
+            f"({INDEX})"
+        )
+        raise damaged(
+            path,
+            "compressed items",
+            found,
+            "no encryption, and compression of whole chunks or none",
+        )
     if data[-len(ARROW_END) :] == ARROW_END:
         yield from _read_arrow(data, columns, path)
         return
-    places = [_find_text(name, option, formats, LITDATA_TEXT, path) for option, name in columns.items()]
-    yield from _read_items(data, read_offsets(np.frombuffer(data, np.uint8), path), [None] * len(formats), places, path)
+    places = [
+        _find_text(name, option, formats, LITDATA_TEXT, path) for option, name in columns.items()
+    ]
+    yield from _read_items(
+        data, read_offsets(np.frombuffer(data, np.uint8), path), [None] * len(formats), places, path
+    )
 
 
-def _find_text(name: str, option: str, encodings: dict[str, str], text: tuple[str, ...], path: Path) -> int:
-    """Return the place of a column among all. Raises UserError if it is missing or has another type than `text`."""
+def _find_text(
+    name: str, option: str, encodings: dict[str, str], text: tuple[str, ...], path: Path
+) -> int:
+    """Return the place of a column among all. Raises UserError if it is missing or has another type
+    than `text`.
+    """
     if name not in encodings:
         raise missing_column(path, name, list(encodings), option)
     if encodings[name] not in text:
@@ -155,7 +208,10 @@ def _read_items(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the columns `places` of each item; `sizes` as in `find_columns`."""
     columns = find_columns(np.frombuffer(data, np.uint8), offsets, sizes, path)
-    spans = [zip(a.tolist(), (a + size).tolist(), strict=True) for a, size in (columns[place] for place in places)]
+    spans = [
+        zip(a.tolist(), (a + size).tolist(), strict=True)
+        for a, size in (columns[place] for place in places)
+    ]
     for number, row in enumerate(zip(*spans, strict=True)):
         try:
             yield tuple(data[begin:end].decode() for begin, end in row)
@@ -163,12 +219,16 @@ def _read_items(
             raise damaged(path, "utf-8", error.reason, row=f"{number:,}") from None
 
 
-def _read_arrow(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str | None, ...]]:
+def _read_arrow(
+    data: bytes, columns: dict[str, str], path: Path
+) -> Iterator[tuple[str | None, ...]]:
     """Yield the texts of a chunk that ends with an Arrow file of its items."""
     end = len(data) - len(ARROW_END) - 4
     start = end - int.from_bytes(data[end : end + 4], "little")
     if start < 0:
-        raise damaged(path, "damaged", f"an Arrow file of {end - start:,} bytes", f"at most {end:,} bytes")
+        raise damaged(
+            path, "damaged", f"an Arrow file of {end - start:,} bytes", f"at most {end:,} bytes"
+        )
     try:
         file = pa.ipc.open_file(pa.py_buffer(data)[start:end])
         for option, name in columns.items():
@@ -179,7 +239,9 @@ def _read_arrow(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tu
         for number in range(file.num_record_batches):
             batch = file.get_batch(number)
             batch.validate(full=True)
-            yield from zip(*(get_column(batch, name).to_pylist() for name in columns.values()), strict=True)
+            yield from zip(
+                *(get_column(batch, name).to_pylist() for name in columns.values()), strict=True
+            )
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise damaged(path, "damaged", str(error).splitlines()[0]) from None
 
@@ -198,4 +260,8 @@ def _list_leaves(spec: dict[str, Any], name: str = "") -> list[str]:
     children = spec["children_spec"]
     keys = json.loads(spec["context"]) if spec["type"].endswith("ict") else range(len(children))
     named = zip(keys, children, strict=True)
-    return [leaf for key, child in named for leaf in _list_leaves(child, f"{name}.{key}" if name else str(key))]
+    return [
+        leaf
+        for key, child in named
+        for leaf in _list_leaves(child, f"{name}.{key}" if name else str(key))
+    ]

@@ -1,7 +1,8 @@
-"""Source `stream`: documents of a Hugging Face dataset, streamed by its library without downloading the files first.
+"""Source `stream`: documents of a Hugging Face dataset, streamed by its library without downloading
+the files first.
 
-Nothing but the built corpus is kept on disk. A dataset of the hub is pinned by its commit. Of a local folder, the
-manifest records the hash of each file.
+Nothing but the built corpus is kept on disk. A dataset of the hub is pinned by its commit. Of a
+local folder, the manifest records the hash of each file.
 """
 
 from collections.abc import Iterator
@@ -22,24 +23,38 @@ CHANGES = "columns that are not named are not read"
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """Return the manifest entry of the source. Raises UserError for a dataset of the hub without a commit."""
-    facts = {name: getattr(source, name) for name in ("repository", "revision", "subset", "split", "validation_split")}
+    """Return the manifest entry of the source. Raises UserError for a dataset of the hub without a
+    commit.
+    """
+    facts = {
+        name: getattr(source, name)
+        for name in ("repository", "revision", "subset", "split", "validation_split")
+    }
     facts = {"kind": "stream"} | {name: value for name, value in facts.items() if value is not None}
     folder = Path(str(source.repository))
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        facts["files"] = [{"name": str(path.relative_to(folder)), "sha256": sha256_file(path)} for path in files]
+        facts["files"] = [
+            {"name": str(path.relative_to(folder)), "sha256": sha256_file(path)} for path in files
+        ]
     elif source.revision is None:
-        what, next = "a dataset of the hub needs its commit.", "set revision to its 40 hex digits, or name a folder"
+        what, next = (
+            "a dataset of the hub needs its commit.",
+            "set revision to its 40 hex digits, or name a folder",
+        )
         raise UserError(what, key="source.revision", dataset=source.repository, next=next)
     return facts
 
 
-def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+def documents(
+    source: SourceSettings, downloads: Path | None = None
+) -> Iterator[tuple[str | None, str]]:
     return islice(_stream(source, source.split, "split"), source.maximum_documents)
 
 
-def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+def validation_documents(
+    source: SourceSettings, downloads: Path | None = None
+) -> Iterator[tuple[str | None, str]]:
     return _stream(source, str(source.validation_split), "validation_split")
 
 
@@ -54,7 +69,9 @@ def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[s
             try:
                 row = next(iterator, None)
             except Exception as error:  # errors of the library have no common base but Exception
-                raise _stream_error(source, f"document {number + 1:,} of split {split}", error) from None
+                raise _stream_error(
+                    source, f"document {number + 1:,} of split {split}", error
+                ) from None
             if row is None:
                 return
             number += 1
@@ -65,7 +82,9 @@ def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[s
 
 
 def import_datasets(needed_for: object) -> Any:
-    """Return the package `datasets`. Raises UserError if it is missing or older than `LEAST_VERSION`."""
+    """Return the package `datasets`. Raises UserError if it is missing or older than
+    `LEAST_VERSION`.
+    """
     try:
         import datasets
     except ImportError:
@@ -74,7 +93,9 @@ def import_datasets(needed_for: object) -> Any:
         what = "streamed sources and folders of Hugging Face data sets need the package datasets."
         found = "not installed" if datasets is None else f"version {datasets.__version__}"
         facts = {"found": found, "expected": f"version {LEAST_VERSION} or later"}
-        raise UserError(what, dataset=needed_for, **facts, next='pip install "tokenscale[datasets]"')
+        raise UserError(
+            what, dataset=needed_for, **facts, next='pip install "tokenscale[datasets]"'
+        )
     datasets.disable_progress_bars()
     return datasets
 
@@ -83,12 +104,22 @@ def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
     datasets = import_datasets(source.repository)
     try:
         return datasets.load_dataset(
-            source.repository, name=source.subset, split=split, revision=source.revision, streaming=True
+            source.repository,
+            name=source.subset,
+            split=split,
+            revision=source.revision,
+            streaming=True,
         )
     except Exception as error:
         if "split" in str(error):
-            facts = {"key": f"source.{option}", "dataset": source.repository, "reason": first_line(error)}
-            raise UserError(f"the dataset has no split {split!r}.", **facts, next="choose one of its splits") from None
+            facts = {
+                "key": f"source.{option}",
+                "dataset": source.repository,
+                "reason": first_line(error),
+            }
+            raise UserError(
+                f"the dataset has no split {split!r}.", **facts, next="choose one of its splits"
+            ) from None
         raise _stream_error(source, f"split {split}", error) from None
 
 
@@ -107,4 +138,6 @@ def _stream_error(source: SourceSettings, what: str, error: Exception) -> UserEr
     dataset = f"{source.repository}{f' at {source.revision}' if source.revision else ''}"
     reason = f"{type(error).__name__}: {first_line(error)}"
     next = "check name, revision, subset, network and, for gated data, `hf auth login`"
-    return UserError("a dataset cannot be streamed.", dataset=dataset, file=what, reason=reason, next=next)
+    return UserError(
+        "a dataset cannot be streamed.", dataset=dataset, file=what, reason=reason, next=next
+    )

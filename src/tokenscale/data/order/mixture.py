@@ -1,12 +1,12 @@
 """Order of samples of a weighted mixture of sources: a pure function of (seed, position).
 
-A mixture's stage is divided into blocks of one length. Each block has a fixed number of samples of each source, in
-proportion to the weights, and spreads them evenly: sample i of a source that has c of them lies at (i + u) / c of the
-block, where u is a random number below 1. After any number of samples, a source with share w among k sources has
-therefore been drawn within 1 + k w of its share.
+A mixture's stage is divided into blocks of one length. Each block has a fixed number of samples of
+each source, in proportion to the weights, and spreads them evenly: sample i of a source that has c
+of them lies at (i + u) / c of the block, where u is a random number below 1. After any number of
+samples, a source with share w among k sources has therefore been drawn within 1 + k w of its share.
 
-The samples of a source are numbered through all stages, and come in the source's own global order: a mixture reads the
-whole source once before it reads anything twice.
+The samples of a source are numbered through all stages, and come in the source's own global order:
+a mixture reads the whole source once before it reads anything twice.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ import numpy as np
 
 from tokenscale.data.order.permutation import get_samples, mix64
 
-#: shortest block. A longer one is used if the smallest weight would have less than `LEAST` samples in it
+#: shortest block. A longer one is used if the smallest weight would have less than `LEAST` samples
+#: in it
 BLOCK, LEAST = 1000, 10
 #: between the seeds of sources, so that sources of equal size are in different orders
 SEED_STEP = 0x632BE59BD9B4E019
@@ -28,8 +29,9 @@ CHUNK, AHEAD = 1 << 20, 1 << 17
 def block_counts(weights: tuple[float, ...]) -> np.ndarray:
     """Return the samples of each source in a block, int64 [sources], for weights that add up to 1.
 
-    The length of the block, their sum, is chosen among `BLOCK` lengths so that the shares are as close to the weights
-    as possible. Weights that are fractions with a common denominator of up to 1000 are kept exactly.
+    The length of the block, their sum, is chosen among `BLOCK` lengths so that the shares are as
+    close to the weights as possible. Weights that are fractions with a common denominator of up to
+    1000 are kept exactly.
     """
     shares = np.asarray(weights, dtype=np.float64)
     shortest = max(BLOCK, int(np.ceil(LEAST / shares[shares > 0].min() - 1e-6)))
@@ -46,19 +48,25 @@ def block_counts(weights: tuple[float, ...]) -> np.ndarray:
 class _Stage:
     """Stage of a mixture: its first position, and the samples of each source before it."""
 
-    def __init__(self, number: int, first: int, weights: Sequence[float], before: np.ndarray, seed: int):
+    def __init__(
+        self, number: int, first: int, weights: Sequence[float], before: np.ndarray, seed: int
+    ):
         self.first, self.before = first, before
         self.counts = block_counts(tuple(weights))
         self.length = int(self.counts.sum())
         # sample of a block → its source, and its number among the source's samples in the block
         self._source = np.repeat(np.arange(len(self.counts)), self.counts)
-        self._number = np.arange(self.length) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        self._number = np.arange(self.length) - np.repeat(
+            np.cumsum(self.counts) - self.counts, self.counts
+        )
         self._divisor = self.counts[self._source]
         key = mix64(np.array([(seed ^ 0x6D69787475726531) & ((1 << 64) - 1)], dtype=np.uint64))
         self._key = mix64(key ^ np.uint64(number))
 
     def arrange(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (source, number within the block) of each place of blocks, both int64 [blocks, length]."""
+        """Return (source, number within the block) of each place of blocks, both int64 [blocks,
+        length].
+        """
         keys = mix64(self._key ^ blocks.astype(np.uint64))[:, None]
         bits = mix64(keys ^ mix64(np.arange(self.length, dtype=np.uint64))[None, :])
         random = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -66,7 +74,9 @@ class _Stage:
         return self._source[order], self._number[order]
 
     def count(self, samples: int) -> np.ndarray:
-        """Return how many of the first `samples` samples of the stage come from each source, int64 [sources]."""
+        """Return how many of the first `samples` samples of the stage come from each source, int64
+        [sources].
+        """
         blocks, rest = divmod(samples, self.length)
         sources, _ = self.arrange(np.array([blocks]))
         return blocks * self.counts + np.bincount(sources[0, :rest], minlength=len(self.counts))
@@ -75,13 +85,15 @@ class _Stage:
 class MixtureOrder:
     """Order of a mixture of sources with `sizes` samples.
 
-    `stages` are (first position, weights that add up to 1). The first one begins at position 0. A source whose weights
-    are 0 may be empty. Raises ValueError for an empty source with a weight.
+    `stages` are (first position, weights that add up to 1). The first one begins at position 0. A
+    source whose weights are 0 may be empty. Raises ValueError for an empty source with a weight.
     """
 
     positions_ahead = AHEAD
 
-    def __init__(self, sizes: Sequence[int], stages: Sequence[tuple[int, Sequence[float]]], seed: int):
+    def __init__(
+        self, sizes: Sequence[int], stages: Sequence[tuple[int, Sequence[float]]], seed: int
+    ):
         self.sizes, self._seed = np.array(sizes, dtype=np.int64), seed
         #: sample of the first sample of each source
         self.first_samples = np.concatenate(([0], np.cumsum(self.sizes)[:-1]))
@@ -100,7 +112,9 @@ class MixtureOrder:
         return self._seed + source * SEED_STEP
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (source, number of the sample among all samples of the source) of positions; int64 of their shape."""
+        """Return (source, number of the sample among all samples of the source) of positions; int64
+        of their shape.
+        """
         flat = np.asarray(positions, dtype=np.int64).reshape(-1)
         sources, numbers = np.empty_like(flat), np.empty_like(flat)
         stages = np.searchsorted(self._firsts, flat, side="right") - 1
@@ -112,7 +126,11 @@ class MixtureOrder:
             at_once = max(1, CHUNK // stage.length)
             for first in range(0, len(found), at_once):
                 source_of, number_of = stage.arrange(found[first : first + at_once])
-                own = slice(None) if len(found) <= at_once else (rows >= first) & (rows < first + at_once)
+                own = (
+                    slice(None)
+                    if len(found) <= at_once
+                    else (rows >= first) & (rows < first + at_once)
+                )
                 row, place = rows[own] - first, inside[own]
                 chosen = source_of[row, place]
                 sources[places[own]] = chosen
@@ -131,12 +149,16 @@ class MixtureOrder:
         return found
 
     def count(self, positions: int) -> np.ndarray:
-        """Return how many of the first `positions` samples come from each source, int64 [sources]."""
+        """Return how many of the first `positions` samples come from each source, int64
+        [sources].
+        """
         stage = self._stages[int(np.searchsorted(self._firsts, positions, side="right")) - 1]
         return stage.before + stage.count(positions - stage.first)
 
     def count_by_slot(self, steps: int, global_batch: int, slots: np.ndarray) -> np.ndarray:
-        """Return the samples of each source in each slot in `steps` global batches, int64 [slots, sources]."""
+        """Return the samples of each source in each slot in `steps` global batches, int64 [slots,
+        sources].
+        """
         found = np.zeros((len(slots), len(self.sizes)), dtype=np.int64)
         at_once = max(1, CHUNK // global_batch)
         for first in range(0, steps, at_once):

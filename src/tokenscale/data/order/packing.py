@@ -1,13 +1,19 @@
-"""Pack documents into sequences of one length: split long documents, then best-fit-decreasing or concatenation."""
+"""Pack documents into sequences of one length: split long documents, then best-fit-decreasing or
+concatenation.
+"""
 
 import numpy as np
 
 
-def split_documents(lengths: np.ndarray, sequence_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split documents into pieces of at most `sequence_length` + 1 tokens: (document, start, length), each int64.
+def split_documents(
+    lengths: np.ndarray, sequence_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split documents into pieces of at most `sequence_length` + 1 tokens: (document, start,
+    length), each int64.
 
-    With T = `sequence_length`, piece k covers tokens [k*T, k*T + T + 1) of its document. Neighbouring pieces overlap by
-    one token, so that every label appears once. A document of up to T + 1 tokens is one piece.
+    With T = `sequence_length`, piece k covers tokens [k*T, k*T + T + 1) of its document.
+    Neighbouring pieces overlap by one token, so that every label appears once. A document of up to
+    T + 1 tokens is one piece.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     counts = np.maximum(1, -(-(lengths - 1) // sequence_length))
@@ -18,11 +24,13 @@ def split_documents(lengths: np.ndarray, sequence_length: int) -> tuple[np.ndarr
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack pieces greedily into few rows: longest first, each into the fullest row that has room for it.
+    """Pack pieces greedily into few rows: longest first, each into the fullest row that has room
+    for it.
 
-    Returns (pieces, rows) in compressed sparse row format, int64: row r holds pieces[rows[r]:rows[r+1]]. Deterministic.
-    Open rows are kept in one stack per remaining space, and a bit set finds the tightest fit: about 1 us per piece.
-    (Johnson 1973; Ding et al. 2024, "Fewer Truncations Improve Language Modeling", for its use here.)
+    Returns (pieces, rows) in compressed sparse row format, int64: row r holds
+    pieces[rows[r]:rows[r+1]]. Deterministic. Open rows are kept in one stack per remaining space,
+    and a bit set finds the tightest fit: about 1 us per piece. (Johnson 1973; Ding et al. 2024,
+    "Fewer Truncations Improve Language Modeling", for its use here.)
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     if lengths.size and (lengths.min() < 1 or lengths.max() > capacity):
@@ -52,7 +60,9 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     return decreasing[order], np.concatenate(([0], np.cumsum(np.bincount(row_of, minlength=rows))))
 
 
-def pack(lengths: np.ndarray, capacity: int, window: int = 1 << 18) -> tuple[np.ndarray, np.ndarray]:
+def pack(
+    lengths: np.ndarray, capacity: int, window: int = 1 << 18
+) -> tuple[np.ndarray, np.ndarray]:
     """Apply `best_fit_decreasing` to windows of pieces, in order, so that memory is bounded."""
     pieces, rows, before = [], [np.zeros(1, dtype=np.int64)], 0
     for first in range(0, len(lengths), window):
@@ -63,12 +73,14 @@ def pack(lengths: np.ndarray, capacity: int, window: int = 1 << 18) -> tuple[np.
     return (np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)), np.concatenate(rows)
 
 
-def concatenate(lengths: np.ndarray, sequence_length: int, order: np.ndarray) -> tuple[np.ndarray, ...]:
+def concatenate(
+    lengths: np.ndarray, sequence_length: int, order: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Concatenate documents in `order` and cut after every `sequence_length` tokens.
 
-    Returns (document, start, length) of each piece, int64, row by row, and rows as `best_fit_decreasing` does. With T =
-    `sequence_length`, row r holds tokens [r*T, r*T + T + 1) of the concatenation: neighbouring rows overlap by one
-    token, so that every label appears once.
+    Returns (document, start, length) of each piece, int64, row by row, and rows as
+    `best_fit_decreasing` does. With T = `sequence_length`, row r holds tokens [r*T, r*T + T + 1) of
+    the concatenation: neighbouring rows overlap by one token, so that every label appears once.
     """
     T = sequence_length
     ends = np.cumsum(np.asarray(lengths, dtype=np.int64)[order])

@@ -1,17 +1,28 @@
-"""Global sample order, a pure function of (seed, epoch, index): ranks' shares of it, and digests of batches."""
+"""Global sample order, a pure function of (seed, epoch, index): ranks' shares of it, and digests of
+batches.
+"""
 
 import numpy as np
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
-# constants of splitmix64 as NumPy scalars, to avoid conversions in hundreds of calls per block of the order
-_ADD, _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+# constants of splitmix64 as NumPy scalars, to avoid conversions in hundreds of calls per block of
+# the order
+_ADD, _M1, _M2 = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
-_SALTS = np.array([(number * 0xD1342543DE82EF95) & _MASK for number in range(_ROUNDS)], dtype=np.uint64)[:, None]
+_SALTS = np.array(
+    [(number * 0xD1342543DE82EF95) & _MASK for number in range(_ROUNDS)], dtype=np.uint64
+)[:, None]
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """Apply the finaliser of splitmix64 (Steele, Lea & Flood 2014), a bijective hash, to an array of uint64."""
+    """Apply the finaliser of splitmix64 (Steele, Lea & Flood 2014), a bijective hash, to an array
+    of uint64.
+    """
     x = x + _ADD
     x ^= x >> _S30
     x *= _M1
@@ -24,8 +35,9 @@ def mix64(x: np.ndarray) -> np.ndarray:
 def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int = 0) -> np.ndarray:
     """Permute indices of range(n) by a keyed bijection; int64, in the shape of `index`.
 
-    An alternating Feistel network over the next power of two, keyed by (seed, epoch, round), with cycle walking into
-    range(n) (Black & Rogaway 2002). `epoch` is one number, or one per index. 1 <= n <= 2**62.
+    An alternating Feistel network over the next power of two, keyed by (seed, epoch, round), with
+    cycle walking into range(n) (Black & Rogaway 2002). `epoch` is one number, or one per index. 1
+    <= n <= 2**62.
     """
     index = np.atleast_1d(np.asarray(index, dtype=np.int64))
     if not 1 <= n <= 1 << 62:
@@ -38,7 +50,9 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
     epochs = np.asarray(epoch, dtype=np.int64)
     if epochs.size > 1 and epochs.min() == epochs.max():
         epochs = epochs.reshape(-1)[:1]  # one key for all indices is faster
-    key = mix64(epochs.reshape(-1).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64)))
+    key = mix64(
+        epochs.reshape(-1).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64))
+    )
     keys = mix64(key + _SALTS)  # [rounds, 1 or indices]
     values = _feistel(index.ravel().astype(np.uint64), keys, bits)
     outside = np.flatnonzero(values >= np.uint64(n))
@@ -50,7 +64,9 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Apply the Feistel network once to `bits`-bit numbers. `keys` are [rounds, 1] if shared, or [rounds, values]."""
+    """Apply the Feistel network once to `bits`-bit numbers. `keys` are [rounds, 1] if shared, or
+    [rounds, values].
+    """
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
@@ -64,7 +80,9 @@ def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 
 
 def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Return the sample at each position p >= 0 of the endless order, index p % n of epoch p // n; int64."""
+    """Return the sample at each position p >= 0 of the endless order, index p % n of epoch p // n;
+    int64.
+    """
     positions = np.asarray(positions, dtype=np.int64)
     epochs, indices = np.divmod(positions, n)
     found = np.empty_like(positions)
@@ -102,8 +120,9 @@ MODULUS = 1 << 52
 def row_digest(step: int, slots: np.ndarray | range, *ids: np.ndarray) -> int:
     """Return the sum over slots of a 64-bit hash of (step, slot, ids...), modulo 2**52.
 
-    `ids` are arrays [len(slots)] that identify the content of a slot: (row,), or (document, offset). The digests of all
-    ranks add up, modulo 2**52, to the digest of the global batch, for every world size.
+    `ids` are arrays [len(slots)] that identify the content of a slot: (row,), or (document,
+    offset). The digests of all ranks add up, modulo 2**52, to the digest of the global batch, for
+    every world size.
     """
     return row_digests(np.array([step]), slots, *(np.asarray(values)[None] for values in ids))[0]
 
@@ -112,14 +131,18 @@ def row_digests(steps: np.ndarray, slots: np.ndarray | range, *ids: np.ndarray) 
     """Return `row_digest` of several steps. `ids` are arrays [len(steps), len(slots)]."""
     slots = np.asarray(slots, dtype=np.int64)
     shape = (len(steps), len(slots))
-    mixed = np.broadcast_to(mix64(np.asarray(steps, dtype=np.int64).astype(np.uint64))[:, None], shape)
+    mixed = np.broadcast_to(
+        mix64(np.asarray(steps, dtype=np.int64).astype(np.uint64))[:, None], shape
+    )
     for values in (np.broadcast_to(slots, shape), *ids):
         mixed = mix64(mixed ^ mix64(np.asarray(values, dtype=np.int64).astype(np.uint64)))
     return (mixed.sum(axis=1, dtype=np.uint64) % np.uint64(MODULUS)).tolist()
 
 
 def rank_slots(global_batch: int, rank: int, world_size: int) -> range:
-    """Return the contiguous slots of a rank. Counts differ by at most one; the first ranks have more."""
+    """Return the contiguous slots of a rank. Counts differ by at most one; the first ranks have
+    more.
+    """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside range({world_size})")
     least, more = divmod(global_batch, world_size)
@@ -128,12 +151,16 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> range:
 
 
 def micro_steps(global_batch: int, world_size: int, micro_batch: int) -> int:
-    """Return the forward passes per optimizer step, equal on all ranks; an empty micro-batch contributes zero."""
+    """Return the forward passes per optimizer step, equal on all ranks; an empty micro-batch
+    contributes zero.
+    """
     largest = -(-global_batch // world_size)
     return -(-largest // micro_batch)
 
 
 def shard_rows(rows: int, index: int, count: int) -> range:
-    """Return the rows of shard `index` of `count`, as torch.chunk and FSDP2 split them: the last may be smaller."""
+    """Return the rows of shard `index` of `count`, as torch.chunk and FSDP2 split them: the last
+    may be smaller.
+    """
     each = -(-rows // count)
     return range(min(index * each, rows), min((index + 1) * each, rows))

@@ -35,7 +35,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of ids as recorded in a store's manifest: equal ids and origin give an equal manifest."""
+    """Origin of ids as recorded in a store's manifest: equal ids and origin give an equal
+    manifest.
+    """
 
     tokenizer: dict[str, Any]  # name, kind, file_sha256
     vocabulary_size: int
@@ -44,7 +46,8 @@ class Origin:
     pad_id: int
     source: dict[str, Any]  # hashes of the text, or of converted files
     engine: str = ""  # tokenizer engine; for the build record, not for the manifest
-    command: str | None = None  # command that writes the store again, without a workflow rule; for the build record
+    # command that writes the store again, without a workflow rule; for the build record
+    command: str | None = None
 
 
 class Documents(Protocol):
@@ -66,7 +69,9 @@ class Documents(Protocol):
 
 
 class DocumentRange:
-    """Documents of part k of n: consecutive documents, in whole groups of the digest; see `Documents`."""
+    """Documents of part k of n: consecutive documents, in whole groups of the digest; see
+    `Documents`.
+    """
 
     def __init__(self, documents: Documents, number: int, parts: int):
         self.documents, self.number, self.parts = documents, number, parts
@@ -102,7 +107,8 @@ def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: i
 
 
 def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) -> Chunk:
-    """Add control ids to pairs; `ids` int32 [sum(lengths)], `lengths` [2 * documents] of source, target, source, …
+    """Add control ids to pairs; `ids` int32 [sum(lengths)], `lengths` [2 * documents] of source,
+    target, source, …
 
     >>> frame_pairs(np.array([5, 6, 7], np.int32), np.array([2, 1]), 0, 1).ids.tolist()
     [0, 5, 6, 1, 7, 1]
@@ -116,8 +122,9 @@ def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) 
 class IdsDigest:
     """Digest of all documents in order, independent of the storage format.
 
-    XXH3-128 of the ids (int32, little-endian) and lengths (int64) of every 1,000 documents, then SHA-256 over these
-    hashes. Groups are hashed independently, so that a store can be written in parts.
+    XXH3-128 of the ids (int32, little-endian) and lengths (int64) of every 1,000 documents, then
+    SHA-256 over these hashes. Groups are hashed independently, so that a store can be written in
+    parts.
     """
 
     ALGORITHM = "sha256 of xxh3-128 of ids and lengths by 1,000 documents"
@@ -160,15 +167,17 @@ IGNORED = -100
 def make_labels(
     rows: np.ndarray, starts: Iterable[np.ndarray] | None = None, lengths: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return labels [n, T], int64, of rows [n, T + 1]: label t is token t + 1, or −100 if that token
+    """Return labels [n, T], int64, of rows [n, T + 1]: label t is token t + 1, or −100 if that
+    token
 
-    - begins a document or a piece (BOS, or a token repeated from the previous piece). `starts` has the positions of
-      such tokens for each row, with or without the row's first token, which is never a label;
-    - is padding: at or after `lengths` [n], in tokens of the row. Ids are not compared, so a pad id that also occurs in
-      documents remains a label there.
+    - begins a document or a piece (BOS, or a token repeated from the previous piece). `starts` has
+      the positions of such tokens for each row, with or without the row's first token, which is
+      never a label;
+    - is padding: at or after `lengths` [n], in tokens of the row. Ids are not compared, so a pad id
+      that also occurs in documents remains a label there.
 
-    `starts` None: only the first token of a row begins a document. `lengths` None: all rows are full. A document of n
-    tokens has n − 1 labels in every approach that keeps it whole.
+    `starts` None: only the first token of a row begins a document. `lengths` None: all rows are
+    full. A document of n tokens has n − 1 labels in every approach that keeps it whole.
     """
     labels = rows.astype(np.int64)
     if starts is not None:
@@ -180,8 +189,12 @@ def make_labels(
     return labels[:, 1:]
 
 
-def pad_documents(documents: Sequence[np.ndarray], width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and labels, int64 [n, width − 1], of documents cut or right-padded to `width` tokens."""
+def pad_documents(
+    documents: Sequence[np.ndarray], width: int, pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and labels, int64 [n, width − 1], of documents cut or right-padded to `width`
+    tokens.
+    """
     tokens = np.full((len(documents), width), pad_id, dtype=np.int64)
     lengths = [min(len(document), width) for document in documents]
     for row, document, length in zip(tokens, documents, lengths, strict=True):

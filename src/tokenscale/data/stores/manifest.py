@@ -1,7 +1,7 @@
 """Manifest of a token store: written last by every writer, checked first by every reader.
 
-A store is a folder with `manifest.json` and the files it lists, or `<name>.parquet`, `<name>.records` and
-`<name>.manifest.json`. Readers accept the folder or the path of the manifest.
+A store is a folder with `manifest.json` and the files it lists, or `<name>.parquet`,
+`<name>.records` and `<name>.manifest.json`. Readers accept the folder or the path of the manifest.
 """
 
 import shlex
@@ -44,7 +44,9 @@ class SingleFile:
     command: str  # command that writes it again
 
     def list_files(self, folder: Path) -> list[Path]:
-        return [folder / f"{self.name}{ending}" for ending in (".parquet", ".records", ".manifest.json")]
+        return [
+            folder / f"{self.name}{ending}" for ending in (".parquet", ".records", ".manifest.json")
+        ]
 
 
 def resolve_store(where: Path) -> tuple[Path, Path]:
@@ -60,12 +62,15 @@ def resolve_store(where: Path) -> tuple[Path, Path]:
 
 
 def rebuild_command(where: Path, file: str = "") -> str:
-    """Return the command that rebuilds a store, or the part of it that `file` of its manifest belongs to."""
+    """Return the command that rebuilds a store, or the part of it that `file` of its manifest
+    belongs to.
+    """
     folder, manifest = resolve_store(where)
     if file.startswith("parts/"):
         return f"snakemake -f {(folder / file).parent / 'manifest.json'}"
     with suppress(UserError, ValueError, LookupError, TypeError, AttributeError):
-        command = read_json(build_record_path(manifest))["command"]  # of a store without a rule, by whoever wrote it
+        # of a store without a rule, by whoever wrote it
+        command = read_json(build_record_path(manifest))["command"]
         words = shlex.split(command)
         if words[0] == "tokenscale" and shlex.join(words) == command:
             return command
@@ -75,17 +80,25 @@ def rebuild_command(where: Path, file: str = "") -> str:
 
 
 def build_record_path(manifest: Path) -> Path:
-    """Return the path of the build record next to a manifest: `build.json` or `<name>.build.json`."""
+    """Return the path of the build record next to a manifest: `build.json` or
+    `<name>.build.json`.
+    """
     return manifest.with_name(manifest.name.removesuffix("manifest.json") + "build.json")
 
 
 def read_store_manifest(where: Path) -> dict[str, Any]:
-    """Read the manifest of a store. Raises UserError for a missing, broken, changed or too new manifest."""
+    """Read the manifest of a store. Raises UserError for a missing, broken, changed or too new
+    manifest.
+    """
     path = resolve_store(where)[1]
-    manifest = read_manifest_file(path, "token store", VERSION, rebuild_command(where), oldest=VERSION)
+    manifest = read_manifest_file(
+        path, "token store", VERSION, rebuild_command(where), oldest=VERSION
+    )
     if not is_sealed(manifest, SEAL) or read_file(path) != pretty_json(manifest).encode():
         expected, next = f"the content of {SEAL}, as it was written", rebuild_command(where)
-        raise changed_error("the manifest of the token store", path, expected, "other content", next)
+        raise changed_error(
+            "the manifest of the token store", path, expected, "other content", next
+        )
     del manifest[SEAL]
     with report_malformed(path, "manifest of the token store", rebuild_command(where)):
         if manifest["format"] not in FORMATS:
@@ -93,7 +106,9 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
             check_relative_path(file["name"])
-        check_types(manifest.get("text_sample", dict.fromkeys(LOST, 0)), dict.fromkeys(LOST, (int, float)))
+        check_types(
+            manifest.get("text_sample", dict.fromkeys(LOST, 0)), dict.fromkeys(LOST, (int, float))
+        )
         for file in manifest.get("records", {}).get("files", []):
             check_types(file, {"name": str, "records": int, "bytes": int})
             check_relative_path(file["name"])
@@ -112,10 +127,10 @@ def open_store(
 ) -> dict[str, Any]:
     """Check a store (its folder, or the path of its manifest) and return its manifest.
 
-    Parameters that are None are not compared. `vocabulary_size` is the largest vocabulary that the reader supports, and
-    `requested_by` is shown in errors. File sizes are checked. Contents are verified by the readers of `packed` and of
-    records when they are first read, and here for other formats. Raises UserError with both values and the command that
-    rebuilds the store.
+    Parameters that are None are not compared. `vocabulary_size` is the largest vocabulary that the
+    reader supports, and `requested_by` is shown in errors. File sizes are checked. Contents are
+    verified by the readers of `packed` and of records when they are first read, and here for other
+    formats. Raises UserError with both values and the command that rebuilds the store.
     """
     manifest = read_store_manifest(where)
     folder, path = resolve_store(where)
@@ -125,18 +140,28 @@ def open_store(
         "corpus manifest, sha256": (corpus_manifest_sha256, manifest.get("corpus_manifest_sha256")),
     }
     facts = {"format": (expected.format, manifest["format"])}
-    facts |= {name: (value, manifest["options"].get(name)) for name, value in expected.options().items()}
+    facts |= {
+        name: (value, manifest["options"].get(name)) for name, value in expected.options().items()
+    }
     facts |= {name: pair for name, pair in given.items() if pair[0] is not None}
     if vocabulary_size is not None and vocabulary_size < manifest["vocabulary_size"]:
         facts["vocabulary of at most"] = vocabulary_size, manifest["vocabulary_size"]
     for name, (requested, found) in facts.items():
         if requested != found:
             single = path.name != "manifest.json"
-            has = f"{folder / (path.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
+            has = (
+                f"{folder / (path.name.removesuffix('.manifest.json') + '.parquet') if single else folder} "
+                "has"
+            )
             wants = f"{requested_by} wants {name}"
             width = max(len(wants), len(has))
-            # rebuilding a folder uses the options in its name; the command of a single file contains them
-            next = "wrote it: change its options, or the settings of the run" if single else "rebuilds it"
+            # rebuilding a folder uses the options in its name; the command of a single file
+            # contains them
+            next = (
+                "wrote it: change its options, or the settings of the run"
+                if single
+                else "rebuilds it"
+            )
             raise UserError(
                 "the token store does not match this run.",
                 run=f"{wants:<{width}}  {requested}",
@@ -144,7 +169,8 @@ def open_store(
                 next=f"{rebuild_command(where)}   {next}",
             )
     next = rebuild_command(where)
-    read = manifest["format"] == "packed" or "records" in manifest  # their readers verify what they read
+    # their readers verify what they read
+    read = manifest["format"] == "packed" or "records" in manifest
     for file in (*manifest.get("records", {}).get("files", []), *manifest["files"]):
         restore = rebuild_command(where, file["name"]) if "parts" in manifest else next
         sha256 = None if read else file.get("sha256")
@@ -153,10 +179,14 @@ def open_store(
 
 
 def open_records(where: Path, manifest: dict[str, Any]) -> Records:
-    """Open the records files of a `padded` or `token-list` store. Raises UserError if it has none."""
+    """Open the records files of a `padded` or `token-list` store. Raises UserError if it has
+    none.
+    """
     if "records" not in manifest:
         next = rebuild_command(where)
-        raise UserError("the token store has no records files, which are read.", store=where, next=next)
+        raise UserError(
+            "the token store has no records files, which are read.", store=where, next=next
+        )
     return Records(
         resolve_store(where)[0],
         manifest["records"]["files"],
@@ -168,7 +198,9 @@ def open_records(where: Path, manifest: dict[str, Any]) -> Records:
 
 
 def load_reader(form: str) -> type:
-    """Return the reader class of a store format, called with (store, manifest from `open_store`)."""
+    """Return the reader class of a store format, called with (store, manifest from
+    `open_store`).
+    """
     return resolve_name(FORMATS[form].reader)
 
 

@@ -1,14 +1,18 @@
 """Store format `packed`: memory-mapped full rows without dropped tokens.
 
-- `tokens.bin`: consecutive rows of `sequence_length` + 1 ids, uint16 if the vocabulary allows, else uint32;
+- `tokens.bin`: consecutive rows of `sequence_length` + 1 ids, uint16 if the vocabulary allows, else
+  uint32;
 - `checksums.npy`: uint64 [rows], XXH3-64 of each row's bytes, verified when the row is first read;
-- `pieces.npy`: int32 [pieces], lengths of the pieces, row by row; the rest of a row is padding on the right;
+- `pieces.npy`: int32 [pieces], lengths of the pieces, row by row; the rest of a row is padding on
+  the right;
 - `rows.npy`: int64 [rows + 1]; row r has pieces[rows[r]:rows[r + 1]];
-- `documents.npy`, `starts.npy`: int64 [pieces], the document of each piece and the offset of its first token.
+- `documents.npy`, `starts.npy`: int64 [pieces], the document of each piece and the offset of its
+  first token.
 
-Documents longer than a row are split into pieces that overlap by one token, so every label appears exactly once. Rows
-are packed by best-fit-decreasing and stored in shuffled order with a fixed seed, so that sequential reads are shuffled.
-With the option `packing=concatenate`, shuffled documents are concatenated and cut at row ends.
+Documents longer than a row are split into pieces that overlap by one token, so every label appears
+exactly once. Rows are packed by best-fit-decreasing and stored in shuffled order with a fixed seed,
+so that sequential reads are shuffled. With the option `packing=concatenate`, shuffled documents are
+concatenated and cut at row ends.
 """
 
 import mmap
@@ -31,7 +35,8 @@ from tokenscale.data.stores.manifest import rebuild_command, resolve_store
 
 #: files up to this size are mapped completely at opening
 POPULATE_BYTES = 1 << 30
-#: sampled rows of a larger store, one a batch, that must be in the page cache before read-ahead is no longer requested
+#: sampled rows of a larger store, one a batch, that must be in the page cache before read-ahead is
+#: no longer requested
 RESIDENT_ROWS = 64
 MADV_POPULATE_READ = 22
 #: rows per block that is verified
@@ -43,9 +48,9 @@ CHUNK_TOKENS = 1 << 20
 def _map_file(path: Path) -> mmap.mmap:
     """Map a file.
 
-    Files of up to `POPULATE_BYTES` are read completely on Linux: page faults would cost about 5 us per batch in the
-    first epoch. For larger files the kernel's read-around of 128 KiB per fault is disabled: rows are read in
-    random order, so a batch would cost 70 times its size.
+    Files of up to `POPULATE_BYTES` are read completely on Linux: page faults would cost about 5 us
+    per batch in the first epoch. For larger files the kernel's read-around of 128 KiB per fault is
+    disabled: rows are read in random order, so a batch would cost 70 times its size.
     """
     with open(path, "rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -70,10 +75,17 @@ class Buffers:
 class Plan:
     """Rows of the next batches, computed at once to share NumPy's overhead.
 
-    `indices` are [batches, n]. `checksums[i]` are the checksums of batch i's rows; None if all were verified.
+    `indices` are [batches, n]. `checksums[i]` are the checksums of batch i's rows; None if all were
+    verified.
     """
 
-    def __init__(self, indices: np.ndarray, ignored: np.ndarray, ends: list[int], checksums: list[list[int]] | None):
+    def __init__(
+        self,
+        indices: np.ndarray,
+        ignored: np.ndarray,
+        ends: list[int],
+        checksums: list[list[int]] | None,
+    ):
         self.indices, self.checksums = indices, checksums
         self._ignored, self._ends = ignored, ends
 
@@ -83,10 +95,12 @@ class Plan:
 
 
 class _Part:
-    """Files of a folder of a store. A table is opened, and verified if `files` has its hash, when it is first read:
+    """Files of a folder of a store. A table is opened, and verified if `files` has its hash, when
+    it is first read:
 
-    `checksums`, XXH3-64 of each row, uint64 [rows]; `rows`, first piece of each row, int64 [rows + 1]; `pieces`, tokens
-    of each piece, int32 [pieces]; `documents` and `starts`, document of each piece and offset in it, int64 [pieces].
+    `checksums`, XXH3-64 of each row, uint64 [rows]; `rows`, first piece of each row, int64 [rows +
+    1]; `pieces`, tokens of each piece, int32 [pieces]; `documents` and `starts`, document of each
+    piece and offset in it, int64 [pieces].
     """
 
     checksums: np.ndarray
@@ -95,7 +109,9 @@ class _Part:
     documents: np.ndarray
     starts: np.ndarray
 
-    def __init__(self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int):
+    def __init__(
+        self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int
+    ):
         self.where, self.first_row, self.first_document = where, first_row, first_document
         self.tokens_path = where / "tokens.bin"
         self._files = {Path(file["name"]).name: file for file in files}
@@ -107,22 +123,26 @@ class _Part:
         if file is not None:
             next = rebuild_command(self.where)
             check_file(path, file["bytes"], file["sha256"], what="token store", next=next)
-        table = np.load(path, mmap_mode="r")  # indexing this object costs many times as much as a plain view
+        # indexing this object costs many times as much as a plain view
+        table = np.load(path, mmap_mode="r")
         self.__dict__[name] = np.frombuffer(_map_file(path), table.dtype, table.size, table.offset)
         return self.__dict__[name]
 
     @cached_property
     def views(self) -> tuple[memoryview, memoryview]:
-        """Return `rows` and `pieces` as memoryviews, of which single values are read faster than of arrays."""
+        """Return `rows` and `pieces` as memoryviews, of which single values are read faster than of
+        arrays.
+        """
         return memoryview(self.rows), memoryview(self.pieces)
 
 
 class PackedStore:
-    """Random access to the rows of a `packed` store. `manifest` comes from `stores.manifest.open_store`.
+    """Random access to the rows of a `packed` store. `manifest` comes from
+    `stores.manifest.open_store`.
 
-    Each row is verified when it is first read, unless `verify` is False. A table beside the rows is opened and verified
-    when it is first read. `others` are further stores (folder or manifest, content) of the same tokenizer and sequence
-    length, whose rows follow.
+    Each row is verified when it is first read, unless `verify` is False. A table beside the rows is
+    opened and verified when it is first read. `others` are further stores (folder or manifest,
+    content) of the same tokenizer and sequence length, whose rows follow.
     """
 
     def __init__(
@@ -137,7 +157,9 @@ class PackedStore:
         #: rows of each store
         self.sizes: list[int] = [content["rows"] for _, content in stores]
         self.where = where
-        self.manifest = manifest | {name: sum(content[name] for _, content in stores) for name in ("rows", "documents")}
+        self.manifest = manifest | {
+            name: sum(content[name] for _, content in stores) for name in ("rows", "documents")
+        }
         self.sequence_length: int = manifest["sequence_length"]
         self._dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self._row_bytes = (self.sequence_length + 1) * self._dtype.itemsize
@@ -147,7 +169,9 @@ class PackedStore:
             self._parts += _list_parts(folder, content, verify, row, document)
             row, document = row + content["rows"], document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
-        self._small = len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES
+        self._small = (
+            len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES
+        )
         #: sampled rows in a row that were in the page cache
         self._resident = self._calls = 0
         self._sample = [bytearray(self._row_bytes)]
@@ -161,11 +185,15 @@ class PackedStore:
         return self.manifest["rows"]
 
     def buffers(self, rows: int, out: type = np.int64) -> Buffers:
-        """Return buffers for batches of `rows` rows; use `out` int32 to widen ids later, on a device."""
+        """Return buffers for batches of `rows` rows; use `out` int32 to widen ids later, on a
+        device.
+        """
         return Buffers(rows, self.sequence_length, self._dtype, out)
 
     def plan(self, indices: np.ndarray) -> Plan:
-        """Prepare reading batches of rows, `indices` [batches, n]. Raises IndexError for a row that does not exist."""
+        """Prepare reading batches of rows, `indices` [batches, n]. Raises IndexError for a row that
+        does not exist.
+        """
         indices = np.ascontiguousarray(indices, dtype=np.intp)
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"a row outside 0 … {len(self) - 1}")
@@ -176,7 +204,8 @@ class PackedStore:
         return Plan(indices, flat, ends, self._row_checksums(indices).tolist() if fresh else None)
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
-        """Read batch i of a plan into the buffers; labels are −100 on padding and on each piece's first token.
+        """Read batch i of a plan into the buffers; labels are −100 on padding and on each piece's
+        first token.
 
         Raises UserError for a changed row.
         """
@@ -184,7 +213,9 @@ class PackedStore:
         if self._in_memory and len(self._parts) == 1:
             self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
         else:  # page faults of a mapping would read a row's pages one by one
-            for (number, position), target in zip(self._places(indices, self._row_bytes), into.row_bytes, strict=True):
+            for (number, position), target in zip(
+                self._places(indices, self._row_bytes), into.row_bytes, strict=True
+            ):
                 os.preadv(self._open[number], [target], position)
         if plan.checksums is not None:
             if (hashes := list(map(xxh3_64_intdigest, into.row_bytes))) != plan.checksums[i]:
@@ -201,8 +232,9 @@ class PackedStore:
     def will_read(self, indices: np.ndarray) -> None:
         """Request read-ahead of rows of a large store, without waiting for them.
 
-        One row of each call is sampled: where the last `RESIDENT_ROWS` samples were in the page cache, nothing is
-        requested, which would cost as much as reading, and only every eighth call is sampled.
+        One row of each call is sampled: where the last `RESIDENT_ROWS` samples were in the page
+        cache, nothing is requested, which would cost as much as reading, and only every eighth call
+        is sampled.
         """
         if self._small or not len(indices) or not hasattr(os, "posix_fadvise"):
             return
@@ -213,7 +245,9 @@ class PackedStore:
         self._resident = self._resident + 1 if self._is_resident(*place) else 0
         if not self._in_memory:
             for number, position in self._places(indices, self._row_bytes):
-                os.posix_fadvise(self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(
+                    self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED
+                )
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows as `read` does, as new arrays."""
@@ -230,7 +264,9 @@ class PackedStore:
         return buffers
 
     def unmask_first_tokens(self, indices: np.ndarray, into: Buffers) -> int:
-        """Let first tokens of documents count as labels of the rows just read. Return the labels that count."""
+        """Let first tokens of documents count as labels of the rows just read. Return the labels
+        that count.
+        """
         into.labels_bt[...] = into.targets
         counts, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
         filled = ends[np.cumsum(counts) - 1]  # tokens of each row, without padding
@@ -239,7 +275,9 @@ class PackedStore:
         return int(padding.size - np.count_nonzero(padding))
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
-        """Return where pieces begin in the inputs of rows, bool [n, T], for a document mask. Padding is a piece."""
+        """Return where pieces begin in the inputs of rows, bool [n, T], for a document mask.
+        Padding is a piece.
+        """
         counts, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
         marks = np.zeros((len(indices), self.sequence_length + 2), dtype=bool)
         marks[np.repeat(np.arange(len(indices)), counts), ends] = True
@@ -255,7 +293,12 @@ class PackedStore:
                 yield from self._chunks_of(part, max(0, first - begin), min(end, last) - begin)
 
     def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
-        all_pieces, pointers, documents, starts = part.pieces, part.rows, part.documents, part.starts
+        all_pieces, pointers, documents, starts = (
+            part.pieces,
+            part.rows,
+            part.documents,
+            part.starts,
+        )
         order = np.lexsort((starts, documents))
         bounds = np.searchsorted(np.asarray(documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
@@ -268,7 +311,11 @@ class PackedStore:
         in_row = ends - all_pieces - (ends - all_pieces)[pointers[:-1]][row_of]
         rows, begins = row_of[order], (row_of * (self.sequence_length + 1) + in_row)[order] + shared
         flat = np.frombuffer(_map_file(part.tokens_path), dtype=self._dtype)
-        lengths = np.add.reduceat(sizes, bounds[:-1], dtype=np.int64) if last > first else np.zeros(0, np.int64)
+        lengths = (
+            np.add.reduceat(sizes, bounds[:-1], dtype=np.int64)
+            if last > first
+            else np.zeros(0, np.int64)
+        )
         ends = np.cumsum(lengths)
         begin = 0
         while begin < len(lengths):
@@ -277,16 +324,21 @@ class PackedStore:
             pieces = slice(bounds[begin], bounds[end])
             self._verify(np.unique(rows[pieces]) + part.first_row)
             piece_sizes = sizes[pieces]
-            # position in the token file of each token of these pieces: begin of its piece + offset in the piece
+            # position in the token file of each token of these pieces: begin of its piece + offset
+            # in the piece
             offsets = np.cumsum(piece_sizes) - piece_sizes
-            positions = np.repeat(begins[pieces] - offsets, piece_sizes) + np.arange(piece_sizes.sum())
+            positions = np.repeat(begins[pieces] - offsets, piece_sizes) + np.arange(
+                piece_sizes.sum()
+            )
             yield Chunk(flat[positions].astype(np.int32), lengths[begin:end])
             begin = end
 
     @cached_property
     def _tokens(self) -> np.ndarray:
         """The mapped tokens of a store of one part, [rows, T + 1]."""
-        return np.frombuffer(_map_file(self._parts[0].tokens_path), self._dtype).reshape(-1, self.sequence_length + 1)
+        return np.frombuffer(_map_file(self._parts[0].tokens_path), self._dtype).reshape(
+            -1, self.sequence_length + 1
+        )
 
     @property
     def _in_memory(self) -> bool:
@@ -295,7 +347,10 @@ class PackedStore:
     def _is_resident(self, number: int, position: int) -> bool:
         """Return whether a row is in the page cache; False where the file system cannot tell."""
         try:
-            return os.preadv(self._open[number], self._sample, position, os.RWF_NOWAIT) == self._row_bytes
+            return (
+                os.preadv(self._open[number], self._sample, position, os.RWF_NOWAIT)
+                == self._row_bytes
+            )
         except (AttributeError, OSError):  # not Linux; would wait, or is not supported
             return False
 
@@ -305,13 +360,17 @@ class PackedStore:
     def _places(self, indices: np.ndarray, size: int = 1) -> Iterator[tuple[int, int]]:
         """Yield (part, place in it) of each row, in rows or in rows of `size` bytes."""
         numbers = self._part_numbers(indices)
-        return zip(numbers.tolist(), ((indices - self._first_rows[numbers]) * size).tolist(), strict=True)
+        return zip(
+            numbers.tolist(), ((indices - self._first_rows[numbers]) * size).tolist(), strict=True
+        )
 
     def _row_checksums(self, indices: np.ndarray) -> np.ndarray:
         """Return the stored checksums of rows, uint64 of the shape of `indices`."""
         if len(self._parts) == 1:
             return self._parts[0].checksums[indices]
-        found = [self._parts[number].checksums[row] for number, row in self._places(indices.reshape(-1))]
+        found = [
+            self._parts[number].checksums[row] for number, row in self._places(indices.reshape(-1))
+        ]
         return np.array(found, dtype="<u8").reshape(indices.shape)
 
     def _is_unseen(self, indices: np.ndarray) -> np.ndarray:  # bool of the shape of `indices`
@@ -324,15 +383,20 @@ class PackedStore:
             self.stored(unseen[first : first + BLOCK_ROWS])
 
     def _ignored(self, indices: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ignored labels of n rows as indices into the flattened [batch, T], their offsets per row [n + 1])."""
+        """Return (ignored labels of n rows as indices into the flattened [batch, T], their offsets
+        per row [n + 1]).
+        """
         n, T = len(indices), self.sequence_length
         counts, ends = self._piece_ends(indices)
         final = np.cumsum(counts) - 1
-        following = np.ones(len(ends), dtype=np.int64)  # after each piece one label is ignored: the next first token
+        # after each piece one label is ignored: the next first token
+        following = np.ones(len(ends), dtype=np.int64)
         following[final] = T + 1 - ends[final]  # after a row's last piece: padding
         row_of = np.repeat(np.arange(n) % max(1, batch), counts)
         skipped = np.cumsum(following)
-        flat = np.repeat(row_of * T + ends - 1 - (skipped - following), following) + np.arange(following.sum())
+        flat = np.repeat(row_of * T + ends - 1 - (skipped - following), following) + np.arange(
+            following.sum()
+        )
         return flat, np.concatenate(([0], skipped[final]))
 
     def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -342,7 +406,9 @@ class PackedStore:
             first = pointers[indices]
             counts = pointers[indices + 1] - first
             begins = np.cumsum(counts) - counts
-            sizes = pieces[np.repeat(first - begins, counts) + np.arange(counts.sum())].astype(np.int64)
+            sizes = pieces[np.repeat(first - begins, counts) + np.arange(counts.sum())].astype(
+                np.int64
+            )
         else:
             counts, sizes = self._gather_pieces(indices)
             begins = np.cumsum(counts) - counts
@@ -350,7 +416,9 @@ class PackedStore:
         return counts, ends - np.repeat((ends - sizes)[begins], counts)
 
     def _gather_pieces(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (pieces of each row [n], their lengths, row by row [pieces]) of rows of several parts."""
+        """Return (pieces of each row [n], their lengths, row by row [pieces]) of rows of several
+        parts.
+        """
         counts: list[int] = []
         sizes: list[int] = []
         for number, row in self._places(indices):  # a few rows of each of many parts
@@ -360,17 +428,25 @@ class PackedStore:
             sizes += pieces[first:last]
         return np.array(counts, dtype=np.int64), np.array(sizes, dtype=np.int64)
 
-    def _changed_row_error(self, indices: np.ndarray, hashes: list[int], right: list[int]) -> UserError:
+    def _changed_row_error(
+        self, indices: np.ndarray, hashes: list[int], right: list[int]
+    ) -> UserError:
         n = int(np.flatnonzero(np.array(hashes, np.uint64) != np.array(right, np.uint64))[0])
         row, part = int(indices[n]), self._parts[self._part_numbers(indices[n])]
         place = f"{row:,} of {len(self):,}, byte {(row - part.first_row) * self._row_bytes:,} on"
         expected, found = f"XXH3 {right[n]:016x}  (checksums.npy)", f"XXH3 {hashes[n]:016x}"
         next = rebuild_command(part.where)
-        return changed_error("a row of the token store", part.tokens_path, expected, found, next, row=place)
+        return changed_error(
+            "a row of the token store", part.tokens_path, expected, found, next, row=place
+        )
 
 
-def _list_parts(where: Path, manifest: dict[str, Any], verify: bool, row: int, document: int) -> list[_Part]:
-    """Return the folders of a store whose first row and document have these numbers, in the order of rows."""
+def _list_parts(
+    where: Path, manifest: dict[str, Any], verify: bool, row: int, document: int
+) -> list[_Part]:
+    """Return the folders of a store whose first row and document have these numbers, in the order
+    of rows.
+    """
     files: dict[str, list[dict[str, Any]]] = {}
     for file in manifest["files"]:
         if verify and "checked_by" not in file:

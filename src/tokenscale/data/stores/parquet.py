@@ -1,9 +1,10 @@
 """Readers of the store formats `padded` and `token-list`.
 
-`padded` has one document per row, cut or right-padded to `sequence_length` + 1 tokens so that inputs and labels have
-`sequence_length` positions, in the columns `input_ids` and `attention_mask`. `token-list` has whole documents as lists
-of ids. Other programs read the Parquet shards. These readers read records files, which hold the same documents without
-padding (see `data.records`): a row group is the smallest decodable unit of a shard.
+`padded` has one document per row, cut or right-padded to `sequence_length` + 1 tokens so that
+inputs and labels have `sequence_length` positions, in the columns `input_ids` and `attention_mask`.
+`token-list` has whole documents as lists of ids. Other programs read the Parquet shards. These
+readers read records files, which hold the same documents without padding (see `data.records`): a
+row group is the smallest decodable unit of a shard.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ CHUNK_DOCUMENTS = 1000
 
 
 class PaddedStore:
-    """Random access to the rows of a `padded` store. `manifest` comes from `stores.manifest.open_store`."""
+    """Random access to the rows of a `padded` store. `manifest` comes from
+    `stores.manifest.open_store`.
+    """
 
     def __init__(self, where: Path, manifest: dict[str, Any]):
         self.manifest = manifest
@@ -39,7 +42,9 @@ class PaddedStore:
 
 
 class TokenListStore:
-    """Random access to the documents of a `token-list` store. `manifest` comes from `stores.manifest.open_store`."""
+    """Random access to the documents of a `token-list` store. `manifest` comes from
+    `stores.manifest.open_store`.
+    """
 
     def __init__(self, where: Path, manifest: dict[str, Any]):
         self.manifest = manifest
@@ -65,4 +70,6 @@ class TokenListStore:
         """Yield documents [first, last), at most `CHUNK_DOCUMENTS` at a time."""
         for begin in range(first, last, CHUNK_DOCUMENTS):
             found = [self.document(i) for i in range(begin, min(begin + CHUNK_DOCUMENTS, last))]
-            yield Chunk(np.concatenate(found), np.array([len(ids) for ids in found], dtype=np.int64))
+            yield Chunk(
+                np.concatenate(found), np.array([len(ids) for ids in found], dtype=np.int64)
+            )

@@ -23,8 +23,12 @@ BATCH_BYTES = 4 << 20
 COMPARED = 4
 
 
-def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> list[np.ndarray]:
-    """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS; see `check_eos`."""
+def encode_documents(
+    tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False
+) -> list[np.ndarray]:
+    """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS;
+    see `check_eos`.
+    """
     return list(encode_chunk(tokenizer, texts, eos, pairs).documents())
 
 
@@ -47,12 +51,18 @@ def split_pairs(pairs: Texts) -> Texts:
 
 
 def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
-    """Raise UserError if EOS is required and the tokenizer has none, or if pairs are encoded without EOS."""
+    """Raise UserError if EOS is required and the tokenizer has none, or if pairs are encoded
+    without EOS.
+    """
     if pairs and not eos:
-        raise UserError("pairs need EOS after both parts.", key="eos", found="false", next="set eos: true")
+        raise UserError(
+            "pairs need EOS after both parts.", key="eos", found="false", next="set eos: true"
+        )
     if eos and tokenizer.eos_id is None:
         next = "set `eos` of the tokenizer, or `eos: false` for the run"
-        raise UserError(f"the tokenizer {tokenizer.name} has no end-of-document token.", key="eos", next=next)
+        raise UserError(
+            f"the tokenizer {tokenizer.name} has no end-of-document token.", key="eos", next=next
+        )
 
 
 class EngineDiffers(UserError):
@@ -61,30 +71,52 @@ class EngineDiffers(UserError):
 
 def _no_documents(manifest: dict[str, Any], split: str, corpus: Path) -> UserError:
     """Return the error for a split without documents, with the key that gives it some."""
-    counts, share, key = manifest["cleaning"]["documents"], manifest["validation_share"], f"corpora.{manifest['name']}"
+    counts, share, key = (
+        manifest["cleaning"]["documents"],
+        manifest["validation_share"],
+        f"corpora.{manifest['name']}",
+    )
     kept = sum(each["rows"] for each in manifest["splits"].values())
-    found = f"{kept} documents, of {counts['read']} that were read; {counts['duplicates']} duplicates were dropped"
+    found = (
+        f"{kept} documents, of {counts['read']} that were read; {counts['duplicates']} "
+        "duplicates were dropped"
+    )
     following = "add documents to the files of this split"
     if share is not None:  # the source has no files for validation
-        following = f"set {key}.validation_share above {share:g}, to 0.5 for example" if kept > 1 else "add documents"
+        following = (
+            f"set {key}.validation_share above {share:g}, to 0.5 for example"
+            if kept > 1
+            else "add documents"
+        )
     if counts["duplicates"]:
         following += f"; {key}.cleaning.deduplicate: false keeps duplicates"
     key = f"{key}.validation_share" if share is not None else f"{key}.source.validation_files"
-    return UserError(f"the corpus has no {split} documents.", corpus=corpus, key=key, found=found, next=following)
+    return UserError(
+        f"the corpus has no {split} documents.", corpus=corpus, key=key, found=found, next=following
+    )
 
 
 def describe_origin(tokenizer: Tokenizer, source: dict[str, Any]) -> Origin:
     """Return the origin of ids that this tokenizer made from a source."""
     return Origin(
-        tokenizer={"name": tokenizer.name, "kind": tokenizer.kind, "file_sha256": tokenizer.file_sha256},
-        **{name: getattr(tokenizer, name) for name in ("vocabulary_size", "bos_id", "eos_id", "pad_id")},
+        tokenizer={
+            "name": tokenizer.name,
+            "kind": tokenizer.kind,
+            "file_sha256": tokenizer.file_sha256,
+        },
+        **{
+            name: getattr(tokenizer, name)
+            for name in ("vocabulary_size", "bos_id", "eos_id", "pad_id")
+        },
         source=source,
         engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
     )
 
 
 class HeldDocuments:
-    """Tokenized documents in memory, as input of every format's writer; see `documents.Documents`."""
+    """Tokenized documents in memory, as input of every format's writer; see
+    `documents.Documents`.
+    """
 
     def __init__(self, chunk: Chunk, origin: Origin):
         self.chunk, self.origin = chunk, origin
@@ -103,9 +135,10 @@ class HeldDocuments:
 class TextDocuments:
     """Tokenized documents of a corpus split; see `documents.Documents`.
 
-    Opening them measures what the tokenizer loses of a sample of this text (`tokenizers.losses`), and raises UserError
-    if it loses too much. While the first chunks are tokenized, a thread compares the engine with the reference on the
-    sample; `confirm` waits for the result. (It is compared on fuzz texts when the tokenizer is built or loaded.)
+    Opening them measures what the tokenizer loses of a sample of this text (`tokenizers.losses`),
+    and raises UserError if it loses too much. While the first chunks are tokenized, a thread
+    compares the engine with the reference on the sample; `confirm` waits for the result. (It is
+    compared on fuzz texts when the tokenizer is built or loaded.)
 
     `report(documents, utf8_bytes)` is called for each batch.
     """
@@ -141,7 +174,9 @@ class TextDocuments:
         return len(self.text)
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Yield documents [first, last). One batch is tokenized while the previous one is written."""
+        """Yield documents [first, last). One batch is tokenized while the previous one is
+        written.
+        """
         if self._comparison is None:
             self._comparison = self._comparison_pool.submit(self._compare_engines)
         columns = self.text.columns(self.batch_documents, first, last)
@@ -156,17 +191,25 @@ class TextDocuments:
 
     def confirm(self) -> None:
         """Raise EngineDiffers if any id of the sample differs from the reference's."""
-        found = self._comparison.result() if self._comparison is not None else self._compare_engines()
+        found = (
+            self._comparison.result() if self._comparison is not None else self._compare_engines()
+        )
         if found is not None:
             raise EngineDiffers(
-                f"the engine {self.tokenizer.engine} gives other ids than {REFERENCE}: no store was written.",
+                (
+                    f"the engine {self.tokenizer.engine} gives other ids than {REFERENCE}: no "
+                    "store "
+                    "was written."
+                ),
                 corpus=self.text.directory,
                 **found,
                 next="use the engine auto, or tokenizers; and report it to the engine's authors",
             )
 
     def _encode(self, column: pa.Array) -> tuple[Chunk, int]:
-        return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), len(text_bytes(column)[0])
+        return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), len(
+            text_bytes(column)[0]
+        )
 
     def _compare_engines(self) -> dict[str, str] | None:
         """Compare the engine with the reference on the sample; None if there is no difference."""

@@ -1,4 +1,6 @@
-"""Writer of the format `packed`; see `stores.packed`. Documents are packed when all of them are on disk."""
+"""Writer of the format `packed`; see `stores.packed`. Documents are packed when all of them are on
+disk.
+"""
 
 import os
 from pathlib import Path
@@ -19,13 +21,22 @@ from tokenscale.settings.data import StoreSettings
 STORAGE_SEED = 0x7061636B
 #: rows per block
 BLOCK_ROWS = 1024
-STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
+STORE_FILES = (
+    "tokens.bin",
+    "checksums.npy",
+    "pieces.npy",
+    "rows.npy",
+    "documents.npy",
+    "starts.npy",
+)
 #: temporary file of the concatenated ids
 IDS = "documents.ids"
 
 
 def write_packed(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
-    """Write the store and return its manifest. Memory holds about 50 bytes per document; ids are gathered on disk."""
+    """Write the store and return its manifest. Memory holds about 50 bytes per document; ids are
+    gathered on disk.
+    """
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
         lengths = []
@@ -33,14 +44,20 @@ def write_packed(store: StoreSettings, documents: Documents, directory: Path) ->
             for chunk in writer.chunks():
                 ids.write(chunk.ids.view("<u4") if dtype.itemsize == 4 else chunk.ids.astype(dtype))
                 lengths.append(chunk.lengths)
-        facts, sha256 = _write_rows(writer.folder, np.concatenate(lengths), dtype, store, documents.origin.pad_id)
-        return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
+        facts, sha256 = _write_rows(
+            writer.folder, np.concatenate(lengths), dtype, store, documents.origin.pad_id
+        )
+        return writer.finish(
+            list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy"
+        )
 
 
 def _write_rows(
     folder: Path, lengths: np.ndarray, dtype: np.dtype, store: StoreSettings, pad_id: int
 ) -> tuple[dict[str, Any], str]:
-    """Pack documents of these lengths, shuffle and write all files. Returns (facts, SHA-256 of tokens.bin)."""
+    """Pack documents of these lengths, shuffle and write all files. Returns (facts, SHA-256 of
+    tokens.bin).
+    """
     sequence_length = store.sequence_length
     if store.packing == "concatenate":
         order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
@@ -53,7 +70,11 @@ def _write_rows(
     stored = permute(np.arange(rows), rows, STORAGE_SEED)
     counts = np.diff(pointers)[stored]
     new_pointers = np.concatenate(([0], np.cumsum(counts)))
-    order = np.repeat(pointers[stored], counts) + np.arange(len(packed)) - np.repeat(new_pointers[:-1], counts)
+    order = (
+        np.repeat(pointers[stored], counts)
+        + np.arange(len(packed))
+        - np.repeat(new_pointers[:-1], counts)
+    )
     packed = packed[order]
     document, starts, sizes = document[packed], starts[packed], sizes[packed]
     origins = (np.cumsum(lengths) - lengths)[document] + starts
@@ -64,9 +85,13 @@ def _write_rows(
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
             flat, width = memoryview(block).cast("B"), block.strides[0]
             at, previous = 0, -1
-            row_of = np.repeat(np.arange(last - first), np.diff(new_pointers[first : last + 1])).tolist()
+            row_of = np.repeat(
+                np.arange(last - first), np.diff(new_pointers[first : last + 1])
+            ).tolist()
             pieces = slice(new_pointers[first], new_pointers[last])
-            for row, size, origin in zip(row_of, sizes[pieces].tolist(), origins[pieces].tolist(), strict=True):
+            for row, size, origin in zip(
+                row_of, sizes[pieces].tolist(), origins[pieces].tolist(), strict=True
+            ):
                 at = row * width if row != previous else at
                 previous, size = row, size * dtype.itemsize
                 # positioned reads, since a mapping would count as memory of the process
@@ -75,7 +100,11 @@ def _write_rows(
                 at += size
             checksums[first:last] = [xxh3_64_intdigest(row) for row in block]
             file.write(block)
-    tables = checksums, sizes.astype("<i4"), *(values.astype("<i8") for values in (new_pointers, document, starts))
+    tables = (
+        checksums,
+        sizes.astype("<i4"),
+        *(values.astype("<i8") for values in (new_pointers, document, starts)),
+    )
     for name, table in zip(STORE_FILES[1:], tables, strict=True):
         np.save(folder / name, table)
     facts = {

@@ -1,4 +1,5 @@
-"""Writers of the formats `padded` and `token-list`: Parquet shards, and records files from the finished shards.
+"""Writers of the formats `padded` and `token-list`: Parquet shards, and records files from the
+finished shards.
 
 Memory holds one row group.
 """
@@ -79,13 +80,23 @@ def write_token_list(
 
     with open_store_writer(store, documents, directory, single) as writer:
         names, records = _write_shards(
-            writer, single, {"tokens": store.dtype}, lambda chunk: {"tokens": (chunk.ids, chunk.lengths)}, add_to_digest
+            writer,
+            single,
+            {"tokens": store.dtype},
+            lambda chunk: {"tokens": (chunk.ids, chunk.lengths)},
+            add_to_digest,
         )
         if read.close() != writer.digest.close():
             next = "check the disk and the memory of this machine, and build the store again"
-            raise UserError("the token store is not read back as it was written.", folder=directory, next=next)
+            raise UserError(
+                "the token store is not read back as it was written.", folder=directory, next=next
+            )
         tokens = int(writer.occurrences.sum())
-        facts = {"dtype": store.dtype, "rows": len(documents), "tokens_useful": tokens - len(documents)}
+        facts = {
+            "dtype": store.dtype,
+            "rows": len(documents),
+            "tokens_useful": tokens - len(documents),
+        }
         facts |= dict.fromkeys(("tokens_total", "tokens_stored", "places"), tokens)
         return writer.finish(names, facts | {"tokens_cut": 0, "documents_cut": 0}, records=records)
 
@@ -99,8 +110,9 @@ def _write_shards(
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Write Parquet shards, and a records file from each finished shard.
 
-    `types` are the dtypes of the columns. `to_columns` makes columns of a chunk, `to_documents` the ids of documents of
-    the columns that are read back. Returns the names of the shards, and the entries of records files.
+    `types` are the dtypes of the columns. `to_columns` makes columns of a chunk, `to_documents` the
+    ids of documents of the columns that are read back. Returns the names of the shards, and the
+    entries of records files.
     """
     dtype, count = smallest_dtype(writer.documents.origin.vocabulary_size), len(writer.documents)
     names, records = [], []
@@ -112,18 +124,26 @@ def _write_shards(
         shard.close()
         # FILE.bin would be the name of a file of nanoGPT's
         target = path.with_suffix(".records" if single else ".bin")
-        records.append(write_records(target, map(to_documents, read_back(path, list(types))), dtype))
+        records.append(
+            write_records(target, map(to_documents, read_back(path, list(types))), dtype)
+        )
         names.append(path.name)
     return names, records
 
 
 class Shard:
-    """One Parquet file of list columns. The caller fixes the schema's metadata, so that equal rows give equal bytes."""
+    """One Parquet file of list columns. The caller fixes the schema's metadata, so that equal rows
+    give equal bytes.
+    """
 
     def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], tokenizer: str):
         self.path, self._group_rows = path, store.row_group_rows
         fields = [
-            pa.field(name, pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)), nullable=False)
+            pa.field(
+                name,
+                pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)),
+                nullable=False,
+            )
             for name, dtype in columns.items()
         ]
         self.schema = pa.schema(fields, metadata={"tokenizer": tokenizer, "format": store.format})
@@ -143,7 +163,9 @@ class Shard:
         first = 0
         while first < rows:
             last = min(rows, first + self._group_rows - self._rows)
-            self._pending.append({name: Chunk(*lists).part(first, last) for name, lists in columns.items()})
+            self._pending.append(
+                {name: Chunk(*lists).part(first, last) for name, lists in columns.items()}
+            )
             self._rows += last - first
             if self._rows == self._group_rows:
                 self._flush()
@@ -157,7 +179,9 @@ class Shard:
     def _flush(self) -> None:
         if self._rows:
             arrays = [self._array(field) for field in self.schema]
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=self._rows)
+            self._writer.write_table(
+                pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=self._rows
+            )
         self._pending, self._rows = [], 0
 
     def _array(self, field: pa.Field) -> pa.ListArray:
@@ -165,19 +189,31 @@ class Shard:
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         if offsets[-1] > GROUP_VALUES:
             rows = f"{len(lengths):,} in a group, row_group_rows is {self._group_rows:,}"
-            found, expected = f"{offsets[-1]:,} ids in the column {field.name}", f"at most {GROUP_VALUES:,}"
+            found, expected = (
+                f"{offsets[-1]:,} ids in the column {field.name}",
+                f"at most {GROUP_VALUES:,}",
+            )
             facts = {"file": self.path, "rows": rows, "found": found, "expected": expected}
-            next = "set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the corpus"
+            next = (
+                "set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the "
+                "corpus"
+            )
             raise UserError("a row group has too many ids.", **facts, next=next)
         values = np.concatenate([part[field.name].ids for part in self._pending])
         values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
-        return pa.ListArray.from_arrays(_to_arrow(offsets.astype(np.int32)), _to_arrow(values), type=field.type)
+        return pa.ListArray.from_arrays(
+            _to_arrow(offsets.astype(np.int32)), _to_arrow(values), type=field.type
+        )
 
 
 def _to_arrow(values: np.ndarray) -> pa.Array:
-    """Return an Arrow array that shares the memory. (`pa.array` does so too, but imports pandas.)"""
+    """Return an Arrow array that shares the memory. (`pa.array` does so too, but imports
+    pandas.)
+    """
     values = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)]
+    )
 
 
 def read_back(path: Path, columns: list[str]) -> Iterator[dict[str, Lists]]:

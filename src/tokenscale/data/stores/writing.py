@@ -1,9 +1,11 @@
-"""Write token stores, of documents and of a corpus, at once or in parts; the manifest is written last.
+"""Write token stores, of documents and of a corpus, at once or in parts; the manifest is written
+last.
 
-A part is a store of a range of documents in `parts/NNNNN`, written by a job of its own. Its manifest also has the
-groups of the ids digest and the number of occurrences of each id. Merging reads only manifests and occurrences: the
-store's manifest names the files of its parts, and has the counts and the `ids_digest` of a store that is written at
-once. Rows of a packed store are packed and shuffled within each part, so that its rows differ.
+A part is a store of a range of documents in `parts/NNNNN`, written by a job of its own. Its
+manifest also has the groups of the ids digest and the number of occurrences of each id. Merging
+reads only manifests and occurrences: the store's manifest names the files of its parts, and has the
+counts and the `ids_digest` of a store that is written at once. Rows of a packed store are packed
+and shuffled within each part, so that its rows differ.
 """
 
 import platform
@@ -20,7 +22,14 @@ import numpy as np
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import move_files, read_record, remove_manifest, sha256_file, utc_now, write_sealed
+from tokenscale.base.files import (
+    move_files,
+    read_record,
+    remove_manifest,
+    sha256_file,
+    utc_now,
+    write_sealed,
+)
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
 from tokenscale.data.records import part_folder, remove_other_parts, smallest_dtype
 from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest
@@ -75,15 +84,19 @@ class StoreWriter:
     ) -> dict[str, Any]:
         """Build and return the manifest of the files `names`.
 
-        `facts` are the format's counts, including `tokens_stored` and `places` (capacity of all rows in tokens,
-        including padding). `hashes` are known SHA-256 hashes. `checks` is the file of checksums with which readers
-        verify the largest file block by block instead of hashing it at once. `records` are the entries of records
-        files.
+        `facts` are the format's counts, including `tokens_stored` and `places` (capacity of all
+        rows in tokens, including padding). `hashes` are known SHA-256 hashes. `checks` is the file
+        of checksums with which readers verify the largest file block by block instead of hashing it
+        at once. `records` are the entries of records files.
         """
         self.documents.confirm()
         origin, groups = self.documents.origin, self.digest.close()
         with ThreadPoolExecutor(2) as pool:
-            files = list(pool.map(lambda name: _describe_file(self.folder / name, (hashes or {}).get(name)), names))
+            files = list(
+                pool.map(
+                    lambda name: _describe_file(self.folder / name, (hashes or {}).get(name)), names
+                )
+            )
         if checks is not None:
             files[0]["checked_by"] = checks
         self.manifest = {
@@ -108,7 +121,10 @@ class StoreWriter:
             "files": files,
         }
         if records:
-            self.manifest["records"] = {"dtype": smallest_dtype(origin.vocabulary_size).name, "files": records}
+            self.manifest["records"] = {
+                "dtype": smallest_dtype(origin.vocabulary_size).name,
+                "files": records,
+            }
         if isinstance(part := self.documents, DocumentRange):
             np.save(self.folder / OCCURRENCES, self.occurrences)
             self.manifest["part"] = {
@@ -126,7 +142,9 @@ def _describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
 
 def measure_bits(files: list[dict[str, Any]], occurrences: np.ndarray) -> dict[str, float]:
-    """Return the bits per token of the files, and the entropy of single ids; `occurrences` of each id, int64 [V]."""
+    """Return the bits per token of the files, and the entropy of single ids; `occurrences` of each
+    id, int64 [V].
+    """
     tokens = int(occurrences.sum())
     shares = occurrences[occurrences > 0] / max(1, tokens)
     return {
@@ -136,7 +154,9 @@ def measure_bits(files: list[dict[str, Any]], occurrences: np.ndarray) -> dict[s
 
 
 def list_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of all files of a store: Parquet or binary, records, and those of a part."""
+    """Return the entries of all files of a store: Parquet or binary, records, and those of a
+    part.
+    """
     occurrences = manifest.get("part", {}).get("occurrences")
     more = [occurrences] if occurrences else []
     return [*manifest["files"], *manifest.get("records", {}).get("files", []), *more]
@@ -146,15 +166,18 @@ def list_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 def open_store_writer(
     store: StoreSettings, documents: Documents, directory: Path, single: SingleFile | None = None
 ) -> Iterator[StoreWriter]:
-    """Yield a writer into a temporary folder; on success its files replace the old ones, the manifest last.
+    """Yield a writer into a temporary folder; on success its files replace the old ones, the
+    manifest last.
 
-    With `single`, the store is one Parquet file and its records, and other stores in `directory` are not touched.
-    Raises UserError if there are no documents.
+    With `single`, the store is one Parquet file and its records, and other stores in `directory`
+    are not touched. Raises UserError if there are no documents.
     """
     directory = Path(directory)
     if len(documents) == 0:
         what = f"the corpus has no {store.split} documents."
-        raise UserError(what, store=store.directory, directory=directory, next="use a larger corpus")
+        raise UserError(
+            what, store=store.directory, directory=directory, next="use a larger corpus"
+        )
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     folder = directory / (f".{single.name}.building" if single else ".building")
@@ -187,8 +210,12 @@ def _remove_data(directory: Path, keep: Container[str] = ()) -> None:
             path.unlink()
 
 
-def write_build_record(manifest: Path, duration_s: float | None, engine: str, command: str | None = None) -> None:
-    """Write the build record of a store: when, where, with which versions and with which command it was written."""
+def write_build_record(
+    manifest: Path, duration_s: float | None, engine: str, command: str | None = None
+) -> None:
+    """Write the build record of a store: when, where, with which versions and with which command it
+    was written.
+    """
     record = {
         "created_utc": utc_now(),
         "duration_s": duration_s,
@@ -204,15 +231,28 @@ def write_build_record(manifest: Path, duration_s: float | None, engine: str, co
 
 #: counts that are added over parts
 SUMMED = (
-    *("documents", "tokens_in_documents", "rows", "pieces", "tokens_useful", "tokens_total", "tokens_stored", "places"),
+    *(
+        "documents",
+        "tokens_in_documents",
+        "rows",
+        "pieces",
+        "tokens_useful",
+        "tokens_total",
+        "tokens_stored",
+        "places",
+    ),
     *("tokens_cut", "documents_cut", "documents_split"),
 )
 #: facts that are computed from the facts of the parts
 COMPUTED = ("fill", "ids_digest", "bits_per_token", "files", "records", "part")
 
 
-def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, parts: int) -> dict[str, Any]:
-    """Merge the parts of a store and return its manifest. Raises UserError unless all parts are there and fit."""
+def merge_store(
+    store: StoreSettings, corpus_directory: Path, directory: Path, parts: int
+) -> dict[str, Any]:
+    """Merge the parts of a store and return its manifest. Raises UserError unless all parts are
+    there and fit.
+    """
     directory = Path(directory)
     corpus = sha256_file(Path(corpus_directory) / "manifest.json")
     first: dict[str, Any] | None = None
@@ -238,14 +278,23 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
         merged["files"] += [_move_file(file, name) for file in manifest["files"]]
         if "records" in manifest:
             merged.setdefault("records", {"dtype": manifest["records"]["dtype"], "files": []})
-            merged["records"]["files"] += [_move_file(file, name) for file in manifest["records"]["files"]]
-        listed.append({"folder": name, "rows": manifest["rows"], "documents": manifest["documents"]})
+            merged["records"]["files"] += [
+                _move_file(file, name) for file in manifest["records"]["files"]
+            ]
+        listed.append(
+            {"folder": name, "rows": manifest["rows"], "documents": manifest["documents"]}
+        )
     expected = read_corpus_manifest(Path(corpus_directory))["splits"][store.split]["rows"]
     if first is None or documents != expected:
-        what, whole = "the parts of the token store do not have all documents.", f"{expected:,} documents of the split"
+        what, whole = (
+            "the parts of the token store do not have all documents.",
+            f"{expected:,} documents of the split",
+        )
         next = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
         found = f"{documents:,} in {parts} parts"
-        raise UserError(what, store=directory, expected=f"{whole} {store.split}", found=found, next=next)
+        raise UserError(
+            what, store=directory, expected=f"{whole} {store.split}", found=found, next=next
+        )
     merged["fill"] = round(merged["tokens_stored"] / merged["places"], 6)
     merged["ids_digest"] = {"algorithm": IdsDigest.ALGORITHM, "value": IdsDigest.combine(groups)}
     merged["bits_per_token"] = measure_bits(merged["files"], occurrences)
@@ -257,10 +306,14 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
     _remove_data(directory)  # of an earlier store in one part
     remove_other_parts(directory, parts)
     records = [build_record_path(directory / part["folder"] / "manifest.json") for part in listed]
-    built = [read_record(r, "build record of the part", unsealed=True) if r.is_file() else {} for r in records]
+    built = [
+        read_record(r, "build record of the part", unsealed=True) if r.is_file() else {}
+        for r in records
+    ]
     seconds = [record.get("duration_s") for record in built]
     engines = sorted({record.get("engine", "") for record in built} - {""})
-    write_build_record(path, None if None in seconds else sum(seconds), ", ".join(engines))  # of all jobs together
+    # of all jobs together
+    write_build_record(path, None if None in seconds else sum(seconds), ", ".join(engines))
     write_sealed(path, merged, SEAL)
     return merged
 
@@ -268,7 +321,9 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
 def write_empty_part(
     store: StoreSettings, corpus_directory: Path, directory: Path, number: int, parts: int
 ) -> dict[str, Any]:
-    """Write and return the manifest of a part without documents, where there are fewer groups of them than parts."""
+    """Write and return the manifest of a part without documents, where there are fewer groups of
+    them than parts.
+    """
     directory = Path(directory)
     shutil.rmtree(directory / ".building", ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
@@ -290,9 +345,15 @@ def write_empty_part(
 
 
 def _check_part(
-    folder: Path, manifest: dict[str, Any], expected: tuple[int, int, int], corpus: str, first: dict[str, Any] | None
+    folder: Path,
+    manifest: dict[str, Any],
+    expected: tuple[int, int, int],
+    corpus: str,
+    first: dict[str, Any] | None,
 ) -> None:
-    """Raise UserError if a part does not continue the previous parts, or differs from the first part in its facts."""
+    """Raise UserError if a part does not continue the previous parts, or differs from the first
+    part in its facts.
+    """
     part = manifest.get("part", {})
     facts: list[tuple[str, Any, Any]] = [
         ("part", f"{part.get('number')} of {part.get('parts')}", f"{expected[0]} of {expected[1]}"),
@@ -305,12 +366,21 @@ def _check_part(
             facts += [(key, manifest.get(key), first.get(key)) for key in same]
     for name, found, wanted in facts:
         if found != wanted:
-            what, both = "a part does not belong to the token store.", {"expected": wanted, "found": found}
+            what, both = (
+                "a part does not belong to the token store.",
+                {"expected": wanted, "found": found},
+            )
             stated = {label: f"{name}: {value}" for label, value in both.items()}
             raise UserError(what, part=folder, **stated, next=rebuild_command(folder))
     for file in list_files(manifest):
         sha256 = file["sha256"] if file["name"] == OCCURRENCES else None
-        check_file(folder / file["name"], file["bytes"], sha256, what="token store", next=rebuild_command(folder))
+        check_file(
+            folder / file["name"],
+            file["bytes"],
+            sha256,
+            what="token store",
+            next=rebuild_command(folder),
+        )
 
 
 def _move_file(file: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -332,11 +402,12 @@ def write_store(
 ) -> dict[str, Any]:
     """Write the store and return its manifest.
 
-    `engine` is the package that tokenizes. auto uses the fastest exact one, and starts over with the reference if a
-    sample of this text gives other ids. The tokenizer gets `batch_documents` at a time, about 4 MiB by default. With
-    `single` the store is this one file in `directory`; with `part` (k, n), it is part k of n, for `merge_store`.
-    `report(documents, utf8_bytes)` is called for each batch, `log` for a slower engine and the reason. Raises UserError
-    for a split without documents, and for a requested engine that is not installed or not exact.
+    `engine` is the package that tokenizes. auto uses the fastest exact one, and starts over with
+    the reference if a sample of this text gives other ids. The tokenizer gets `batch_documents` at
+    a time, about 4 MiB by default. With `single` the store is this one file in `directory`; with
+    `part` (k, n), it is part k of n, for `merge_store`. `report(documents, utf8_bytes)` is called
+    for each batch, `log` for a slower engine and the reason. Raises UserError for a split without
+    documents, and for a requested engine that is not installed or not exact.
     """
     write_documents = load_writer(store.format)
     options = {"single": single} if single else {}
@@ -346,7 +417,9 @@ def write_store(
 
     def write(tokenizer: Tokenizer) -> dict[str, Any]:
         documents: Documents
-        documents = TextDocuments(corpus_directory, tokenizer, store.split, store.eos, report, batch_documents)
+        documents = TextDocuments(
+            corpus_directory, tokenizer, store.split, store.eos, report, batch_documents
+        )
         log(describe(tokenizer, documents.origin.source["text_sample"]))
         if part is not None and len(documents):
             documents = DocumentRange(documents, *part)

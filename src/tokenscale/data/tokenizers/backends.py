@@ -1,4 +1,6 @@
-"""Tokenizer engines, the packages that encode text: choice of the fastest whose ids are exact on fuzz texts."""
+"""Tokenizer engines, the packages that encode text: choice of the fastest whose ids are exact on
+fuzz texts.
+"""
 
 import base64
 import importlib
@@ -26,24 +28,114 @@ FUZZ_TEXTS = 2000
 FEW = 32
 #: control tokens of well-known tokenizers, whose text must stay text inside documents
 CONTROL_TEXTS = (
-    "<s>", "</s>", "<unk>", "<pad>", "[INST]", "[/INST]", "[IMG]", "[TOOL_CALLS]", "<|endoftext|>", "<|im_start|>",
-    "<|begin_of_text|>", "<SPECIAL_20>", "[CLS]", "[SEP]", "[MASK]", "<mask>", "<bos>", "<eos>",
-)  # fmt: skip
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<pad>",
+    "[INST]",
+    "[/INST]",
+    "[IMG]",
+    "[TOOL_CALLS]",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|begin_of_text|>",
+    "<SPECIAL_20>",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "<mask>",
+    "<bos>",
+    "<eos>",
+)
 #: (first, last) code points of many scripts, where the patterns of pre-tokenizers split or join
 _RANGES = (
-    (0x20, 0x7E), (0x09, 0x0D), (0xA0, 0xFF), (0x100, 0x17F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x45F),
-    (0x5D0, 0x5EA), (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
-    (0x2150, 0x218B), (0x2200, 0x22FF), (0x3000, 0x30FF), (0x4E00, 0x4EFF), (0xAC00, 0xACFF), (0xFE00, 0xFE0F),
-    (0xFF00, 0xFF5E), (0x10330, 0x1034A), (0x1D400, 0x1D44F), (0x1F300, 0x1F64F), (0x1F1E6, 0x1F1FF),
-    (0xE0020, 0xE007F), (0x00, 0x1F),
-)  # fmt: skip
+    (0x20, 0x7E),
+    (0x09, 0x0D),
+    (0xA0, 0xFF),
+    (0x100, 0x17F),
+    (0x300, 0x36F),
+    (0x370, 0x3FF),
+    (0x400, 0x45F),
+    (0x5D0, 0x5EA),
+    (0x600, 0x6FF),
+    (0x900, 0x97F),
+    (0xE00, 0xE5B),
+    (0x1100, 0x11FF),
+    (0x2000, 0x206F),
+    (0x2150, 0x218B),
+    (0x2200, 0x22FF),
+    (0x3000, 0x30FF),
+    (0x4E00, 0x4EFF),
+    (0xAC00, 0xACFF),
+    (0xFE00, 0xFE0F),
+    (0xFF00, 0xFF5E),
+    (0x10330, 0x1034A),
+    (0x1D400, 0x1D44F),
+    (0x1F300, 0x1F64F),
+    (0x1F1E6, 0x1F1FF),
+    (0xE0020, 0xE007F),
+    (0x00, 0x1F),
+)
 _PIECES = (
-    " ", "  ", "\n", "\n\n", "\r\n", "\t", " \n ", "\u00a0", "\u2028", "\ufeff", "\u200d", "\u0000", "'s", "'LL", "’re",
-    "don't", "I'M", "1", "12", "123", "1234567", "3.14", "٣٤", "²", "½", "Ⅷ", "HTTPServer", "camelCase", "snake_case",
-    "ǅ", "ß", "İ", "ﬁ", "e\u0301", "👩\u200d👩\u200d👧", "🇩🇪", "://", "...", "—", "/*", "*/", "{{", "}}", "</", "\\n",
-    "日本", "한국어", "ไทย", "हिन्दी", "עברית", "العربية", "a" * 40, "=" * 33, " " * 17, "\n" * 9, "0" * 21,
-)  # fmt: skip
-#: fewer texts, as in training, are encoded one by one by gigatoken: a batch costs about 0.5 ms for arrays and threads
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\t",
+    " \n ",
+    "\u00a0",
+    "\u2028",
+    "\ufeff",
+    "\u200d",
+    "\u0000",
+    "'s",
+    "'LL",
+    "’re",
+    "don't",
+    "I'M",
+    "1",
+    "12",
+    "123",
+    "1234567",
+    "3.14",
+    "٣٤",
+    "²",
+    "½",
+    "Ⅷ",
+    "HTTPServer",
+    "camelCase",
+    "snake_case",
+    "ǅ",
+    "ß",
+    "İ",
+    "ﬁ",
+    "e\u0301",
+    "👩\u200d👩\u200d👧",
+    "🇩🇪",
+    "://",
+    "...",
+    "—",
+    "/*",
+    "*/",
+    "{{",
+    "}}",
+    "</",
+    "\\n",
+    "日本",
+    "한국어",
+    "ไทย",
+    "हिन्दी",
+    "עברית",
+    "العربية",
+    "a" * 40,
+    "=" * 33,
+    " " * 17,
+    "\n" * 9,
+    "0" * 21,
+)
+#: fewer texts, as in training, are encoded one by one by gigatoken: a batch costs about 0.5 ms for
+#: arrays and threads
 FEW_TEXTS = 64
 #: gigatoken's name for the pre-tokenizer pattern of Tekken
 TEKKENS_PATTERN = "nemotron"
@@ -52,7 +144,9 @@ REFERENCE = "tokenizers"
 
 
 class Engine(NamedTuple):
-    """Tokenizer loaded by one package. `encode` returns (ids, lengths), as `base.Tokenizer.encode`."""
+    """Tokenizer loaded by one package. `encode` returns (ids, lengths), as
+    `base.Tokenizer.encode`.
+    """
 
     version: str
     encode: Callable[[Texts], tuple[np.ndarray, np.ndarray]]
@@ -63,7 +157,9 @@ class Unavailable(Exception):
 
 
 def read_fast_json(path: Path) -> dict[str, Any]:
-    """Read a tokenizer.json without template, truncation, padding and dropout of merges: ids depend on text alone."""
+    """Read a tokenizer.json without template, truncation, padding and dropout of merges: ids depend
+    on text alone.
+    """
     data = json.loads(path.read_text(encoding="utf-8"))
     data["model"] |= {"dropout": None} if "dropout" in data["model"] else {}
     data["added_tokens"] = data.get("added_tokens") or []
@@ -71,16 +167,24 @@ def read_fast_json(path: Path) -> dict[str, Any]:
 
 
 def find_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[int, str]:
-    """Return {id: text} of a tokenizer.json's control tokens: the special ones, and BOS, EOS, PAD and MASK in any case.
+    """Return {id: text} of a tokenizer.json's control tokens: the special ones, and BOS, EOS, PAD
+    and MASK in any case.
 
-    Some files do not flag the tokens of these roles as special, or have them in the model's vocabulary only.
+    Some files do not flag the tokens of these roles as special, or have them in the model's
+    vocabulary only.
     """
-    found = {token["id"]: token["content"] for token in data["added_tokens"] if token.get("special")}
+    found = {
+        token["id"]: token["content"] for token in data["added_tokens"] if token.get("special")
+    }
     roles = {manifest.get(role) for role in ROLES} - {None, *found}
     entries = data["model"]["vocab"]
-    named = ((e[0], i) for i, e in enumerate(entries)) if isinstance(entries, list) else entries.items()
+    named = (
+        ((e[0], i) for i, e in enumerate(entries)) if isinstance(entries, list) else entries.items()
+    )
     found |= {i: text for text, i in named if i in roles} if roles else {}
-    return found | {token["id"]: token["content"] for token in data["added_tokens"] if token["id"] in roles}
+    return found | {
+        token["id"]: token["content"] for token in data["added_tokens"] if token["id"] in roles
+    }
 
 
 def find_unknown(model: dict[str, Any]) -> int | None:
@@ -89,44 +193,66 @@ def find_unknown(model: dict[str, Any]) -> int | None:
 
 
 def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json that makes no control token from text: neither an added token nor an entry of its model.
+    """Return a tokenizer.json that makes no control token from text: neither an added token nor an
+    entry of its model.
 
-    As in SentencePiece, where control symbols match no text. The unknown token stays, unless it also has a role. The
-    model then has no unknown token, and drops or refuses what it does not know.
+    As in SentencePiece, where control symbols match no text. The unknown token stays, unless it
+    also has a role. The model then has no unknown token, and drops or refuses what it does not
+    know.
     """
     control, model = find_control(data, manifest), dict(data["model"])
     roles, unknown = {manifest.get(role) for role in ROLES}, find_unknown(model)
     if unknown in roles:
-        model |= {"unk_id": None} if "unk_id" in model else {"unk_token": None if model["type"] == "BPE" else ""}
+        model |= (
+            {"unk_id": None}
+            if "unk_id" in model
+            else {"unk_token": None if model["type"] == "BPE" else ""}
+        )
         unknown = None
-    silent = {i for i, text in control.items() if len(text) > 1 or i in roles}  # other letters stay letters
-    # the package `tokenizers` takes the ids of added tokens from the model, and otherwise counts from its size
+    # other letters stay letters
+    silent = {i for i, text in control.items() if len(text) > 1 or i in roles}
+    # the package `tokenizers` takes the ids of added tokens from the model, and otherwise counts
+    # from its size
     added = [token for token in data["added_tokens"] if token["id"] not in control]
-    if isinstance(model["vocab"], list):  # Unigram: ids are places in the list, and an empty piece matches nothing
+    # Unigram: ids are places in the list, and an empty piece matches nothing
+    if isinstance(model["vocab"], list):
         entries, beyond = list(model["vocab"]), {token["id"]: token["content"] for token in added}
         least = min((score for _, score in entries), default=0.0)
-        entries += [[beyond.get(i, ""), least] for i in range(len(entries), max(beyond, default=-1) + 1)]
-        model["vocab"] = [["" if i in silent else text, score] for i, (text, score) in enumerate(entries)]
+        entries += [
+            [beyond.get(i, ""), least] for i in range(len(entries), max(beyond, default=-1) + 1)
+        ]
+        model["vocab"] = [
+            ["" if i in silent else text, score] for i, (text, score) in enumerate(entries)
+        ]
     else:
         names = {text for text, i in model["vocab"].items() if i in silent - {unknown}}
         model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
         model["vocab"] |= {token["content"]: token["id"] for token in added}
         if "merges" in model and names:
             prefix = model.get("continuing_subword_prefix") or ""
-            pairs = (merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"])
-            model["merges"] = [p for p in pairs if names.isdisjoint((*p, p[0] + p[1].removeprefix(prefix)))]
+            pairs = (
+                merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]
+            )
+            model["merges"] = [
+                p for p in pairs if names.isdisjoint((*p, p[0] + p[1].removeprefix(prefix)))
+            ]
     return data | {"added_tokens": added, "model": model}
 
 
 def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
-    """Return the tokenizer.json that engines load: ids depend on text alone, and no control token comes from it."""
-    if "derived" in manifest:  # written by tokenscale in this form; parsing megabytes of JSON is slow
+    """Return the tokenizer.json that engines load: ids depend on text alone, and no control token
+    comes from it.
+    """
+    # written by tokenscale in this form; parsing megabytes of JSON is slow
+    if "derived" in manifest:
         return (folder / "tokenizer.json").read_text(encoding="utf-8")
     return json.dumps(remove_control(read_fast_json(folder / manifest["file"]["name"]), manifest))
 
 
 def count_threads() -> int:
-    """Return the number of threads for an engine: RAYON_NUM_THREADS, otherwise the cores available to this process."""
+    """Return the number of threads for an engine: RAYON_NUM_THREADS, otherwise the cores available
+    to this process.
+    """
     configured = os.environ.get("RAYON_NUM_THREADS", "")
     if configured.isdigit() and int(configured) > 0:
         return int(configured)
@@ -150,7 +276,9 @@ def import_library(kind: str) -> Any:
 
 
 def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
-    """Open gigatoken, tens of times as fast as `tokenizers`: a tokenizer.json, or the ranks of Tekken."""
+    """Open gigatoken, tens of times as fast as `tokenizers`: a tokenizer.json, or the ranks of
+    Tekken.
+    """
     gigatoken, first_id = _import("gigatoken"), 0
     try:
         if manifest["kind"] == "tekken":  # loading ranks takes a third of the time
@@ -159,7 +287,9 @@ def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
         else:
             tokenizer = gigatoken.Tokenizer.from_json(load_fast_json(folder, manifest))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-        raise Unavailable(f"gigatoken cannot read this tokenizer ({str(error).splitlines()[0]})") from None
+        raise Unavailable(
+            f"gigatoken cannot read this tokenizer ({str(error).splitlines()[0]})"
+        ) from None
     lock = threading.Lock()
 
     def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
@@ -168,7 +298,9 @@ def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
         with lock:  # comparison and writer may call at once; the package rejects concurrent calls
             if len(texts) < FEW_TEXTS and not isinstance(texts, pa.Array):
-                ids, lengths = join_ids([tokenizer.encode(text).view(np.int32) for text in to_strings(texts)])
+                ids, lengths = join_ids(
+                    [tokenizer.encode(text).view(np.int32) for text in to_strings(texts)]
+                )
                 return ids + np.int32(first_id), lengths
             inputs = _to_awkward(texts) if isinstance(texts, pa.Array) else to_strings(texts)
             layout = tokenizer.encode_batch(inputs, parallel=count_threads() > 1).layout
@@ -181,7 +313,9 @@ def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
 
 
 def _to_awkward(texts: pa.Array) -> Any:
-    """Return an Arrow string array as an awkward array with 64-bit offsets, without copying the bytes."""
+    """Return an Arrow string array as an awkward array with 64-bit offsets, without copying the
+    bytes.
+    """
     import awkward
 
     if texts.null_count:
@@ -189,20 +323,32 @@ def _to_awkward(texts: pa.Array) -> Any:
     texts = texts if pa.types.is_large_string(texts.type) else texts.cast(pa.large_string())
     _, offsets, data = texts.buffers()
     first = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    content = np.frombuffer(data, dtype=np.uint8) if data is not None and data.size else np.zeros(0, dtype=np.uint8)
+    content = (
+        np.frombuffer(data, dtype=np.uint8)
+        if data is not None and data.size
+        else np.zeros(0, dtype=np.uint8)
+    )
     characters = awkward.contents.NumpyArray(content, parameters={"__array__": "char"})
     index = awkward.index.Index64(first)
-    return awkward.Array(awkward.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"}))
+    return awkward.Array(
+        awkward.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"})
+    )
 
 
 def open_tiktoken(folder: Path, manifest: dict[str, Any]) -> Engine:
-    """Open tiktoken for a Tekken file. Its table has no control tokens, so their text stays text."""
+    """Open tiktoken for a Tekken file. Its table has no control tokens, so their text stays
+    text.
+    """
     tiktoken = _import("tiktoken")
     data = json.loads((folder / manifest["file"]["name"]).read_text(encoding="utf-8"))
     control_ids = data["config"]["default_num_special_tokens"]
     ordinary = manifest["vocabulary_size"] - control_ids
-    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in data["vocab"][:ordinary]}
-    encoding = tiktoken.Encoding("tekken", pat_str=data["config"]["pattern"], mergeable_ranks=ranks, special_tokens={})
+    ranks = {
+        base64.b64decode(token["token_bytes"]): token["rank"] for token in data["vocab"][:ordinary]
+    }
+    encoding = tiktoken.Encoding(
+        "tekken", pat_str=data["config"]["pattern"], mergeable_ranks=ranks, special_tokens={}
+    )
 
     def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         documents = to_strings(texts)
@@ -217,25 +363,36 @@ def open_tiktoken(folder: Path, manifest: dict[str, Any]) -> Engine:
 
 
 def open_tokenizers(folder: Path, manifest: dict[str, Any]) -> Engine:
-    """Open Hugging Face's `tokenizers`, the reference for all other engines, for a tokenizer.json."""
+    """Open Hugging Face's `tokenizers`, the reference for all other engines, for a
+    tokenizer.json.
+    """
     tokenizer = _import("tokenizers").Tokenizer.from_str(load_fast_json(folder, manifest))
     if "TOKENIZERS_PARALLELISM" not in os.environ:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if count_threads() > 1 else "false"
 
     def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        return join_ids([e.ids for e in tokenizer.encode_batch_fast(to_strings(texts), add_special_tokens=False)])
+        return join_ids(
+            [
+                e.ids
+                for e in tokenizer.encode_batch_fast(to_strings(texts), add_special_tokens=False)
+            ]
+        )
 
     return Engine(version("tokenizers"), encode)
 
 
 def open_mistral_common(folder: Path, manifest: dict[str, Any]) -> Engine:
-    """Open Mistral's own reader of Tekken, for comparison. The slowest engine, with heavy imports."""
+    """Open Mistral's own reader of Tekken, for comparison. The slowest engine, with heavy
+    imports.
+    """
     tokenizer = _import("mistral_common.tokens.tokenizers.tekken").Tekkenizer.from_file(
         folder / manifest["file"]["name"]
     )
 
     def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        return join_ids([tokenizer.encode(text, bos=False, eos=False) for text in to_strings(texts)])
+        return join_ids(
+            [tokenizer.encode(text, bos=False, eos=False) for text in to_strings(texts)]
+        )
 
     return Engine(version("mistral-common"), encode)
 
@@ -250,7 +407,8 @@ ENGINES = {
 
 
 def make_fuzz_texts(own: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
-    """Return deterministic fuzz texts: mixed scripts, white space, digits, broken words, control-token text.
+    """Return deterministic fuzz texts: mixed scripts, white space, digits, broken words,
+    control-token text.
 
     `own` adds tokens of the tokenizer to the well-known ones.
     """
@@ -261,10 +419,14 @@ def make_fuzz_texts(own: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int 
         kind = generator.random()
         if kind < 0.45:
             first, last = _RANGES[min(int(generator.expovariate(0.25)), len(_RANGES) - 1)]
-            return "".join(chr(generator.randint(first, last)) for _ in range(generator.randint(1, 9)))
+            return "".join(
+                chr(generator.randint(first, last)) for _ in range(generator.randint(1, 9))
+            )
         if kind < 0.60:
             first, last = generator.choice(_RANGES)
-            return "".join(chr(generator.randint(first, last)) for _ in range(generator.randint(1, 4)))
+            return "".join(
+                chr(generator.randint(first, last)) for _ in range(generator.randint(1, 4))
+            )
         if kind < 0.93:
             return generator.choice(_PIECES)
         name = generator.choice(names)
@@ -276,15 +438,21 @@ def make_fuzz_texts(own: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int 
     return texts[:count]
 
 
-def find_difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> dict[str, str] | None:
-    """Return the first text whose ids differ and both id lists near the difference, or None if all ids are equal.
+def find_difference(
+    engine: Engine, reference: Engine, texts: Sequence[str]
+) -> dict[str, str] | None:
+    """Return the first text whose ids differ and both id lists near the difference, or None if all
+    ids are equal.
 
-    Tests both uses of an engine: all texts at once as an Arrow array, as in writing stores, and `FEW` texts at a time
-    as str, as in training.
+    Tests both uses of an engine: all texts at once as an Arrow array, as in writing stores, and
+    `FEW` texts at a time as str, as in training.
     """
     right = split_ids(*reference.encode(texts))
     few = (engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW))
-    for found in (split_ids(*engine.encode(to_arrow(texts))), [ids for batch in few for ids in split_ids(*batch)]):
+    for found in (
+        split_ids(*engine.encode(to_arrow(texts))),
+        [ids for batch in few for ids in split_ids(*batch)],
+    ):
         for text, *arrays in zip(texts, found, right, strict=True):
             ids, expected = (array.tolist() for array in arrays)
             if ids != expected:
@@ -302,11 +470,15 @@ def to_arrow(texts: Sequence[str]) -> pa.Array:
     """Return the texts as an Arrow string array. Unlike `pa.array`, this does not import pandas."""
     encoded = [text.encode("utf-8") for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+    return pa.StringArray.from_buffers(
+        len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))
+    )
 
 
 class EngineTokenizer(Tokenizer):
-    """Tokenizer backed by an engine. `notes` lists the faster engines that were skipped, with reasons."""
+    """Tokenizer backed by an engine. `notes` lists the faster engines that were skipped, with
+    reasons.
+    """
 
     def __init__(self, path: Path, manifest: dict[str, Any], requested: str = "auto"):
         super().__init__(manifest)
@@ -317,7 +489,9 @@ class EngineTokenizer(Tokenizer):
         self.engine_version = self._engine.version
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts; see `Tokenizer.encode`. Raises UserError for text that the engine refuses."""
+        """Encode texts; see `Tokenizer.encode`. Raises UserError for text that the engine
+        refuses.
+        """
         try:
             return self._engine.encode(texts)
         except Exception as error:  # engines have no error of their own
@@ -325,19 +499,31 @@ class EngineTokenizer(Tokenizer):
                 f"the tokenizer {self.name} cannot encode this text.",
                 engine=f"{self.engine} {self.engine_version}",
                 reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
-                next="add an unknown token to the model of its tokenizer.json, or use another tokenizer",
+                next=(
+                    "add an unknown token to the model of its tokenizer.json, or use another "
+                    "tokenizer"
+                ),
             ) from error
 
     def difference(self, texts: Sequence[str]) -> dict[str, str] | None:
-        """Return where this engine differs from the reference, as `find_difference`; None for the reference itself."""
+        """Return where this engine differs from the reference, as `find_difference`; None for the
+        reference itself.
+        """
         if self.engine == REFERENCE:
             return None
         return find_difference(self._engine, self._open(REFERENCE), texts)
 
     def _choose(self, requested: str) -> tuple[str, Engine]:
-        """Return the requested engine with its name; for auto, the fastest that is installed and exact."""
+        """Return the requested engine with its name; for auto, the fastest that is installed and
+        exact.
+        """
         if requested not in ("auto", *self._engines):
-            raise unknown(f"engine for tokenizers of kind {self.kind}", requested, self._engines, tokenizer=self.name)
+            raise unknown(
+                f"engine for tokenizers of kind {self.kind}",
+                requested,
+                self._engines,
+                tokenizer=self.name,
+            )
         for name in self._engines if requested == "auto" else (requested,):
             try:
                 engine = self._open(name)
@@ -346,29 +532,45 @@ class EngineTokenizer(Tokenizer):
                 continue
             if name in (REFERENCE, requested) or self._is_exact(name, engine):
                 return name, engine
-            self.notes.append(f"not {name} {engine.version}: its ids differ from those of {REFERENCE}")
+            self.notes.append(
+                f"not {name} {engine.version}: its ids differ from those of {REFERENCE}"
+            )
         what = f"the engine {requested} cannot be used here."
-        next = f"install it (environment.yml), or choose another: {', '.join(['auto', *self._engines])}"
+        next = (
+            "install it (environment.yml), or choose another: "
+            f"{', '.join(['auto', *self._engines])}"
+        )
         raise UserError(what, tokenizer=self.name, tried="; ".join(self.notes), next=next)
 
     def _is_exact(self, name: str, engine: Engine) -> bool:
-        """Return whether the engine is exact: as recorded by the build for this version, otherwise tested now."""
+        """Return whether the engine is exact: as recorded by the build for this version, otherwise
+        tested now.
+        """
         path = self.path.parent / "build.json"
-        known = read_json(path, "record of the tokenizer's build").get("engines", {}) if path.is_file() else {}
+        known = (
+            read_json(path, "record of the tokenizer's build").get("engines", {})
+            if path.is_file()
+            else {}
+        )
         if known.get(name, {}).get("version") == engine.version:
             return bool(known[name]["exact"])
         try:
             reference = self._open(REFERENCE)
         except Unavailable:
             return False
-        return find_difference(engine, reference, _list_encodable(reference, make_fuzz_texts())) is None
+        return (
+            find_difference(engine, reference, _list_encodable(reference, make_fuzz_texts()))
+            is None
+        )
 
     def _open(self, name: str) -> Engine:
         return ENGINES[name](self.path.parent, self.manifest)
 
 
 def _list_encodable(engine: Engine, texts: list[str]) -> list[str]:
-    """Return the texts that an engine encodes. One without an unknown token refuses what its vocabulary lacks."""
+    """Return the texts that an engine encodes. One without an unknown token refuses what its
+    vocabulary lacks.
+    """
 
     def encodes(some: list[str]) -> bool:
         with suppress(Exception):
@@ -380,15 +582,18 @@ def _list_encodable(engine: Engine, texts: list[str]) -> list[str]:
 
 
 def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Compare every installed engine of the kind with the reference on fuzz texts, for the build record.
+    """Compare every installed engine of the kind with the reference on fuzz texts, for the build
+    record.
 
-    Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. Raises UserError if the
-    reference gives other ids a second time.
+    Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. Raises
+    UserError if the reference gives other ids a second time.
     """
     reference, names = ENGINES[REFERENCE](folder, manifest), {}
     if "derived" not in manifest:  # those of Tekken are known
         data = read_fast_json(folder / manifest["file"]["name"])
-        names = find_control(data, manifest) | {token["id"]: token["content"] for token in data["added_tokens"]}
+        names = find_control(data, manifest) | {
+            token["id"]: token["content"] for token in data["added_tokens"]
+        }
     texts = _list_encodable(reference, make_fuzz_texts(list(names.values())))
     if difference := find_difference(reference, reference, texts):
         raise random_error(manifest["name"], **difference)
@@ -403,7 +608,11 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
             results[name] = {"version": engine.version, "exact": True}
             continue
         difference = find_difference(engine, reference, texts)
-        results[name] = {"version": engine.version, "exact": difference is None, "texts": len(texts)}
+        results[name] = {
+            "version": engine.version,
+            "exact": difference is None,
+            "texts": len(texts),
+        }
         if difference:
             results[name]["first_difference"] = difference
     return results

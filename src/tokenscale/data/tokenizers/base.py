@@ -16,12 +16,15 @@ SPECIAL_TOKEN_POLICY = "special-token text is text"
 #: keys of a manifest with the ids of BOS, EOS, PAD and MASK, which never come from text
 ROLES = ("bos_id", "eos_id", "pad_id", "mask_id")
 
-#: input of an engine: a list of str, or an Arrow string array, which some engines read without copying
+#: input of an engine: a list of str, or an Arrow string array, which some engines read without
+#: copying
 Texts: TypeAlias = "Sequence[str] | pa.Array"
 
 
 class Tokenizer(ABC):
-    """Tokenizer without BOS and EOS. The writer of documents adds both (`data/stores/documents.py`)."""
+    """Tokenizer without BOS and EOS. The writer of documents adds both
+    (`data/stores/documents.py`).
+    """
 
     #: package that encodes text, and its version; the kind itself if it needs no package
     engine: str
@@ -52,7 +55,9 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of ids. Malformed UTF-8 becomes U+FFFD; control tokens become their names."""
+        """Return the text of ids. Malformed UTF-8 becomes U+FFFD; control tokens become their
+        names.
+        """
 
     def normalize(self, text: str) -> str:
         """Return the text as the tokenizer changes it before splitting it (lower case, NFKC, …)."""
@@ -82,8 +87,13 @@ def to_strings(texts: Texts) -> list[str]:
 VERSION = 2
 #: required fields of a manifest and their types
 FIELDS = {
-    **{"name": str, "kind": str, "file": dict, "vocabulary_size": int},
-    **{"bos_id": int, "eos_id": (int, type(None)), "pad_id": int},
+    "name": str,
+    "kind": str,
+    "file": dict,
+    "vocabulary_size": int,
+    "bos_id": int,
+    "eos_id": (int, type(None)),
+    "pad_id": int,
 }
 
 
@@ -92,7 +102,9 @@ def rebuild_command(directory: Path) -> str:
 
 
 def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
-    """Read the manifest of a tokenizer. Raises UserError if it is missing, malformed, or of an unsupported version."""
+    """Read the manifest of a tokenizer. Raises UserError if it is missing, malformed, or of an
+    unsupported version.
+    """
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "tokenizer", VERSION, rebuild_command(directory), oldest=2)
     with report_malformed(path, "manifest of the tokenizer", rebuild_command(directory)):

@@ -1,7 +1,9 @@
-"""Tokenizers with a tokenizer.json: of a folder, of the hub by name and revision, or trained on a corpus.
+"""Tokenizers with a tokenizer.json: of a folder, of the hub by name and revision, or trained on a
+corpus.
 
-The file is copied into the tokenizer's folder, so that stores can be rebuilt without the hub. BOS and EOS come from
-`bos` and `eos` of the settings, then from tokenizer_config.json or special_tokens_map.json, then from `CUSTOMARY`.
+The file is copied into the tokenizer's folder, so that stores can be rebuilt without the hub. BOS
+and EOS come from `bos` and `eos` of the settings, then from tokenizer_config.json or
+special_tokens_map.json, then from `CUSTOMARY`.
 """
 
 import json
@@ -16,7 +18,15 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import atomic, read_file, read_json, report_malformed, sha256_file, write_json, write_text
+from tokenscale.base.files import (
+    atomic,
+    read_file,
+    read_json,
+    report_malformed,
+    sha256_file,
+    write_json,
+    write_text,
+)
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.backends import import_library
@@ -34,22 +44,28 @@ CUSTOMARY = {
 }
 #: characters of a word that training of BPE looks at in one piece
 WORD_CHARACTERS = 1000
-#: white space between words in Unicode, without the control characters that only Python counts, and other characters
+#: white space between words in Unicode, without the control characters that only Python counts, and
+#: other characters
 SPACE, OTHER = re.compile(r"[^\S\x1c-\x1f]"), re.compile(r"[\S\x1c-\x1f]")
 
 
-def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
+def make(
+    settings: TokenizerSettings, directory: Path, corpus_directory: Path | None
+) -> tuple[Path, dict[str, Any]]:
     """Read or download the tokenizer, write it to `directory`, and return (file, manifest facts).
 
-    Raises UserError if the source is unavailable or unreadable, a configured token is not in the vocabulary, or no BOS
-    token is known.
+    Raises UserError if the source is unavailable or unreadable, a configured token is not in the
+    vocabulary, or no BOS token is known.
     """
     tokenizer, token_names = _fetch(settings)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     ids = _choose_ids(settings, token_names, vocabulary)
     if "bos" not in ids:
         what = f"nothing says which token begins a document of tokenizer {settings.name}."
-        next = "set `bos` to the text of that token; many tokenizers without one use their end-of-text token"
+        next = (
+            "set `bos` to the text of that token; many tokenizers without one use their "
+            "end-of-text token"
+        )
         raise UserError(what, source=settings.source, key="tokenizer.bos", next=next)
     unknown = backends.find_unknown(json.loads(tokenizer.model.__getstate__()))
     names = {role: tokenizer.id_to_token(i) for role, i in ids.items()}
@@ -59,7 +75,8 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     for role in ("bos", "eos"):
         if names.get(role, "text").isspace():
             raise UserError(
-                f"the token {names[role]!r} of tokenizer {settings.name} is white space of a text, so no document can "
+                f"the token {names[role]!r} of tokenizer {settings.name} is white space of a "
+                "text, so no document can "
                 "begin or end with it.",
                 key=f"tokenizer.{role}",
                 source=settings.source,
@@ -74,12 +91,17 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
         "vocabulary_size": max(vocabulary.values()) + 1,
         "bos_id": ids["bos"],
         "eos_id": ids.get("eos"),
-        # padding is identified by length, so another control id serves if the tokenizer has no pad token
+        # padding is identified by length, so another control id serves if the tokenizer has no pad
+        # token
         "pad_id": ids.get("pad", ids.get("eos", ids["bos"])),
         **({"mask_id": ids["mask"]} if "mask" in ids else {}),
         "source": "folder" if Path(settings.source).is_dir() else settings.source,
         "revision": settings.revision,
-        "notes": [f"{name} is switched off (set in its tokenizer.json)" for name, value in off.items() if value],
+        "notes": [
+            f"{name} is switched off (set in its tokenizer.json)"
+            for name, value in off.items()
+            if value
+        ],
     }
     return path, facts
 
@@ -87,16 +109,21 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
 def train_bpe(
     settings: TokenizerSettings, directory: Path, corpus_directory: Path | None
 ) -> tuple[Path, dict[str, Any]]:
-    """Train a byte-level BPE on all documents of the training split, in order, and return (file, manifest facts).
+    """Train a byte-level BPE on all documents of the training split, in order, and return (file,
+    manifest facts).
 
-    The alphabet holds every byte, so any text can be encoded and decoded. Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`.
-    (Sennrich et al. 2016; bytes as in GPT-2, Radford et al. 2019.) Equal texts give equal files. A small corpus may
-    give fewer entries than `settings.vocabulary_size`; the manifest records the actual number. Words of more than
-    `WORD_CHARACTERS` are cut into pieces of so many, because the time of training grows with the square of their
-    length. Raises UserError without a corpus.
+    The alphabet holds every byte, so any text can be encoded and decoded. Ids 0, 1, 2 are `<s>`,
+    `</s>`, `<pad>`. (Sennrich et al. 2016; bytes as in GPT-2, Radford et al. 2019.) Equal texts
+    give equal files. A small corpus may give fewer entries than `settings.vocabulary_size`; the
+    manifest records the actual number. Words of more than `WORD_CHARACTERS` are cut into pieces of
+    so many, because the time of training grows with the square of their length. Raises UserError
+    without a corpus.
     """
     if corpus_directory is None:
-        what = f"the tokenizer {settings.name} of kind bpe is trained on a corpus, and --corpus is missing."
+        what = (
+            f"the tokenizer {settings.name} of kind bpe is trained on a corpus, and --corpus is "
+            "missing."
+        )
         raise UserError(what, next=f"--corpus results/corpus/{settings.corpus}/manifest.json")
     tokenizers = import_library("bpe")
     text = RawText(corpus_directory, "train")
@@ -112,7 +139,8 @@ def train_bpe(
     )
     cuts: list[int] = []
     pieces = (
-        [piece for document in documents for piece in _cut_words(document, words, cuts)] for documents in text.batches()
+        [piece for document in documents for piece in _cut_words(document, words, cuts)]
+        for documents in text.batches()
     )
     tokenizer.train_from_iterator(pieces, trainer=trainer, length=len(text))
     path = directory / "tokenizer.json"
@@ -126,7 +154,10 @@ def train_bpe(
         "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
     }
     if cuts:
-        note = f"words longer than {WORD_CHARACTERS:,} characters were cut for its training, {len(cuts):,} times"
+        note = (
+            f"words longer than {WORD_CHARACTERS:,} characters were cut for its training, "
+            f"{len(cuts):,} times"
+        )
         facts["notes"] = [note]
     return path, facts
 
@@ -137,8 +168,11 @@ def _cut_words(text: str, pre_tokenizer: Any, cuts: list[int]) -> list[str]:
     Other words stay as they are, so ordinary text trains the same tokenizer as without this.
     """
     half = WORD_CHARACTERS // 2
-    for first in range(0, len(text) - half, half):  # a longer word fills one of these windows, or leaves it blank
-        if not (SPACE.search(text, first, first + half) and OTHER.search(text, first, first + half)):
+    # a longer word fills one of these windows, or leaves it blank
+    for first in range(0, len(text) - half, half):
+        if not (
+            SPACE.search(text, first, first + half) and OTHER.search(text, first, first + half)
+        ):
             break
     else:
         return [text]
@@ -154,15 +188,22 @@ class JsonTokenizer(backends.EngineTokenizer):
 
     @cached_property
     def _library(self) -> Any:
-        """The file as the package `tokenizers` reads it, with a decoder that joins the bytes which the file makes."""
+        """The file as the package `tokenizers` reads it, with a decoder that joins the bytes which
+        the file makes.
+        """
         tokenizers = import_library(self.kind)
         tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
         decoders, decoder = tokenizers.decoders, repr(tokenizer.decoder)
         makes_bytes = "ByteLevel" in f"{tokenizer.normalizer!r} {tokenizer.pre_tokenizer!r}"
         if makes_bytes and "ByteLevel" not in decoder:
             tokenizer.decoder = decoders.ByteLevel()
-        elif backends.read_fast_json(self.path)["model"].get("byte_fallback") and "ByteFallback" not in decoder:
-            tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), tokenizer.decoder or decoders.Fuse()])
+        elif (
+            backends.read_fast_json(self.path)["model"].get("byte_fallback")
+            and "ByteFallback" not in decoder
+        ):
+            tokenizer.decoder = decoders.Sequence(
+                [decoders.ByteFallback(), tokenizer.decoder or decoders.Fuse()]
+            )
         return tokenizer
 
     @cached_property
@@ -195,7 +236,9 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
     try:
         return tokenizers.Tokenizer.from_buffer(read_file(path)), names
     except Exception as error:  # the library raises bare Exception
-        raise UserError("the tokenizer's file cannot be read.", file=path, reason=error, next="replace it") from None
+        raise UserError(
+            "the tokenizer's file cannot be read.", file=path, reason=error, next="replace it"
+        ) from None
 
 
 def _folder_error(problem: str, **facts: object) -> UserError:
@@ -206,8 +249,14 @@ def _folder_error(problem: str, **facts: object) -> UserError:
 def _download_folder(settings: TokenizerSettings) -> Path:
     """Download the tokenizer's files at its revision and return their folder in the hub's cache."""
     if settings.revision is None:
-        what = f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned revision."
-        next = "set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer"
+        what = (
+            f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned "
+            "revision."
+        )
+        next = (
+            "set `revision` to a commit of the hub repository, so that the same name stays the "
+            "same tokenizer"
+        )
         raise UserError(what, key="tokenizer.revision", next=next)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -225,11 +274,17 @@ def _download_folder(settings: TokenizerSettings) -> Path:
 
 def _download_error(settings: TokenizerSettings, error: Exception) -> UserError:
     return UserError(
-        f"the tokenizer {settings.source!r} is unavailable: no such folder, and its download failed.",
+        (
+            f"the tokenizer {settings.source!r} is unavailable: no such folder, and its download "
+            "failed."
+        ),
         key="tokenizer.source",
         revision=settings.revision,
         reason=(str(error).strip().splitlines() or [type(error).__name__])[0],
-        next="check the name and the network, or download it elsewhere and set `source` to its folder",
+        next=(
+            "check the name and the network, or download it elsewhere and set `source` to its "
+            "folder"
+        ),
     )
 
 
@@ -239,13 +294,19 @@ def _read_token_names(folder: Path) -> dict[str, str]:
         values = read_json(path, "tokenizer's file", "replace it") if path.exists() else {}
         with report_malformed(path, "tokenizer's file", "replace it"):
             named = {role: values.get(f"{role}_token") for role in CUSTOMARY}
-        texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in named.items()}
+        texts = {
+            role: value.get("content") if isinstance(value, dict) else value
+            for role, value in named.items()
+        }
         found |= {role: text for role, text in texts.items() if isinstance(text, str)}
     return found
 
 
-def _choose_ids(settings: TokenizerSettings, token_names: dict[str, str], vocabulary: dict[str, int]) -> dict[str, int]:
-    """Return {role: id}, by the token that the settings, the source files or `CUSTOMARY` name, as far as there is one.
+def _choose_ids(
+    settings: TokenizerSettings, token_names: dict[str, str], vocabulary: dict[str, int]
+) -> dict[str, int]:
+    """Return {role: id}, by the token that the settings, the source files or `CUSTOMARY` name, as
+    far as there is one.
 
     Raises UserError for a token of the settings that is not in the vocabulary.
     """
@@ -253,9 +314,18 @@ def _choose_ids(settings: TokenizerSettings, token_names: dict[str, str], vocabu
     for role, customary in CUSTOMARY.items():
         configured = getattr(settings, role, None)
         if configured is not None and configured not in vocabulary:
-            what = f"the token {configured!r} is not in the vocabulary of tokenizer {settings.name}."
-            raise UserError(what, key=f"tokenizer.{role}", source=settings.source, next="name a token that it holds")
-        known = [text for text in (configured, token_names.get(role), *customary) if text in vocabulary]
+            what = (
+                f"the token {configured!r} is not in the vocabulary of tokenizer {settings.name}."
+            )
+            raise UserError(
+                what,
+                key=f"tokenizer.{role}",
+                source=settings.source,
+                next="name a token that it holds",
+            )
+        known = [
+            text for text in (configured, token_names.get(role), *customary) if text in vocabulary
+        ]
         if known:
             found[role] = vocabulary[known[0]]
     return found
@@ -263,7 +333,8 @@ def _choose_ids(settings: TokenizerSettings, token_names: dict[str, str], vocabu
 
 #: folder of the tokenizers built by the workflow
 BUILT = Path("results/tokenizers")
-#: lower-case names on the hub with the vocabulary of Tekken: 131,072 entries, equal ids for equal text
+#: lower-case names on the hub with the vocabulary of Tekken: 131,072 entries, equal ids for equal
+#: text
 NEMO = (
     "unsloth/mistral-nemo-base-2407-bnb-4bit",
     "mistralai/mistral-nemo-base-2407",
@@ -273,7 +344,9 @@ NEMO = (
 
 @dataclass(frozen=True)
 class ResolvedTokenizer:
-    """Settings of a tokenizer, its folder if it is already built, and an optional note for the user."""
+    """Settings of a tokenizer, its folder if it is already built, and an optional note for the
+    user.
+    """
 
     settings: TokenizerSettings
     directory: Path | None = None
@@ -283,21 +356,29 @@ class ResolvedTokenizer:
 def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
     """Resolve the value of `--tokenizer-name`.
 
-    Tries in order: a folder with a tokenscale manifest; a name below `built`; `tekken` and the names of Mistral-Nemo,
-    which uses Tekken; a folder with tokenizer.json; `org/name@revision` of the Hugging Face hub. The names of the last
-    two end in a part of the file hash or revision. Raises UserError for anything else.
+    Tries in order: a folder with a tokenscale manifest; a name below `built`; `tekken` and the
+    names of Mistral-Nemo, which uses Tekken; a folder with tokenizer.json; `org/name@revision` of
+    the Hugging Face hub. The names of the last two end in a part of the file hash or revision.
+    Raises UserError for anything else.
     """
     for folder in (Path(text), built / text):
         path = folder / "manifest.json"
-        if path.is_file() and "kind" in read_json(path, "manifest"):  # corpora and stores also have manifests
+        # corpora and stores also have manifests
+        if path.is_file() and "kind" in read_json(path, "manifest"):
             manifest = read_tokenizer_manifest(folder)
             return ResolvedTokenizer(
-                make_settings(manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest), folder
+                make_settings(
+                    manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest
+                ),
+                folder,
             )
     if text.lower() == "tekken":
         return ResolvedTokenizer(TokenizerSettings(name="tekken", kind="tekken"))
     if text.lower() in NEMO:
-        note = f"{text}: the same vocabulary as Tekken, which is read offline from the package mistral_common"
+        note = (
+            f"{text}: the same vocabulary as Tekken, which is read offline from the package "
+            "mistral_common"
+        )
         return ResolvedTokenizer(TokenizerSettings(name="tekken", kind="tekken"), note=note)
     if (Path(text) / "tokenizer.json").is_file():
         name = f"{_make_name(Path(text).resolve().name)}-{sha256_file(Path(text) / 'tokenizer.json')[:6]}"
@@ -308,22 +389,37 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
     source, at, revision = text.partition("@")
     if at and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and revision:
         name = f"{_make_name(source.rsplit('/')[-1])}-{_make_name(revision)[:6]}"
-        return ResolvedTokenizer(TokenizerSettings(name=name, kind="huggingface", source=source, revision=revision))
+        return ResolvedTokenizer(
+            TokenizerSettings(name=name, kind="huggingface", source=source, revision=revision)
+        )
     known = sorted({"tekken", *(path.parent.name for path in built.glob("*/manifest.json"))})
     near = find_nearest(text, known)
     hub = f"a name of the hub needs its revision: --tokenizer-name {source}@COMMIT"
-    other = "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
+    other = (
+        "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
+    )
     next = f"did you mean {near!r}?" if near else hub if "/" in text else other
-    raise UserError(f"there is no tokenizer {text!r}.", flag="--tokenizer-name", known=", ".join(known), next=next)
+    raise UserError(
+        f"there is no tokenizer {text!r}.",
+        flag="--tokenizer-name",
+        known=", ".join(known),
+        next=next,
+    )
 
 
 def find_store_tokenizer(manifest: Path, sha256: str | None) -> Path | None:
-    """Return the folder of the tokenizer with file hash `sha256` that made a store, or None if it is not found.
+    """Return the folder of the tokenizer with file hash `sha256` that made a store, or None if it
+    is not found.
 
-    Searches beside the store (where `pretokenize` puts it), in the results that hold the store, and below `BUILT`.
+    Searches beside the store (where `pretokenize` puts it), in the results that hold the store, and
+    below `BUILT`.
     """
     folders = [manifest.parent, *manifest.resolve().parents[4:5], BUILT.parent]
-    for path in (path for folder in folders for path in sorted((folder / "tokenizers").glob("*/manifest.json"))):
+    for path in (
+        path
+        for folder in folders
+        for path in sorted((folder / "tokenizers").glob("*/manifest.json"))
+    ):
         try:
             found = read_tokenizer_manifest(path.parent)
         except UserError:  # malformed or of another version: not the tokenizer of this store
@@ -333,17 +429,21 @@ def find_store_tokenizer(manifest: Path, sha256: str | None) -> Path | None:
     return None
 
 
-def make_settings(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any] | None = None) -> TokenizerSettings:
+def make_settings(
+    name: str, kind: str, vocabulary_size: int, facts: dict[str, Any] | None = None
+) -> TokenizerSettings:
     """Return the settings of a built tokenizer from its manifest, for the identity of a run.
 
-    `facts` may hold `source` and `revision` of a tokenizer from the hub. If the source is unknown, the name replaces
-    it; the manifests that a run reads pin the contents by hash.
+    `facts` may hold `source` and `revision` of a tokenizer from the hub. If the source is unknown,
+    the name replaces it; the manifests that a run reads pin the contents by hash.
     """
     facts = facts or {}
     if kind == "huggingface":
         source = facts.get("source")
         source = name if source in (None, "folder") else source
-        return TokenizerSettings(name=name, kind=kind, source=source, revision=facts.get("revision"))
+        return TokenizerSettings(
+            name=name, kind=kind, source=source, revision=facts.get("revision")
+        )
     if kind == "bpe":
         return TokenizerSettings(name=name, kind=kind, corpus=name, vocabulary_size=vocabulary_size)
     if kind not in TOKENIZERS or "vocabulary_size" in TOKENIZERS[kind].needs:
@@ -358,10 +458,11 @@ def _make_name(text: str) -> str:
 def export_tokenizer(
     tokenizer: Tokenizer, directory: Path, folder: Path, sequence_length: int, masked: bool = False
 ) -> dict[str, int | None]:
-    """Write both files to `folder` and return the ids of bos, eos and pad, and of mask for a masked model.
+    """Write both files to `folder` and return the ids of bos, eos and pad, and of mask for a masked
+    model.
 
-    `tokenizer` is the one in `directory`, of any kind but `numbers`, whose ids are not text. The written file is loaded
-    and compared with it on fuzz texts. Raises ValueError for different ids.
+    `tokenizer` is the one in `directory`, of any kind but `numbers`, whose ids are not text. The
+    written file is loaded and compared with it on fuzz texts. Raises ValueError for different ids.
     """
     directory = Path(directory)
     data = _load_json(directory)
@@ -369,10 +470,18 @@ def export_tokenizer(
     if masked:
         ids["mask"] = _add_mask(directory, data)
     names = {
-        i: text for text, i in import_library(tokenizer.kind).Tokenizer.from_str(json.dumps(data)).get_vocab().items()
+        i: text
+        for text, i in import_library(tokenizer.kind)
+        .Tokenizer.from_str(json.dumps(data))
+        .get_vocab()
+        .items()
     }
     tokens = {role: names[i] for role, i in ids.items() if i is not None}
-    data |= {"truncation": None, "padding": None, "post_processor": _bos_template(tokens["bos"], ids["bos"])}
+    data |= {
+        "truncation": None,
+        "padding": None,
+        "post_processor": _bos_template(tokens["bos"], ids["bos"]),
+    }
     write_text(folder / "tokenizer.json", json.dumps(data, ensure_ascii=False) + "\n")
     write_json(
         folder / "tokenizer_config.json",
@@ -390,7 +499,9 @@ def export_tokenizer(
 
 
 def _load_json(directory: Path) -> dict[str, Any]:
-    """Read the tokenizer.json of a folder, flag its control tokens, and add those that its table lacks (Tekken)."""
+    """Read the tokenizer.json of a folder, flag its control tokens, and add those that its table
+    lacks (Tekken).
+    """
     manifest = read_tokenizer_manifest(directory)
     data = backends.read_fast_json(directory / "tokenizer.json")
     if "control_ids" in manifest:
@@ -398,9 +509,15 @@ def _load_json(directory: Path) -> dict[str, Any]:
         data["model"]["vocab"] |= {name: i for i, name in enumerate(names)}
         data["added_tokens"] = [_special_token(i, name) for i, name in enumerate(names)]
     else:
-        plain, control = backends.remove_control(data, manifest), backends.find_control(data, manifest)
+        plain, control = (
+            backends.remove_control(data, manifest),
+            backends.find_control(data, manifest),
+        )
         added = {i: _special_token(i, text) for i, text in control.items()}
-        added |= {token["id"]: token | {"special": token["id"] in control} for token in data["added_tokens"]}
+        added |= {
+            token["id"]: token | {"special": token["id"] in control}
+            for token in data["added_tokens"]
+        }
         data["added_tokens"] = [token for _, token in sorted(added.items())]
         if "merges" in data["model"]:
             data["model"]["merges"] = plain["model"]["merges"]
@@ -408,7 +525,9 @@ def _load_json(directory: Path) -> dict[str, Any]:
 
 
 def _add_mask(directory: Path, data: dict[str, Any]) -> int:
-    """Return the id of the mask token. Without one, add a token after all ids, as masked training does."""
+    """Return the id of the mask token. Without one, add a token after all ids, as masked training
+    does.
+    """
     manifest = read_tokenizer_manifest(directory)
     if "mask_id" in manifest:
         return manifest["mask_id"]
@@ -419,7 +538,13 @@ def _add_mask(directory: Path, data: dict[str, Any]) -> int:
 
 
 def _special_token(number: int, text: str) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     return {"id": number, "content": text, **flags}
 
 
@@ -427,7 +552,10 @@ def _bos_template(token: str, number: int) -> dict[str, Any]:
     """Return the template that puts BOS before a text and before each text of a pair."""
 
     def part(name: str, kind: int) -> list[dict[str, Any]]:
-        return [{"SpecialToken": {"id": token, "type_id": kind}}, {"Sequence": {"id": name, "type_id": kind}}]
+        return [
+            {"SpecialToken": {"id": token, "type_id": kind}},
+            {"Sequence": {"id": name, "type_id": kind}},
+        ]
 
     return {
         "type": "TemplateProcessing",
@@ -438,7 +566,9 @@ def _bos_template(token: str, number: int) -> dict[str, Any]:
 
 
 def _compare(tokenizer: Tokenizer, path: Path, control: list[str]) -> None:
-    """Compare the exported file with the tokenizer on fuzz texts. Only BPE keeps the text of control tokens as text."""
+    """Compare the exported file with the tokenizer on fuzz texts. Only BPE keeps the text of
+    control tokens as text.
+    """
     exported = import_library(tokenizer.kind).Tokenizer.from_file(str(path))
     exported.encode_special_tokens = True
     texts = backends.make_fuzz_texts(control)
@@ -447,4 +577,7 @@ def _compare(tokenizer: Tokenizer, path: Path, control: list[str]) -> None:
     found = [encoded.ids for encoded in exported.encode_batch(texts)]
     for text, ids, expected in zip(texts, found, tokenizer.encode_batch(texts), strict=True):
         if not np.array_equal(ids, [tokenizer.bos_id, *expected]):
-            raise ValueError(f"the exported tokenizer gives other ids for {text!r}: {ids} for {expected.tolist()}")
+            raise ValueError(
+                f"the exported tokenizer gives other ids for {text!r}: {ids} for "
+                f"{expected.tolist()}"
+            )

@@ -1,4 +1,6 @@
-"""Kinds of tokenizers. The folder of a tokenizer holds file and manifest, so that stores can always be rebuilt."""
+"""Kinds of tokenizers. The folder of a tokenizer holds file and manifest, so that stores can always
+be rebuilt.
+"""
 
 import importlib
 import platform
@@ -10,7 +12,14 @@ from typing import Any, NamedTuple
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json, write_sealed
+from tokenscale.base.files import (
+    canonical_json,
+    sha256_file,
+    sha256_text,
+    utc_now,
+    write_json,
+    write_sealed,
+)
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.tokenizers import huggingface, numbers, tekken
 from tokenscale.data.tokenizers.backends import compare_engines
@@ -26,8 +35,8 @@ from tokenscale.settings.registry import TOKENIZERS
 
 
 class Kind(NamedTuple):
-    """Functions of a kind. `make` writes the tokenizer's file and returns it with facts of the manifest (and `notes`,
-    lines for the log); `load` opens it.
+    """Functions of a kind. `make` writes the tokenizer's file and returns it with facts of the
+    manifest (and `notes`, lines for the log); `load` opens it.
     """
 
     make: Callable[[TokenizerSettings, Path, Path | None], tuple[Path, dict[str, Any]]]
@@ -43,7 +52,9 @@ KINDS = {
 
 
 def _find_kind(name: str) -> Any:
-    """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of the same names."""
+    """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of
+    the same names.
+    """
     return KINDS[name] if name in KINDS else importlib.import_module(TOKENIZERS[name].module)
 
 
@@ -55,15 +66,19 @@ def build(
 ) -> dict[str, Any]:
     """Write the tokenizer's file, `build.json` and, last, `manifest.json`. Return the manifest.
 
-    Only the kind `bpe` needs `corpus_directory`: it is trained on the training split. The engines of the kind are
-    compared with the reference for `build.json`. `log` receives what was switched off or left out. Raises UserError for
-    options that do not fit the kind, for unavailable sources, and for a tokenizer that is no function of the text.
+    Only the kind `bpe` needs `corpus_directory`: it is trained on the training split. The engines
+    of the kind are compared with the reference for `build.json`. `log` receives what was switched
+    off or left out. Raises UserError for options that do not fit the kind, for unavailable sources,
+    and for a tokenizer that is no function of the text.
     """
     directory = Path(directory)
     if settings.kind not in TOKENIZERS:
         raise unknown("tokenizer kind", settings.kind, TOKENIZERS, key="tokenizer.kind")
     for field, problem in settings.problems():
-        what, next = "the tokenizer settings do not fit together.", f"correct it for tokenizer {settings.name}"
+        what, next = (
+            "the tokenizer settings do not fit together.",
+            f"correct it for tokenizer {settings.name}",
+        )
         raise UserError(what, key=f"tokenizer.{field}", problem=problem, next=next)
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
@@ -90,7 +105,9 @@ def build(
             "tokenscale": __version__,
             "python": sys.version,
             "machine": platform.node(),
-            "engines": compare_engines(directory, manifest) if TOKENIZERS[settings.kind].engines else {},
+            "engines": compare_engines(directory, manifest)
+            if TOKENIZERS[settings.kind].engines
+            else {},
         },
     )
     write_json(directory / "manifest.json", manifest)
@@ -100,8 +117,9 @@ def build(
 def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
     """Load the tokenizer of `results/tokenizers/<name>/` and check its files against the manifest.
 
-    `engine` names the package that encodes text; `auto` chooses the fastest installed engine that is exact. Raises
-    UserError for a missing or changed file, an unknown kind, and an engine that cannot be used.
+    `engine` names the package that encodes text; `auto` chooses the fastest installed engine that
+    is exact. Raises UserError for a missing or changed file, an unknown kind, and an engine that
+    cannot be used.
     """
     directory = Path(directory)
     manifest = read_tokenizer_manifest(directory)

@@ -1,10 +1,11 @@
 """What a tokenizer loses of a corpus: `decode(encode(text))` compared with the text on a sample.
 
-Compared are the characters other than white space, of the text and of what comes back, both after the tokenizer's own
-normalisation and without unknown ids. A character is **lost** if it does not come back, or if the normalisation removes
-it. It is only **normalised** if the normalisation replaces it by others (lower case, NFKC, a letter without its
-accent). White space is not compared: many tokenizers rejoin words by single spaces. Nor is the Unicode form of accents
-(one character or two). A loss in a few documents that the sample does not hold is not found.
+Compared are the characters other than white space, of the text and of what comes back, both after
+the tokenizer's own normalisation and without unknown ids. A character is **lost** if it does not
+come back, or if the normalisation removes it. It is only **normalised** if the normalisation
+replaces it by others (lower case, NFKC, a letter without its accent). White space is not compared:
+many tokenizers rejoin words by single spaces. Nor is the Unicode form of accents (one character or
+two). A loss in a few documents that the sample does not hold is not found.
 """
 
 import json
@@ -25,15 +26,20 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.huggingface import JsonTokenizer
 from tokenscale.settings.data import LOSS_CAUTION
 
-#: places of a corpus that a sample is drawn from, documents at each, and bytes at each; longer documents are cut
+#: places of a corpus that a sample is drawn from, documents at each, and bytes at each; longer
+#: documents are cut
 PLACES, DOCUMENTS, PLACE_BYTES = 16, 16, 32 << 10
 
 
 def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
-    """Return the beginnings of up to 256 documents from all over a split, at most 512 KiB of UTF-8 in total."""
-    text = RawText(corpus_directory, split, verify=False)  # the whole files are checked when they are read in order
+    """Return the beginnings of up to 256 documents from all over a split, at most 512 KiB of UTF-8
+    in total.
+    """
+    # the whole files are checked when they are read in order
+    text = RawText(corpus_directory, split, verify=False)
     places = np.linspace(0, len(text), PLACES + 1, dtype=np.int64).tolist()
-    step = DOCUMENTS if text.split["utf8_bytes"] < PLACE_BYTES * len(text) else 1  # a long document fills a place
+    # a long document fills a place
+    step = DOCUMENTS if text.split["utf8_bytes"] < PLACE_BYTES * len(text) else 1
     found: list[str] = []
     for first, end in zip(places, places[1:], strict=False):
         room = PLACE_BYTES
@@ -48,11 +54,11 @@ def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
 
 
 def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[str, Any]:
-    """Return counts and shares of a sample, for the manifest of a store: `documents`, `utf8_bytes`, and of its bytes
-    other than white space `lost` and `normalised`, and of its ids `unknown`.
+    """Return counts and shares of a sample, for the manifest of a store: `documents`, `utf8_bytes`,
+    and of its bytes other than white space `lost` and `normalised`, and of its ids `unknown`.
 
-    Raises UserError if the tokenizer loses more than it may (`accepted_loss`), encodes the sample differently a second
-    time, or makes BOS or EOS from text.
+    Raises UserError if the tokenizer loses more than it may (`accepted_loss`), encodes the sample
+    differently a second time, or makes BOS or EOS from text.
     """
     texts = [part for text in sample for part in text.split(PAIR)]
     documents, again = tokenizer.encode_batch(texts), tokenizer.encode(texts)[0]
@@ -62,7 +68,9 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
     if np.isin(ids, [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None]).any():
         what = f"the tokenizer {tokenizer.name} makes control tokens from text."
         next = "use a tokenizer whose control tokens are not entries for text"
-        raise UserError(what, corpus=corpus, ids=f"BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}", next=next)
+        raise UserError(
+            what, corpus=corpus, ids=f"BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}", next=next
+        )
     unknown = tokenizer.unknown_id
     lost: Counter[str] = Counter()
     normalised = 0.0
@@ -81,7 +89,9 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         "utf8_bytes": sum(len(text.encode("utf-8")) for text in texts),
         "lost": round(min(1.0, _bytes(lost) / whole), 6),
         "normalised": round(normalised / whole, 6),
-        "unknown": round(float(np.count_nonzero(ids == unknown)) / max(1, len(ids)), 6) if unknown is not None else 0.0,
+        "unknown": round(float(np.count_nonzero(ids == unknown)) / max(1, len(ids)), 6)
+        if unknown is not None
+        else 0.0,
     }
     if found["lost"] > tokenizer.accepted_loss:
         raise _loss_error(tokenizer, found, lost, corpus)
@@ -92,19 +102,23 @@ def describe(tokenizer: Tokenizer, found: dict[str, Any]) -> str:
     """Return the result of `measure` as a line for a log."""
     caution = "caution: " if found["lost"] > LOSS_CAUTION else ""
     return (
-        f"{caution}tokenizer {tokenizer.name} loses {found['lost']:.2%} of the bytes of {found['documents']:,} sampled "
-        f"documents ({found['normalised']:.2%} are normalised); {found['unknown']:.2%} of their ids are unknown"
+        f"{caution}tokenizer {tokenizer.name} loses {found['lost']:.2%} of the bytes of "
+        f"{found['documents']:,} sampled "
+        f"documents ({found['normalised']:.2%} are normalised); {found['unknown']:.2%} of their "
+        "ids are unknown"
     )
 
 
 def _count(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> Counter[str]:
-    """Count the characters other than white space, and `▁`, which stands for it. Letters have their accents (NFC)."""
+    """Count the characters other than white space, and `▁`, which stands for it. Letters have their
+    accents (NFC).
+    """
     return Counter("".join(unicodedata.normalize(form, text).replace("▁", " ").split()))
 
 
 def _find_removed(tokenizer: Tokenizer, text: str, normal: str) -> Counter[str]:
-    """Return what the normalisation removes of a text: characters that it removes anywhere, and of the others, if there
-    are fewer afterwards, an equal share of each.
+    """Return what the normalisation removes of a text: characters that it removes anywhere, and of
+    the others, if there are fewer afterwards, an equal share of each.
     """
     before, after, frame = _count(text, "NFKC"), _count(normal, "NFKC"), tokenizer.normalize("aa")
     gone = before - after
@@ -119,10 +133,15 @@ def _bytes(characters: Counter[str]) -> float:
     return sum(n * len(c.encode("utf-8")) for c, n in characters.items())
 
 
-def _loss_error(tokenizer: Tokenizer, found: dict[str, Any], lost: Counter[str], corpus: str) -> UserError:
+def _loss_error(
+    tokenizer: Tokenizer, found: dict[str, Any], lost: Counter[str], corpus: str
+) -> UserError:
     accepted = math.ceil(10 * found["lost"]) / 10
     most = sorted(lost.items(), key=lambda item: (-item[1], item[0]))[:5]
-    next = "use a tokenizer with these characters (with byte fallback it loses nothing), or accept the loss:\n"
+    next = (
+        "use a tokenizer with these characters (with byte fallback it loses nothing), or accept "
+        "the loss:\n"
+    )
     next += f"tokenizers.{tokenizer.name}.accepted_loss: {accepted} in the configuration"
     if isinstance(tokenizer, JsonTokenizer) and tokenizer.kind == "huggingface":
         name = f"{tokenizer.name}-lossy"
@@ -131,11 +150,19 @@ def _loss_error(tokenizer: Tokenizer, found: dict[str, Any], lost: Counter[str],
         settings |= {role: tokenizer.token_name(i) for role, i in names.items() if i is not None}
         text = shlex.quote(json.dumps(settings | {"accepted_loss": accepted}))
         next += f"; without one, use the tokenizer {name} after\n"
-        next += f"tokenscale tokenizer --settings {text} --output results/tokenizers/{name}/manifest.json"
+        next += (
+            f"tokenscale tokenizer --settings {text} --output "
+            f"results/tokenizers/{name}/manifest.json"
+        )
     return UserError(
         f"the tokenizer {tokenizer.name} loses {found['lost']:.1%} of this text.",
         corpus=corpus,
-        found=f"{', '.join(f'{c!r} {n:,.0f} times' for c, n in most)} in {found['documents']:,} sampled documents",
-        expected=f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)",
+        found=(
+            f"{', '.join(f'{c!r} {n:,.0f} times' for c, n in most)} in {found['documents']:,} "
+            "sampled documents"
+        ),
+        expected=(
+            f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)"
+        ),
         next=next,
     )

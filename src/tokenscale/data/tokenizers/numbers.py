@@ -1,4 +1,6 @@
-"""Tokenizer `numbers` of the source `dummy`: `<s>`, `</s>`, `<pad>` are 0, 1, 2, and the number n is id n + 3."""
+"""Tokenizer `numbers` of the source `dummy`: `<s>`, `</s>`, `<pad>` are 0, 1, 2, and the number n
+is id n + 3.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,23 +16,36 @@ from tokenscale.settings.data import TokenizerSettings
 CONTROL = ("<s>", "</s>", "<pad>")
 
 
-def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Write the tokenizer's file, which holds the count of numbers, and return (file, manifest facts)."""
+def make(
+    settings: TokenizerSettings, directory: Path, corpus_directory: Path | None
+) -> tuple[Path, dict[str, Any]]:
+    """Write the tokenizer's file, which holds the count of numbers, and return (file, manifest
+    facts).
+    """
     path = directory / "numbers.json"
     numbers = settings.vocabulary_size - len(CONTROL)
     write_json(path, {"control": list(CONTROL), "numbers": numbers})
-    return path, {"vocabulary_size": settings.vocabulary_size, "bos_id": 0, "eos_id": 1, "pad_id": 2}
+    return path, {
+        "vocabulary_size": settings.vocabulary_size,
+        "bos_id": 0,
+        "eos_id": 1,
+        "pad_id": 2,
+    }
 
 
 class Numbers(Tokenizer):
-    """Tokenizer of decimal numbers in a file written by `make`. `engine` is ignored: it needs no package."""
+    """Tokenizer of decimal numbers in a file written by `make`. `engine` is ignored: it needs no
+    package.
+    """
 
     def __init__(self, path: Path, manifest: dict[str, Any], engine: str = "auto"):
         super().__init__(manifest)
         self._numbers: int = read_json(path, "tokenizer's file")["numbers"]
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts; see `Tokenizer.encode`. Raises UserError for non-numbers and too large numbers."""
+        """Encode texts; see `Tokenizer.encode`. Raises UserError for non-numbers and too large
+        numbers.
+        """
         return join_ids([self._encode(text) for text in to_strings(texts)])
 
     def _encode(self, text: str) -> np.ndarray:
@@ -49,4 +64,7 @@ class Numbers(Tokenizer):
         return (ids + len(CONTROL)).astype(np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return " ".join(CONTROL[i] if i < len(CONTROL) else str(i - len(CONTROL)) for i in np.asarray(ids).tolist())
+        return " ".join(
+            CONTROL[i] if i < len(CONTROL) else str(i - len(CONTROL))
+            for i in np.asarray(ids).tolist()
+        )

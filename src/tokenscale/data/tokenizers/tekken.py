@@ -1,10 +1,11 @@
-"""Tekken, the tokenizer of Mistral-Nemo: 131,072 ids, from the file shipped in the mistral_common wheel.
+"""Tekken, the tokenizer of Mistral-Nemo: 131,072 ids, from the file shipped in the mistral_common
+wheel.
 
-Two files beside it are derived from its ranks for other engines: a tokenizer.json and a list of ranks in tiktoken's
-format. None of these tables holds control tokens, so their text stays text.
+Two files beside it are derived from its ranks for other engines: a tokenizer.json and a list of
+ranks in tiktoken's format. None of these tables holds control tokens, so their text stays text.
 
-This generation of the file does not list its control tokens. mistral_common lists `<pad>` = 11, the published
-Mistral-Nemo tokenizer 10. No mask depends on it: padding is identified by length.
+This generation of the file does not list its control tokens. mistral_common lists `<pad>` = 11, the
+published Mistral-Nemo tokenizer 10. No mask depends on it: padding is identified by length.
 """
 
 import base64
@@ -30,16 +31,20 @@ FILE = "tekken_240718.json"
 CONTROL = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 11}
 
 
-def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Copy the file from the package, derive the other two, and return (file, facts). Raises UserError if it is
-    missing.
+def make(
+    settings: TokenizerSettings, directory: Path, corpus_directory: Path | None
+) -> tuple[Path, dict[str, Any]]:
+    """Copy the file from the package, derive the other two, and return (file, facts). Raises
+    UserError if it is missing.
     """
     spec = importlib.util.find_spec("mistral_common")
     source = Path(spec.origin).parent / "data" / FILE if spec is not None and spec.origin else None
     if source is None or not source.exists():
         what = f"the tokenizer {settings.name} needs {FILE} from the package mistral_common."
         next = "install mistral_common (environment.yml names the version)"
-        raise UserError(what, found="no such package" if source is None else f"no file {source}", next=next)
+        raise UserError(
+            what, found="no such package" if source is None else f"no file {source}", next=next
+        )
     path = directory / FILE
     with atomic(path) as temporary:
         shutil.copyfile(source, temporary)
@@ -55,7 +60,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
         "pad_id": CONTROL["<pad>"],
         "control_ids": data["config"]["default_num_special_tokens"],
         "source": f"mistral_common/data/{FILE}",
-        "derived": [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in derived],
+        "derived": [
+            {"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in derived
+        ],
     }
     return path, facts
 
@@ -68,15 +75,22 @@ class Tekken(EngineTokenizer):
         """Bytes of each id."""
         names = control_names(self.manifest["control_ids"])
         lines = (self.path.parent / "ranks.tiktoken").read_bytes().splitlines()
-        return [*(name.encode() for name in names), *(binascii.a2b_base64(line.partition(b" ")[0]) for line in lines)]
+        return [
+            *(name.encode() for name in names),
+            *(binascii.a2b_base64(line.partition(b" ")[0]) for line in lines),
+        ]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         parts = self._parts
-        return b"".join([parts[i] for i in np.asarray(ids).tolist()]).decode("utf-8", errors="replace")
+        return b"".join([parts[i] for i in np.asarray(ids).tolist()]).decode(
+            "utf-8", errors="replace"
+        )
 
 
 def control_names(count: int) -> list[str]:
-    """Return a name for each of the first `count` ids; those without a name become `<SPECIAL_17>` and the like."""
+    """Return a name for each of the first `count` ids; those without a name become `<SPECIAL_17>`
+    and the like.
+    """
     named = {i: text for text, i in CONTROL.items()}
     return [named.get(i, f"<SPECIAL_{i}>") for i in range(count)]
 
@@ -84,9 +98,10 @@ def control_names(count: int) -> list[str]:
 def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json with Tekken's ids: one merge per token, in the order of ranks.
 
-    The merge of a token joins the last two parts left when the token alone is merged by ranks, lowest first, as in
-    tiktoken. A token in a text leaves the same two parts, because no merge crosses its ends, so no other merge is
-    needed. The build compares the result with the other engines (`backends.compare_engines`).
+    The merge of a token joins the last two parts left when the token alone is merged by ranks,
+    lowest first, as in tiktoken. A token in a text leaves the same two parts, because no merge
+    crosses its ends, so no other merge is needed. The build compares the result with the other
+    engines (`backends.compare_engines`).
     """
     first = data["config"]["default_num_special_tokens"]
     ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in _list_entries(data)}
@@ -96,7 +111,12 @@ def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
     merges = [[encoded[part] for part in _split_token(token, ranks)] for token in merged_tokens]
     pattern = {"Regex": data["config"]["pattern"]}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    bytes_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    bytes_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     return {
         "version": "1.0",
         **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
@@ -105,7 +125,9 @@ def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
         "decoder": bytes_level,
         "model": {
             "type": "BPE",
-            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(
+                ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+            ),
             **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "vocab": {encoded[token]: rank + first for token, rank in ranks.items()},
             "merges": merges,
@@ -130,7 +152,11 @@ def _list_entries(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _byte_letters() -> dict[int, str]:
-    """Return {byte: letter} of GPT-2 (Radford et al. 2019): printable bytes map to themselves, others to 256 and up."""
+    """Return {byte: letter} of GPT-2 (Radford et al. 2019): printable bytes map to themselves,
+    others to 256 and up.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + n) for n, byte in enumerate(others)
+    }

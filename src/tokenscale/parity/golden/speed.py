@@ -5,18 +5,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FEWEST, SMALLEST = 12, 0.01  # steps with a time in each run; change that counts, for repeated runs differ by it
+# steps with a time in each run; change that counts, for repeated runs differ by it
+FEWEST, SMALLEST = 12, 0.01
 OUTLIER = 3.0  # robust standard deviations from the line where a step no longer counts
 
 
 @dataclass
 class Speed:
-    """Relative change of a step's time in the middle of the run, its 95 % interval, and the drift within both runs."""
+    """Relative change of a step's time in the middle of the run, its 95 % interval, and the drift
+    within both runs.
+    """
 
     change: float
     interval: tuple[float, float]
     drifts: tuple[float, float]
-    moved: bool  #: beyond chance in the same direction at both ends of the runs, so that no drift explains it
+    # beyond chance in the same direction at both ends of the runs, so that no drift explains it
+    moved: bool
 
     def __str__(self) -> str:
         numbers = [f"{100 * value:+.1f}" for value in (self.change, *self.interval, *self.drifts)]
@@ -28,16 +32,21 @@ def compare_speed(old: np.ndarray, new: np.ndarray) -> Speed | None:
     if (a := _fit_line(old)) is None or (b := _fit_line(new)) is None:
         return None
     change, drift, error = b[0] - a[0], b[1] - a[1], math.hypot(a[2], b[2])
-    z, df = 1.959964, min(a[3], b[3])  # 97.5 % quantile of Student's t, by the series of Cornish and Fisher
+    # 97.5 % quantile of Student's t, by the series of Cornish and Fisher
+    z, df = 1.959964, min(a[3], b[3])
     width = error * (z + (z**3 + z) / 4 / df + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / df**2)
     # the error at an end is twice that in the middle; at both a test on one side at 5 %
     moved = abs(change) - abs(drift) / 2 > (0.84 - 0.27 / df) * 2 * width and abs(change) > SMALLEST
-    low, high, *drifts = (math.expm1(value) for value in (change - width, change + width, a[1], b[1]))
+    low, high, *drifts = (
+        math.expm1(value) for value in (change - width, change + width, a[1], b[1])
+    )
     return Speed(math.expm1(change), (low, high), (drifts[0], drifts[1]), moved)
 
 
 def _fit_line(values: np.ndarray) -> tuple[float, float, float, float] | None:
-    """Return log time in the middle, drift, standard error (for autocorrelated noise), and degrees of freedom."""
+    """Return log time in the middle, drift, standard error (for autocorrelated noise), and degrees
+    of freedom.
+    """
     at = np.flatnonzero(np.isfinite(values) & (values > 0))
     if len(at) < FEWEST:
         return None
@@ -50,5 +59,13 @@ def _fit_line(values: np.ndarray) -> tuple[float, float, float, float] | None:
     pull, n = keep**2 * (y - level - slope * x), len(x)
     r = float(pull[1:] @ pull[:-1] / max(pull @ pull, 1e-30))
     r = min(0.95, max(0.0, r + (1 + 3 * r) / n))  # without its bias in a short series
-    effective, share = max(3.0, n * (1 - r) / (1 + r)), max(0.1, float(np.mean(keep * (5 * keep - 4))))
-    return level, slope, math.sqrt(pull @ pull / (n - 2) / effective) / share, max(1.5, effective - 2)
+    effective, share = (
+        max(3.0, n * (1 - r) / (1 + r)),
+        max(0.1, float(np.mean(keep * (5 * keep - 4)))),
+    )
+    return (
+        level,
+        slope,
+        math.sqrt(pull @ pull / (n - 2) / effective) / share,
+        max(1.5, effective - 2),
+    )

@@ -26,10 +26,15 @@ class TokensPerSecondComparison(ByApproach):
     }
     columns = ("series", "repeat", "run_id", *measures, "not_useful_share", "steps", "seconds")
     main, found = "useful_tokens_per_s", "Useful tokens per second:"
-    words = f"One process; {{counted}}. {DOTS}Open markers tokenize while training, filled ones read a store. {RATES}"
+    words = (
+        f"One process; {{counted}}. {DOTS}Open markers tokenize while training, filled ones read "
+        f"a store. {RATES}"
+    )
 
     def prepare(self) -> None:
-        self.first, self.inventory = (rows[rows["world_size"] == 1] for rows in (self.first, self.inventory))
+        self.first, self.inventory = (
+            rows[rows["world_size"] == 1] for rows in (self.first, self.inventory)
+        )
         super().prepare()
 
 
@@ -37,14 +42,27 @@ class DataStallShare(ByApproach):
     title = "Share of the training step spent waiting for data"
     queries = ("stalls", "inventory")
     measures = {"data_stall_share": ("time waiting for the batch / step time (%)", 100.0)}
-    columns = ("run_id", "approach", "series", "world_size", "repeat", "data_wait_s", "seconds", "data_stall_share",
-               "largest_gain")  # fmt: skip
+    columns = (
+        "run_id",
+        "approach",
+        "series",
+        "world_size",
+        "repeat",
+        "data_wait_s",
+        "seconds",
+        "data_stall_share",
+        "largest_gain",
+    )
     cores_matter = False  # a share says the same where ranks share cores
     main, unit = "data_stall_share", (100, " %")
 
     def finding(self) -> str:
         most = 100 * self.rows["data_stall_share"].max()
-        return f"Waiting for data takes at most {most:.2g} % of a training step" if len(self.rows) else self.title
+        return (
+            f"Waiting for data takes at most {most:.2g} % of a training step"
+            if len(self.rows)
+            else self.title
+        )
 
     def draw(self) -> Drawing:
         drawing = super().draw()
@@ -53,35 +71,50 @@ class DataStallShare(ByApproach):
         return drawing
 
     def sentences(self) -> str:
-        text = f"Time waiting for the batch over step time, of the slowest rank, after warm-up; {self.counted()}. "
+        text = (
+            "Time waiting for the batch over step time, of the slowest rank, after warm-up; "
+            f"{self.counted()}. "
+        )
         if self.rows.empty:
             return text
         worst = self.rows.loc[self.rows["data_stall_share"].idxmax()]
         return text + (
             f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
-            f"{panels.ranks(int(worst['world_size']))}), bounds what any data format could gain there: at most "
+            f"{panels.ranks(int(worst['world_size']))}), bounds what any data format could gain "
+            "there: at most "
             f"{number(worst['largest_gain'], 4)}× (Amdahl's law). "
         )
 
 
-_PARTS = {"padding_share": (SKY, "padding, in an epoch of the store"), "ignored_share": (GREY, "first labels")}
+_PARTS = {
+    "padding_share": (SKY, "padding, in an epoch of the store"),
+    "ignored_share": (GREY, "first labels"),
+}
 
 
 class PaddingShare(ByApproach):
     title = "Processed tokens that are not useful"
     queries = ("padding", "inventory")
-    measures = {"not_useful_share": ("positions that are not useful / all processed positions (%)", 100.0)}
+    measures = {
+        "not_useful_share": ("positions that are not useful / all processed positions (%)", 100.0)
+    }
     cores_matter = False
     main, unit, found = "not_useful_share", (100, " %"), "Processed tokens that are not useful:"
     words = (
-        "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as lines; {counted}. "
-        "Bars: the same in a whole epoch of the run's store, from its manifest. Approaches that tokenize while "
-        "training read no store and have no bar. Padding and first labels are counted apart: a label is ignored where "
-        "it begins a document or a piece of one. A few steps read part of an epoch, so dots and bars may differ. "
+        "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as "
+        "lines; {counted}. "
+        "Bars: the same in a whole epoch of the run's store, from its manifest. Approaches that "
+        "tokenize while "
+        "training read no store and have no bar. Padding and first labels are counted apart: a "
+        "label is ignored where "
+        "it begins a document or a piece of one. A few steps read part of an epoch, so dots and "
+        "bars may differ. "
     )
 
     def draw(self) -> Drawing:
-        """Draw one row per cell: every run a dot; stacked behind them, what its store holds in a whole epoch."""
+        """Draw one row per cell: every run a dot; stacked behind them, what its store holds in a
+        whole epoch.
+        """
         made = super().draw()
         if self.rows.empty:
             return made
@@ -107,14 +140,26 @@ class BatchSizeComparison(Figure):
         "useful_tokens_per_s": ("useful tokens / s", 1.0),
         "total_tokens_per_s": ("processed tokens / s (padding included)", 1.0),
     }
-    columns = ("series", "micro_batch", "world_size", "repeat", "run_id", *measures, "not_useful_share",
-               "sequence_length")  # fmt: skip
+    columns = (
+        "series",
+        "micro_batch",
+        "world_size",
+        "repeat",
+        "run_id",
+        *measures,
+        "not_useful_share",
+        "sequence_length",
+    )
     cores_matter, main, by = False, "useful_tokens_per_s", ("series", "micro_batch")
 
     def prepare(self) -> None:
-        """Choose runs at the smallest world size, comparable along micro-batches and along approaches."""
+        """Choose runs at the smallest world size, comparable along micro-batches and along
+        approaches.
+        """
         smallest = self.inventory["world_size"].min()
-        rows, self.inventory = (rows[rows["world_size"] == smallest] for rows in (self.first, self.inventory))
+        rows, self.inventory = (
+            rows[rows["world_size"] == smallest] for rows in (self.first, self.inventory)
+        )
         rows, along = captions.comparable(rows, self.inventory, "micro_batch")
         rows, across = captions.comparable(rows, self.inventory, "approach")
         self.refusals = along if along == across else f"{along} {across}".strip()
@@ -126,10 +171,17 @@ class BatchSizeComparison(Figure):
         return panels.joined_panels(self, "micro_batch", "micro-batch (rows of a forward pass)")
 
     def sentences(self) -> str:
-        text = f"At the smallest world size and a fixed global batch; {self.counted()}. {JOINED}Gradient accumulation "
+        text = (
+            f"At the smallest world size and a fixed global batch; {self.counted()}. "
+            f"{JOINED}Gradient accumulation "
+        )
         text += "keeps learning rate and number of steps along the axis. "
         lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())
-        text += f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. " if lengths else ""
+        text += (
+            f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. "
+            if lengths
+            else ""
+        )
         sizes = self.rows["micro_batch"].unique()
         if len(sizes) == 1:
             text += f"All runs have the micro-batch {int(sizes[0])}, so no trend can be seen. "

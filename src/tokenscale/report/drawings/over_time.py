@@ -2,25 +2,50 @@
 
 from tokenscale.report import captions, panels, style
 from tokenscale.report.figure import CURVES, POINTS, Drawing, Figure
-from tokenscale.report.style import BLUE, GREEN, GREY, OPEN_DOTS, ORANGE, PURPLE, RED, SKY, figure, jitter, number
+from tokenscale.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    OPEN_DOTS,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    figure,
+    jitter,
+    number,
+)
 
 
 class TokensPerSecondOverTime(Figure):
     title = "Throughput in the course of a training"
     queries = ("loss_curves", "inventory")
     factor = "approach"
-    columns = ("series", "world_size", "repeat", "run_id", "step", "steps", "training_s", "useful_tokens_per_s",
-               "total_tokens_per_s")  # fmt: skip
+    columns = (
+        "series",
+        "world_size",
+        "repeat",
+        "run_id",
+        "step",
+        "steps",
+        "training_s",
+        "useful_tokens_per_s",
+        "total_tokens_per_s",
+    )
     read = "Line plot of useful tokens per second over the time of training. {}."
 
     def prepare(self) -> None:
         super().prepare()
-        self.rows = self.rows[~self.rows["stopped"].astype(bool)].dropna(subset=["useful_tokens_per_s"])
+        self.rows = self.rows[~self.rows["stopped"].astype(bool)].dropna(
+            subset=["useful_tokens_per_s"]
+        )
 
     def draw(self) -> Drawing:
         """Draw a panel per world size, a line a series."""
         rows, worlds = self.rows, sorted(int(w) for w in self.rows["world_size"].unique())
-        made, every = panels.grid(len(worlds), 2.7, "seconds of training steps", "useful tokens / s", sharey=True)
+        made, every = panels.grid(
+            len(worlds), 2.7, "seconds of training steps", "useful tokens / s", sharey=True
+        )
         if not worlds:
             return self.no_data(made)
         names = style.ordered(rows["series"])
@@ -29,7 +54,9 @@ class TokensPerSecondOverTime(Figure):
             here = rows[rows["world_size"] == world]
             for name, options in found.items():
                 if len(line := here[here["series"] == name]):
-                    panels.curve(axes, line, "training_s", "useful_tokens_per_s", options, name, nth)
+                    panels.curve(
+                        axes, line, "training_s", "useful_tokens_per_s", options, name, nth
+                    )
             if len(worlds) > 1:
                 panels.heading(axes, panels.ranks(world))
             axes.set_xlim(left=0)
@@ -54,8 +81,12 @@ class TokensPerSecondOverTime(Figure):
         texts, common = [], captions.common_repeats(self.rows)
         for name, world, rows in captions.cells(common):
             middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
-            texts.append(f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-        return captions.listing(texts) + captions.in_brackets(captions.name_common(self.rows, common))
+            texts.append(
+                f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}"
+            )
+        return captions.listing(texts) + captions.in_brackets(
+            captions.name_common(self.rows, common)
+        )
 
 
 #: part → name, colour, hatch; as they are stacked
@@ -86,7 +117,9 @@ class StepTimeBreakdown(Figure):
         return f"The largest part of a step is {part}: {share} % of its time"
 
     def draw(self) -> Drawing:
-        """Draw one row per cell: the parts of its median run stacked, and every run's whole step a dot."""
+        """Draw one row per cell: the parts of its median run stacked, and every run's whole step a
+        dot.
+        """
         listed = panels.cells(self.inventory)[::-1]
         made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
         axes.set_xlabel("time of a step, mean over ranks (ms)")
@@ -100,12 +133,23 @@ class StepTimeBreakdown(Figure):
             begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
             for part, (_, colour, hatch) in PARTS.items():
                 width = 1e3 * max(0.0, median[part])
-                axes.barh(y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+                axes.barh(
+                    y,
+                    width,
+                    left=begin,
+                    height=0.62,
+                    color=colour,
+                    hatch=hatch,
+                    edgecolor="white",
+                    linewidth=0,
+                )
                 begin += width
             axes.plot(1e3 * here["step_s"], [y + o for o in jitter(len(here), 0.4)], **OPEN_DOTS)
         for part, (label, colour, hatch) in PARTS.items():
             if (self.rows[part] > 0).any():
-                axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+                axes.barh(
+                    [0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label
+                )
         panels.finish_rows(axes, panels.names(listed), 6)
         panels.legend(made, axes, 4)
         panels.heading(axes, captions.crowded(self.inventory))
@@ -113,10 +157,14 @@ class StepTimeBreakdown(Figure):
 
     def sentences(self) -> str:
         text = (
-            f"Bars: mean time of each part of a step in the run with the median step; {self.counted()}. Dots: the "
-            "whole step of every run. Means are over all ranks and steps after warm-up; of two middle runs, the one "
-            "with the shorter step is drawn. Exposed communication is the wait for gradients after backward; "
-            "communication during backward counts as backward. The rest is time that belongs to no named part. "
+            "Bars: mean time of each part of a step in the run with the median step; "
+            f"{self.counted()}. Dots: the "
+            "whole step of every run. Means are over all ranks and steps after warm-up; of two "
+            "middle runs, the one "
+            "with the shorter step is drawn. Exposed communication is the wait for gradients "
+            "after backward; "
+            "communication during backward counts as backward. The rest is time that belongs to "
+            "no named part. "
         )
         if len(over := self.rows[self.rows["rest_s"] < -0.01 * self.rows["step_s"]]):
             several = "s" * (len(over) > 1)

@@ -1,4 +1,6 @@
-"""Parallel methods, pipelines and trainers beside each other: throughput, memory, waiting, and tables with more."""
+"""Parallel methods, pipelines and trainers beside each other: throughput, memory, waiting, and
+tables with more.
+"""
 
 import pandas as pd
 
@@ -6,7 +8,18 @@ from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
 from tokenscale.report.paired_comparisons import describe_certificate
-from tokenscale.report.style import BLUE, GREY, OPEN_DOTS, ORANGE, PURPLE, SCHEDULES, SKY, figure, jitter, number
+from tokenscale.report.style import (
+    BLUE,
+    GREY,
+    OPEN_DOTS,
+    ORANGE,
+    PURPLE,
+    SCHEDULES,
+    SKY,
+    figure,
+    jitter,
+    number,
+)
 from tokenscale.report.table import Table, columns
 from tokenscale.settings.run import OURS
 
@@ -21,7 +34,9 @@ _MEASURES = {
 
 
 class Speeds(Figure):
-    """Base class: a row per cell, useful tokens/s of each run a dot, medians over the repeats of all cells as bars."""
+    """Base class: a row per cell, useful tokens/s of each run a dot, medians over the repeats of
+    all cells as bars.
+    """
 
     main, by = "useful_tokens_per_s", ("label",)
     #: columns that name a cell; the first parts blocks of rows
@@ -53,7 +68,9 @@ class Speeds(Figure):
             return self.no_data(made)
         for y, group in enumerate(self.cells):
             (colour, face), places = self.look(group), [y + offset for offset in jitter(len(group))]
-            axes.plot(group[self.main], places, "o", color=colour, markerfacecolor=face, markersize=5)
+            axes.plot(
+                group[self.main], places, "o", color=colour, markerfacecolor=face, markersize=5
+            )
             median = self.compared(group)[self.main].median()
             axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
             if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
@@ -97,14 +114,24 @@ class ParallelMethods(Speeds):
         for group in self.cells:
             if reason := captions.caution(group):
                 worlds.setdefault(reason, set()).add(str(group["world_size"].iloc[0]))
-        self.warning = "; ".join(f"{captions.listing(sorted(found))} ranks, {why}" for why, found in worlds.items())
+        self.warning = "; ".join(
+            f"{captions.listing(sorted(found))} ranks, {why}" for why, found in worlds.items()
+        )
         self.heading = "open: no scaling measurement" if self.warning else ""
 
     def labels(self) -> list[str]:
-        further = [key for key in ("approach", "factors", "storage") if self.rows[key].nunique() > 1]
-        named = [", ".join(filter(None, key)) for key in self.rows[["method", *further]].itertuples(index=False)]
+        further = [
+            key for key in ("approach", "factors", "storage") if self.rows[key].nunique() > 1
+        ]
+        named = [
+            ", ".join(filter(None, key))
+            for key in self.rows[["method", *further]].itertuples(index=False)
+        ]
         self.rows = self.rows.assign(name=named)
-        return [n + f", {panels.ranks(w)}" * (w > 1) for n, w in zip(named, self.rows["world_size"], strict=True)]
+        return [
+            n + f", {panels.ranks(w)}" * (w > 1)
+            for n, w in zip(named, self.rows["world_size"], strict=True)
+        ]
 
     def alt(self) -> str:
         return f"{super().alt()} {self.warning}".strip()
@@ -115,11 +142,35 @@ class ParallelMethods(Speeds):
 
     def data(self) -> pd.DataFrame:
         """Return one row per cell: medians over all its runs with the ends of their spread."""
-        names = "gpus method runs useful_tokens_per_s useful_tokens_per_s_low useful_tokens_per_s_high".split()
-        names += ["memory_bytes", *(f"{part}_bytes" for part in PARTS), "efficiency", "efficiency_low"]
-        names += "efficiency_high scaling_measurement final_loss largest_loss_difference same_data layout".split()
+        names = [
+            "gpus",
+            "method",
+            "runs",
+            "useful_tokens_per_s",
+            "useful_tokens_per_s_low",
+            "useful_tokens_per_s_high",
+        ]
+        names += [
+            "memory_bytes",
+            *(f"{part}_bytes" for part in PARTS),
+            "efficiency",
+            "efficiency_low",
+        ]
+        names += [
+            "efficiency_high",
+            "scaling_measurement",
+            "final_loss",
+            "largest_loss_difference",
+            "same_data",
+            "layout",
+        ]
         rows = [
-            [group["world_size"].iloc[0], group["name"].iloc[0], len(group), *captions.ends(group[self.main])]
+            [
+                group["world_size"].iloc[0],
+                group["name"].iloc[0],
+                len(group),
+                *captions.ends(group[self.main]),
+            ]
             + [group[f"{part}_bytes"].max() for part in ("memory", *PARTS)]
             + [*captions.ends(group["efficiency"]), _measure(group), group["final_loss"].median()]
             + [group["largest_loss_difference"].max(), _same(group), group["layout"].iloc[0]]
@@ -128,32 +179,64 @@ class ParallelMethods(Speeds):
         return pd.DataFrame(rows, columns=names)
 
     def sentences(self) -> str:
-        """Return what is compared, whether it is a scaling measurement, and whether the losses agree."""
-        text = "The same training under each parallel method: global batch, learning rate and steps are equal; "
+        """Return what is compared, whether it is a scaling measurement, and whether the losses
+        agree.
+        """
+        text = (
+            "The same training under each parallel method: global batch, learning rate and steps "
+            "are equal; "
+        )
         text += f"{self.counted()}. " + (f"Open dots: {self.warning}. " if self.warning else "")
         largest = self.rows.loc[self.rows["world_size"] > 1, "largest_loss_difference"].max()
-        against = f"Against the run on one rank of the same repeat, losses differ by at most {largest:.2g} nats at any "
+        against = (
+            "Against the run on one rank of the same repeat, losses differ by at most "
+            f"{largest:.2g} nats at any "
+        )
         return text if pd.isna(largest) else f"{text}{against}step. "
 
     def table(self) -> Table:
-        """Return the same as people read it, with memory, losses and what efficiencies are worth."""
+        """Return the same as people read it, with memory, losses and what efficiencies are
+        worth.
+        """
         heads = columns(
-            *(">GPUs (ranks)", "method", ">runs", ">useful tokens / s", ">memory per device (MB)", ">efficiency (%)"),
-            *("a scaling measurement?", ">final loss", ">largest loss difference (nats)", "same data"),
+            *(
+                ">GPUs (ranks)",
+                "method",
+                ">runs",
+                ">useful tokens / s",
+                ">memory per device (MB)",
+                ">efficiency (%)",
+            ),
+            *(
+                "a scaling measurement?",
+                ">final loss",
+                ">largest loss difference (nats)",
+                "same data",
+            ),
         )
         rows = []
         for group in self.cells:
             world, alike = group["world_size"].iloc[0], self.compared(group)
             rows.append(
-                [str(world), group["name"].iloc[0], str(len(group)), captions.spread(alike[self.main])]
-                + [number(1e-6 * group["memory_bytes"].max()), captions.spread(100 * alike["efficiency"].dropna())]
+                [
+                    str(world),
+                    group["name"].iloc[0],
+                    str(len(group)),
+                    captions.spread(alike[self.main]),
+                ]
+                + [
+                    number(1e-6 * group["memory_bytes"].max()),
+                    captions.spread(100 * alike["efficiency"].dropna()),
+                ]
                 + [_measure(group), captions.spread(alike["final_loss"], 5)]
                 + ["reference" if world == 1 else _difference(group), _same(group)]
             )
         text = (
             f"A rank is a GPU where there are GPUs. Spread in brackets. {self.over()}"
-            "Efficiency is T(N) / (N × T(1)), against the run on one rank of the same repeat. Memory: what the fullest "
-            "rank holds of parameters, gradients, optimizer state and activations. The loss difference is the largest "
+            "Efficiency is T(N) / (N × T(1)), against the run on one rank of the same repeat. "
+            "Memory: what the fullest "
+            "rank holds of parameters, gradients, optimizer state and activations. The loss "
+            "difference is the largest "
             "of all steps and repeats, the last step included, against the run on one rank."
         )
         return Table(heads, rows, text)
@@ -165,9 +248,13 @@ class MemoryByMethod(Figure):
     factor, cores_matter = "layout", False
 
     def prepare(self) -> None:
-        """Read bytes as numbers with gaps, and name the cells: method or levels of the layout, and ranks."""
+        """Read bytes as numbers with gaps, and name the cells: method or levels of the layout, and
+        ranks.
+        """
         super().prepare()
-        numbers = [name for name in self.rows if name.endswith("bytes") or name == "predicted_per_measured"]
+        numbers = [
+            name for name in self.rows if name.endswith("bytes") or name == "predicted_per_measured"
+        ]
         self.rows = self.rows.astype(dict.fromkeys(numbers, float))
         several, found = self.rows["approach"].nunique() > 1, []
         for (world, method, series), rows in self.rows.groupby(["world_size", "method", "series"]):
@@ -178,14 +265,21 @@ class MemoryByMethod(Figure):
 
     def finding(self) -> str:
         rows = self.rows.dropna(subset=["bytes"])
-        rows = captions.common_repeats(rows[rows["world_size"] == rows["world_size"].max()], ["method"])
+        rows = captions.common_repeats(
+            rows[rows["world_size"] == rows["world_size"].max()], ["method"]
+        )
         if rows["method"].nunique() < 2:
             return self.title
         found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), " MB")
-        return f"Memory of the fullest of {captions.count(int(rows['world_size'].iloc[0]), 'rank')}: {found}"
+        return (
+            "Memory of the fullest of "
+            f"{captions.count(int(rows['world_size'].iloc[0]), 'rank')}: {found}"
+        )
 
     def draw(self) -> Drawing:
-        """Draw two bars per cell: the parts of the run that held most; below, hatched, what was predicted."""
+        """Draw two bars per cell: the parts of the run that held most; below, hatched, what was
+        predicted.
+        """
         made, (axes,) = figure(height=1.7 + 0.42 * max(4, len(self.cells)))
         large = self.rows[["bytes", "predicted_bytes"]].max().max() >= 1e10
         unit, name = (1e-9, "GB") if large else (1e-6, "MB")
@@ -204,29 +298,47 @@ class MemoryByMethod(Figure):
                     begin += width
                 if pd.isna(fullest[f"{prefix}bytes"]):
                     text = "in part not predicted" if prefix else "in part not measured"
-                    axes.annotate(text, (begin, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+                    axes.annotate(
+                        text,
+                        (begin, place),
+                        (4, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=8,
+                    )
             axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), **OPEN_DOTS)
         panels.finish_rows(axes, [text for text, _ in self.cells[::-1]], 6)
         for part, colour in PARTS.items():
             axes.barh([0], [0], color=colour, label=part)
-        axes.barh([0], [0], color=GREY, hatch="////", edgecolor="white", linewidth=0, label="predicted")
+        axes.barh(
+            [0], [0], color=GREY, hatch="////", edgecolor="white", linewidth=0, label="predicted"
+        )
         panels.legend(made, axes)
         return made
 
     def sentences(self) -> str:
         text = (
-            "Solid: measured parameters, gradients, optimizer state and activations of the fullest rank in the first "
-            f"step. Hatched: the prediction from the run's settings; {self.counted()}. Dots are runs, and the bar is "
-            "the run with the most memory in its cell. Communication buffers, the allocator's reserve and the program "
+            "Solid: measured parameters, gradients, optimizer state and activations of the "
+            "fullest rank in the first "
+            f"step. Hatched: the prediction from the run's settings; {self.counted()}. Dots are "
+            "runs, and the bar is "
+            "the run with the most memory in its cell. Communication buffers, the allocator's "
+            "reserve and the program "
             "itself are in neither. "
         )
         known = self.rows["predicted_per_measured"].dropna()
         low, high = number(known.min()), number(known.max())
-        return text + f"Predicted over measured: {low if low == high else f'{low} to {high}'}. " * (len(known) > 0)
+        return text + f"Predicted over measured: {low if low == high else f'{low} to {high}'}. " * (
+            len(known) > 0
+        )
 
     def numbers(self) -> str:
-        most = [(name, *(1e-6 * rows[["bytes", "predicted_bytes"]].max())) for name, rows in self.cells]
-        return captions.listing([f"{name}: {number(a)} MB measured, {number(b)} MB predicted" for name, a, b in most])
+        most = [
+            (name, *(1e-6 * rows[["bytes", "predicted_bytes"]].max())) for name, rows in self.cells
+        ]
+        return captions.listing(
+            [f"{name}: {number(a)} MB measured, {number(b)} MB predicted" for name, a, b in most]
+        )
 
 
 class Frameworks(Speeds):
@@ -237,7 +349,9 @@ class Frameworks(Speeds):
     certificates: pd.DataFrame
 
     def labels(self) -> list[str]:
-        """Return trainers, with model and ranks where these vary, or all levels of the cell where more does."""
+        """Return trainers, with model and ranks where these vary, or all levels of the cell where
+        more does.
+        """
         named = [column for column in ("model", "world_size") if self.rows[column].nunique() > 1]
         cells = self.rows.groupby(["arm", *named], dropna=False)["cell"].nunique()
         columns = ["arm", *(["cell"] if cells.max() > 1 else named)]
@@ -251,20 +365,40 @@ class Frameworks(Speeds):
         """Return the certificate of a cell over this project's trainer, in words."""
         if group["arm"].iloc[0] == OURS:
             return "reference"
-        found = self.certificates[self.certificates["of_cell"] == group["cell"].iloc[0]].to_dict("records")
+        found = self.certificates[self.certificates["of_cell"] == group["cell"].iloc[0]].to_dict(
+            "records"
+        )
         return describe_certificate(found[0] if found else None)
 
     def finding(self) -> str:
         others = [parity for parity in map(self.parity, self.cells) if parity != "reference"]
         equal = sum(parity in ("equal", "equal to rounding") for parity in others)
-        return f"{equal} of {len(others)} other trainers equal ours to rounding" if others else self.title
+        return (
+            f"{equal} of {len(others)} other trainers equal ours to rounding"
+            if others
+            else self.title
+        )
 
     def data(self) -> pd.DataFrame:
-        """Return one row per trainer and model: medians over all its runs with the ends of their spread."""
-        names = "model arm world_size runs useful_tokens_per_s useful_tokens_per_s_low useful_tokens_per_s_high".split()
-        names += "median_step_s memory_bytes steps final_loss parity".split()
+        """Return one row per trainer and model: medians over all its runs with the ends of their
+        spread.
+        """
+        names = [
+            "model",
+            "arm",
+            "world_size",
+            "runs",
+            "useful_tokens_per_s",
+            "useful_tokens_per_s_low",
+            "useful_tokens_per_s_high",
+        ]
+        names += ["median_step_s", "memory_bytes", "steps", "final_loss", "parity"]
         rows = [
-            [*group.iloc[0][["model", "arm", "world_size"]], len(group), *captions.ends(group[self.main])]
+            [
+                *group.iloc[0][["model", "arm", "world_size"]],
+                len(group),
+                *captions.ends(group[self.main]),
+            ]
             + [group["median_step_s"].median(), group["memory_bytes"].max(), group["steps"].iloc[0]]
             + [group["final_loss"].median(), self.parity(group)]
             for group in self.cells
@@ -272,23 +406,38 @@ class Frameworks(Speeds):
         return pd.DataFrame(rows, columns=names)
 
     def sentences(self) -> str:
-        without = [group["label"].iloc[0] for group in self.cells if self.parity(group).startswith("no ")]
+        without = [
+            group["label"].iloc[0] for group in self.cells if self.parity(group).startswith("no ")
+        ]
         text = (
-            "Each trainer runs its own loop in its own environment, on the same initial weights, batches and learning "
+            "Each trainer runs its own loop in its own environment, on the same initial weights, "
+            "batches and learning "
             f"rates; {self.counted()}. Grey: this project's trainer. "
         )
-        return text + (f"Without a parity certificate: {captions.listing(without)}. " if without else "")
+        return text + (
+            f"Without a parity certificate: {captions.listing(without)}. " if without else ""
+        )
 
     def table(self) -> Table:
         """Return trainer, speed, step, memory, loss and certificate."""
-        heads = columns("trainer", ">useful tokens / s", "parity certificate", ">median step (ms)", ">memory (MB)",
-                        ">loss after the last step", ">runs")  # fmt: skip
+        heads = columns(
+            "trainer",
+            ">useful tokens / s",
+            "parity certificate",
+            ">median step (ms)",
+            ">memory (MB)",
+            ">loss after the last step",
+            ">runs",
+        )
         rows = []
         for group in self.cells:
             alike = self.compared(group)
             rows.append(
                 [group["label"].iloc[0], captions.spread(alike[self.main]), self.parity(group)]
-                + [captions.spread(1e3 * alike["median_step_s"]), number(1e-6 * group["memory_bytes"].max())]
+                + [
+                    captions.spread(1e3 * alike["median_step_s"]),
+                    number(1e-6 * group["memory_bytes"].max()),
+                ]
                 + [captions.spread(alike["final_loss"], 6), str(len(group))]
             )
         listed = self.inventory[~self.inventory["cell"].isin(self.rows["cell"])]
@@ -297,8 +446,10 @@ class Frameworks(Speeds):
             rows.append([f"{arm}, {model}", "–", f"no valid run: {reasons}", *["–"] * 3, "0"])
         text = (
             f"Spread in brackets. {self.over()}Memory is the peak of the fullest rank: "
-            "allocated on a GPU, resident on a CPU with Python and all libraries. The certificate compares the first "
-            "steps with this project's trainer (A) on the same weights and batches, against a measured rounding floor."
+            "allocated on a GPU, resident on a CPU with Python and all libraries. The "
+            "certificate compares the first "
+            "steps with this project's trainer (A) on the same weights and batches, against a "
+            "measured rounding floor."
         )
         return Table(heads, rows, text)
 
@@ -313,8 +464,13 @@ def _name(schedule: str, chunks: int) -> str:
 
 
 def _predict(ranks: int, schedule: str, chunks: int, micro_batches: int) -> dict[str, float]:
-    """Share of the time that ranks wait, and speed over naive, where nothing but the schedule makes them wait."""
-    waiting, naive = (bubble_share(name, ranks, micro_batches, v) for name, v in ((schedule, chunks), ("naive", 1)))
+    """Share of the time that ranks wait, and speed over naive, where nothing but the schedule makes
+    them wait.
+    """
+    waiting, naive = (
+        bubble_share(name, ranks, micro_batches, v)
+        for name, v in ((schedule, chunks), ("naive", 1))
+    )
     return {"bubble_share": waiting, "speed_up": (1 - waiting) / (1 - naive)}
 
 
@@ -330,31 +486,70 @@ class PipelineBubble(Figure):
     unit = (100, " %")
 
     def prepare(self) -> None:
-        """Find the cells, (ranks, schedule, stages a rank, micro-batches) → runs, in the order of the legend."""
+        """Find the cells, (ranks, schedule, stages a rank, micro-batches) → runs, in the order of
+        the legend.
+        """
         super().prepare()
         each = zip(*(self.rows[key] for key in _KEYS), strict=True)
-        labels = [f"{_name(s, v)} with {captions.count(m, 'micro-batch')} on {panels.ranks(p)}" for p, s, v, m in each]
+        labels = [
+            f"{_name(s, v)} with {captions.count(m, 'micro-batch')} on {panels.ranks(p)}"
+            for p, s, v, m in each
+        ]
         self.rows = self.rows.assign(label=labels)
-        found = [((int(p), str(s), int(v), int(m)), rows) for (p, s, v, m), rows in self.rows.groupby(_KEYS)]
-        self.cells = dict(sorted(found, key=lambda cell: (cell[0][0], list(SCHEDULES).index(cell[0][1]), *cell[0][2:])))
+        found = [
+            ((int(p), str(s), int(v), int(m)), rows)
+            for (p, s, v, m), rows in self.rows.groupby(_KEYS)
+        ]
+        self.cells = dict(
+            sorted(
+                found,
+                key=lambda cell: (cell[0][0], list(SCHEDULES).index(cell[0][1]), *cell[0][2:]),
+            )
+        )
 
     def data(self) -> pd.DataFrame:
-        """Return one row per cell: medians over all its runs with the ends of their spread, and predictions."""
-        names = "ranks schedule stages_per_rank micro_batches micro_batch runs bubble_measured bubble_low".split()
-        names += (
-            "bubble_high bubble_predicted useful_tokens_per_s speed_up_over_naive speed_up_low speed_up_high".split()
-        )
-        names += "largest_loss_difference oversubscribed speed_up_predicted".split()
+        """Return one row per cell: medians over all its runs with the ends of their spread, and
+        predictions.
+        """
+        names = [
+            "ranks",
+            "schedule",
+            "stages_per_rank",
+            "micro_batches",
+            "micro_batch",
+            "runs",
+            "bubble_measured",
+            "bubble_low",
+        ]
+        names += [
+            "bubble_high",
+            "bubble_predicted",
+            "useful_tokens_per_s",
+            "speed_up_over_naive",
+            "speed_up_low",
+            "speed_up_high",
+        ]
+        names += ["largest_loss_difference", "oversubscribed", "speed_up_predicted"]
         rows = [
             [*key, group["micro_batch"].max(), len(group), *captions.ends(group["bubble_share"])]
-            + [_predict(*key)["bubble_share"], group["useful_tokens_per_s"].median(), *captions.ends(group["speed_up"])]
-            + [group["largest_loss_difference"].max(), _oversubscribed(group), _predict(*key)["speed_up"]]
+            + [
+                _predict(*key)["bubble_share"],
+                group["useful_tokens_per_s"].median(),
+                *captions.ends(group["speed_up"]),
+            ]
+            + [
+                group["largest_loss_difference"].max(),
+                _oversubscribed(group),
+                _predict(*key)["speed_up"],
+            ]
             for key, group in self.cells.items()
         ]
         return pd.DataFrame(rows, columns=names)
 
     def draw(self) -> Drawing:
-        """Draw waiting and speed over micro-batches, per length of pipeline: lines predicted, points measured."""
+        """Draw waiting and speed over micro-batches, per length of pipeline: lines predicted,
+        points measured.
+        """
         sizes = sorted({key[0] for key in self.cells})
         made, axes_of = figure(2, rows=max(1, len(sizes)), height=0.9 + 3.0 * max(1, len(sizes)))
         for axes, (label, _) in zip(axes_of, [*_DRAWN.values()] * max(1, len(sizes)), strict=True):
@@ -367,8 +562,16 @@ class PipelineBubble(Figure):
             ranks, (column, (_, factor)) = sizes[place // 2], list(_DRAWN.items())[place % 2]
             for (schedule, chunks), shift in zip(series, panels.shifts(len(series)), strict=True):
                 rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
-                (colour, marker, dash), predicted = SCHEDULES[schedule], [_predict(*key) for key in rows.values()]
-                look: dict = {"color": colour, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
+                (colour, marker, dash), predicted = (
+                    SCHEDULES[schedule],
+                    [_predict(*key) for key in rows.values()],
+                )
+                look: dict = {
+                    "color": colour,
+                    "markerfacecolor": "none",
+                    "markeredgewidth": 1.4,
+                    "markersize": 5,
+                }
                 line: dict = {"color": colour, "linestyle": dash, "linewidth": 1.4}
                 axes.plot(list(rows), [factor * values[column] for values in predicted], **line)
                 axes.plot([], [], **look | line, marker=marker, label=_name(schedule, chunks))
@@ -388,33 +591,68 @@ class PipelineBubble(Figure):
 
     def sentences(self) -> str:
         text = (
-            "Left: share of time that ranks wait. Right: speed over the naive run of the same repeat and number of "
-            "micro-batches; naive is model parallelism, where one stage works and the others wait. Lines: predicted, "
-            f"with equal stages, a backward pass of twice a forward pass, and free transfers. Points: measured, one "
-            f"per run; {self.counted()}. With p ranks, m micro-batches and v stages a rank, the predicted share is "
-            "(p − 1) / (m + p − 1) for gpipe and 1f1b, whose lines coincide, (p − 1) / (v m + p − 1) for interleaved, "
-            "and (p − 1) / p for naive; the predicted speed is (1 − share) / (1 − naive's share). Measured is waiting "
+            "Left: share of time that ranks wait. Right: speed over the naive run of the same "
+            "repeat and number of "
+            "micro-batches; naive is model parallelism, where one stage works and the others "
+            "wait. Lines: predicted, "
+            "with equal stages, a backward pass of twice a forward pass, and free transfers. "
+            "Points: measured, one "
+            f"per run; {self.counted()}. With p ranks, m micro-batches and v stages a rank, the "
+            "predicted share is "
+            "(p − 1) / (m + p − 1) for gpipe and 1f1b, whose lines coincide, (p − 1) / (v m + p "
+            "− 1) for interleaved, "
+            "and (p − 1) / p for naive; the predicted speed is (1 − share) / (1 − naive's "
+            "share). Measured is waiting "
             "over waiting plus passes, summed over ranks and steps. "
         )
         largest = self.rows["largest_loss_difference"].max()
-        against = f"Against naive with the fewest micro-batches, losses differ by at most {largest:.2g} nats at any "
+        against = (
+            "Against naive with the fewest micro-batches, losses differ by at most "
+            f"{largest:.2g} nats at any "
+        )
         return text if pd.isna(largest) else f"{text}{against}step. "
 
     def table(self) -> Table:
         """Return the same as people read it."""
-        heads = columns("schedule", ">ranks", ">micro-batches", ">runs", ">bubble, measured (%)", ">predicted (%)")
-        heads += columns(">useful tokens / s", ">speed, × naive", ">predicted (×)", ">largest loss difference (nats)")
+        heads = columns(
+            "schedule",
+            ">ranks",
+            ">micro-batches",
+            ">runs",
+            ">bubble, measured (%)",
+            ">predicted (%)",
+        )
+        heads += columns(
+            ">useful tokens / s",
+            ">speed, × naive",
+            ">predicted (×)",
+            ">largest loss difference (nats)",
+        )
         rows = []
         for key, group in self.cells.items():
             alike, predicted = group[group.index.isin(self.common.index)], _predict(*key)
             rows.append(
-                [_name(*key[1:3]), str(key[0]), str(key[3]), str(len(group)), captions.spread(100 * alike[self.main])]
-                + [number(100 * predicted["bubble_share"]), captions.spread(alike["useful_tokens_per_s"])]
-                + [captions.spread(alike["speed_up"].dropna()), number(predicted["speed_up"]), _difference(group)]
+                [
+                    _name(*key[1:3]),
+                    str(key[0]),
+                    str(key[3]),
+                    str(len(group)),
+                    captions.spread(100 * alike[self.main]),
+                ]
+                + [
+                    number(100 * predicted["bubble_share"]),
+                    captions.spread(alike["useful_tokens_per_s"]),
+                ]
+                + [
+                    captions.spread(alike["speed_up"].dropna()),
+                    number(predicted["speed_up"]),
+                    _difference(group),
+                ]
             )
         text = (
             f"Spread in brackets. {self.over()}Speed is against naive with as many "
-            "micro-batches of the same repeat; the loss difference is the largest of all steps and repeats, against "
+            "micro-batches of the same repeat; the loss difference is the largest of all steps "
+            "and repeats, against "
             "naive with the fewest of them."
         )
         return Table(heads, rows, text)

@@ -8,7 +8,9 @@ from tokenscale.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure, look
 
 
 class Scaling(Figure):
-    """Base class. Left: useful tokens/s, medians joined, the ideal dotted. Right: efficiency of each pair of runs."""
+    """Base class. Left: useful tokens/s, medians joined, the ideal dotted. Right: efficiency of
+    each pair of runs.
+    """
 
     factor, main = "world_size", "useful_tokens_per_s"
     measures = {"useful_tokens_per_s": ("useful tokens / s", 1.0)}
@@ -23,7 +25,10 @@ class Scaling(Figure):
         right.set_ylabel(f"efficiency T(N) / ({times} × T({base})) (%)")
         if rows.empty:
             return self.no_data(made)
-        worlds, series = sorted(int(w) for w in rows["world_size"].unique()), ordered(rows["series"])
+        worlds, series = (
+            sorted(int(w) for w in rows["world_size"].unique()),
+            ordered(rows["series"]),
+        )
         line: dict = {"linestyle": ":", "linewidth": 0.9}
         for name, shift in zip(series, panels.shifts(len(series)), strict=True):
             panels.joined(left, rows, "useful_tokens_per_s", 1, name, shift)
@@ -34,14 +39,21 @@ class Scaling(Figure):
             rates = panels.at(captions.common_repeats(rows), (name, first))["useful_tokens_per_s"]
             above = [w for w in worlds if w >= first]
             if len(rates) and len(above) > 1:
-                left.plot(above, [w / first * rates.median() for w in above], color=look(name)["color"], **line)
+                left.plot(
+                    above,
+                    [w / first * rates.median() for w in above],
+                    color=look(name)["color"],
+                    **line,
+                )
         left.plot([], [], color=GREY, **line, label=f"ideal: {times} × median T({base})")
         right.axhline(100, color=GREY, **line)
         for axes in (left, right):
             panels.from_zero(axes, worlds)
         right.set_ylim(0, max(110.0, 105 * rows["efficiency"].max()))
         if rows["efficiency"].dropna().empty:
-            text = f"no run at world size {captions.listing(list(map(str, bases)))}\nto compare with"
+            text = (
+                f"no run at world size {captions.listing(list(map(str, bases)))}\nto compare with"
+            )
             right.text(0.5, 0.5, text, transform=right.transAxes, ha="center", style="italic")
         panels.legend(made, left, 3)
         panels.heading(left, self.warning())
@@ -54,10 +66,17 @@ class Scaling(Figure):
         return super().folded() or captions.sentence(self.warning()).strip(". ")
 
     def finding(self) -> str:
-        """Return the range of median efficiencies at the largest world size, and if it is no scaling measurement."""
-        above = self.rows[(self.rows["world_size"] > self.rows["base_world_size"]) & self.rows["efficiency"].notna()]
+        """Return the range of median efficiencies at the largest world size, and if it is no
+        scaling measurement.
+        """
+        above = self.rows[
+            (self.rows["world_size"] > self.rows["base_world_size"])
+            & self.rows["efficiency"].notna()
+        ]
         world = above["world_size"].max()
-        found = captions.common_extremes(above[above["world_size"] == world], "efficiency", " %", factor=100)
+        found = captions.common_extremes(
+            above[above["world_size"] == world], "efficiency", " %", factor=100
+        )
         text = f"Efficiency at world size {world:.0f}: {found}" if found else self.title
         return f"{text}; no scaling measurement" if found and self.warning() else text
 
@@ -68,31 +87,49 @@ class Scaling(Figure):
         return captions.sentence(self.warning() if len(self.rows) else "")
 
     def sentences(self) -> str:
-        """Return what is compared, the references with their absolute values, and why runs have no efficiency."""
+        """Return what is compared, the references with their absolute values, and why runs have no
+        efficiency.
+        """
         rates = [
-            f"{name}{'' if world == 1 else f' (N0 = {world})'} {captions.spread(rows['useful_tokens_per_s'])}"
-            for name, world, rows in captions.cells(self.rows[self.rows["world_size"] == self.rows["base_world_size"]])
+            (
+                f"{name}{'' if world == 1 else f' (N0 = {world})'} "
+                f"{captions.spread(rows['useful_tokens_per_s'])}"
+            )
+            for name, world, rows in captions.cells(
+                self.rows[self.rows["world_size"] == self.rows["base_world_size"]]
+            )
         ]
         alone = set(self.rows["base_world_size"]) <= {1}
-        zero, named = ("1", "world size 1") if alone else ("N0", "N0, the smallest world size measured")
-        text = super().sentences() + f"Efficiency is of each run against the run of the same repeat at {named}. "
+        zero, named = (
+            ("1", "world size 1") if alone else ("N0", "N0, the smallest world size measured")
+        )
+        text = (
+            super().sentences()
+            + f"Efficiency is of each run against the run of the same repeat at {named}. "
+        )
         text += f"T({zero}) in useful tokens / s: {captions.listing(rates)}. " if rates else ""
         for reason, rows in self.rows.groupby("not_compared"):
-            text += f"{len(rows)} run{'s have' if len(rows) > 1 else ' has'} no efficiency: {reason}. "
+            text += (
+                f"{len(rows)} run{'s have' if len(rows) > 1 else ' has'} no efficiency: {reason}. "
+            )
         return text
 
 
 class ScalingThroughput(Scaling):
     title = "Throughput and efficiency by world size"
     queries = ("scaling", "inventory")
-    words = "Strong scaling at a fixed global batch, useful tokens per second over all ranks; {counted}. "
+    words = (
+        "Strong scaling at a fixed global batch, useful tokens per second over all ranks; "
+        "{counted}. "
+    )
 
 
 class ScalingWeak(Scaling):
     title = "Weak scaling: throughput and efficiency by world size"
     queries = ("scaling_weak", "inventory")
     words = (
-        "Weak scaling: the batch per rank is the same at every world size, so the global batch grows. Useful tokens "
+        "Weak scaling: the batch per rank is the same at every world size, so the global batch "
+        "grows. Useful tokens "
         "per second over all ranks; {counted}. "
     )
 
@@ -104,7 +141,9 @@ class ScalingWeak(Scaling):
 
     def sentences(self) -> str:
         rows = [number(n) for n in sorted(self.rows["rows_per_rank"].unique())]
-        return super().sentences() + (f"Rows of a rank's batch: {captions.listing(rows)}. " if rows else "")
+        return super().sentences() + (
+            f"Rows of a rank's batch: {captions.listing(rows)}. " if rows else ""
+        )
 
     def warning(self) -> str:
         return captions.crowded(self.inventory)
@@ -114,8 +153,21 @@ class TrainingTime(Figure):
     title = "Time of a run and of an epoch by world size"
     queries = ("epochs", "inventory")
     factor = "world_size"
-    measures = {"training_s": ("training steps of the run (s)", 1.0), "epoch_s": ("an epoch of the corpus (s)", 1.0)}
-    columns = ("series", "world_size", "repeat", "run_id", "steps", "rows", "rows_per_s", "epoch_rows", *measures)
+    measures = {
+        "training_s": ("training steps of the run (s)", 1.0),
+        "epoch_s": ("an epoch of the corpus (s)", 1.0),
+    }
+    columns = (
+        "series",
+        "world_size",
+        "repeat",
+        "run_id",
+        "steps",
+        "rows",
+        "rows_per_s",
+        "epoch_rows",
+        *measures,
+    )
     main, unit = "training_s", (1, " s")
 
     def draw(self) -> Drawing:
@@ -126,15 +178,24 @@ class TrainingTime(Figure):
 
     def sentences(self) -> str:
         text = (
-            "A run's time is the sum of all its steps, warm-up included; an epoch's is its rows over the run's rows "
-            f"per second after warm-up; {self.counted()}. {JOINED}{SLOWEST}An epoch is the content of the "
-            "run's token store; for an approach that tokenizes while training, of its offline twin's store. "
+            "A run's time is the sum of all its steps, warm-up included; an epoch's is its rows "
+            "over the run's rows "
+            f"per second after warm-up; {self.counted()}. {JOINED}{SLOWEST}An epoch is the "
+            "content of the "
+            "run's token store; for an approach that tokenizes while training, of its offline "
+            "twin's store. "
         )
         if len(whole := self.rows["wall_s"].dropna()):
-            text += "From the first event to the last, with start, validation and checkpoints, runs took "
+            text += (
+                "From the first event to the last, with start, validation and checkpoints, runs "
+                "took "
+            )
             text += f"{number(whole.min())} to {number(whole.max())} s. "
         if lacking := int(self.rows["epoch_s"].isna().sum()):
-            text += f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch, because that store is missing. "
+            text += (
+                f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch, because that "
+                "store is missing. "
+            )
         return text
 
 
@@ -148,17 +209,33 @@ CONVENTIONS = {
 
 
 def no_peak(computing: pd.DataFrame) -> str:
-    """Why there is no utilisation: devices without a known peak; nothing where there are no runs."""
+    """Why there is no utilisation: devices without a known peak; nothing where there are no
+    runs.
+    """
     devices = sorted(computing["device"].dropna().unique())
-    return f"no known peak of {captions.listing(devices)}: achieved TFLOP/s, no utilisation" if devices else ""
+    return (
+        f"no known peak of {captions.listing(devices)}: achieved TFLOP/s, no utilisation"
+        if devices
+        else ""
+    )
 
 
 class MfuComparison(Figure):
     title = "Model FLOPs utilisation by approach"
     queries = ("computing", "inventory")
     factor, main = "approach", "tflops_per_device_s"
-    columns = ("series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", "peak_source",
-               *CONVENTIONS, "tflops_per_device_s")  # fmt: skip
+    columns = (
+        "series",
+        "world_size",
+        "repeat",
+        "run_id",
+        "device",
+        "number_format",
+        "peak_flops",
+        "peak_source",
+        *CONVENTIONS,
+        "tflops_per_device_s",
+    )
 
     def prepare(self) -> None:
         super().prepare()
@@ -172,7 +249,9 @@ class MfuComparison(Figure):
         return super().folded() or ("" if self.known else no_peak(self.rows))
 
     def draw(self) -> Drawing:
-        """Draw one row per cell, a marker per convention: runs and medians; without a peak, achieved TFLOP/s."""
+        """Draw one row per cell, a marker per convention: runs and medians; without a peak,
+        achieved TFLOP/s.
+        """
         if not self.known:
             made = panels.strips(self)
             panels.heading(made.axes[0], no_peak(self.rows))
@@ -186,29 +265,52 @@ class MfuComparison(Figure):
                 panels.write_note(axes, y, "no peak known" if len(here) else "no data")
             for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
                 values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
-                options: dict = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
-                axes.plot(values, [height] * len(values), **options, markerfacecolor="none", clip_on=False)
+                options: dict = {
+                    "color": colour,
+                    "marker": marker,
+                    "markersize": 5,
+                    "linestyle": "none",
+                }
+                axes.plot(
+                    values, [height] * len(values), **options, markerfacecolor="none", clip_on=False
+                )
                 median = 100 * panels.at(self.common, cell)[column].median()
                 axes.plot([median] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
         panels.name_rows(axes, panels.names(listed))
         axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
         panels.steps_of(axes.xaxis)
         for text, colour, marker in CONVENTIONS.values():
-            axes.plot([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none", label=text)
+            axes.plot(
+                [],
+                [],
+                color=colour,
+                marker=marker,
+                linestyle="none",
+                markerfacecolor="none",
+                label=text,
+            )
         panels.legend(made, axes, 2)
         return made
 
     def sentences(self) -> str:
-        known = self.rows.dropna(subset=["peak_flops"]).drop_duplicates(["device", "number_format", "peak_flops"])
+        known = self.rows.dropna(subset=["peak_flops"]).drop_duplicates(
+            ["device", "number_format", "peak_flops"]
+        )
         text = captions.sentence("" if self.known else no_peak(self.rows))
-        text += f"Processed tokens per second times FLOPs a token, padding included; {self.counted()}. "
+        text += (
+            f"Processed tokens per second times FLOPs a token, padding included; {self.counted()}. "
+        )
         if self.known:
             peaks = [
-                f"{r.device} {number(1e-12 * r.peak_flops, 4)} TFLOP/s in {r.number_format} ({r.peak_source})"
+                (
+                    f"{r.device} {number(1e-12 * r.peak_flops, 4)} TFLOP/s in {r.number_format} "
+                    f"({r.peak_source})"
+                )
                 for r in known.itertuples()
             ]
             text += (
-                "palm: over the peak of the devices; causal: the attention term halved; useful: palm for useful tokens "
+                "palm: over the peak of the devices; causal: the attention term halved; useful: "
+                "palm for useful tokens "
                 "alone; hardware (HFU): palm and what backward computes again. "
                 f"Peaks: {'; '.join(peaks)}. "
             )

@@ -1,4 +1,6 @@
-"""What a line fitted to the smaller world sizes of weak scaling predicts for larger ones, beside measurements."""
+"""What a line fitted to the smaller world sizes of weak scaling predicts for larger ones, beside
+measurements.
+"""
 
 from dataclasses import dataclass
 
@@ -15,7 +17,9 @@ from tokenscale.report.style import GREY, looks, number, ordered, plain
 
 @dataclass(frozen=True)
 class ScalingSeries:
-    """Runs of one series (`measured_runs`), the fitted world sizes, and the model or an obstacle."""
+    """Runs of one series (`measured_runs`), the fitted world sizes, and the model or an
+    obstacle.
+    """
 
     name: str
     runs: pd.DataFrame
@@ -26,11 +30,18 @@ class ScalingSeries:
     @property
     def predictions(self) -> list[tuple[Prediction, tuple[float, float, float, float]]]:
         """Each prediction that is an answer, and its useful tokens/s."""
-        return [(p, self.model.throughput(p)) for p in self.model.predictions if not p.measure] if self.model else []
+        return (
+            [(p, self.model.throughput(p)) for p in self.model.predictions if not p.measure]
+            if self.model
+            else []
+        )
 
 
 def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
-    colour, marker = options["color"], {"color": options["color"], "marker": options["marker"], "linestyle": "none"}
+    colour, marker = (
+        options["color"],
+        {"color": options["color"], "marker": options["marker"], "linestyle": "none"},
+    )
     fitted = series.runs["world_size"].isin(series.fitted)
     sizes = sorted({int(w) for w in series.runs["world_size"]})
     if series.predictions:
@@ -42,7 +53,13 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
         sizes = sorted({*sizes, *worlds})
     for chosen, face in ((fitted, colour), (~fitted, "none")):
         rows = series.runs[chosen]
-        axes.plot(rows["world_size"], rows["useful_tokens_per_s"], **marker, markersize=5, markerfacecolor=face)
+        axes.plot(
+            rows["world_size"],
+            rows["useful_tokens_per_s"],
+            **marker,
+            markersize=5,
+            markerfacecolor=face,
+        )
     panels.doublings(axes, sizes[:: 1 + len(sizes) // 7])
     axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
     axes.set_yscale("log")
@@ -51,15 +68,23 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
 
 def _describe_residuals(series: ScalingSeries, model: Projection) -> str:
     """Return predicted over measured at the world sizes that were held out, in words."""
-    shared_cores = series.runs["oversubscribed"].fillna(False).astype(bool)  # no measurement of scaling
+    # no measurement of scaling
+    shared_cores = series.runs["oversubscribed"].fillna(False).astype(bool)
     held_out = series.runs[~series.runs["world_size"].isin(series.fitted) & ~shared_cores]
     medians, texts = held_out.groupby("world_size")["useful_tokens_per_s"].median(), []
     for p, (rate, low, high, _) in series.predictions:
         if (median := medians.get(p.world_size)) is not None:
             inside = "inside" if low <= median <= high else "outside"
-            texts.append(f"at {p.world_size} predicted over measured is {number(rate / median)}, {inside} the band")
-    for first in [p for p in model.predictions if p.measure][:1]:
-        texts.append(f"{first.world_size} ranks cannot be predicted from these sizes: measure {first.measure}")
+            texts.append(
+                f"at {p.world_size} predicted over measured is {number(rate / median)}, {inside} "
+                "the band"
+            )
+    first = next((p for p in model.predictions if p.measure), None)
+    if first:
+        texts.append(
+            f"{first.world_size} ranks cannot be predicted from these sizes: measure "
+            f"{first.measure}"
+        )
     return captions.listing(texts)
 
 
@@ -81,24 +106,47 @@ class ScalingModel(Figure):
             model, obstacle = None, ""
             try:
                 if len(sizes) > 1:
-                    model = project_series(name, own[own["world_size"].isin(fitted)], held_out=sizes)
+                    model = project_series(
+                        name, own[own["world_size"].isin(fitted)], held_out=sizes
+                    )
             except UserError as error:
                 obstacle = error.what
             self.series += [ScalingSeries(name, own, fitted, model, obstacle)] * (len(sizes) > 1)
 
     def data(self) -> pd.DataFrame:
-        """Return measured runs, then predictions with the ends of the band and if efficiency stays (column `kind`)."""
+        """Return measured runs, then predictions with the ends of the band and if efficiency stays
+        (column `kind`).
+        """
         rows = []
         for series in self.series:
             for run in series.runs.itertuples():
-                kind = "measured, fitted" if run.world_size in series.fitted else "measured, not fitted"
-                rows.append([series.name, kind, run.world_size, run.run_id, run.useful_tokens_per_s, None, None, None])
-            rows += [[series.name, "model", p.world_size, "", *rates] for p, rates in series.predictions]
+                kind = (
+                    "measured, fitted"
+                    if run.world_size in series.fitted
+                    else "measured, not fitted"
+                )
+                rows.append(
+                    [
+                        series.name,
+                        kind,
+                        run.world_size,
+                        run.run_id,
+                        run.useful_tokens_per_s,
+                        None,
+                        None,
+                        None,
+                    ]
+                )
+            rows += [
+                [series.name, "model", p.world_size, "", *rates] for p, rates in series.predictions
+            ]
         columns = "series kind world_size run_id useful_tokens_per_s low high if_efficiency_stays"
         return pd.DataFrame(rows, columns=columns.split())
 
     def draw(self) -> Drawing:
-        """Draw a panel per series with a model: band, fitted runs filled, others open; dotted: efficiency stays."""
+        """Draw a panel per series with a model: band, fitted runs filled, others open; dotted:
+        efficiency stays.
+        """
         shown = [series for series in self.series if series.model] or self.series
         made, every = panels.grid(len(shown), 2.9, "world size (ranks)", "useful tokens / s")
         if not shown:
@@ -110,12 +158,17 @@ class ScalingModel(Figure):
         return made
 
     def caption(self) -> str:
-        """Return what was fitted, the residual at the held-out world size, and the limits of the model."""
+        """Return what was fitted, the residual at the held-out world size, and the limits of the
+        model.
+        """
         shown = sum(len(series.runs) for series in self.series)
         text = captions.sentence(captions.crowded(self.inventory) if self.series else "") + (
-            "A model, not a measurement: the step time as a line over log2 of the ranks, fitted to the filled runs; "
-            f"open runs were not fitted, and test it. The band is for {100 * COVERAGE:g} % of further runs and widens "
-            f"with the distance from the fitted sizes; {captions.counted(shown, self.inventory)}. Dotted: the "
+            "A model, not a measurement: the step time as a line over log2 of the ranks, fitted "
+            "to the filled runs; "
+            f"open runs were not fitted, and test it. The band is for {100 * COVERAGE:g} % of "
+            "further runs and widens "
+            "with the distance from the fitted sizes; "
+            f"{captions.counted(shown, self.inventory)}. Dotted: the "
             "efficiency of the largest fitted size stays. "
         )
         for series in self.series:
@@ -124,11 +177,20 @@ class ScalingModel(Figure):
                 continue
             sizes = ", ".join(map(str, series.model.fit.world_sizes))
             text += f"{series.name}: fitted at {sizes}, noise {series.model.fit.noise_source}"
-            text += f"; {residuals}. " if (residuals := _describe_residuals(series, series.model)) else ". "
+            text += (
+                f"; {residuals}. "
+                if (residuals := _describe_residuals(series, series.model))
+                else ". "
+            )
         return (text + self.refusals).strip()
 
     def numbers(self) -> str:
-        last = [(series.name, *series.predictions[-1]) for series in self.series if series.predictions]
+        last = [
+            (series.name, *series.predictions[-1]) for series in self.series if series.predictions
+        ]
         return captions.listing(
-            [f"{name} on {p.world_size} {number(r[0])} ({number(r[1])} to {number(r[2])})" for name, p, r in last]
+            [
+                f"{name} on {p.world_size} {number(r[0])} ({number(r[1])} to {number(r[2])})"
+                for name, p, r in last
+            ]
         )

@@ -1,4 +1,6 @@
-"""The data path alone: time a useful token, time a batch, and the time before the first batch, by arm."""
+"""The data path alone: time a useful token, time a batch, and the time before the first batch, by
+arm.
+"""
 
 import math
 
@@ -6,19 +8,35 @@ import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import APPROACHES, GREY, dots, figure, jitter, no_data, number, ordered, plain
+from tokenscale.report.style import (
+    APPROACHES,
+    GREY,
+    dots,
+    figure,
+    jitter,
+    no_data,
+    number,
+    ordered,
+    plain,
+)
 from tokenscale.report.table import Table, columns
 
-_TIMES = {"us_per_useful_token": "µs / useful token", "ms_per_batch": "ms / batch", "open_s": "s to open"}
+_TIMES = {
+    "us_per_useful_token": "µs / useful token",
+    "ms_per_batch": "ms / batch",
+    "open_s": "s to open",
+}
 #: at most so many arms are drawn
 DRAWN = 8
 _TWINS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
 
 
 def drawn_arms(arms: pd.DataFrame) -> list[str]:
-    """Return the arms that are drawn, at most `DRAWN`: of more, each approach as it trains and its fastest engine.
+    """Return the arms that are drawn, at most `DRAWN`: of more, each approach as it trains and its
+    fastest engine.
 
-    `arms` are rows of `benchmark.sql`. Readers without an approach of their own fill what room is left.
+    `arms` are rows of `benchmark.sql`. Readers without an approach of their own fill what room is
+    left.
     """
     names = list(dict.fromkeys(arms["arm"]))
     if len(names) <= DRAWN:
@@ -27,7 +45,11 @@ def drawn_arms(arms: pd.DataFrame) -> list[str]:
     warm = arms[arms["engine"].notna() & (arms["cache"] != "cold") & arms["workers"].isna()]
     fastest = []
     for approach in approaches:
-        variants = warm[warm["arm"].str.startswith(f"{approach}, ")].groupby("arm")["us_per_useful_token"].median()
+        variants = (
+            warm[warm["arm"].str.startswith(f"{approach}, ")]
+            .groupby("arm")["us_per_useful_token"]
+            .median()
+        )
         fastest += [variants.idxmin()] if len(variants.dropna()) else []
     chosen = [*approaches, *fastest][:DRAWN]
     plain = [name for name in names if ", " not in name and name not in chosen]
@@ -38,8 +60,18 @@ class TokenizationBenchmark(Figure):
     title = "Data path alone: from stored text or tokens to ready batches"
     read = title + ". Median microseconds a useful token: {}."
     queries = ("benchmark",)
-    columns = ("benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch",
-               "open_s", "not_useful_share")  # fmt: skip
+    columns = (
+        "benchmark",
+        "arm",
+        "engine",
+        "cache",
+        "workers",
+        "round",
+        "us_per_useful_token",
+        "ms_per_batch",
+        "open_s",
+        "not_useful_share",
+    )
     main, by = "us_per_useful_token", ("arm",)
 
     def prepare(self) -> None:
@@ -55,14 +87,21 @@ class TokenizationBenchmark(Figure):
 
     def table(self) -> Table | None:
         """Return the medians of all arms."""
-        medians = self.common.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
+        medians = (
+            self.common.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
+        )
         rounds, names = self.rows.groupby("arm")["round"].nunique(), ordered(self.rows["arm"])
-        rows = [[name, str(rounds[name]), *map(number, medians.reindex([name]).iloc[0])] for name in names]
+        rows = [
+            [name, str(rounds[name]), *map(number, medians.reindex([name]).iloc[0])]
+            for name in names
+        ]
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
         return Table(heads, rows, f"Medians over rounds. {self.over()}".strip()) if rows else None
 
     def draw(self) -> Drawing:
-        """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying as a line."""
+        """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying
+        as a line.
+        """
         names = ordered(self.drawn["arm"])[::-1]
         made, axes_of = figure(len(_TIMES), height=1.6 + 0.36 * max(3, len(names)), sharey=True)
         for axes, (column, label) in zip(axes_of, _TIMES.items(), strict=True):
@@ -78,10 +117,22 @@ class TokenizationBenchmark(Figure):
                 values = shown.loc[shown["arm"] == name, column]
                 axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
                 if len(values := values[values.index.isin(self.common.index)]):
-                    axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
+                    axes.plot(
+                        [values.median()] * 2,
+                        [y - 0.32, y + 0.32],
+                        color=dots(name)["color"],
+                        linewidth=2,
+                    )
             if len(limit):
-                axes.axvline(middle := limit[column].median(), color=GREY, linestyle=":", linewidth=1.8)
-                look: dict = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 9}
+                axes.axvline(
+                    middle := limit[column].median(), color=GREY, linestyle=":", linewidth=1.8
+                )
+                look: dict = {
+                    "transform": axes.get_xaxis_transform(),
+                    "ha": "center",
+                    "va": "bottom",
+                    "fontsize": 9,
+                }
                 axes.text(middle, 1.01, "memcpy", **look)
             panels.name_rows(axes, names)
             every = pd.concat([shown, limit])[column]
@@ -92,41 +143,71 @@ class TokenizationBenchmark(Figure):
     def caption(self) -> str:
         rows = self.rows
         if rows.empty:
-            return "The data path was not measured alone in this experiment: no benchmark file was given."
+            return (
+                "The data path was not measured alone in this experiment: no benchmark file was "
+                "given."
+            )
         first, n = rows.iloc[0], int(rows.groupby("arm")["round"].nunique().max())
-        cold = "; those called cold after their files were dropped from it" if (rows["cache"] == "cold").any() else ""
-        one = "one process" if rows["workers"].isna().all() else "one process but for the workers of a DataLoader"
+        cold = (
+            "; those called cold after their files were dropped from it"
+            if (rows["cache"] == "cold").any()
+            else ""
+        )
+        one = (
+            "one process"
+            if rows["workers"].isna().all()
+            else "one process but for the workers of a DataLoader"
+        )
         unnamed = rows[rows["engine"].notna() & rows["arm"].isin([online for online, _ in _TWINS])]
-        engine = f" (engine {unnamed['engine'].iloc[0]} where none is named)" if len(unnamed) else ""
+        engine = (
+            f" (engine {unnamed['engine'].iloc[0]} where none is named)" if len(unnamed) else ""
+        )
         text = (
-            "Reading without training: each dot is a round, each bar the median of an arm, the dotted line a copy of "
-            f"ready batches in memory. {self.drawn['arm'].nunique()} of {self.arms['arm'].nunique()} arms are drawn; "
+            "Reading without training: each dot is a round, each bar the median of an arm, the "
+            "dotted line a copy of "
+            f"ready batches in memory. {self.drawn['arm'].nunique()} of "
+            f"{self.arms['arm'].nunique()} arms are drawn; "
             f"the table has all. Batches have {first['rows']} × {first['sequence_length']} tokens, "
-            f"{int(rows['batches'].min())} or more a round, with {captions.count(n, 'interleaved round')} an arm "
-            f"({rows['cache'].mode().get(0, 'unstated')} file cache{cold}, {one}); corpus {first['corpus']}, tokenizer "
-            f"{first['tokenizer']}{engine}. Opening is timed once a run: online arms load the tokenizer, and Parquet "
-            "arms (pretokenized-padded, token-list) decode a store that fits the cache in memory, so that their "
+            f"{int(rows['batches'].min())} or more a round, with "
+            f"{captions.count(n, 'interleaved round')} an arm "
+            f"({rows['cache'].mode().get(0, 'unstated')} file cache{cold}, {one}); corpus "
+            f"{first['corpus']}, tokenizer "
+            f"{first['tokenizer']}{engine}. Opening is timed once a run: online arms load the "
+            "tokenizer, and Parquet "
+            "arms (pretokenized-padded, token-list) decode a store that fits the cache in "
+            "memory, so that their "
             "batches are copies of decoded rows. "
         )
-        text += self._break_even() + captions.reasons(self.first[self.first["left_out"].notna()], "arm")
+        text += self._break_even() + captions.reasons(
+            self.first[self.first["left_out"].notna()], "arm"
+        )
         return text + self.over() + captions.kinds(self.groups(), "round", "an arm")
 
     def _break_even(self) -> str:
-        """Return from which number of batches on an offline arm, with its opening, takes less time than its twin.
+        """Return from which number of batches on an offline arm, with its opening, takes less time
+        than its twin.
 
-        By medians over the rounds of both; a pair is left out where the offline batches are not the faster.
+        By medians over the rounds of both; a pair is left out where the offline batches are not the
+        faster.
         """
         found = []
         for twins in _TWINS:
             rows = self.arms[self.arms["arm"].isin(twins)].dropna(subset=["open_s", "ms_per_batch"])
-            median = captions.common_repeats(rows, self.by).groupby("arm")[["open_s", "ms_per_batch"]].median()
+            median = (
+                captions.common_repeats(rows, self.by)
+                .groupby("arm")[["open_s", "ms_per_batch"]]
+                .median()
+            )
             if len(median) == 2:
                 open_s, batch_ms = median.loc[twins[0]] - median.loc[twins[1]]
                 if batch_ms > 0:
                     batches = max(1, math.floor(-open_s / (1e-3 * batch_ms)) + 1)
                     when = "the first batch" if batches == 1 else f"{number(batches, 9)} batches"
                     found.append(f"{twins[1]} needs less time than {twins[0]} from {when} on")
-        text = f"Opening and batches together, {captions.listing(found)}; building the store is not counted. "
+        text = (
+            f"Opening and batches together, {captions.listing(found)}; building the store is not "
+            "counted. "
+        )
         return text * bool(found)
 
     def numbers(self) -> str:

@@ -1,4 +1,6 @@
-"""Figures of what training reached: losses of a mixture, time to a loss, and BLEU of translations."""
+"""Figures of what training reached: losses of a mixture, time to a loss, and BLEU of
+translations.
+"""
 
 import re
 
@@ -16,13 +18,25 @@ class MixtureLosses(Figure):
     title = "Validation loss of each corpus by its share of the training data"
     queries = ("source_validation", "inventory")
     factor, cores_matter, main, by = "corpus", False, "loss", ("cell", "source")
-    columns = ("corpus", "series", "world_size", "repeat", "run_id", "source", "share", "step", "loss")
+    columns = (
+        "corpus",
+        "series",
+        "world_size",
+        "repeat",
+        "run_id",
+        "source",
+        "share",
+        "step",
+        "loss",
+    )
 
     def prepare(self) -> None:
         super().prepare()
         rows = self.rows[self.rows["last"].astype(bool) & self.rows["share"].notna()]
         cells = rows["corpus"].astype(str)
-        parts = rows["series"].map(lambda name: [p for p in name.split(", ") if not re.match(r"corpus(\.name)?=", p)])
+        parts = rows["series"].map(
+            lambda name: [p for p in name.split(", ") if not re.match(r"corpus(\.name)?=", p)]
+        )
         others = parts.map(", ".join)
         if others.nunique() > 1 or rows["world_size"].nunique() > 1:
             cells = cells + ", " + others + ", " + rows["world_size"].map(panels.ranks)
@@ -40,8 +54,13 @@ class MixtureLosses(Figure):
         for source, axes in zip(sources, every, strict=True):
             panels.heading(axes, source)
             for cell, look in looks(self.cells).items():
-                both = (rows[(rows["source"] == source) & (rows["cell"] == cell)] for rows in (self.rows, self.common))
-                (here, loss), (share, middle) = ((100 * rows["share"], rows["loss"]) for rows in both)
+                both = (
+                    rows[(rows["source"] == source) & (rows["cell"] == cell)]
+                    for rows in (self.rows, self.common)
+                )
+                (here, loss), (share, middle) = (
+                    (100 * rows["share"], rows["loss"]) for rows in both
+                )
                 axes.plot(here, loss, **look | {"linestyle": "none", "markersize": 5}, label=cell)
                 axes.plot(share.median(), middle.median(), "_", color=look["color"], markersize=18)
             axes.set_xlim(-6, 106)
@@ -55,7 +74,8 @@ class MixtureLosses(Figure):
         if len(sizes) > 3:
             sizes = [f"{number(slices.min(), 6)} to {number(slices.max(), 6)} a corpus"]
         return (
-            "Loss after the last step on a fixed held-out slice of each corpus, the same for every mixture "
+            "Loss after the last step on a fixed held-out slice of each corpus, the same for "
+            "every mixture "
             f"(useful tokens: {captions.listing(sizes) or 'none'}); "
             f"{captions.counted(self.rows['run_id'].nunique(), self.inventory)}. {DOTS}"
             "The share is of the sequences of the whole run; mixtures with "
@@ -66,7 +86,10 @@ class MixtureLosses(Figure):
         """Return medians, a row per mixture and corpus."""
         rows = [
             [str(mixture), str(source), f"{100 * group['share'].median():.1f}", str(len(group))]
-            + [f"{group['loss'].median():.3f}", f"{group['loss'].min():.3f} to {group['loss'].max():.3f}"]
+            + [
+                f"{group['loss'].median():.3f}",
+                f"{group['loss'].min():.3f} to {group['loss'].max():.3f}",
+            ]
             for (mixture, source), group in self.common.groupby(list(self.by))
         ]
         heads = columns("mixture", "corpus", ">share (%)", ">runs", ">loss", ">lowest to highest")
@@ -77,13 +100,32 @@ class TimeToTargetLoss(Figure):
     title = "Time to a validation loss"
     queries = ("time_to_target", "inventory")
     factor, main = "approach", "seconds"
-    measures = {"seconds": ("seconds of training steps", 1.0), "useful_tokens": ("useful tokens trained on", 1.0)}
-    columns = ("series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before", *measures,
-               "loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell")  # fmt: skip
+    measures = {
+        "seconds": ("seconds of training steps", 1.0),
+        "useful_tokens": ("useful tokens trained on", 1.0),
+    }
+    columns = (
+        "series",
+        "world_size",
+        "repeat",
+        "run_id",
+        "target",
+        "reached",
+        "step",
+        "seconds_before",
+        *measures,
+        "loss",
+        "runs_of_cell",
+        "reached_of_cell",
+        "median_s_of_cell",
+    )
 
     def finding(self) -> str:
         runs, target = captions.count(len(self.rows), "run"), number(self.rows["target"].max(), 4)
-        reached = f"{int(self.rows['reached'].sum())} of {runs} reached a validation loss of {target} nats"
+        reached = (
+            f"{int(self.rows['reached'].sum())} of {runs} reached a validation loss of {target} "
+            "nats"
+        )
         return reached if len(self.rows) else self.title
 
     def draw(self) -> Drawing:
@@ -104,9 +146,13 @@ class TimeToTargetLoss(Figure):
             for y, cell in enumerate(listed):
                 here = panels.at(self.rows, cell)
                 if len(here):
-                    _draw_cell(axes, y, here, column, edge, panels.at(self.common, cell)[column].median())
+                    _draw_cell(
+                        axes, y, here, column, edge, panels.at(self.common, cell)[column].median()
+                    )
                 else:
-                    panels.write_note(axes, y, "not comparable" if self.refusals else "no validation")
+                    panels.write_note(
+                        axes, y, "not comparable" if self.refusals else "no validation"
+                    )
             panels.name_rows(axes, panels.names(listed))
             panels.steps_of(axes.xaxis, 4)
         if len(self.rows):
@@ -114,7 +160,10 @@ class TimeToTargetLoss(Figure):
             panels.heading(both[0], captions.crowded(self.inventory) or target)
             right = both[1].secondary_yaxis("right")
             counts = [panels.at(self.rows, cell)["reached"] for cell in listed]
-            right.set_yticks(range(len(listed)), [f"{int(c.sum())} of {len(c)}" if len(c) else "" for c in counts])
+            right.set_yticks(
+                range(len(listed)),
+                [f"{int(c.sum())} of {len(c)}" if len(c) else "" for c in counts],
+            )
             right.set_ylabel("reached")
             right.spines["right"].set_visible(False)
         return made
@@ -126,10 +175,13 @@ class TimeToTargetLoss(Figure):
         stated = self.rows["target_stated"].astype(bool).all()
         chosen = "stated before the runs" if stated else "the highest that any run ended with"
         text = (
-            f"Target: a validation loss of {number(self.rows['target'].iloc[0], 5)} nats a useful token, {chosen}. "
+            f"Target: a validation loss of {number(self.rows['target'].iloc[0], 5)} nats a "
+            f"useful token, {chosen}. "
             f"Shown: {self.counted()}, of which {len(reached)} reached it. Each dot is the "
-            "first validation at or below the target. Thin lines begin at the validation before: the loss passed the "
-            "target in between. Arrows at the right edge are runs that did not reach it; a median counts their time as "
+            "first validation at or below the target. Thin lines begin at the validation before: "
+            "the loss passed the "
+            "target in between. Arrows at the right edge are runs that did not reach it; a "
+            "median counts their time as "
             "longest. "
         )
         if short := int((~reached["whole_window"].astype(bool)).sum()):
@@ -144,11 +196,16 @@ class TimeToTargetLoss(Figure):
         for name, world, group in captions.cells(self.rows):
             middle = panels.at(self.common, (name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
-            texts.append(f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} reached)")
+            texts.append(
+                f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} "
+                "reached)"
+            )
         return "; ".join(texts) + captions.in_brackets(captions.name_common(self.rows, self.common))
 
 
-def _draw_cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: float, middle: float) -> None:
+def _draw_cell(
+    axes: Axes, y: float, here: pd.DataFrame, column: str, edge: float, middle: float
+) -> None:
     """Runs of a cell; a median where it is finite, as more than half of them reached the target."""
     options = dots(here["series"].iloc[0])
     for offset, run in zip(jitter(len(here)), here.sort_values(column).itertuples(), strict=True):
@@ -159,7 +216,12 @@ def _draw_cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: floa
                 axes.plot([run.seconds_before, value], [y + offset] * 2, **line)
             axes.plot([value], [y + offset], **options, clip_on=False)
         else:
-            axes.plot([edge], [y + offset], **options | {"marker": ">", "markerfacecolor": "none"}, clip_on=False)
+            axes.plot(
+                [edge],
+                [y + offset],
+                **options | {"marker": ">", "markerfacecolor": "none"},
+                clip_on=False,
+            )
     if np.isfinite(middle):
         axes.plot([middle] * 2, [y - 0.32, y + 0.32], color=options["color"], linewidth=2)
 
@@ -168,11 +230,29 @@ class Translation(Figure):
     title = "Translation: time of an epoch, tokens per second, and BLEU"
     queries = ("translation", "epochs", "inventory")
     factor, main = "approach", "bleu"
-    measures = {"epoch_s": ("an epoch of the corpus (s)", 1), "target_tokens_per_s": ("target tokens / s", 1),
-                "bleu": ("BLEU", 1)}  # fmt: skip
-    columns = ("series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *measures,
-               "positions_per_s", "validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature",
-               "training_s", "bleu_by_epoch")  # fmt: skip
+    measures = {
+        "epoch_s": ("an epoch of the corpus (s)", 1),
+        "target_tokens_per_s": ("target tokens / s", 1),
+        "bleu": ("BLEU", 1),
+    }
+    columns = (
+        "series",
+        "world_size",
+        "repeat",
+        "run_id",
+        "global_batch",
+        "steps",
+        "epochs",
+        *measures,
+        "positions_per_s",
+        "validation_loss",
+        "bleu_low",
+        "bleu_high",
+        "bleu_sentences",
+        "bleu_signature",
+        "training_s",
+        "bleu_by_epoch",
+    )
     epochs: pd.DataFrame
 
     def prepare(self) -> None:
@@ -181,7 +261,9 @@ class Translation(Figure):
         super().prepare()
 
     def draw(self) -> Drawing:
-        """Draw three panels, a row per cell: runs as dots, medians as bars, at each BLEU its bootstrap interval."""
+        """Draw three panels, a row per cell: runs as dots, medians as bars, at each BLEU its
+        bootstrap interval.
+        """
         made = panels.strips(self)
         if len(self.rows):
             axes = made.axes[-1]
@@ -193,16 +275,21 @@ class Translation(Figure):
 
     def sentences(self) -> str:
         text = (
-            "Time of an epoch, target tokens per second, and BLEU of greedy translations of held-out sentences; "
-            f"{self.counted()}. {DOTS}An epoch's time is its rows over rows per second after warm-up. Target tokens "
+            "Time of an epoch, target tokens per second, and BLEU of greedy translations of "
+            "held-out sentences; "
+            f"{self.counted()}. {DOTS}An epoch's time is its rows over rows per second after "
+            "warm-up. Target tokens "
             "are labels that are trained on; their time includes building the batch. "
         )
         if self.rows["series"].str.contains("schedule=naive", regex=False).any():
             text += "Schedule naive is model parallelism: one stage works, the others wait. "
         if len(self.rows):
-            sentences = captions.listing([str(n) for n in sorted({int(n) for n in self.rows["bleu_sentences"]})])
+            sentences = captions.listing(
+                [str(n) for n in sorted({int(n) for n in self.rows["bleu_sentences"]})]
+            )
             text += (
-                f"The thin line at a BLEU is the 95 % interval of a bootstrap over its {sentences} sentences: the "
+                "The thin line at a BLEU is the 95 % interval of a bootstrap over its "
+                f"{sentences} sentences: the "
                 "spread due to sentences. The distance between dots is the spread due to seeds. "
                 f"{captions.listing(sorted(set(self.rows['bleu_signature'])))}. "
             )
@@ -211,20 +298,36 @@ class Translation(Figure):
     def table(self) -> Table:
         """Return medians, a row per cell; at BLEU the lowest and highest of several runs."""
         common = self.common
-        names = dict(zip(named := list(dict.fromkeys(common["series"])), panels.short(named), strict=True))
+        names = dict(
+            zip(named := list(dict.fromkeys(common["series"])), panels.short(named), strict=True)
+        )
         epochs = bool(common["bleu_by_epoch"].notna().any())
         heads = columns("runs of", ">ranks", ">training (s)", ">target tokens / s", ">BLEU")
         heads += columns(">BLEU after each epoch") * epochs
         heads += columns(">validation loss", ">epoch (s)", ">positions / s", ">runs")
         rows = []
         for (name, world), group in common.groupby(["series", "world_size"]):
-            middle = group[[*self.measures, "training_s", "positions_per_s", "validation_loss"]].median()
+            middle = group[
+                [*self.measures, "training_s", "positions_per_s", "validation_loss"]
+            ].median()
             bleu, each = group["bleu"], group["bleu_by_epoch"].dropna().str.split(", ", expand=True)
             rows.append(
-                [names[name], str(world), number(middle["training_s"]), number(middle["target_tokens_per_s"])]
-                + [f"{middle['bleu']:.1f}" + f" ({bleu.min():.1f} to {bleu.max():.1f})" * (len(group) > 1)]
+                [
+                    names[name],
+                    str(world),
+                    number(middle["training_s"]),
+                    number(middle["target_tokens_per_s"]),
+                ]
+                + [
+                    f"{middle['bleu']:.1f}"
+                    + f" ({bleu.min():.1f} to {bleu.max():.1f})" * (len(group) > 1)
+                ]
                 + [", ".join(f"{value:.1f}" for value in each.astype(float).median())] * epochs
-                + [f"{middle['validation_loss']:.3f}", number(middle["epoch_s"]), number(middle["positions_per_s"])]
+                + [
+                    f"{middle['validation_loss']:.3f}",
+                    number(middle["epoch_s"]),
+                    number(middle["positions_per_s"]),
+                ]
                 + [str(len(group))]
             )
         return Table(heads, rows, self.over().strip())

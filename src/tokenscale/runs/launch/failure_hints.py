@@ -1,4 +1,5 @@
-"""Find the cause of a failed job and the next step, from its logs and SLURM's state; describe a hang.
+"""Find the cause of a failed job and the next step, from its logs and SLURM's state; describe a
+hang.
 
 Patterns come from SLURM 22.05 and torch and from public reports; none has been seen on Alps.
 """
@@ -23,13 +24,15 @@ class Hint:
 
 #: exceptions that another process's failure causes
 ECHOES = (
-    "(?:[Cc]onnection (?:closed|reset)|failed to connect|has timed out|connectFullMesh|Broken pipe|ConnectionRefused"
+    "(?:[Cc]onnection (?:closed|reset)|failed to connect|has timed out|connectFullMesh|Broken "
+    "pipe|ConnectionRefused"
     "|ChildFailedError|CalledProcessError|WorkflowError|SignalException)"
 )
 RESUMES = "start Snakemake again: the training goes on from its last checkpoint"
-#: Cause, next step, and patterns, of which any may match. Root causes come first: the first cause that matches anywhere
-#: is reported. If one rank runs out of memory, the others lose their peer, srun cancels the step and kills the batch
-#: script: four messages, one cause. Add new causes above the failures that they cause.
+#: Cause, next step, and patterns, of which any may match. Root causes come first: the first cause
+#: that matches anywhere is reported. If one rank runs out of memory, the others lose their peer,
+#: srun cancels the step and kills the batch script: four messages, one cause. Add new causes above
+#: the failures that they cause.
 CAUSES = rf"""
 SLURM does not know the account or the QOS, or does not let it use this partition
     export ALPS_ACCOUNT=<project>, or slurm_account and qos in the profile; `sacctmgr show associations user=$USER`
@@ -112,17 +115,26 @@ it was terminated, by a scheduler or by hand
     {RESUMES}
     exit ?code *:? (?:143|-15)\b|SIGTERM|: Terminated$|^Terminated$
 """
-_ROWS = [[line.strip() for line in row.splitlines()] for row in re.split(r"\n(?=\S)", CAUSES.strip())]
-_COMPILED = [(re.compile("|".join(patterns), re.MULTILINE), what, next) for what, next, *patterns in _ROWS]
+_ROWS = [
+    [line.strip() for line in row.splitlines()] for row in re.split(r"\n(?=\S)", CAUSES.strip())
+]
+_COMPILED = [
+    (re.compile("|".join(patterns), re.MULTILINE), what, next) for what, next, *patterns in _ROWS
+]
 #: message of a UserError: a sentence, then labelled facts with the next step as `next`
-_OWN = re.compile(r"^tokenscale: (?P<what>.+)\n(?P<facts>(?:  .*\n)*?)  next +(?P<next>.+)", re.MULTILINE)
+_OWN = re.compile(
+    r"^tokenscale: (?P<what>.+)\n(?P<facts>(?:  .*\n)*?)  next +(?P<next>.+)", re.MULTILINE
+)
 
 
 def find_hint(*texts: str, state: str | None = None) -> Hint | None:
-    """Return the cause: a UserError in the logs, else the first of `CAUSES` that matches them or SLURM's state."""
+    """Return the cause: a UserError in the logs, else the first of `CAUSES` that matches them or
+    SLURM's state.
+    """
     known = f"state {state}"
     output = "\n".join([*([known] if state else []), *texts])
-    if own := _OWN.search(output):  # it names both values and the file, or a cause that was found here before
+    # it names both values and the file, or a cause that was found here before
+    if own := _OWN.search(output):
         cause = re.search(r"^  cause +(.+)", own["facts"], re.MULTILINE)
         what = cause[1] if cause else own["what"]
         return Hint(what.strip().rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
@@ -141,9 +153,11 @@ TAIL = 20
 
 
 def describe_failure(outputs: Path) -> str:
-    """Return a report of the failure: first failed rank, its output's path and last lines, cause, next step.
+    """Return a report of the failure: first failed rank, its output's path and last lines, cause,
+    next step.
 
-    Tasks that failed later did so because of the first: `srun: error: nid2: task 5: Exited with exit code 1`.
+    Tasks that failed later did so because of the first: `srun: error: nid2: task 5: Exited with
+    exit code 1`.
     """
     output, rank_text = read_text(outputs / SRUN), ""
     if first := re.search(r"error: (\S+): tasks? (\d+)[^:]*: (.+)", output):
@@ -161,21 +175,30 @@ def describe_failure(outputs: Path) -> str:
     return "\n".join(lines)
 
 
-#: calls in which a rank waits for others: collectives, device synchronisation, and backward, at whose end DDP waits
-WAIT_CALLS = re.compile(r"torch/(?:distributed|cuda|autograd)/|/parallel/\w+\.py\", line \d+ in (?:sum|barrier|wait)")
+#: calls in which a rank waits for others: collectives, device synchronisation, and backward, at
+#: whose end DDP waits
+WAIT_CALLS = re.compile(
+    r"torch/(?:distributed|cuda|autograd)/|/parallel/\w+\.py\", line \d+ in (?:sum|barrier|wait)"
+)
 #: numbers of stack lines and of ranks to show
 MAX_LINES, SHOWN_RANKS = 8, 4
 
 
 def describe_hang(attempt: Path, world_size: int) -> str | None:
-    """Return a report of the hang: the rank that blocked, its stack, and the ranks that waited. None without stacks."""
+    """Return a report of the hang: the rank that blocked, its stack, and the ranks that waited.
+    None without stacks.
+    """
     stacks = {}
     for rank in range(world_size):
         if text := read_text(attempt / f"rank={rank:05d}/stacks.txt"):
             stacks[rank] = extract_main_thread(text)
     if not stacks:
         return None
-    waiting = [rank for rank, lines in stacks.items() if any(WAIT_CALLS.search(line) for line in lines[:MAX_LINES])]
+    waiting = [
+        rank
+        for rank, lines in stacks.items()
+        if any(WAIT_CALLS.search(line) for line in lines[:MAX_LINES])
+    ]
     silent = [rank for rank in range(world_size) if rank not in stacks]
     stuck = [rank for rank in stacks if rank not in waiting]
     lines = ["tokenscale: the run made no progress and was ended."]
@@ -183,7 +206,11 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
         why = "wrote no stack: it is stopped, blocked on a disk, or its node is gone"
         lines.append(f"  rank {few(silent, SHOWN_RANKS)}  {why}")
     for rank in stuck[:SHOWN_RANKS] or ([] if silent else waiting[:1]):
-        state = "is stuck here:" if rank in stuck else "waits, as all ranks do, for a message that never came:"
+        state = (
+            "is stuck here:"
+            if rank in stuck
+            else "waits, as all ranks do, for a message that never came:"
+        )
         lines.append(f"  rank {rank}  {state}")
         lines += [f"    | {line}" for line in stacks[rank][:MAX_LINES]]
     if len(stuck) > SHOWN_RANKS:
@@ -191,7 +218,10 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     if waiting and (silent or stuck):
         lines.append(f"  waiting for it: rank {few(waiting, SHOWN_RANKS)}")
     lines.append(f"  stacks  {attempt}/rank=*/stacks.txt")
-    again = "start it again: it resumes from its newest state. Raise `hang_s` in machine.toml if a rank was busy"
+    again = (
+        "start it again: it resumes from its newest state. Raise `hang_s` in machine.toml if a "
+        "rank was busy"
+    )
     return "\n".join([*lines, f"  next    {again}"])
 
 

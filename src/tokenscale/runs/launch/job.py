@@ -44,7 +44,9 @@ def load_job(identity: str) -> Job:
     """Query a job by its id. Raises UserError if the controller does not answer."""
     lines = _query("scontrol", "show", "job", "--oneliner", identity).splitlines()
     # one element of a job array has the array's number, and scontrol lists all of them
-    facts = next((found for found in map(_parse_fields, lines) if found.get("JobId") == identity), {})
+    facts = next(
+        (found for found in map(_parse_fields, lines) if found.get("JobId") == identity), {}
+    )
     nodes = tuple(_query("scontrol", "show", "hostnames", facts.get("NodeList", "")).split())
     first = _parse_fields(_query("scontrol", "show", "node", "--oneliner", nodes[0]))
     return Job(

@@ -17,29 +17,36 @@ from tokenscale.settings.layout import RENDEZVOUS_SECRET
 KILLED = "a process was killed without a message, most often because main memory was full"
 NEXT_IF_KILLED = "`dmesg` on that node, if you may; a larger mem_mb, or fewer runs on one node"
 
-#: signals that end a launcher: from a terminal, a scheduler, a closed session, an approaching time limit
+#: signals that end a launcher: from a terminal, a scheduler, a closed session, an approaching time
+#: limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 #: seconds for ranks to write a resume state after a signal, and between two looks at them
 GRACE_S, POLL_S = 30.0, 0.05
-#: torch uses the larger of the first two, Snakemake sets the first three to the job's threads, and tokenizers use the
-#: last one
+#: torch uses the larger of the first two, Snakemake sets the first three to the job's threads, and
+#: tokenizers use the last one
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 #: exit code of a rank whose port is taken: nothing has started, so another port can be tried
 PORT_TAKEN = 76
 PORTS_TRIED = 3
 #: variables that define a process's rank and world
-WORLD_VARIABLES = {*("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+WORLD_VARIABLES = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+}
 WORLD_VARIABLES.add(RENDEZVOUS_SECRET)
 
 
 def run_ranks(
-    argv: list[str], world_size: int, *, variables: dict[str, str] | None = None, keep: tuple[int, ...] = ()
+    argv: list[str],
+    world_size: int,
+    *,
+    variables: dict[str, str] | None = None,
+    keep: tuple[int, ...] = (),
 ) -> int:
     """Run `argv` once per rank, with torchrun's environment variables and `variables`.
 
-    Returns 0, or the exit code of the first failed rank. When a rank fails, its number and exit code are printed and
-    the others are terminated: their errors are only consequences. Signals to this process are forwarded to the ranks,
-    which have `GRACE_S` seconds to write a resume state.
+    Returns 0, or the exit code of the first failed rank. When a rank fails, its number and exit
+    code are printed and the others are terminated: their errors are only consequences. Signals to
+    this process are forwarded to the ranks, which have `GRACE_S` seconds to write a resume state.
     """
     base = rank_environment(threads_per_rank(world_size)) | (variables or {})
     if world_size == 1:
@@ -48,7 +55,9 @@ def run_ranks(
     base |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     for _ in range(PORTS_TRIED):  # between now and the first rank's listening, imports take seconds
         base["MASTER_PORT"] = str(free_port())
-        commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)]
+        commands = [
+            (argv, base | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)
+        ]
         code = run_processes(commands, keep=keep)
         if code != PORT_TAKEN:
             break
@@ -57,12 +66,18 @@ def run_ranks(
 
 def local_rendezvous(base: dict[str, str]) -> dict[str, str]:
     """Return rendezvous variables for one machine: the loopback interface always works."""
-    interface = {"GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo")} if sys.platform == "linux" else {}
+    interface = (
+        {"GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo")}
+        if sys.platform == "linux"
+        else {}
+    )
     return {"MASTER_ADDR": "127.0.0.1", **interface}
 
 
 def new_secret() -> dict[str, str]:
-    """Return a secret for the keys of a run's rendezvous. Only processes of the same user can read it."""
+    """Return a secret for the keys of a run's rendezvous. Only processes of the same user can read
+    it.
+    """
     return {RENDEZVOUS_SECRET: secrets.token_hex(16)}
 
 
@@ -71,9 +86,12 @@ def rank_environment(threads: int) -> dict[str, str]:
     # drop variables of an outer launcher: these ranks are a separate world
     base = {name: value for name, value in os.environ.items() if name not in WORLD_VARIABLES}
     base |= dict.fromkeys(THREADS, str(threads))
-    # glibc returns large freed blocks to the system and faults them in again each step: 0.16 s instead of 0.09 s per
-    # step of the demo's model here. Ignored by other C libraries.
-    base = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)} | base
+    # glibc returns large freed blocks to the system and faults them in again each step: 0.16 s
+    # instead of 0.09 s per step of the demo's model here. Ignored by other C libraries.
+    base = {
+        "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),
+        "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    } | base
     base["PYTHONUNBUFFERED"] = "1"
     return base
 
@@ -85,21 +103,30 @@ def run_processes(
     end_signal: signal.Signals = signal.SIGTERM,
     keep: tuple[int, ...] = (),
 ) -> int:
-    """Start (argv, environment) commands, wait for all and terminate them together. Returns as `run_ranks` does.
+    """Start (argv, environment) commands, wait for all and terminate them together. Returns as
+    `run_ranks` does.
 
-    `end_signal` asks them to end: SIGTERM for ranks and torchrun; srun kills its tasks at SIGTERM but forwards SIGUSR1.
-    They inherit the descriptors `keep`, so a run stays locked as long as one of its ranks lives.
+    `end_signal` asks them to end: SIGTERM for ranks and torchrun; srun kills its tasks at SIGTERM
+    but forwards SIGUSR1. They inherit the descriptors `keep`, so a run stays locked as long as one
+    of its ranks lives.
     """
-    # A launcher that is terminated (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
-    # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
+    # A launcher that is terminated (scancel, a killed Snakemake) ends its ranks first: they would
+    # go on and write. The handler only notes the signal; raising inside `Popen.poll` can leave its
+    # lock held for ever.
     received: list[int] = []
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in handled}
+    # nohup
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in handled
+    }
     processes: list[subprocess.Popen] = []
     try:
         for argv, variables in commands:
             try:
-                processes.append(subprocess.Popen(argv, env=variables, stderr=stderr, pass_fds=keep))
+                processes.append(
+                    subprocess.Popen(argv, env=variables, stderr=stderr, pass_fds=keep)
+                )
             except OSError as error:
                 facts = {"program": argv[0], "reason": error.strerror}
                 following = "install the program, or correct its path and its permissions"
@@ -115,22 +142,31 @@ def run_processes(
 
 
 def threads_per_rank(world_size: int) -> int:
-    """Return an even share of the job's threads (OMP_NUM_THREADS as Snakemake sets it, else the cores)."""
+    """Return an even share of the job's threads (OMP_NUM_THREADS as Snakemake sets it, else the
+    cores).
+    """
     threads = os.environ.get("OMP_NUM_THREADS", "")
     cores = count_cores()  # more threads than cores make ranks wait for each other
     job = min(int(threads), cores) if threads.isdigit() and int(threads) else cores
     return max(1, job // world_size)
 
 
-def _wait_for_processes(processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals) -> int:
-    """Return the exit code of the processes. A signal is forwarded once; a second SIGINT ends the wait."""
+def _wait_for_processes(
+    processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals
+) -> int:
+    """Return the exit code of the processes. A signal is forwarded once; a second SIGINT ends the
+    wait.
+    """
     while not received:
         codes = [r.poll() for r in processes]
         failed = [(number, code) for number, code in enumerate(codes) if code]
         if failed:
             number, code = failed[0]
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            message = f"tokenscale: rank {number} failed first ({how}); ending {codes.count(None)} other rank(s)."
+            message = (
+                f"tokenscale: rank {number} failed first ({how}); ending {codes.count(None)} "
+                "other rank(s)."
+            )
             if code == -signal.SIGKILL:  # it could not say why itself
                 message += f"\n  cause   {KILLED}\n  next    {NEXT_IF_KILLED}"
             if len(processes) > 1 or code == -signal.SIGKILL:
@@ -143,10 +179,14 @@ def _wait_for_processes(processes: list[subprocess.Popen], received: list[int], 
         if process.poll() is None:
             process.send_signal(end_signal)
     if received[0] == signal.SIGINT:
-        print("\ntokenscale: stopping after this step, to save its state; Ctrl-C again ends at once.", file=sys.stderr)
+        print(
+            "\ntokenscale: stopping after this step, to save its state; Ctrl-C again ends at once.",
+            file=sys.stderr,
+        )
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
-        late = received[0] != signal.SIGUSR1 and time.monotonic() - began > GRACE_S  # USR1: the time limit ends it
+        # USR1: the time limit ends it
+        late = received[0] != signal.SIGUSR1 and time.monotonic() - began > GRACE_S
         if late or received.count(signal.SIGINT) > 1:
             break
         time.sleep(POLL_S)
@@ -160,5 +200,7 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", 0))
         except OSError as error:
             following = "end other programs that hold ports, then start the run again"
-            raise UserError("no free port on the loopback interface.", reason=error, next=following) from None
+            raise UserError(
+                "no free port on the loopback interface.", reason=error, next=following
+            ) from None
         return probe.getsockname()[1]

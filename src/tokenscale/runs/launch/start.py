@@ -1,4 +1,6 @@
-"""Start a run: its command lines, its processes on this machine or by srun, and its end in `done.json`."""
+"""Start a run: its command lines, its processes on this machine or by srun, and its end in
+`done.json`.
+"""
 
 import json
 import os
@@ -30,16 +32,32 @@ from tokenscale.settings.run import OURS, RunSettings, parse_run_id
 
 NO_JOB = "this machine starts processes by srun, but this process is not in a SLURM job."
 GIB = 1 << 30
-#: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of ephemeral ports
+#: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of
+#: ephemeral ports
 PORTS = range(20000, 32768)
 
 
 def rank_argv(
-    machine: Machine, shape: Geometry, *, run: str, directory: Path, attempt: int, manifests: dict[str, Path]
+    machine: Machine,
+    shape: Geometry,
+    *,
+    run: str,
+    directory: Path,
+    attempt: int,
+    manifests: dict[str, Path],
 ) -> list[str]:
-    """Return the command of a rank, equal for all ranks of a run. `run` is its settings as canonical JSON."""
+    """Return the command of a rank, equal for all ranks of a run. `run` is its settings as
+    canonical JSON.
+    """
     argv = [_find_python(machine), "-m", "tokenscale", "rank", "--settings", run]
-    argv += ["--directory", str(directory), "--attempt", str(attempt), "--hang-s", str(machine.hang_s)]
+    argv += [
+        "--directory",
+        str(directory),
+        "--attempt",
+        str(attempt),
+        "--hang-s",
+        str(machine.hang_s),
+    ]
     for role, path in manifests.items():
         argv += [f"--{role.replace('_', '-')}", str(path)]
     if machine.starter == "srun":
@@ -51,7 +69,10 @@ def rank_argv(
     if machine.least_links:
         argv += ["--least-links", json.dumps(machine.least_links, separators=(",", ":"))]
     if machine.environment_by_local_rank:
-        argv += ["--by-local-rank", json.dumps(machine.environment_by_local_rank, separators=(",", ":"))]
+        argv += [
+            "--by-local-rank",
+            json.dumps(machine.environment_by_local_rank, separators=(",", ":")),
+        ]
     return argv
 
 
@@ -61,19 +82,35 @@ def _find_python(machine: Machine) -> str:
 
 
 def torchrun_argv(rank: list[str], shape: Geometry) -> list[str]:
-    """Return the torchrun command on one node. Its rendezvous is a file: an address would listen on every interface."""
+    """Return the torchrun command on one node. Its rendezvous is a file: an address would listen on
+    every interface.
+    """
     python, _, *module = rank
-    argv = [python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={shape.world_size}"]
+    argv = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        f"--nproc-per-node={shape.world_size}",
+    ]
     return [*argv, "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "-m", *module]
 
 
 def srun_argv(
-    rank: list[str], shape: Geometry, machine: Machine, *, name: str, outputs: Path | None, root: Path, share: int = 1
+    rank: list[str],
+    shape: Geometry,
+    machine: Machine,
+    *,
+    name: str,
+    outputs: Path | None,
+    root: Path,
+    share: int = 1,
 ) -> list[str]:
-    """Return the srun command: one task and one GPU per rank, block distribution, nothing left to the job.
+    """Return the srun command: one task and one GPU per rank, block distribution, nothing left to
+    the job.
 
-    Each rank writes to its own file in `outputs`, or without it to srun's output. With `share` > 1, several runs have
-    steps in this job at the same time.
+    Each rank writes to its own file in `outputs`, or without it to srun's output. With `share` > 1,
+    several runs have steps in this job at the same time.
     """
     gpus = [f"--gpus-per-node={shape.ranks_per_node}", "--gpu-bind=none"]
     argv = [
@@ -96,7 +133,12 @@ def srun_argv(
 
 
 def srun_environment(
-    machine: Machine, *, outputs: Path, root: Path, address: str | None = None, job: str | None = None
+    machine: Machine,
+    *,
+    outputs: Path,
+    root: Path,
+    address: str | None = None,
+    job: str | None = None,
 ) -> dict[str, str]:
     """Return the variables that srun passes to all ranks; the machine's own take precedence."""
     found = dict.fromkeys(THREADS, str(machine.cores_per_rank or 1))
@@ -104,8 +146,13 @@ def srun_environment(
     if address is not None:
         number = int(re.sub(r"\D", "", job or "") or 0)
         found |= {"MASTER_ADDR": address, "MASTER_PORT": str(PORTS[number % len(PORTS)])}
-    if machine.network is not None:  # NCCL ends where it is not there, and says in its log that it is
-        found |= {"NCCL_NET": machine.network, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET"}
+    # NCCL ends where it is not there, and says in its log that it is
+    if machine.network is not None:
+        found |= {
+            "NCCL_NET": machine.network,
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET",
+        }
         found |= {"NCCL_DEBUG_FILE": str(outputs / "nccl.%h.%p.log")}
     if machine.container is not None:  # the code is this project's, not what an image may hold
         found["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
@@ -118,7 +165,9 @@ KEPT_VARIABLES |= {"SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST"}
 
 
 def _step_environment(base: dict[str, str]) -> dict[str, str]:
-    """Return variables for an srun step, which does not inherit the job's request: its geometry is explicit."""
+    """Return variables for an srun step, which does not inherit the job's request: its geometry is
+    explicit.
+    """
     request = ("SLURM_", "SRUN_", "SBATCH_")
     return {n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(request)}
 
@@ -126,7 +175,11 @@ def _step_environment(base: dict[str, str]) -> dict[str, str]:
 def find_job(machine: Machine) -> Job | None:
     """Return the SLURM job of this process if the machine starts ranks by srun, else None."""
     identity = job_id()
-    return load_job(identity) if machine.starter == "srun" and identity and shutil.which("scontrol") else None
+    return (
+        load_job(identity)
+        if machine.starter == "srun" and identity and shutil.which("scontrol")
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -144,7 +197,11 @@ class Launch:
         return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
 
     def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
+        found: dict[str, Any] = {
+            "machine": self.machine.name,
+            "starter": self.machine.starter,
+            "share": self.share,
+        }
         if self.machine.container_digest is not None:
             found["container_digest"] = self.machine.container_digest
         if self.job is None:
@@ -155,9 +212,15 @@ class Launch:
         return found | {"job": job}
 
     def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
-        """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each rank (`here`)."""
+        """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each
+        rank (`here`).
+        """
         machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
-        what: dict[str, Any] = {"run": self.run.to_json(), "directory": self.directory, "attempt": attempt}
+        what: dict[str, Any] = {
+            "run": self.run.to_json(),
+            "directory": self.directory,
+            "attempt": attempt,
+        }
         rank = rank_argv(machine, shape, manifests=manifests, **what)
         if machine.starter == "here":
             return rank, machine.environment
@@ -175,16 +238,24 @@ class Launch:
         return self.directory / f"attempt={attempt:02d}"
 
     def go(self, attempt: int, manifests: dict[str, Path], keep: tuple[int, ...] = ()) -> int:
-        """Start the ranks, wait for them and return their exit code. Ranks inherit the file descriptors `keep`."""
+        """Start the ranks, wait for them and return their exit code. Ranks inherit the file
+        descriptors `keep`.
+        """
         world_size = self.shape.world_size
         argv, variables = self.command(attempt, manifests)
         rank = argv.index("--settings")
-        argv = [*argv[:rank], write_arguments(self.attempt_directory(attempt) / "arguments.json", argv[rank:])]
+        argv = [
+            *argv[:rank],
+            write_arguments(self.attempt_directory(attempt) / "arguments.json", argv[rank:]),
+        ]
         if self.machine.starter == "here":
             return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
-        base = ranks.rank_environment(self.machine.cores_per_rank or ranks.threads_per_rank(world_size))
+        base = ranks.rank_environment(
+            self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
+        )
         if self.machine.starter == "torchrun":
-            base |= ranks.local_rendezvous(base) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else it listens
+            # else it listens
+            base |= ranks.local_rendezvous(base) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         else:
             base = _step_environment(base) | ranks.new_secret()
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
@@ -193,7 +264,9 @@ class Launch:
             command = [(argv, base | variables)]
             output = open_file(self.outputs(attempt) / failure_hints.SRUN, REPLACE, follow=False)
             with open(output, "w", encoding="utf-8") as errors:
-                return ranks.run_processes(command, stderr=errors, end_signal=signal.SIGUSR1, keep=keep)
+                return ranks.run_processes(
+                    command, stderr=errors, end_signal=signal.SIGUSR1, keep=keep
+                )
         return ranks.run_processes([(argv, base | variables)], keep=keep)
 
     def printed(self, manifests: dict[str, Path]) -> str:
@@ -202,7 +275,11 @@ class Launch:
             size = self.shape.world_size
             variables = {"RANK": f"0…{size - 1}", "WORLD_SIZE": str(size), **variables}
         if self.machine.starter == "srun" and self.job is None:
-            variables = {"MASTER_ADDR": "<the job's first node>", "MASTER_PORT": "<by the job's number>", **variables}
+            variables = {
+                "MASTER_ADDR": "<the job's first node>",
+                "MASTER_PORT": "<by the job's number>",
+                **variables,
+            }
         lines = [f"{name}={shlex.quote(value)} \\" for name, value in variables.items()]
         return "\n".join([*lines, shlex.join(argv)])
 
@@ -213,29 +290,48 @@ class Launch:
         if self.machine.starter != "srun":
             if shape.nodes == 1:
                 return
-            what, found = "the run needs several nodes, which only srun can start.", self.machine.gpus_per_node
+            what, found = (
+                "the run needs several nodes, which only srun can start.",
+                self.machine.gpus_per_node,
+            )
             following = 'set starter = "srun" in the machine file, or use a smaller layout'
-            raise UserError(what, run=needs, machine=f"{self.machine.name}: gpus_per_node {found}", next=following)
+            raise UserError(
+                what,
+                run=needs,
+                machine=f"{self.machine.name}: gpus_per_node {found}",
+                next=following,
+            )
         if self.job is None:
             following = f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}"
             raise UserError(NO_JOB, machine=self.machine.name, next=following)
         if len(self.job.nodes) < shape.nodes:
-            job, following = few(self.job.nodes), "do not set `nodes` in the profile, or request as many"
+            job, following = (
+                few(self.job.nodes),
+                "do not set `nodes` in the profile, or request as many",
+            )
             what = "the job has fewer nodes than the run needs."
             raise UserError(what, run=needs, job=f"{self.job.id} has {job}", next=following)
 
 
-def check_memory(run: RunSettings, machine: Machine | None = None, *, vocabulary: int | None = None) -> None:
-    """Raise UserError if a run's predicted memory (`costs.memory`, a lower bound) exceeds that of a node or a GPU.
+def check_memory(
+    run: RunSettings, machine: Machine | None = None, *, vocabulary: int | None = None
+) -> None:
+    """Raise UserError if a run's predicted memory (`costs.memory`, a lower bound) exceeds that of a
+    node or a GPU.
 
-    On a CPU all ranks of a node share its memory, what a control group allows, or the `memory_mb` that a job requests.
-    `vocabulary` is the size of the tokenizer, for settings that do not state it; a run whose memory is not predicted
-    passes.
+    On a CPU all ranks of a node share its memory, what a control group allows, or the `memory_mb`
+    that a job requests. `vocabulary` is the size of the tokenizer, for settings that do not state
+    it; a run whose memory is not predicted passes.
     """
-    machine, entries = machine or Machine(), run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary
+    machine, entries = (
+        machine or Machine(),
+        run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary,
+    )
     if run.arm != OURS or entries is None:
         return
-    on_gpus = run.device != "cpu" and bool(machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")])
+    on_gpus = run.device != "cpu" and bool(
+        machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")]
+    )
     if on_gpus:
         ranks, room = 1, machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
     else:
@@ -259,16 +355,28 @@ def check_memory(run: RunSettings, machine: Machine | None = None, *, vocabulary
     raise UserError(
         f"the run needs more memory than {'a GPU' if on_gpus else 'this machine'} has.",
         run=f"{run.model.name}, {entries:,} vocabulary entries, {shape}",
-        needed=f"{format_bytes(needed)} on {ranks} rank{'s' * (ranks > 1)}; {part}: {format_bytes(size)} a rank",
+        needed=(
+            f"{format_bytes(needed)} on {ranks} rank{'s' * (ranks > 1)}; {part}: "
+            f"{format_bytes(size)} a rank"
+        ),
         found=format_bytes(int(room)),
-        next="lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a smaller model"
+        next=(
+            "lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a "
+            "smaller model"
+        )
         + (", or use fewer ranks" if ranks > 1 else "")
-        + (f"; or raise memory_mb = {machine.memory_mb} of the machine" if room == machine.memory_mb << 20 else ""),
+        + (
+            f"; or raise memory_mb = {machine.memory_mb} of the machine"
+            if room == machine.memory_mb << 20
+            else ""
+        ),
     )
 
 
 def _process_age_s() -> float:
-    """Return seconds since this process started, including Python's start and imports. Linux only."""
+    """Return seconds since this process started, including Python's start and imports. Linux
+    only.
+    """
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
@@ -287,11 +395,12 @@ def open_run(
     wait: bool = False,
     check: Check | None = None,
 ) -> Iterator[tuple[attempts.Identity, int | None, int]]:
-    """Lock the folder of `output` for a run and yield (identity, number of the next attempt, lock's descriptor).
+    """Lock the folder of `output` for a run and yield (identity, number of the next attempt, lock's
+    descriptor).
 
-    The number is None if the run is already sealed with this identity; `output` then exists. Raises UserError for a
-    missing manifest, and for a folder that another process writes, unless `wait` is set. `check` may refuse a run that
-    is not sealed yet, from its settings and manifests.
+    The number is None if the run is already sealed with this identity; `output` then exists. Raises
+    UserError for a missing manifest, and for a folder that another process writes, unless `wait` is
+    set. `check` may refuse a run that is not sealed yet, from its settings and manifests.
     """
     for role, path in manifests.items():
         if not path.is_file():
@@ -300,15 +409,25 @@ def open_run(
     state, directory = _find_state(run), output.parent
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
-        identity = attempts.hash_identity([Path(file) for file in training_code(run)], manifests, state)
+        identity = attempts.hash_identity(
+            [Path(file) for file in training_code(run)], manifests, state
+        )
         if check is not None and not attempts.read_final(directory, identity):
             check(run, manifests)
         attempt = attempts.prepare_attempt(directory, run, identity, launch)
         if attempt is None:
-            print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
+            print(
+                f"{run.identity} has ended already, with this code and data; remove {directory} "
+                "to train it again"
+            )
             attempts.write_done_file(directory, output, identity, run)
-            for folder in directory.glob("checkpoints/step=*") if not run.checkpoints.keep_resume_state else ():
-                shutil.rmtree(folder, ignore_errors=True)  # the run may have been killed before it did so itself
+            for folder in (
+                directory.glob("checkpoints/step=*")
+                if not run.checkpoints.keep_resume_state
+                else ()
+            ):
+                # the run may have been killed before it did so itself
+                shutil.rmtree(folder, ignore_errors=True)
         yield identity, attempt, held
 
 
@@ -322,16 +441,22 @@ def start_run(
     wait: bool = False,
     check: Check | None = None,
 ) -> int:
-    """Train the run in `output`'s folder unless it is already sealed, write `output` and return the exit code.
+    """Train the run in `output`'s folder unless it is already sealed, write `output` and return the
+    exit code.
 
-    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store). `share` is the number of runs
-    that use the nodes at the same time. Exit code 75: the run was stopped (time limit, preemption) and can be resumed.
-    Raises UserError as `open_run` does, and if the job's nodes do not suit the run.
+    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store). `share`
+    is the number of runs that use the nodes at the same time. Exit code 75: the run was stopped
+    (time limit, preemption) and can be resumed. Raises UserError as `open_run` does, and if the
+    job's nodes do not suit the run.
     """
     machine = machine or Machine()
     launched = Launch(run, machine, output.parent, share, job=find_job(machine))
     launched.check()
-    tokenizer = read_json(manifests["tokenizer"], "tokenizer's manifest") if "tokenizer" in manifests else {}
+    tokenizer = (
+        read_json(manifests["tokenizer"], "tokenizer's manifest")
+        if "tokenizer" in manifests
+        else {}
+    )
     check_memory(run, machine, vocabulary=tokenizer.get("vocabulary_size"))
     opened = open_run(run, output, manifests, launch=launched.record(), wait=wait, check=check)
     with opened as (identity, attempt, held):
@@ -344,17 +469,28 @@ def start_run(
                 print(f"tokenscale: {text}", file=sys.stderr)
             return 0
         if (step := attempts.find_interrupted_step(output.parent, attempt)) is not None:
-            print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
+            print(
+                f"tokenscale: {run.identity} was stopped after step {step}; the next attempt "
+                "goes on from there."
+            )
             return attempts.RESUME_EXIT_CODE
         if exit_code == 128 + signal.SIGINT:
             cause = f"Ctrl-C twice; {attempts.describe_saved_state(output.parent)}"
-            error = UserError(f"{run.identity} was ended at once.", cause=cause, next="repeat the command")
+            error = UserError(
+                f"{run.identity} was ended at once.", cause=cause, next="repeat the command"
+            )
             print(error.render(), file=sys.stderr)
             return exit_code
-        if report := failure_hints.describe_hang(launched.attempt_directory(attempt), run.layout.world_size):
+        if report := failure_hints.describe_hang(
+            launched.attempt_directory(attempt), run.layout.world_size
+        ):
             print(report, file=sys.stderr, flush=True)
         if machine.starter == "srun":
-            print(failure_hints.describe_failure(launched.outputs(attempt)), file=sys.stderr, flush=True)
+            print(
+                failure_hints.describe_failure(launched.outputs(attempt)),
+                file=sys.stderr,
+                flush=True,
+            )
         return exit_code or 1
 
 
@@ -373,15 +509,26 @@ def _find_state(run: RunSettings) -> Path | None:
 def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
     """Return the srun command of `tokenscale ARGUMENTS` with the Python of the machine's ranks."""
     command = [_find_python(machine), "-m", "tokenscale", *arguments]
-    return srun_argv(command, geometry(1, machine.gpus_per_node), machine, name=arguments[0], outputs=None, root=root)
+    return srun_argv(
+        command,
+        geometry(1, machine.gpus_per_node),
+        machine,
+        name=arguments[0],
+        outputs=None,
+        root=root,
+    )
 
 
 def run_single_rank(machine: Machine, arguments: list[str]) -> int:
-    """Run the command in this job and return its exit code. Raises UserError outside of a SLURM job."""
+    """Run the command in this job and return its exit code. Raises UserError outside of a SLURM
+    job.
+    """
     if job_id() is None:
         following = "run snakemake with this machine's profile, or remove --site to measure here"
         raise UserError(NO_JOB, machine=machine.name, next=following)
     root = Path.cwd()
     base = _step_environment(ranks.rank_environment(machine.cores_per_rank or 1))
     variables = srun_environment(machine, outputs=root / "results/logs", root=root)
-    return subprocess.run(build_argv(machine, arguments, root), env=base | variables, cwd=os.getcwd()).returncode
+    return subprocess.run(
+        build_argv(machine, arguments, root), env=base | variables, cwd=os.getcwd()
+    ).returncode

@@ -1,4 +1,6 @@
-"""Checks before the first job is submitted: budget, unset variables, the profile, and packages of the image."""
+"""Checks before the first job is submitted: budget, unset variables, the profile, and packages of
+the image.
+"""
 
 import math
 import re
@@ -17,7 +19,9 @@ MAX_EXPERIMENTS = 5
 
 
 def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError | None:
-    """Return the error for job resources with unset variables, which Snakemake leaves as they are; None without."""
+    """Return the error for job resources with unset variables, which Snakemake leaves as they are;
+    None without.
+    """
     found = {
         (name, match[1])
         for of_job in resources
@@ -27,33 +31,56 @@ def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError
     if not found:
         return None
     variables = sorted({variable for _, variable in found})
-    values = {variable: "project" if variable.endswith("ACCOUNT") else "value" for variable in variables}
+    values = {
+        variable: "project" if variable.endswith("ACCOUNT") else "value" for variable in variables
+    }
     what = f"environment variables that the profile uses have no value: {', '.join(variables)}."
     next = "\n".join(f"export {variable}=<{value}>" for variable, value in values.items())
-    return UserError(what, used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)), next=next)
+    return UserError(
+        what,
+        used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)),
+        next=next,
+    )
 
 
 def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | None:
-    """Return the error for entries of a profile that options replaced; None without. Jobs would lose their account."""
+    """Return the error for entries of a profile that options replaced; None without. Jobs would
+    lose their account.
+    """
     if not lost:
         return None
-    what = f"{' and '.join(f'--{name}' for name in lost)} on the command line replaced settings of the profile."
+    what = (
+        f"{' and '.join(f'--{name}' for name in lost)} on the command line replaced settings of "
+        "the profile."
+    )
     found = "\n".join(f"{name}: {', '.join(keys)}" for name, keys in lost.items())
     reason = "Snakemake replaces the profile's whole mapping by the option"
-    following = "copy the profile's folder and change the value there: profiles/alps/README.md, A profile of your own"
+    following = (
+        "copy the profile's folder and change the value there: profiles/alps/README.md, A "
+        "profile of your own"
+    )
     return UserError(what, lost=found, reason=reason, next=following)
 
 
-def missing_package_error(lacking: Mapping[str, list[str]], machine: str, container: str) -> UserError | None:
+def missing_package_error(
+    lacking: Mapping[str, list[str]], machine: str, container: str
+) -> UserError | None:
     """Return the error for runs that import packages missing in the container image; None without.
 
-    `lacking` is package → ids of the runs that import it. `machine` and `container` are the files to change.
+    `lacking` is package → ids of the runs that import it. `machine` and `container` are the files
+    to change.
     """
     if not lacking:
         return None
     what = "runs import packages that the container image lacks."
     runs = "\n".join(f"{package}: {few(run_ids)}" for package, run_ids in lacking.items())
-    return UserError(what, file=machine, key="container_packages", runs=runs, next=install_hint(lacking, container))
+    return UserError(
+        what,
+        file=machine,
+        key="container_packages",
+        runs=runs,
+        next=install_hint(lacking, container),
+    )
 
 
 def install_hint(packages: Iterable[str], container: str) -> str:
@@ -63,30 +90,40 @@ def install_hint(packages: Iterable[str], container: str) -> str:
 
 
 def format_costs(totals: Mapping[str, Total], node_hours: float) -> list[str]:
-    """Return lines with the estimated cost of the runs to submit, by experiment, and the budget; empty if no runs."""
+    """Return lines with the estimated cost of the runs to submit, by experiment, and the budget;
+    empty if no runs.
+    """
     if not totals:
         return []
     hours, bounded, unknown = _add(totals)
     width = max(map(len, totals))
     lines = [
-        f"cost of {sum(of.runs for of in totals.values()):,} trainings, estimated: {format_hours(totals)} node-hours, "
-        f"{'within' if hours <= node_hours else 'over'} the budget of {node_hours:,g} (budget.node_hours)"
+        f"cost of {sum(of.runs for of in totals.values()):,} trainings, estimated: "
+        f"{format_hours(totals)} node-hours, "
+        f"{'within' if hours <= node_hours else 'over'} the budget of {node_hours:,g} "
+        "(budget.node_hours)"
     ]
     for name, of in totals.items():
         share = f", {sum(of.bounded.values()):,} with an upper bound" if of.bounded else ""
         lines.append(f"  {name:<{width}}  {format_hours({name: of}):>10}  {of.runs:,} runs{share}")
     lines += [f"  ≤: {count:,} runs are priced by {why}" for why, count in bounded.items()]
-    return lines + [f"  hours of {count:,} runs are not known: {why}" for why, count in unknown.items()]
+    return lines + [
+        f"  hours of {count:,} runs are not known: {why}" for why, count in unknown.items()
+    ]
 
 
 def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | None:
-    """Return the error for runs to submit (by experiment) that exceed the budget of node-hours; None if they do not."""
+    """Return the error for runs to submit (by experiment) that exceed the budget of node-hours;
+    None if they do not.
+    """
     needed, bounded, unknown = _add(totals)
     if needed <= node_hours:
         return None
     largest = sorted(totals.items(), key=lambda item: -item[1].node_hours)
     width = max(len(name) for name, _ in largest[:MAX_EXPERIMENTS])
-    lines = [f"{name:<{width}}  {format_hours({name: of}):>10}" for name, of in largest[:MAX_EXPERIMENTS]]
+    lines = [
+        f"{name:<{width}}  {format_hours({name: of}):>10}" for name, of in largest[:MAX_EXPERIMENTS]
+    ]
     if rest := dict(largest[MAX_EXPERIMENTS:]):
         lines.append(f"and {len(rest)} more experiments: {format_hours(rest)}")
     return UserError(
@@ -98,7 +135,11 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
         largest="\n".join(lines),
         next=f"--config '{suggest_budget(needed)}', or the same key in config.yaml;\n"
         "or run fewer: `tokenscale plan` prints what each experiment takes"
-        + (";\nor `snakemake corpus tokens` first: token stores make bounds exact" if bounded else ""),
+        + (
+            ";\nor `snakemake corpus tokens` first: token stores make bounds exact"
+            if bounded
+            else ""
+        ),
     )
 
 
@@ -110,7 +151,9 @@ def format_hours(totals: Mapping[str, Total]) -> str:
 
 
 def _add(totals: Mapping[str, Total]) -> tuple[float, Counter[str], Counter[str]]:
-    """Return node-hours, and the numbers of runs with an upper bound and of unknown hours, each by reason."""
+    """Return node-hours, and the numbers of runs with an upper bound and of unknown hours, each by
+    reason.
+    """
     bounded, unknown = Counter[str](), Counter[str]()
     for of in totals.values():
         bounded.update(of.bounded)

@@ -1,4 +1,6 @@
-"""Provenance record of a run, `run.json`, with the machine's hardware: written at the start, sealed at the end."""
+"""Provenance record of a run, `run.json`, with the machine's hardware: written at the start, sealed
+at the end.
+"""
 
 import ctypes
 import importlib.metadata
@@ -14,12 +16,20 @@ from typing import Any
 
 from tokenscale import __version__
 from tokenscale.base.errors import SECRET_NAME
-from tokenscale.base.files import is_sealed, read_json, sha256_text, write_json, write_sealed, write_text
+from tokenscale.base.files import (
+    is_sealed,
+    read_json,
+    sha256_text,
+    write_json,
+    write_sealed,
+    write_text,
+)
 from tokenscale.runs.records.redaction import redact, redact_arguments, redact_variable
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
-    """Return the limits of cores and memory bytes by control groups (version 2); None without a limit.
+    """Return the limits of cores and memory bytes by control groups (version 2); None without a
+    limit.
 
     This process's group and its parents up to the mount may each set a limit.
     """
@@ -36,9 +46,11 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
 
 def read_memory() -> tuple[int | None, int | None]:
     """Return (total, available) bytes of main memory; None where the system does not report it."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(Path("/proc/meminfo")), re.M))
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(Path("/proc/meminfo")), re.MULTILINE))
     if total := found.get("MemTotal"):
-        return int(total) * 1024, int(found["MemAvailable"]) * 1024 if "MemAvailable" in found else None
+        return int(total) * 1024, int(
+            found["MemAvailable"]
+        ) * 1024 if "MemAvailable" in found else None
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
     except (OSError, ValueError, AttributeError):
@@ -63,7 +75,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process can use, limited by affinity and control groups."""
+    """Return the number of cores that this process can use, limited by affinity and control
+    groups.
+    """
     return usable_cores(count_affinity_cores(), cgroup_limits()[0])
 
 
@@ -72,8 +86,14 @@ def count_affinity_cores() -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return CPU model, cores, memory, architecture and operating system; unknown facts are left out."""
-    facts: dict[str, Any] = {"architecture": platform.machine(), "system": platform.system(), "cores": count_cores()}
+    """Return CPU model, cores, memory, architecture and operating system; unknown facts are left
+    out.
+    """
+    facts: dict[str, Any] = {
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "cores": count_cores(),
+    }
     if cpu := re.search(r"(?im)^model name[^:\n]*:(.*)$", read_text(Path("/proc/cpuinfo"))):
         facts["cpu"] = cpu[1].strip()
     with suppress(OSError, ValueError):
@@ -83,7 +103,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 class Energy:
-    """Energy counter of a GPU board (Volta and later), found by its PCI address: joules since the driver was loaded."""
+    """Energy counter of a GPU board (Volta and later), found by its PCI address: joules since the
+    driver was loaded.
+    """
 
     def __init__(self, pci_bus_id: str | None):
         self._library = self._device = None
@@ -99,14 +121,22 @@ class Energy:
         if self._library is None:
             return None
         millijoules = ctypes.c_ulonglong()
-        if self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules)):
+        if self._library.nvmlDeviceGetTotalEnergyConsumption(
+            self._device, ctypes.byref(millijoules)
+        ):
             return None
         return millijoules.value / 1e3
 
 
 #: Environment variables that shape a run: an allow-list, because environments hold secrets
 ENVIRONMENT = {
-    *("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
+    *(
+        "CUDA_VISIBLE_DEVICES",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "RAYON_NUM_THREADS",
+    ),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "OMP_PROC_BIND"),
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -115,7 +145,9 @@ ENVIRONMENT = {
 #: variable that asks for the diff of a changed working tree in the record
 KEEP_DIFF = "TOKENSCALE_KEEP_DIFF"
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
-_PACKAGES = "torch numpy pyarrow safetensors tokenizers mistral-common gigatoken xxhash transformers triton"
+_PACKAGES = (
+    "torch numpy pyarrow safetensors tokenizers mistral-common gigatoken xxhash transformers triton"
+)
 PACKAGES = tuple(_PACKAGES.split())
 
 
@@ -128,8 +160,8 @@ def find_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 
 def list_installed() -> dict[str, str]:
-    """Return the version of every installed distribution but ours, by its normalized name (PEP 503), from the names of
-    `.dist-info` folders (PEP 427): reading all metadata takes 0.26 s.
+    """Return the version of every installed distribution but ours, by its normalized name (PEP
+    503), from the names of `.dist-info` folders (PEP 427): reading all metadata takes 0.26 s.
     """
     found: dict[str, str] = {}
     for folder in map(Path, sys.path):
@@ -140,20 +172,25 @@ def list_installed() -> dict[str, str]:
 
 
 def name_differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Describe each package of `then` whose version differs in `now` or is missing: `torch 2.9 then, 2.13 now`."""
+    """Describe each package of `then` whose version differs in `now` or is missing: `torch 2.9
+    then, 2.13 now`.
+    """
     changed = [name for name in sorted(then) if then[name] != now.get(name)]
     return [f"{name} {then[name]} then, {now.get(name, 'none')} now" for name in changed]
 
 
 def read_git_state() -> tuple[dict[str, Any], str]:
-    """Return what git knows of the working tree of this package, and the diff of tracked files and of the package's new
-    ones; ({}, "") without git. The diff is empty unless `KEEP_DIFF` asks for it: files may hold secrets of any form.
+    """Return what git knows of the working tree of this package, and the diff of tracked files and
+    of the package's new ones; ({}, "") without git. The diff is empty unless `KEEP_DIFF` asks for
+    it: files may hold secrets of any form.
     """
 
     def git(*arguments: str, fails: bool = False) -> str:
         here = Path(__file__).resolve().parents[2]
         text: Any = {"encoding": "utf-8", "errors": "replace"}
-        done = subprocess.run(["git", *arguments], cwd=here, check=not fails, capture_output=True, timeout=20, **text)
+        done = subprocess.run(
+            ["git", *arguments], cwd=here, check=not fails, capture_output=True, timeout=20, **text
+        )
         return done.stdout
 
     try:
@@ -161,27 +198,49 @@ def read_git_state() -> tuple[dict[str, Any], str]:
         diff = git("diff", "HEAD", "--no-ext-diff", "--no-color")
         changed = git("diff", "HEAD", "--name-only", "-z").split("\0")
         top = git("rev-parse", "--show-toplevel").removesuffix("\n")
-        for name in git("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ".").split("\0"):
+        for name in git(
+            "ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", "."
+        ).split("\0"):
             if name:  # it ends with 1 where files differ, which these do
-                requested = ("-C", top, "diff", "--no-index", "--no-ext-diff", "--no-color", "/dev/null", name)
+                requested = (
+                    "-C",
+                    top,
+                    "diff",
+                    "--no-index",
+                    "--no-ext-diff",
+                    "--no-color",
+                    "/dev/null",
+                    name,
+                )
                 diff += git(*requested, fails=True)
                 changed.append(name)
     except (OSError, subprocess.SubprocessError):
         return {}, ""
     clean = redact(diff) if os.environ.get(KEEP_DIFF) else ""
-    found = {"commit": commit, "dirty": bool(diff.strip()), "changed": sorted(filter(None, changed))}
+    found = {
+        "commit": commit,
+        "dirty": bool(diff.strip()),
+        "changed": sorted(filter(None, changed)),
+    }
     for name, text in (("changes_sha256", diff), ("diff_sha256", clean)):
         found[name] = sha256_text(text) if text else None
-    return found | ({"diff_redacted": True} if clean not in ("", diff) else {}), clean  # no patch for `git apply` then
+    # no patch for `git apply` then
+    return found | ({"diff_redacted": True} if clean not in ("", diff) else {}), clean
 
 
 def allowed_environment() -> dict[str, str]:
     family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET_NAME.search(k)}
-    return {k: redact_variable(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
+    return {
+        k: redact_variable(v)
+        for k, v in sorted(os.environ.items())
+        if k in ENVIRONMENT or k in family
+    }
 
 
 def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Write `<directory>/run.json` with common facts added to `record`, and what changed in the working tree."""
+    """Write `<directory>/run.json` with common facts added to `record`, and what changed in the
+    working tree.
+    """
     git, diff = read_git_state()
     if diff:
         write_text(directory / "dirty.diff", diff)
@@ -201,7 +260,9 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
-    """Write the final record with a digest of its canonical JSON, so that later edits are detected."""
+    """Write the final record with a digest of its canonical JSON, so that later edits are
+    detected.
+    """
     write_sealed(directory / "run.json", record | {"outcome": outcome})
 
 

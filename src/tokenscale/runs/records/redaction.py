@@ -1,4 +1,5 @@
-"""Remove secrets from records: by their form, by the name before them (`api_key: …`), or because they look random.
+"""Remove secrets from records: by their form, by the name before them (`api_key: …`), or because
+they look random.
 
 Hexadecimal digests, which records need, are kept unless a name marks them as secret.
 """
@@ -17,7 +18,8 @@ _KEYS = re.compile(
     r"|wandb_v\d_[A-Za-z0-9_]{20,}"
     r"|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt)-[\w-]{16,}"
     r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}"  # Slack
-    r"|(?:sk|pk|rk)[-_](?:live_|test_|proj-|ant-|or-)?[A-Za-z0-9][\w-]{15,}"  # OpenAI, Anthropic, Stripe
+    # OpenAI, Anthropic, Stripe
+    r"|(?:sk|pk|rk)[-_](?:live_|test_|proj-|ant-|or-)?[A-Za-z0-9][\w-]{15,}"
     r"|AIza[\w-]{30,}|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}"  # Google
     r"|(?<=wandb login )\w{32,}"
     r"|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{16,}|dckr_pat_[\w-]{16,}|dop_v1_[a-f0-9]{20,}|dapi[a-f0-9]{32}"
@@ -30,9 +32,12 @@ _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?P<rest>[^\n\"']*"
     r"(?:\n[-+ ]?[ \t]*(?:[A-Za-z0-9+/=]+|[\w-]+: [^\n]*|)(?=\r?\n|$))*)"
 )
-_WEBHOOK = re.compile(r"(https://(?:hooks\.slack\.com/\w+/|discord(?:app)?\.com/api/webhooks/))[\w/-]+")
+_WEBHOOK = re.compile(
+    r"(https://(?:hooks\.slack\.com/\w+/|discord(?:app)?\.com/api/webhooks/))[\w/-]+"
+)
 _HEADER = re.compile(
-    r"(\b(?:authorization\"?\s*[:=]\s*\"?(?:bearer|basic|token)?|bearer|basic)\s+)[\w.~+/=-]{8,}", re.I
+    r"(\b(?:authorization\"?\s*[:=]\s*\"?(?:bearer|basic|token)?|bearer|basic)\s+)[\w.~+/=-]{8,}",
+    re.IGNORECASE,
 )
 #: last words of a name whose value is secret
 _NAME = (
@@ -43,7 +48,8 @@ _NAME = (
 _FLAG = re.compile(rf"(?:^|[_.-]){_NAME}$", re.IGNORECASE)
 #: a value in quotes, or one that reaches to the next blank
 _ASSIGNED = re.compile(
-    rf"(?P<name>(?<![A-Za-z0-9]){_NAME}|[A-Za-z0-9]+[_.-]{_NAME})(?P<between>[\"']?[ \t]*(?::=|[:=]|=>)[ \t]*|[ \t]+)"
+    rf"(?P<name>(?<![A-Za-z0-9]){_NAME}|[A-Za-z0-9]+[_.-]{_NAME})(?P<between>[\"']?[ "
+    r"\t]*(?::=|[:=]|=>)[ \t]*|[ \t]+)"
     r"(?P<value>\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"'()\[\]{},;$<>]{6,})",
     re.IGNORECASE,
 )
@@ -89,7 +95,9 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def redact_variable(value: str) -> str:
-    """Return an environment variable's value, or `…` if it may hold a secret: unlike a diff it needs no digests."""
+    """Return an environment variable's value, or `…` if it may hold a secret: unlike a diff it
+    needs no digests.
+    """
     return REDACTED if redact(value) != value or re.search(r"[0-9a-fA-F]{32}", value) else value
 
 
@@ -97,11 +105,15 @@ def _redact_private_key(found: re.Match[str]) -> str:
     """Redact the lines of a key. As many remain, with their signs, so that a diff stays one."""
     first, *lines = found["rest"].split("\n")
     begin = found[0].removesuffix(found["rest"]) + (REDACTED if first else "")
-    return "\n".join([begin, *((line[:1] if line[:1] in "+- " else "") + REDACTED for line in lines)])
+    return "\n".join(
+        [begin, *((line[:1] if line[:1] in "+- " else "") + REDACTED for line in lines)]
+    )
 
 
 def _redact_value(found: re.Match[str]) -> str:
-    """Redact a value after a secret's name, unless it is code: an unquoted identifier, a quoted sentence or name."""
+    """Redact a value after a secret's name, unless it is code: an unquoted identifier, a quoted
+    sentence or name.
+    """
     quote, plain = found["value"][0], found["value"].strip("\"'")
     if _PLACEHOLDER.match(found["value"]) or not found["between"].strip(" \"'\t"):
         return found[0]
@@ -115,7 +127,9 @@ def _redact_value(found: re.Match[str]) -> str:
 def _looks_random(word: str) -> bool:
     """Whether a word is long and mixes lower case, upper case and digits that change often."""
     word = word.strip("=-_/")
-    classes = ["lower" if c.islower() else "upper" if c.isupper() else "digit" for c in word if c.isalnum()]
+    classes = [
+        "lower" if c.islower() else "upper" if c.isupper() else "digit" for c in word if c.isalnum()
+    ]
     if len(word) < 20 or len(set(classes)) < 3 or classes.count("digit") < 2 or _DIGEST.match(word):
         return False
     changes = sum(a != b for a, b in zip(classes, classes[1:], strict=False)) / (len(classes) - 1)

@@ -1,4 +1,6 @@
-"""Text generation by a causal model, greedy or sampled: prompts, and translations in any parallel layout."""
+"""Text generation by a causal model, greedy or sampled: prompts, and translations in any parallel
+layout.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,9 @@ from tokenscale.train.parallel.sharding import ParallelModel
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. `temperature` 0 takes the likeliest (greedy); `top_k` 0 and `top_p` 1 keep all."""
+    """How the next token is chosen. `temperature` 0 takes the likeliest (greedy); `top_k` 0 and
+    `top_p` 1 keep all.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -33,8 +37,9 @@ class Sampling:
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return the distribution that the next token is drawn from: logits [V] → fp64 [V], sums to 1.
 
-    Softmax at the temperature; then the `top_k` likeliest tokens (Fan et al. 2018); then the fewest likeliest of these
-    that hold at least `top_p` of what is left (nucleus, Holtzman et al. 2020), at least one.
+    Softmax at the temperature; then the `top_k` likeliest tokens (Fan et al. 2018); then the fewest
+    likeliest of these that hold at least `top_p` of what is left (nucleus, Holtzman et al. 2020),
+    at least one.
     """
     found = torch.softmax(logits.double() / sampling.temperature, dim=-1)
     ordered, tokens = found.sort(descending=True, stable=True)
@@ -47,9 +52,15 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def generate(
-    model: LanguageModel, prompt: Sequence[int], *, on_token: Callable[[int], None] | None = None, **options: Any
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    on_token: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> list[int]:
-    """Return the new tokens of one prompt. `options` are those of `generate_rows`; `on_token` receives each token."""
+    """Return the new tokens of one prompt. `options` are those of `generate_rows`; `on_token`
+    receives each token.
+    """
     on_tokens = None if on_token is None else lambda tokens: on_token(tokens[0])
     return generate_rows(model, [prompt], on_token=on_tokens, **options)[0]
 
@@ -70,14 +81,15 @@ def generate_rows(
 ) -> list[list[int]]:
     """Return the new tokens of each of B prompts [B, T] of one length, at least one token.
 
-    At most `max_new_tokens` are generated, and none beyond `positions` in all. The last one is `stop_id` where that
-    was generated. `on_token` receives the B tokens of a position as soon as they are known; a row that has ended
-    continues with `stop_id`.
+    At most `max_new_tokens` are generated, and none beyond `positions` in all. The last one is
+    `stop_id` where that was generated. `on_token` receives the B tokens of a position as soon as
+    they are known; a row that has ended continues with `stop_id`.
 
-    Ids from `vocabulary_size` on, which are no text (a mask, rows that fill a matrix), are never chosen. With `cached`,
-    a model that offers a cache of keys and values reads each token once. Row n draws with seed + n, on the CPU in fp64,
-    so that equal seeds draw equal tokens on equal logits, whatever the device. Where the model's forward passes are
-    collectives, every rank must call this function, or `wait_for_others`.
+    Ids from `vocabulary_size` on, which are no text (a mask, rows that fill a matrix), are never
+    chosen. With `cached`, a model that offers a cache of keys and values reads each token once. Row
+    n draws with seed + n, on the CPU in fp64, so that equal seeds draw equal tokens on equal
+    logits, whatever the device. Where the model's forward passes are collectives, every rank must
+    call this function, or `wait_for_others`.
     """
     rows, length = [list(prompt) for prompt in prompts], len(prompts[0])
     if any(len(row) != length for row in rows):
@@ -135,7 +147,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Translation:
-    """The model's translation of a pair's source, and the seconds it took: an equal share of its batch's."""
+    """The model's translation of a pair's source, and the seconds it took: an equal share of its
+    batch's.
+    """
 
     pair: Pair
     hypothesis: str
@@ -143,8 +157,8 @@ class Translation:
 
 
 def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[Pair]:
-    """Return the first pairs of a split of a built corpus, at most `count`. Raises UserError where its documents are no
-    pairs.
+    """Return the first pairs of a split of a built corpus, at most `count`. Raises UserError where
+    its documents are no pairs.
     """
     text = RawText(corpus, split, verify=False)
     if not text.pairs or not len(text):
@@ -154,10 +168,16 @@ def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[
             else "there is nothing to translate: the split is empty.",
             corpus=corpus,
             split=split,
-            next="name a corpus of texts with translations (`target_column` or `target_files` of its source)",
+            next=(
+                "name a corpus of texts with translations (`target_column` or `target_files` of "
+                "its source)"
+            ),
         )
     documents = (document for batch in text.batches(count) for document in batch)
-    return [Pair(number, *document.split(PAIR)) for number, document in enumerate(islice(documents, count))]
+    return [
+        Pair(number, *document.split(PAIR))
+        for number, document in enumerate(islice(documents, count))
+    ]
 
 
 @torch.no_grad()
@@ -170,15 +190,17 @@ def translate(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Translation]:
-    """Yield greedy translations of this rank's share: BOS + source + EOS, then the likeliest token until EOS.
+    """Yield greedy translations of this rank's share: BOS + source + EOS, then the likeliest token
+    until EOS.
 
-    At most twice as many tokens as the source has, and 16, so that a model that never ends a sentence ends, too; none
-    behind `positions`. A source that leaves no room has an empty translation. Dropout is off meanwhile; attention is
-    torch's own, without a document mask, since a row is one document.
+    At most twice as many tokens as the source has, and 16, so that a model that never ends a
+    sentence ends, too; none behind `positions`. A source that leaves no room has an empty
+    translation. Dropout is off meanwhile; attention is torch's own, without a document mask, since
+    a row is one document.
 
-    Sources of equal length make batches of at most ROWS, of all pairs and before ranks share them out: what is computed
-    together is the same in every layout. Where the model's forward passes are collectives, every rank must take all of
-    its translations.
+    Sources of equal length make batches of at most ROWS, of all pairs and before ranks share them
+    out: what is computed together is the same in every layout. Where the model's forward passes are
+    collectives, every rank must take all of its translations.
     """
     batches = _batches(pairs, tokenizer)
     with _plain(model):
@@ -198,17 +220,26 @@ def translate(
                 sampling=GREEDY,
                 device=device,
             )
-            texts = [tokenizer.decode([token for token in row if token != tokenizer.eos_id]).strip() for row in rows]
+            texts = [
+                tokenizer.decode([token for token in row if token != tokenizer.eos_id]).strip()
+                for row in rows
+            ]
             duration_s = (time.monotonic() - began) / len(batch)
-            yield from (Translation(pair, text, duration_s) for pair, text in zip(batch, texts, strict=True))
+            yield from (
+                Translation(pair, text, duration_s) for pair, text in zip(batch, texts, strict=True)
+            )
 
 
-def _batches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> list[tuple[list[Pair], list[list[int]]]]:
+def _batches(
+    pairs: Sequence[Pair], tokenizer: Tokenizer
+) -> list[tuple[list[Pair], list[list[int]]]]:
     """Return (pairs, prompts of one length) of each batch."""
     sources = tokenizer.encode_batch([pair.source for pair in pairs])
     by_length: dict[int, list[tuple[Pair, list[int]]]] = {}
     for pair, source in zip(pairs, sources, strict=True):
-        by_length.setdefault(len(source), []).append((pair, [tokenizer.bos_id, *source.tolist(), tokenizer.eos_id]))
+        by_length.setdefault(len(source), []).append(
+            (pair, [tokenizer.bos_id, *source.tolist(), tokenizer.eos_id])
+        )
     found = []
     for _, rows in sorted(by_length.items()):
         for begin in range(0, len(rows), ROWS):
@@ -219,13 +250,14 @@ def _batches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> list[tuple[list[Pai
 
 @contextmanager
 def _plain(model: LanguageModel) -> Iterator[None]:
-    """A context in which the model can read one token at a time: no dropout, no compiled blocks, no document
-    boundaries.
+    """A context in which the model can read one token at a time: no dropout, no compiled blocks, no
+    document boundaries.
     """
     training = model.training
     kernels = {module: module.kernel for module in model.modules() if isinstance(module, Attention)}
     with ExitStack() as stack:
-        if any(module._compiled_call_impl is not None for module in model.modules()):  # else this costs seconds
+        # else this costs seconds
+        if any(module._compiled_call_impl is not None for module in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(model.train, training)
         model.eval()
@@ -236,11 +268,13 @@ def _plain(model: LanguageModel) -> Iterator[None]:
 
 
 class TextModel(LanguageModel):
-    """A model whose weights stay where the layout has put them, so that one which fits no device generates text, too.
+    """A model whose weights stay where the layout has put them, so that one which fits no device
+    generates text, too.
 
-    Ranks of a pipeline or a tensor group read the same rows, and each gets the logits of the whole model, so that all
-    choose the same tokens. Ranks that read different rows generate different texts. Every forward pass is a collective
-    of the ranks of a replica: all of them must run equally many (`any_unfinished`).
+    Ranks of a pipeline or a tensor group read the same rows, and each gets the logits of the whole
+    model, so that all choose the same tokens. Ranks that read different rows generate different
+    texts. Every forward pass is a collective of the ranks of a replica: all of them must run
+    equally many (`any_unfinished`).
     """
 
     def __init__(self, parallel: ParallelModel, device: torch.device):
@@ -253,7 +287,9 @@ class TextModel(LanguageModel):
         return self.model.new_cache(rows, length, device)
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
-        """[B, T] → [B, V], the logits of the token behind each row, the same on every rank of a replica's group."""
+        """[B, T] → [B, V], the logits of the token behind each row, the same on every rank of a
+        replica's group.
+        """
         parallel = self._parallel
         with parallel.whole_positions():
             if parallel.pipeline is not None:
@@ -261,7 +297,9 @@ class TextModel(LanguageModel):
             return parallel.objective.next_logits(tokens_bt, cache)
 
     def any_unfinished(self, unfinished: bool) -> bool:
-        """Return whether any rank that shares this rank's forward passes is unfinished. A collective of these ranks."""
+        """Return whether any rank that shares this rank's forward passes is unfinished. A
+        collective of these ranks.
+        """
         group = self._parallel.lockstep
         if group is None:
             return unfinished

@@ -1,4 +1,6 @@
-"""What a run in training is evaluated on: held-out rows and pairs, when they are due, and the events of both."""
+"""What a run in training is evaluated on: held-out rows and pairs, when they are due, and the
+events of both.
+"""
 
 import importlib
 import time
@@ -16,7 +18,8 @@ from tokenscale.train.trainer import Trainer
 
 
 class HeldOut:
-    """One slice of rows, or one for each corpus of a mixture, and the pairs to translate. `beat` is called meanwhile.
+    """One slice of rows, or one for each corpus of a mixture, and the pairs to translate. `beat` is
+    called meanwhile.
 
     All is read at once, so that what is missing is reported before the first step.
     """
@@ -34,17 +37,24 @@ class HeldOut:
         self.slices = load_held_out(run, inputs, vocabulary_size) if run.validation.rows else []
         self.pairs, self._tokenizer = [], None
         if run.validation.bleu:
-            self._tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(inputs.tokenizer)
+            self._tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(
+                inputs.tokenizer
+            )
             self.pairs = held_out_pairs(inputs.corpus, run.validation.bleu)
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
         """Return whether the loss is due after `done` steps."""
         policy = self._run.validation
-        between = bool(policy.every and done % policy.every == 0) or (policy.each_epoch and epoch_ended)
-        return bool(self.slices) and (policy.at_start if not done else policy.at_end if last else between)
+        between = bool(policy.every and done % policy.every == 0) or (
+            policy.each_epoch and epoch_ended
+        )
+        return bool(self.slices) and (
+            policy.at_start if not done else policy.at_end if last else between
+        )
 
     def validate(self, done: int) -> float:
-        """Validate on each slice and return the loss over all of them, in nats per useful token. A collective.
+        """Validate on each slice and return the loss over all of them, in nats per useful token. A
+        collective.
 
         Raises UserError for a slice without labels.
         """
@@ -54,30 +64,63 @@ class HeldOut:
             self._beat()
             began_slice, accuracy = time.monotonic(), run.validation.accuracy
             found = validate(
-                trainer.parallel, held_out, run.micro_batch, trainer.mesh, trainer.autocast, accuracy=accuracy
+                trainer.parallel,
+                held_out,
+                run.micro_batch,
+                trainer.mesh,
+                trainer.autocast,
+                accuracy=accuracy,
             )
             if found.useful_tokens == 0:
                 what = "no row of the held-out slice keeps a label: there is no validation loss."
                 next = "raise sequence_length or validation.rows, or set validation.rows: 0"
-                raise UserError(what, corpus=held_out.corpus, found=f"{held_out.global_rows} rows", next=next)
+                raise UserError(
+                    what, corpus=held_out.corpus, found=f"{held_out.global_rows} rows", next=next
+                )
             sums.append(found)
             if run.mixture is not None:
-                self._log("source_validation", done, found, held_out.global_rows, began_slice, corpus=held_out.corpus)
+                self._log(
+                    "source_validation",
+                    done,
+                    found,
+                    held_out.global_rows,
+                    began_slice,
+                    corpus=held_out.corpus,
+                )
         total = add_sums(sums)
-        self._log("validation", done, total, sum(held_out.global_rows for held_out in self.slices), began)
+        self._log(
+            "validation", done, total, sum(held_out.global_rows for held_out in self.slices), began
+        )
         return total.loss_sum / total.useful_tokens
 
-    def _log(self, event: str, done: int, found: ValidationSums, rows: int, began: float, **fields: str) -> None:
+    def _log(
+        self, event: str, done: int, found: ValidationSums, rows: int, began: float, **fields: str
+    ) -> None:
         if self._trainer.world.rank == 0:
-            sums = {name: getattr(found, name) for name in ("loss_sum", "useful_tokens", "correct_tokens")}
-            self._writer.event(event, step=done, **sums, rows=rows, duration_s=time.monotonic() - began, **fields)
+            sums = {
+                name: getattr(found, name)
+                for name in ("loss_sum", "useful_tokens", "correct_tokens")
+            }
+            self._writer.event(
+                event, step=done, **sums, rows=rows, duration_s=time.monotonic() - began, **fields
+            )
 
     def translate(self, done: int) -> None:
         """Translate the pairs, each reader its share. BLEU is computed when the logs are read."""
         trainer, place, run = self._trainer, self._trainer.mesh.place, self._run
-        model, device, readers = TextModel(trainer.parallel, trainer.world.device), trainer.world.device, run.layout
+        model, device, readers = (
+            TextModel(trainer.parallel, trainer.world.device),
+            trainer.world.device,
+            run.layout,
+        )
         for found in translate(
-            model, self.pairs, self._tokenizer, run.sequence_length, device, place.data_rank, readers.data_parallel_size
+            model,
+            self.pairs,
+            self._tokenizer,
+            run.sequence_length,
+            device,
+            place.data_rank,
+            readers.data_parallel_size,
         ):
             self._beat()
             if not place.is_group_leader:  # its group translates the same

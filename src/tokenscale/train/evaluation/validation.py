@@ -19,7 +19,9 @@ from tokenscale.train.parallel.sharding import Mesh, ParallelModel
 
 @dataclass(frozen=True)
 class ValidationSums:
-    """Sums over the held-out slice: loss (nats), useful labels, and labels with the largest logit (or None)."""
+    """Sums over the held-out slice: loss (nats), useful labels, and labels with the largest logit
+    (or None).
+    """
 
     loss_sum: float
     useful_tokens: int
@@ -48,12 +50,15 @@ def validate(
 ) -> ValidationSums:
     """Return the sums over the whole slice, on every rank. A collective: every rank must call it.
 
-    All ranks run equally many forward passes, since some layouts communicate in each. Ranks that read the same rows all
-    compute their loss, and one of them counts it. `accuracy` costs the products of the output head once more.
+    All ranks run equally many forward passes, since some layouts communicate in each. Ranks that
+    read the same rows all compute their loss, and one of them counts it. `accuracy` costs the
+    products of the output head once more.
     """
     world, objective = mesh.world, parallel.objective
     total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
-    objective.correct = torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
+    objective.correct = (
+        torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
+    )
     parallel.module.eval()
     passes = micro_steps(data.global_rows, mesh.layout.data_parallel_size, micro_batch_size)
     for start in range(0, passes * micro_batch_size, micro_batch_size):
@@ -66,12 +71,17 @@ def validate(
     if accuracy and parallel.pipeline is not None:
         parallel.pipeline.broadcast_from_last(correct)
     counts = mesh.place.is_group_leader
-    sums = [total.item() * counts, float(useful * counts), float(correct.item() * counts) if accuracy else 0.0]
+    sums = [
+        total.item() * counts,
+        float(useful * counts),
+        float(correct.item() * counts) if accuracy else 0.0,
+    ]
     loss_sum, useful_tokens, correct_tokens = world.sum(*sums)
     return ValidationSums(loss_sum, int(useful_tokens), int(correct_tokens) if accuracy else None)
 
 
-#: windows that are sorted by length before they are put into batches: few positions are then padding
+#: windows that are sorted by length before they are put into batches: few positions are then
+#: padding
 BLOCK_WINDOWS = 1024
 #: positions whose logits exist at once
 CHUNK = 1024
@@ -79,8 +89,10 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows to be scored: tokens and labels int64 [n, T], -100 where a label does not count; where attention stays
-    inside documents, document ids int32 [n, T]; and the rows' numbers in what they come from."""
+    """Rows to be scored: tokens and labels int64 [n, T], -100 where a label does not count; where
+    attention stays inside documents, document ids int32 [n, T]; and the rows' numbers in what they
+    come from.
+    """
 
     tokens_bt: np.ndarray
     labels_bt: np.ndarray
@@ -90,8 +102,8 @@ class Rows:
 
 @dataclass
 class Scores:
-    """Sums over the scored rows. `text_bytes` are the UTF-8 bytes of the text that the useful tokens spell, where they
-    were counted.
+    """Sums over the scored rows. `text_bytes` are the UTF-8 bytes of the text that the useful
+    tokens spell, where they were counted.
     """
 
     loss_sum: float = 0.0
@@ -112,8 +124,8 @@ class Scores:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Return the text's total bits per byte of text, comparable between tokenizers (The Pile, Gao et al. 2020,
-        section 3.1). None where bytes are not known.
+        """Return the text's total bits per byte of text, comparable between tokenizers (The Pile,
+        Gao et al. 2020, section 3.1). None where bytes are not known.
         """
         return None if self.text_bytes is None else self.loss_sum / math.log(2) / self.text_bytes
 
@@ -131,7 +143,8 @@ def scores(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     report: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Score every row of the batches by a model of `models.build`; logits exist for a chunk of positions at a time.
+    """Score every row of the batches by a model of `models.build`; logits exist for a chunk of
+    positions at a time.
 
     `report` hears of the rows that are done. Dropout is off meanwhile.
     """
@@ -140,7 +153,10 @@ def scores(
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for batch in batches:
-        tokens, labels = torch.from_numpy(batch.tokens_bt).to(device), torch.from_numpy(batch.labels_bt).to(device)
+        tokens, labels = (
+            torch.from_numpy(batch.tokens_bt).to(device),
+            torch.from_numpy(batch.labels_bt).to(device),
+        )
         ids = batch.document_ids_bt
         bounds = None if ids is None else Bounds(torch.from_numpy(ids), device)
         with autocast():
@@ -157,8 +173,8 @@ def scores(
 
 
 def windows(document: np.ndarray, sequence_length: int) -> Iterator[np.ndarray]:
-    """The pieces of a document [n], at most `sequence_length` + 1 tokens each: they overlap by one, so that each token
-    but the first is predicted once. As packed rows cut it.
+    """The pieces of a document [n], at most `sequence_length` + 1 tokens each: they overlap by one,
+    so that each token but the first is predicted once. As packed rows cut it.
 
     >>> [window.tolist() for window in windows(np.arange(6), 2)]
     [[0, 1, 2], [2, 3, 4], [4, 5]]
@@ -170,8 +186,9 @@ def windows(document: np.ndarray, sequence_length: int) -> Iterator[np.ndarray]:
 def rows_of_documents(
     documents: Iterable[np.ndarray], sequence_length: int, rows: int, *, padded: bool = True
 ) -> Iterator[Rows]:
-    """Batches of at most `rows` windows, each a row of its own; nothing is left out. Windows of about a length come
-    together, padded on the right, which causal attention does not see. Not `padded`: only windows of one length do.
+    """Batches of at most `rows` windows, each a row of its own; nothing is left out. Windows of
+    about a length come together, padded on the right, which causal attention does not see. Not
+    `padded`: only windows of one length do.
     """
     block: list[tuple[int, np.ndarray]] = []
     number = 0

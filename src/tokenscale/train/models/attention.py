@@ -23,23 +23,31 @@ from tokenscale.base.errors import UserError
 from tokenscale.train.compilation import compile_function
 
 KERNELS = ("sdpa", "flex", "varlen", "flash")
-#: those that need the documents' bounds; without them there is nothing for them to do that sdpa does not
+#: those that need the documents' bounds; without them there is nothing for them to do that sdpa
+#: does not
 OF_BOUNDS = ("flex", "varlen")
 
 
 class Bounds:
     """Which document each token of a micro-batch belongs to; attention stays inside it.
 
-    `document_ids` [B, T] integers: tokens of a row see each other where they are equal. Along a row they never return
-    to an earlier value. Best given on the CPU: lengths of documents are then found without waiting for the `device`.
-    Each kernel's own form of it is made once, at the latest when it is first asked for.
+    `document_ids` [B, T] integers: tokens of a row see each other where they are equal. Along a row
+    they never return to an earlier value. Best given on the CPU: lengths of documents are then
+    found without waiting for the `device`. Each kernel's own form of it is made once, at the latest
+    when it is first asked for.
     """
 
     def __init__(self, document_ids: Tensor, device: torch.device | str | None = None):
-        if device is not None and torch.device(device).type == "cuda" and document_ids.device.type == "cpu":
+        if (
+            device is not None
+            and torch.device(device).type == "cuda"
+            and document_ids.device.type == "cpu"
+        ):
             document_ids = document_ids.pin_memory()  # the copy then waits for nothing
         self._host = document_ids
-        self.document_ids = document_ids.to(device, non_blocking=True) if device is not None else document_ids
+        self.document_ids = (
+            document_ids.to(device, non_blocking=True) if device is not None else document_ids
+        )
         self._made: dict[object, Any] = {}
 
     def prepare(self, kernel: str, causal: bool) -> None:
@@ -56,12 +64,16 @@ class Bounds:
         if "positions" not in self._made:
             ids = self.document_ids
             places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
-            begins = torch.cat((torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]), dim=1)
+            begins = torch.cat(
+                (torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]), dim=1
+            )
             self._made["positions"] = places - torch.where(begins, places, 0).cummax(dim=1).values
         return self._made["positions"]
 
     def mask(self, causal: bool) -> Tensor:
-        """Return the mask, True where a query (third axis) sees a key (last axis): bool [B, 1, T, T]."""
+        """Return the mask, True where a query (third axis) sees a key (last axis): bool [B, 1, T,
+        T].
+        """
         if ("mask", causal) not in self._made:
             ids = self.document_ids
             same = ids[:, None, :, None] == ids[:, None, None, :]
@@ -69,25 +81,39 @@ class Bounds:
         return self._made["mask", causal]
 
     def block_mask(self, causal: bool) -> Any:
-        """Return the mask as FlexAttention's BlockMask, which lists the blocks that are not empty."""
+        """Return the mask as FlexAttention's BlockMask, which lists the blocks that are not
+        empty.
+        """
         if ("blocks", causal) not in self._made:
             ids = self.document_ids
             # uncompiled it holds a number for every pair of positions of a row
-            build = compile_function(build_block_mask, dynamic=False) if ids.is_cuda else build_block_mask
+            build = (
+                compile_function(build_block_mask, dynamic=False)
+                if ids.is_cuda
+                else build_block_mask
+            )
             self._made["blocks", causal] = build(ids, causal)
         return self._made["blocks", causal]
 
     def lengths(self) -> tuple[Tensor, int]:
-        """Return (cumulative document lengths of the rows laid end to end, int32 [documents + 1] on the device; tokens
-        of the longest document).
+        """Return (cumulative document lengths of the rows laid end to end, int32 [documents + 1] on
+        the device; tokens of the longest document).
         """
         if "lengths" not in self._made:
             ids = self._host
             begins = torch.ones_like(ids, dtype=torch.bool)
             begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
-            cut = torch.cat((begins.flatten().nonzero().flatten(), torch.tensor([ids.numel()], device=ids.device)))
+            cut = torch.cat(
+                (
+                    begins.flatten().nonzero().flatten(),
+                    torch.tensor([ids.numel()], device=ids.device),
+                )
+            )
             longest = int(cut.diff().max())
-            self._made["lengths"] = cut.to(torch.int32).to(self.document_ids.device, non_blocking=True), longest
+            self._made["lengths"] = (
+                cut.to(torch.int32).to(self.document_ids.device, non_blocking=True),
+                longest,
+            )
         return self._made["lengths"]
 
 
@@ -113,11 +139,11 @@ def attend(
     kernel: str = "sdpa",
     dropout: float = 0.0,
 ) -> Tensor:
-    """Softmax attention (Vaswani et al. 2017, equation 1): query [B, H, T, D], key and value [B, Hkv, S, D] with Hkv a
-    divisor of H (grouped queries) → [B, H, T, D].
+    """Softmax attention (Vaswani et al. 2017, equation 1): query [B, H, T, D], key and value [B,
+    Hkv, S, D] with Hkv a divisor of H (grouped queries) → [B, H, T, D].
 
-    `causal`: a query sees no later key. `bounds`: none outside its document; T is then S. `kernel` is one that
-    `choose_kernel` gave for the same use.
+    `causal`: a query sees no later key. `bounds`: none outside its document; T is then S. `kernel`
+    is one that `choose_kernel` gave for the same use.
     """
     grouped = query.shape[1] != key.shape[1]
     if kernel == "sdpa":
@@ -126,7 +152,9 @@ def attend(
                 query, key, value, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
             )
         mask = bounds.mask(causal)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped
+        )
     if kernel == "flex":
         return _flex(query, key, value, block_mask=bounds.block_mask(causal), enable_gqa=grouped)
     if kernel == "flash" and bounds is None:
@@ -141,7 +169,9 @@ def attend(
     if kernel == "flash":
         from flash_attn import flash_attn_varlen_func
 
-        y = flash_attn_varlen_func(q, k, v, cut, cut, longest, longest, dropout_p=dropout, causal=causal)
+        y = flash_attn_varlen_func(
+            q, k, v, cut, cut, longest, longest, dropout_p=dropout, causal=causal
+        )
     elif kernel == "varlen":
         y = _varlen(q, k, v, cut, longest, causal)
     else:
@@ -149,11 +179,13 @@ def attend(
     return y.view(rows, length, *y.shape[1:]).transpose(1, 2)
 
 
-def choose_kernel(requested: str, *, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float) -> str:
+def choose_kernel(
+    requested: str, *, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float
+) -> str:
     """Return the kernel of a run: the requested one, or for `auto` the fastest that is possible.
 
-    `bounds`: attention stays inside documents; `dtype`: of queries, keys and values. Raises UserError where the one
-    asked for cannot run here.
+    `bounds`: attention stays inside documents; `dtype`: of queries, keys and values. Raises
+    UserError where the one asked for cannot run here.
     """
     if requested != "auto":
         reason = _lacks(requested, device, bounds, dtype, dropout)
@@ -166,19 +198,27 @@ def choose_kernel(requested: str, *, device: torch.device, bounds: bool, dtype: 
                 next="leave `attention` out: it is then the fastest kernel that can",
             )
         return requested
-    # without bounds torch's own choice behind sdpa (FlashAttention, cuDNN) needs no mask and is as fast
+    # without bounds torch's own choice behind sdpa (FlashAttention, cuDNN) needs no mask and is as
+    # fast
     order = ("flash", "varlen", "flex", "sdpa") if bounds else ("sdpa",)
-    return next(kernel for kernel in order if _lacks(kernel, device, bounds, dtype, dropout) is None)
+    return next(
+        kernel for kernel in order if _lacks(kernel, device, bounds, dtype, dropout) is None
+    )
 
 
-def _lacks(kernel: str, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float) -> str | None:
+def _lacks(
+    kernel: str, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float
+) -> str | None:
     """Return why a kernel cannot be used; None where it can."""
     if kernel == "sdpa":
         return None
     if device.type != "cuda":
         return f"{kernel} has no kernel for this device, or none for its backward pass"
     if kernel in OF_BOUNDS and not bounds:
-        return f"{kernel} is for attention inside documents (document_mask); over whole rows there is sdpa"
+        return (
+            f"{kernel} is for attention inside documents (document_mask); over whole rows there "
+            "is sdpa"
+        )
     if kernel in OF_BOUNDS and dropout:
         return f"{kernel} does not support dropout"
     if kernel in ("varlen", "flash") and dtype not in (torch.float16, torch.bfloat16):
@@ -192,8 +232,12 @@ def _lacks(kernel: str, device: torch.device, bounds: bool, dtype: torch.dtype, 
     return None
 
 
-def _flex(query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, enable_gqa: bool) -> Tensor:
-    """FlexAttention, part of the block's graph, or compiled alone: uncompiled it makes all scores in full."""
+def _flex(
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, enable_gqa: bool
+) -> Tensor:
+    """FlexAttention, part of the block's graph, or compiled alone: uncompiled it makes all scores
+    in full.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
     attention: Any = flex_attention
@@ -203,8 +247,12 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, enable_
     return y
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, cut: Tensor, longest: int, causal: bool) -> Tensor:
-    """torch's own FlashAttention over documents laid end to end, [tokens, heads, D], by each version's signature."""
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, cut: Tensor, longest: int, causal: bool
+) -> Tensor:
+    """torch's own FlashAttention over documents laid end to end, [tokens, heads, D], by each
+    version's signature.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     known = _parameters()
@@ -213,7 +261,12 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, cut: Tensor, longest: int
     else:  # before 2.12 each query head needs a key head
         groups = query.shape[1] // key.shape[1]
         key, value, more = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), {}
-    more |= {"window_size": (-1, 0 if causal else -1)} if "window_size" in known else {"is_causal": causal}  # 2.10
+    # 2.10
+    more |= (
+        {"window_size": (-1, 0 if causal else -1)}
+        if "window_size" in known
+        else {"is_causal": causal}
+    )
     y: Any = varlen_attn(query, key, value, cut, cut, longest, longest, **more)
     return y
 

@@ -1,4 +1,6 @@
-"""Models and objectives from settings: the decoder of this project, or a model of the library `transformers`."""
+"""Models and objectives from settings: the decoder of this project, or a model of the library
+`transformers`.
+"""
 
 from tokenscale.settings import registry
 from tokenscale.settings.model import ModelSettings
@@ -12,21 +14,29 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 
 
-def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LanguageModel:
-    """Build a model on torch's default device. Its weights are unset until `initialise`, or until others are set.
+def build(
+    shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str
+) -> LanguageModel:
+    """Build a model on torch's default device. Its weights are unset until `initialise`, or until
+    others are set.
 
-    `objective` says whether each position sees those before it (`causal`) or the whole row (`masked`); `kernel` is one
-    that `models.attention` has chosen. The vocabulary must be resolved. Raises UserError for a shape that cannot be.
+    `objective` says whether each position sees those before it (`causal`) or the whole row
+    (`masked`); `kernel` is one that `models.attention` has chosen. The vocabulary must be resolved.
+    Raises UserError for a shape that cannot be.
     """
     if shape.transformers is not None:
         from tokenscale.train.models import library  # code of such runs alone (settings/closure.py)
 
         return library.build(shape, sequence_length, objective=objective, kernel=kernel)
-    return decoder.Decoder(shape, sequence_length, causal=registry.OBJECTIVES[objective].causal, kernel=kernel)
+    return decoder.Decoder(
+        shape, sequence_length, causal=registry.OBJECTIVES[objective].causal, kernel=kernel
+    )
 
 
 def initialise(model: LanguageModel, seed: int) -> None:
-    """Set every weight of a whole model from the seed alone, the same on any rank, device and thread count."""
+    """Set every weight of a whole model from the seed alone, the same on any rank, device and
+    thread count.
+    """
     if isinstance(model, decoder.Decoder):
         decoder.initialise(model, seed)
     else:

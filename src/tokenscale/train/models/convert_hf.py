@@ -1,11 +1,12 @@
 """Conversion of the decoder's weights to and from the library `transformers`.
 
-Read: the model types llama, mistral, qwen2, qwen3 and gpt2. Written: llama, qwen2, qwen3 and gpt2, the first that fits.
+Read: the model types llama, mistral, qwen2, qwen3 and gpt2. Written: llama, qwen2, qwen3 and gpt2,
+the first that fits.
 
 Pure functions on weights by name and plain configuration values: the library itself is not needed.
 
-Nothing is computed: matrices are renamed, GPT-2's transposed (its Conv1D holds [in, out]) and its query, key and value
-joined. So a way there and back gives the same bits.
+Nothing is computed: matrices are renamed, GPT-2's transposed (its Conv1D holds [in, out]) and its
+query, key and value joined. So a way there and back gives the same bits.
 """
 
 import re
@@ -31,11 +32,14 @@ ROPE_SCALING = {
     "original_max_position_embeddings": LLAMA3["original_positions"],
 }
 _ROTARY = {"norm": ("rms",), "positions": ("rotary",), "activation": ("swiglu",)}
-#: the values of each setting that a model type can express; a shape is written as the first type that fits
+#: the values of each setting that a model type can express; a shape is written as the first type
+#: that fits
 FAMILIES: dict[str, dict[str, tuple]] = {
     "llama": _ROTARY | {"query_key_norm": (False,), "attention_biases": (None, "all")},
-    "qwen3": _ROTARY | {"query_key_norm": (True,), "biases": (False,), "attention_biases": (None, "all")},
-    "qwen2": _ROTARY | {"query_key_norm": (False,), "biases": (False,), "attention_biases": ("inputs",)},
+    "qwen3": _ROTARY
+    | {"query_key_norm": (True,), "biases": (False,), "attention_biases": (None, "all")},
+    "qwen2": _ROTARY
+    | {"query_key_norm": (False,), "biases": (False,), "attention_biases": ("inputs",)},
     "gpt2": {
         "norm": ("layer",),
         "positions": ("learned",),
@@ -53,7 +57,8 @@ ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
 }
 NEEDED = object()
-#: (setting of ours, key of a configuration, the library's default); a default None follows from other keys
+#: (setting of ours, key of a configuration, the library's default); a default None follows from
+#: other keys
 Table = tuple[tuple[str, str, Any], ...]
 LLAMA_CONFIG: Table = (
     ("vocabulary_size", "vocab_size", NEEDED),
@@ -99,7 +104,8 @@ FIXED: tuple[tuple[str, tuple, str], ...] = (
     ("scale_attn_by_inverse_layer_idx", (False,), "false"),
     ("quantization_config", (None,), "weights that are not quantized"),
 )
-#: name of ours → the library's, with .weight and .bias; of several for one name, the rows are joined
+#: name of ours → the library's, with .weight and .bias; of several for one name, the rows are
+#: joined
 LLAMA = {
     "embedding": "model.embed_tokens",
     "blocks.*.attention_norm": "model.layers.*.input_layernorm",
@@ -134,7 +140,9 @@ HEAD = "lm_head.weight"
 #: matrices of GPT-2's linear layers
 TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 #: what DDP, torch.compile, FSDP and activation checkpointing put before the names of what they wrap
-WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+WRAPPERS = re.compile(
+    r"(?<![^.])(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 
 
 def family(shape: ModelSettings) -> str:
@@ -169,29 +177,37 @@ def _show(value: Any) -> str:
     return "none" if value is None else str(value).lower()
 
 
-def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple[dict[str, Any], Weights]:
-    """Return (the values of config.json, weights by the library's names) of a decoder's named parameters.
+def to_hf(
+    shape: ModelSettings, weights: Weights, sequence_length: int
+) -> tuple[dict[str, Any], Weights]:
+    """Return (the values of config.json, weights by the library's names) of a decoder's named
+    parameters.
 
-    `sequence_length` is how many positions the configuration states where they are not counted (rotary ones). Raises
-    UserError for a shape that the library does not support, and for missing, unknown or wrongly sized weights.
+    `sequence_length` is how many positions the configuration states where they are not counted
+    (rotary ones). Raises UserError for a shape that the library does not support, and for missing,
+    unknown or wrongly sized weights.
     """
     kind = family(shape)
     names = _names(shape, kind)
     _check_names({name for parts in names.values() for name in parts}, weights, "the decoder")
     found: Weights = {}
     for theirs, parts in names.items():
-        whole = torch.cat([weights[name] for name in parts]) if len(parts) > 1 else weights[parts[0]]
+        whole = (
+            torch.cat([weights[name] for name in parts]) if len(parts) > 1 else weights[parts[0]]
+        )
         found[theirs] = whole.t().contiguous() if theirs.endswith(TRANSPOSED) else whole
     return _config(shape, kind, sequence_length), found
 
 
 def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, Weights]:
-    """Return (shape, weights by the decoder's names) of a library model, from its config.json and its weights.
+    """Return (shape, weights by the decoder's names) of a library model, from its config.json and
+    its weights.
 
-    The base model alone, whose names have no prefix, names of wrapped modules, and files of before 2023, which hold
-    constants beside the weights, are read. Ends that the configuration ties and the file holds as two different
-    matrices stay two. Raises UserError for a type that is not among `ARCHITECTURES`, for a setting that the decoder
-    does not have, and for weights that are missing or unknown.
+    The base model alone, whose names have no prefix, names of wrapped modules, and files of before
+    2023, which hold constants beside the weights, are read. Ends that the configuration ties and
+    the file holds as two different matrices stay two. Raises UserError for a type that is not among
+    `ARCHITECTURES`, for a setting that the decoder does not have, and for weights that are missing
+    or unknown.
     """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
@@ -202,10 +218,15 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
     clean = {WRAPPERS.sub("", name): name for name in weights}
     if len(clean) < len(weights):
         twice = set(weights) - set(clean.values())
-        raise UserError("tensors of the model have one name twice.", unknown=few(sorted(twice)), next="keep one")
+        raise UserError(
+            "tensors of the model have one name twice.", unknown=few(sorted(twice)), next="keep one"
+        )
     prefix = table["norm"].partition(".")[0] + "."
     based = any(name.startswith(prefix) for name in clean)
-    weights = {name if based or name == HEAD else prefix + name: weights[stored] for name, stored in clean.items()}
+    weights = {
+        name if based or name == HEAD else prefix + name: weights[stored]
+        for name, stored in clean.items()
+    }
     weights = {name: w for name, w in weights.items() if not _is_constant(name, w, shape)}
     if shape.tied_embeddings and HEAD in weights:
         tied = weights.setdefault(f"{table['embedding']}.weight", weights[HEAD])
@@ -218,13 +239,17 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
     found: Weights = {}
     for theirs, parts in names.items():
         whole = weights[theirs].t() if theirs.endswith(TRANSPOSED) else weights[theirs]
-        found |= {ours: part.contiguous() for ours, part in zip(parts, whole.chunk(len(parts)), strict=True)}
+        found |= {
+            ours: part.contiguous()
+            for ours, part in zip(parts, whole.chunk(len(parts)), strict=True)
+        }
     return shape, found
 
 
 def _is_constant(name: str, values: Tensor, shape: ModelSettings) -> bool:
-    """Return whether a tensor holds what the decoder computes itself, as files of before 2023 do: GPT-2's causal mask
-    (its value for masked scores is any large negative number), and rotary frequencies.
+    """Return whether a tensor holds what the decoder computes itself, as files of before 2023 do:
+    GPT-2's causal mask (its value for masked scores is any large negative number), and rotary
+    frequencies.
     """
     if name.endswith(".attn.masked_bias"):
         return values.numel() == 1 and values.item() <= -1e4
@@ -233,7 +258,9 @@ def _is_constant(name: str, values: Tensor, shape: ModelSettings) -> bool:
         return square and torch.equal(values, torch.ones_like(values).tril())
     if name.endswith(".rotary_emb.inv_freq"):
         expected = rotary_frequencies(shape)
-        return values.shape == expected.shape and torch.allclose(values.double(), expected, rtol=1e-2, atol=0)
+        return values.shape == expected.shape and torch.allclose(
+            values.double(), expected, rtol=1e-2, atol=0
+        )
     return False
 
 
@@ -242,7 +269,12 @@ def _names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for ours, theirs in (GPT2 if kind == "gpt2" else LLAMA).items():
         module = ours.rsplit(".", 1)[-1]
-        if module == "head" and shape.tied_embeddings or module.endswith("y_norm") and not shape.query_key_norm:
+        if (
+            module == "head"
+            and shape.tied_embeddings
+            or module.endswith("y_norm")
+            and not shape.query_key_norm
+        ):
             continue
         if module.endswith("norm"):
             bias = shape.norm == "layer" and shape.biases
@@ -250,7 +282,9 @@ def _names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
             bias = module not in ("embedding", "positions", "head") and shape.has_bias(module)
         for suffix in ("weight", "bias")[: 1 + bias]:
             for n in map(str, range(shape.layers if "*" in ours else 1)):
-                names.setdefault(f"{theirs}.{suffix}".replace("*", n), []).append(f"{ours}.{suffix}".replace("*", n))
+                names.setdefault(f"{theirs}.{suffix}".replace("*", n), []).append(
+                    f"{ours}.{suffix}".replace("*", n)
+                )
     return names
 
 
@@ -263,11 +297,15 @@ def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None
 
 
 def _config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, Any]:
-    """Return the keys that published configurations have; versions 4 and 5 of the library read them."""
+    """Return the keys that published configurations have; versions 4 and 5 of the library read
+    them.
+    """
     table = GPT2_CONFIG
     own: dict[str, Any] = {"activation_function": "gelu_new"}
     if kind != "gpt2":
-        scaling = ROPE_SCALING | {"factor": shape.rope_factor} if shape.rope_scaling == "llama3" else None
+        scaling = (
+            ROPE_SCALING | {"factor": shape.rope_factor} if shape.rope_scaling == "llama3" else None
+        )
         length = 131_072 if scaling else sequence_length
         table = LLAMA_CONFIG
         own = {"hidden_act": "silu", "max_position_embeddings": length, "rope_scaling": scaling}
@@ -279,13 +317,20 @@ def _config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, 
         **{theirs: getattr(shape, ours) for ours, theirs, _ in table},
         **own,
         # the library's own defaults are ids of its tokenizers
-        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
     }
 
 
 def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
-    rotary = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})  # version 5, or before
-    theirs_of = {key: rotary[key] for key in ("rope_theta", "partial_rotary_factor") if rotary.get(key) is not None}
+    # version 5, or before
+    rotary = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theirs_of = {
+        key: rotary[key]
+        for key in ("rope_theta", "partial_rotary_factor")
+        if rotary.get(key) is not None
+    }
     config = DEFAULTS.get(kind, {}) | config | theirs_of
     for key, allowed, words in FIXED:
         _require(config, key, config.get(key, allowed[0]) in allowed, words)
@@ -293,7 +338,12 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
     for ours, key, default in GPT2_CONFIG if kind == "gpt2" else LLAMA_CONFIG:
         value = default if config.get(key) is None else config[key]
         _require(config, key, value is not NEEDED, "a number")
-        _require(config, key, values.setdefault(ours, value) == value, f"as other keys say: {values[ours]}")
+        _require(
+            config,
+            key,
+            values.setdefault(ours, value) == value,
+            f"as other keys say: {values[ours]}",
+        )
     heads, width = values["heads"], values.pop("head_dimension", None)
     whole = width is None or width * heads == values["dimension"]
     values |= {"name": kind, "head_dim": None if whole else width}
@@ -305,11 +355,16 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
         same = {key: rotary.get(key) for key in ROPE_SCALING} == ROPE_SCALING
         _require(config, "rope_scaling", same, "none, or that of Llama 3.1 and 3.2 with any factor")
         values |= {"rope_scaling": "llama3", "rope_factor": rotary["factor"]}
-    without = "null: attention over the whole row; up to the window's length the results are the same"
+    without = (
+        "null: attention over the whole row; up to the window's length the results are the same"
+    )
     _require(config, "sliding_window", kind != "mistral" or not config["sliding_window"], without)
     layers = set(config.get("layer_types") or ["full_attention"])
     _require(config, "layer_types", layers == {"full_attention"}, "full_attention in every layer")
-    attention, feeding = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    attention, feeding = (
+        bool(config.get("attention_bias", False)),
+        bool(config.get("mlp_bias", False)),
+    )
     _require(config, "mlp_bias", attention or not feeding, "false, as attention_bias")
     if kind == "qwen2" or attention and not feeding:
         values["attention_biases"] = "inputs" if kind == "qwen2" else "all"

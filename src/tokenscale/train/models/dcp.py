@@ -1,7 +1,7 @@
 """Weights in the format of `torch.distributed.checkpoint` (DCP), by torchtitan's names for Llama.
 
-DCP states no shape of a model: `config.json` of `transformers` lies beside its files. Its index `.metadata` is a
-pickle, of which DCP's own classes alone are read.
+DCP states no shape of a model: `config.json` of `transformers` lies beside its files. Its index
+`.metadata` is a pickle, of which DCP's own classes alone are read.
 """
 
 import os
@@ -39,16 +39,26 @@ TITAN = {
     "lm_head": "output",
 }
 #: the embedding, behind what the state calls its model
-EMBEDDING = re.compile(r"(.*?)(?:(?:model\.)?embed_tokens|(?:transformer\.)?wte|tok_embeddings)\.weight")
+EMBEDDING = re.compile(
+    r"(.*?)(?:(?:model\.)?embed_tokens|(?:transformer\.)?wte|tok_embeddings)\.weight"
+)
 #: what a state holds beside a model that has no name in it
 OTHERS = ("optim", "lr_scheduler", "train_state", "dataloader")
 HOME = metadata.__name__
 #: what an index names; types of numbers come on top
 ALLOWED = {
-    *((c.__module__, c.__name__) for c in vars(metadata).values() if isinstance(c, type) and c.__module__ == HOME),
+    *(
+        (c.__module__, c.__name__)
+        for c in vars(metadata).values()
+        if isinstance(c, type) and c.__module__ == HOME
+    ),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     *(("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")),
-    *(("pathlib._local", "PosixPath"), ("pathlib", "PurePosixPath"), ("collections", "OrderedDict")),
+    *(
+        ("pathlib._local", "PosixPath"),
+        ("pathlib", "PurePosixPath"),
+        ("collections", "OrderedDict"),
+    ),
 }
 
 
@@ -67,23 +77,32 @@ class _Reader(dcp.FileSystemReader):
         with open(open_file(Path(self.path) / ".metadata"), "rb") as file:
             found = _Unpickler(file).load()
         for info in found.storage_data.values():
-            os.close(open_file(Path(self.path) / check_file_name(info.relative_path)))  # torch would wait for a pipe
+            # torch would wait for a pipe
+            os.close(open_file(Path(self.path) / check_file_name(info.relative_path)))
         for name, stated in found.state_dict_metadata.items():
-            if isinstance(stated, TensorStorageMetadata):
-                if sum(chunk.sizes.numel() for chunk in stated.chunks) != stated.size.numel():
-                    raise ValueError(f"the pieces of {name} do not make up the tensor once")
+            if not isinstance(stated, TensorStorageMetadata):
+                continue
+            elements = sum(chunk.sizes.numel() for chunk in stated.chunks)
+            if elements != stated.size.numel():
+                raise ValueError(f"the pieces of {name} do not make up the tensor once")
         return found
 
 
 def read_dcp(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a model by their names in a checkpoint of any number of processes, on the CPU.
+    """Return the tensors of a model by their names in a checkpoint of any number of processes, on
+    the CPU.
 
-    Raises UserError where a file is missing or damaged, and for an index that names anything but DCP's classes.
+    Raises UserError where a file is missing or damaged, and for an index that names anything but
+    DCP's classes.
     """
     with _reading(folder):
         reader = _Reader(folder)
         index = reader.read_metadata().state_dict_metadata
-        stated = {k: m for k, m in index.items() if isinstance(m, TensorStorageMetadata) and not k.startswith(OTHERS)}
+        stated = {
+            k: m
+            for k, m in index.items()
+            if isinstance(m, TensorStorageMetadata) and not k.startswith(OTHERS)
+        }
         models = [match[1] for name in stated if (match := EMBEDDING.fullmatch(name))]
         if len(models) != 1:
             raise ValueError(f"it holds {len(models) or 'no'} embeddings of a decoder")
@@ -121,7 +140,9 @@ def _reading(folder: Path) -> Iterator[None]:
 
 
 def to_titan(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights of transformers by torchtitan's names; unchanged where its Llama has no such layers."""
+    """Return weights of transformers by torchtitan's names; unchanged where its Llama has no such
+    layers.
+    """
     if config["model_type"] != "llama":
         return weights
     whole = config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]
@@ -132,7 +153,10 @@ def to_titan(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Te
 
 def from_titan(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return weights by their names in transformers, from those by torchtitan's."""
-    names = {_rename(name, {theirs: ours for ours, theirs in TITAN.items()}): w for name, w in weights.items()}
+    names = {
+        _rename(name, {theirs: ours for ours, theirs in TITAN.items()}): w
+        for name, w in weights.items()
+    }
     return {name: _reorder(name, w, config, (-1, 2)) for name, w in names.items()}
 
 
@@ -143,7 +167,9 @@ def _rename(name: str, table: dict[str, str]) -> str:
 
 
 def _reorder(name: str, weight: Tensor, config: dict[str, Any], split: tuple[int, int]) -> Tensor:
-    """Return the rows of a query or key in the other order: transformers rotates halves of a head, torchtitan pairs."""
+    """Return the rows of a query or key in the other order: transformers rotates halves of a head,
+    torchtitan pairs.
+    """
     if not name.endswith((".q_proj.weight", ".k_proj.weight")):
         return weight
     heads = config["num_attention_heads"]

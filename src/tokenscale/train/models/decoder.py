@@ -1,5 +1,6 @@
-"""The decoder family, top to bottom: Llama's shape and GPT-2's from one config. It knows nothing of parallelism,
-precision or loss."""
+"""The decoder family, top to bottom: Llama's shape and GPT-2's from one config. It knows nothing of
+parallelism, precision or loss.
+"""
 
 import math
 from typing import cast
@@ -13,17 +14,23 @@ from tokenscale.train.models.attention import Bounds, attend
 from tokenscale.train.models.initial_values import fill_normal
 from tokenscale.train.models.objective import KVCache, LanguageModel, LayerKVCache, OutputHead
 
-#: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
+#: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions
+#: are learned.
 Rotation = tuple[Tensor, Tensor] | None
 
-#: `rope_scaling: llama3` with the numbers of Llama 3.1 and 3.2 (their config.json): positions of the original context,
-#: and between how many turns over that context a frequency changes from slowed to kept.
+#: `rope_scaling: llama3` with the numbers of Llama 3.1 and 3.2 (their config.json): positions of
+#: the original context, and between how many turns over that context a frequency changes from
+#: slowed to kept.
 LLAMA3 = {"original_positions": 8192, "low_turns": 1.0, "high_turns": 4.0}
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """Return a linear layer with unset weights: `initialise` sets them, and billions of numbers are not drawn twice."""
-    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
+    """Return a linear layer with unset weights: `initialise` sets them, and billions of numbers are
+    not drawn twice.
+    """
+    return nn.utils.skip_init(
+        nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device()
+    )
 
 
 def new_embedding(rows: int, dimension: int) -> nn.Embedding:
@@ -51,10 +58,12 @@ def norm_of(model: ModelSettings) -> nn.Module:
 
 
 def rotary_frequencies(model: ModelSettings) -> Tensor:
-    """Return the radians per position of each pair in a head [head_dimension / 2] (Su et al. 2021), fp64.
+    """Return the radians per position of each pair in a head [head_dimension / 2] (Su et al. 2021),
+    fp64.
 
-    `rope_scaling: llama3` slows the low frequencies down by `rope_factor`, so that positions beyond the original
-    context get angles that were seen in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
+    `rope_scaling: llama3` slows the low frequencies down by `rope_factor`, so that positions beyond
+    the original context get angles that were seen in it (Llama 3.1, Dubey et al. 2024, section 3.4;
+    constants in LLAMA3).
     """
     width = model.head_dimension
     frequencies = model.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -67,15 +76,22 @@ def rotary_frequencies(model: ModelSettings) -> Tensor:
 
 
 def rotary_tables(length: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [T, head_dimension / 2] of rotary position embedding, fp32 from fp64 angles."""
+    """Return cosines and sines [T, head_dimension / 2] of rotary position embedding, fp32 from fp64
+    angles.
+    """
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     return angles.cos().float(), angles.sin().float()
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + d/2) of x [B, heads, T, d] by each position's angles (Llama in transformers)."""
-    first, second = x.float().unflatten(-1, (2, -1)).unbind(-2)  # as chunk, whose backward pass fills zeros first
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+    """Rotate the pairs (i, i + d/2) of x [B, heads, T, d] by each position's angles (Llama in
+    transformers).
+    """
+    # as chunk, whose backward pass fills zeros first
+    first, second = x.float().unflatten(-1, (2, -1)).unbind(-2)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(
+        x.dtype
+    )
 
 
 class Attention(nn.Module):
@@ -96,7 +112,11 @@ class Attention(nn.Module):
         self.query_key_norm = model.query_key_norm
 
     def forward(
-        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: LayerKVCache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        bounds: Bounds | None = None,
+        past: LayerKVCache | None = None,
     ) -> Tensor:
         """[B, T, d] → [B, T, d]."""
         rows, length, _ = x.shape
@@ -114,7 +134,9 @@ class Attention(nn.Module):
         # one position behind others sees them all; in a prompt each sees those before it
         causal = self.causal and length > 1
         dropout = self.dropout if self.training else 0.0
-        y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, dropout=dropout)
+        y = attend(
+            query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, dropout=dropout
+        )
         return self.output(y.transpose(1, 2).reshape(rows, length, -1))
 
 
@@ -133,7 +155,9 @@ class SwiGLU(nn.Module):
 
 
 class GELU(nn.Module):
-    """Feed-forward with the Gaussian error linear unit, tanh approximation (Hendrycks & Gimpel 2016; GPT-2)."""
+    """Feed-forward with the Gaussian error linear unit, tanh approximation (Hendrycks & Gimpel
+    2016; GPT-2).
+    """
 
     def __init__(self, model: ModelSettings):
         super().__init__()
@@ -157,7 +181,11 @@ class Block(nn.Module):
         self.feed_forward = SwiGLU(model) if model.activation == "swiglu" else GELU(model)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: LayerKVCache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        bounds: Bounds | None = None,
+        past: LayerKVCache | None = None,
     ) -> Tensor:
         """[B, T, d] → [B, T, d]."""
         x = x + self._dropped(self.attention(self.attention_norm(x), rotation, bounds, past))
@@ -170,13 +198,20 @@ class Block(nn.Module):
 class Decoder(LanguageModel):
     """Token ids [B, T] → logits [B, T, V], for rows of at most `sequence_length` positions.
 
-    Weights are unset until `initialise`, or until others are loaded. `causal=False` makes an encoder of it, for
-    masked-language modelling: each position sees the whole row. `kernel`
-    is one of `models.attention`. The vocabulary must be resolved (`ModelSettings.with_vocabulary`). Raises UserError
-    where learned positions are fewer than the sequence is long.
+    Weights are unset until `initialise`, or until others are loaded. `causal=False` makes an
+    encoder of it, for masked-language modelling: each position sees the whole row. `kernel` is one
+    of `models.attention`. The vocabulary must be resolved (`ModelSettings.with_vocabulary`). Raises
+    UserError where learned positions are fewer than the sequence is long.
     """
 
-    def __init__(self, model: ModelSettings, sequence_length: int, *, causal: bool = True, kernel: str = "sdpa"):
+    def __init__(
+        self,
+        model: ModelSettings,
+        sequence_length: int,
+        *,
+        causal: bool = True,
+        kernel: str = "sdpa",
+    ):
         super().__init__()
         if model.vocabulary_size is None:
             raise ValueError("the vocabulary size is not resolved yet")
@@ -189,18 +224,22 @@ class Decoder(LanguageModel):
         self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
         self.norm = norm_of(model)
         device = torch.get_default_device()
-        self.head = nn.utils.skip_init(OutputHead, model.dimension, model.vocabulary_size, bias=False, device=device)
+        self.head = nn.utils.skip_init(
+            OutputHead, model.dimension, model.vocabulary_size, bias=False, device=device
+        )
         if model.tied_embeddings:
             self.head.weight = self.embedding.weight
         # Not a buffer: `to(torch.bfloat16)` would round it, `to_empty` would lose it.
         self._rotation: Rotation = None
 
-    def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: KVCache | None = None) -> Tensor:
-        """[B, T] → [B, T, d], the input of the output head. With document boundaries, a row gives what its documents
-        give alone.
+    def hidden(
+        self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        """[B, T] → [B, T, d], the input of the output head. With document boundaries, a row gives
+        what its documents give alone.
 
-        With a cache, positions go on from its length, and what is read is added to it: a prompt first, then one
-        position at a time.
+        With a cache, positions go on from its length, and what is read is added to it: a prompt
+        first, then one position at a time.
         """
         start, length = cache.length if cache else 0, tokens_bt.shape[1]
         if start and length > 1:
@@ -233,14 +272,18 @@ class Decoder(LanguageModel):
         cache: KVCache | None = None,
         layers: range | None = None,
     ) -> Tensor:
-        """[B, T, d] → [B, T, d], by all blocks or by those of `layers`; rows have `length` positions."""
+        """[B, T, d] → [B, T, d], by all blocks or by those of `layers`; rows have `length`
+        positions.
+        """
         rotation = self.rotation(cache.length if cache else 0, length, x.device)
         for layer in range(len(self.blocks)) if layers is None else layers:
             x = self.blocks[layer](x, rotation, bounds, cache.of(layer) if cache else None)
         return x
 
     def rotation(self, start: int, length: int, device: torch.device) -> Rotation:
-        """Return cosines and sines of the positions start … start + length − 1; None where positions are learned."""
+        """Return cosines and sines of the positions start … start + length − 1; None where
+        positions are learned.
+        """
         model = self.settings
         if model.positions == "learned":
             return None
@@ -250,37 +293,52 @@ class Decoder(LanguageModel):
         return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
 
     def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache:
-        """Return an empty cache for `length` positions of `rows` rows, at most the model's sequence length.
+        """Return an empty cache for `length` positions of `rows` rows, at most the model's sequence
+        length.
 
         It holds the layers and key-value heads that this model has: all of them, or a rank's.
         """
         if length > self.sequence_length:
-            raise ValueError(f"the decoder was built for {self.sequence_length} positions, not {length}")
+            raise ValueError(
+                f"the decoder was built for {self.sequence_length} positions, not {length}"
+            )
         layers = tuple(layer for layer, block in enumerate(self.blocks) if block is not None)
-        weight, width = cast(Block, self.blocks[layers[0]]).attention.key.weight, self.settings.head_dimension
+        weight, width = (
+            cast(Block, self.blocks[layers[0]]).attention.key.weight,
+            self.settings.head_dimension,
+        )
         shape = (len(layers), rows, weight.shape[0] // width, length, width)
         keys, values = (torch.zeros(shape, dtype=weight.dtype, device=device) for _ in range(2))
         return KVCache(keys, values, layers)
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
-        """[B, T] → [B, V], the logits of the token behind each row. With a cache, rows go on from its positions."""
+        """[B, T] → [B, V], the logits of the token behind each row. With a cache, rows go on from
+        its positions.
+        """
         return self.head(self.hidden(tokens_bt, cache=cache)[:, -1])
 
 
 def initialise(model: Decoder, seed: int) -> None:
     for name, weight in model.named_parameters():
-        initialise_part(model.settings, seed, name, weight, (0,) * weight.dim(), tuple(weight.shape))
+        initialise_part(
+            model.settings, seed, name, weight, (0,) * weight.dim(), tuple(weight.shape)
+        )
 
 
 @torch.no_grad()
 def initialise_part(
-    model: ModelSettings, seed: int, name: str, into: Tensor, offsets: tuple[int, ...], whole: tuple[int, ...]
+    model: ModelSettings,
+    seed: int,
+    name: str,
+    into: Tensor,
+    offsets: tuple[int, ...],
+    whole: tuple[int, ...],
 ) -> None:
-    """Set `into`, the part [offsets, offsets + shape) of a parameter of shape `whole`, from seed and name alone: the
-    same values on any rank and device and in any layout.
+    """Set `into`, the part [offsets, offsets + shape) of a parameter of shape `whole`, from seed
+    and name alone: the same values on any rank and device and in any layout.
 
-    Matrices and embeddings: normal with `initial_deviation`; what writes into the residual stream is scaled by
-    1/sqrt(2 layers) (GPT-2, Radford et al. 2019). Norms are one, biases zero.
+    Matrices and embeddings: normal with `initial_deviation`; what writes into the residual stream
+    is scaled by 1/sqrt(2 layers) (GPT-2, Radford et al. 2019). Norms are one, biases zero.
     """
     if into.dim() < 2:
         into.fill_(0 if name.endswith("bias") else 1)

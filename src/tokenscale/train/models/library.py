@@ -1,8 +1,9 @@
-"""Models of the library `transformers`, by model type, behind the interface of the project's own decoder.
+"""Models of the library `transformers`, by model type, behind the interface of the project's own
+decoder.
 
-A configuration of the type is made from the shape's sizes by the library's standard names; all else is the type's own.
-Each model is first built without storage (torch's meta device), where its parts are found and its logits are checked
-to be exactly what its output head gives.
+A configuration of the type is made from the shape's sizes by the library's standard names; all else
+is the type's own. Each model is first built without storage (torch's meta device), where its parts
+are found and its logits are checked to be exactly what its output head gives.
 """
 
 import functools
@@ -21,7 +22,8 @@ from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.objective import LanguageModel
 
-#: field of a shape → what configurations call it: the standard name, then those of types that do not map theirs to it
+#: field of a shape → what configurations call it: the standard name, then those of types that do
+#: not map theirs to it
 NAMES = {
     "dimension": ("hidden_size",),
     "layers": ("num_hidden_layers",),
@@ -36,10 +38,12 @@ NEEDED = ("dimension", "layers", "heads", "vocabulary_size")
 
 
 class LibraryModel(LanguageModel):
-    """Token ids [B, T] → logits [B, T, V] by a model of `transformers`, masked or causal by the objective.
+    """Token ids [B, T] → logits [B, T, V] by a model of `transformers`, masked or causal by the
+    objective.
 
-    The head is taken out of the model and put beside it, so that a loss can be computed from `hidden` and `head`
-    without the logits. What a type does before its head (BERT's transform) belongs to `hidden`.
+    The head is taken out of the model and put beside it, so that a loss can be computed from
+    `hidden` and `head` without the logits. What a type does before its head (BERT's transform)
+    belongs to `hidden`.
     """
 
     def __init__(self, shape: ModelSettings, objective: str):
@@ -58,11 +62,15 @@ class LibraryModel(LanguageModel):
 
     @property
     def blocks(self) -> nn.ModuleList:  # type: ignore[override]
-        """The model's equal blocks; empty where a type has no list of them (ALBERT runs one block repeatedly)."""
+        """The model's equal blocks; empty where a type has no list of them (ALBERT runs one block
+        repeatedly).
+        """
         return _blocks(self.model, self.settings)
 
     def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
-        """[B, T] → [B, T, d], the input of the output head. Attention covers padding and all documents of a row."""
+        """[B, T] → [B, T, d], the input of the output head. Attention covers padding and all
+        documents of a row.
+        """
         if bounds is not None:
             raise ValueError("attention of a model of transformers takes no bounds of documents")
         positions = torch.arange(tokens_bt.shape[1], device=tokens_bt.device)[None]
@@ -70,17 +78,23 @@ class LibraryModel(LanguageModel):
         return self.model(input_ids=tokens_bt, **stated).logits  # the head is an identity
 
 
-def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LibraryModel:
+def build(
+    shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str
+) -> LibraryModel:
     shape = shape.with_positions(sequence_length)
     if kernel != "sdpa":
         what = f"models of transformers run their own attention, not the kernel {kernel}."
-        raise UserError(what, model=f"{shape.name} ({shape.transformers})", next="leave `attention` out")
+        raise UserError(
+            what, model=f"{shape.name} ({shape.transformers})", next="leave `attention` out"
+        )
     shape.check_positions(sequence_length)
     return LibraryModel(shape, objective)
 
 
 def initialise(model: LibraryModel, seed: int) -> None:
-    """Set the type's own initial weights, drawn on the CPU from the seed alone. The caller's random state stays."""
+    """Set the type's own initial weights, drawn on the CPU from the seed alone. The caller's random
+    state stays.
+    """
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     model.put_head(model.head)
@@ -94,16 +108,24 @@ def initialise(model: LibraryModel, seed: int) -> None:
 
 
 def save(
-    shape: ModelSettings, objective: str, weights: dict[str, Tensor], folder: Path, ids: dict[str, int | None]
+    shape: ModelSettings,
+    objective: str,
+    weights: dict[str, Tensor],
+    folder: Path,
+    ids: dict[str, int | None],
 ) -> str:
-    """Write a trained model's config.json and weights as the library does; `ids` are its special ids by their keys.
+    """Write a trained model's config.json and weights as the library does; `ids` are its special
+    ids by their keys.
 
-    Returns the name of the library's class. Raises UserError for a type that counts positions by comparing ids with
-    padding, which it did not do in training, and for weights of another shape.
+    Returns the name of the library's class. Raises UserError for a type that counts positions by
+    comparing ids with padding, which it did not do in training, and for weights of another shape.
     """
     model = build(shape, shape.maximum_positions, objective=objective, kernel="sdpa")
     if model.states_positions:
-        raise _refused(shape, "loaded elsewhere it would count positions from its padding id, other than in training")
+        raise _refused(
+            shape,
+            "loaded elsewhere it would count positions from its padding id, other than in training",
+        )
     named = dict(model.named_parameters())
     if differing := sorted(named.keys() ^ weights.keys()):
         raise _refused(shape, f"this version of the library has other weights: {differing[0]}")
@@ -140,7 +162,8 @@ def weights(shape: ModelSettings) -> Weights:
     )
 
 
-# ------------------------------------------------------------------------------------------------- how one is made
+# -------------------------------------------------------------------------------------------------
+# how one is made
 
 
 class _Twin:
@@ -150,25 +173,37 @@ class _Twin:
         self.model = model
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.weight.shape[0] != shape.vocabulary_size:
-            raise _refused(shape, f"its output head is no linear layer of {shape.vocabulary_size} rows")
+            raise _refused(
+                shape, f"its output head is no linear layer of {shape.vocabulary_size} rows"
+            )
         self.head_name = next(name for name, module in model.named_modules() if module is head)
         if any("experts" in name for name, _ in model.named_parameters()):
-            raise _refused(shape, "FLOPs of a mixture of experts do not follow from its number of weights")
+            raise _refused(
+                shape, "FLOPs of a mixture of experts do not follow from its number of weights"
+            )
         block = next(iter(_blocks(model, shape)), model)
-        if not any(shape.hidden * k in p.shape for p in block.parameters() for k in (1, 2)):  # 2: gate and up in one
-            raise _refused(shape, f"its feed-forward part has no width to set: hidden {shape.hidden} is not in it")
+        # 2: gate and up in one
+        if not any(shape.hidden * k in p.shape for p in block.parameters() for k in (1, 2)):
+            raise _refused(
+                shape,
+                f"its feed-forward part has no width to set: hidden {shape.hidden} is not in it",
+            )
         if hasattr(model.config, "use_cache"):
-            model.config.use_cache = True  # without a cache the library looks into the positions, which hold nothing
+            # without a cache the library looks into the positions, which hold nothing
+            model.config.use_cache = True
         self.states_positions = False
         try:
             same = self._logits_are_the_heads()
-        except Exception:  # RoBERTa and its kin count positions by comparing ids with padding, which there is none of
+        # RoBERTa and its kin count positions by comparing ids with padding, which there is none of
+        except Exception:
             self.states_positions = "position_ids" in inspect.signature(model.forward).parameters
             if not self.states_positions:
                 raise
             same = self._logits_are_the_heads()
         if not same:
-            raise _refused(shape, "it changes its logits behind the output head (by a scale or a cap)")
+            raise _refused(
+                shape, "it changes its logits behind the output head (by a scale or a cap)"
+            )
 
     def _logits_are_the_heads(self) -> bool:
         found: list[Tensor] = []
@@ -191,7 +226,9 @@ def _twin(shape: ModelSettings, objective: str) -> _Twin:
         except UserError:
             raise
         except Exception as error:  # whatever a type's own code raises
-            raise _refused(shape, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+            raise _refused(
+                shape, (str(error).strip().splitlines() or [type(error).__name__])[0]
+            ) from error
 
 
 def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
@@ -199,10 +236,19 @@ def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
     config_class = _config_class(shape)
     masked, causal = library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
     if config_class not in (masked if objective == "masked" else causal):
-        other = [word for word, known in (("masked", masked), ("causal", causal)) if config_class in known]
+        other = [
+            word
+            for word, known in (("masked", masked), ("causal", causal))
+            if config_class in known
+        ]
         what = f"transformers has no {objective} language model of type {shape.transformers}."
         next = f"use `objective: {other[0]}`" if other else "choose another type"
-        raise UserError(what, model=shape.name, has=", ".join(other) or "neither a masked nor a causal one", next=next)
+        raise UserError(
+            what,
+            model=shape.name,
+            has=", ".join(other) or "neither a masked nor a causal one",
+            next=next,
+        )
     config = _config(shape, config_class)
     if config.is_encoder_decoder:
         raise _refused(shape, "it is an encoder with a decoder")
@@ -236,7 +282,8 @@ def _config(shape: ModelSettings, config_class: Any) -> Any:
         for name, value in default.to_dict().items()
         if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop"))
     }
-    # padding is known by length here, never by an id: an id that is special to the library would lose its gradient
+    # padding is known by length here, never by an id: an id that is special to the library would
+    # lose its gradient
     values |= {name: None for name in default.to_dict() if name.endswith("_token_id")}
     if "use_cache" in known:
         values["use_cache"] = False
@@ -270,7 +317,10 @@ def _library() -> ModuleType:
         import transformers
     except ImportError as error:
         what = "the model is one of the library transformers, which this environment lacks."
-        next = "make setup installs it; the image of a container needs it, too (profiles/alps/Containerfile)"
+        next = (
+            "make setup installs it; the image of a container needs it, too "
+            "(profiles/alps/Containerfile)"
+        )
         raise UserError(what, reason=error, next=next) from None
     return transformers
 

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
-from tokenscale.train.models.losses import IGNORED, correct_labels, head_cross_entropy_sum, linear_cross_entropy_sum
+from tokenscale.train.models.losses import (
+    IGNORED,
+    correct_labels,
+    head_cross_entropy_sum,
+    linear_cross_entropy_sum,
+)
 
 if TYPE_CHECKING:
     from tokenscale.data.batches.batch import Batch
@@ -21,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class LayerKVCache:
-    """Keys and values [B, key_value_heads, T, head width] of one layer, of which `length` positions are filled."""
+    """Keys and values [B, key_value_heads, T, head width] of one layer, of which `length` positions
+    are filled.
+    """
 
     keys: Tensor
     values: Tensor
@@ -37,7 +44,9 @@ class LayerKVCache:
 
 @dataclass
 class KVCache:
-    """Keys and values of all positions read so far: [layers, B, heads, T, head width]. `layers` are their numbers."""
+    """Keys and values of all positions read so far: [layers, B, heads, T, head width]. `layers` are
+    their numbers.
+    """
 
     keys: Tensor
     values: Tensor
@@ -50,15 +59,21 @@ class KVCache:
 
 
 class OutputHead(nn.Linear):
-    """The output head [.., d] → [.., V], whose weight is also read by losses that compute product and loss together."""
+    """The output head [.., d] → [.., V], whose weight is also read by losses that compute product
+    and loss together.
+    """
 
     def read(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-        """Call a function that reads the weight. FSDP gathers the weight of a head in its own group for this call."""
+        """Call a function that reads the weight. FSDP gathers the weight of a head in its own group
+        for this call.
+        """
         return function(*arguments)
 
 
 class LanguageModel(nn.Module):
-    """Token ids [B, T] → logits [B, T, V]: the project's own decoder, or a model of the library `transformers`."""
+    """Token ids [B, T] → logits [B, T, V]: the project's own decoder, or a model of the library
+    `transformers`.
+    """
 
     #: the shape, with nothing left open
     settings: ModelSettings
@@ -77,7 +92,9 @@ class LanguageModel(nn.Module):
         return self.head(self.hidden(tokens_bt, bounds))
 
     def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache | None:
-        """Return an empty cache for `length` positions of `rows` rows; None where a model reads every row anew."""
+        """Return an empty cache for `length` positions of `rows` rows; None where a model reads
+        every row anew.
+        """
         return None
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -85,20 +102,25 @@ class LanguageModel(nn.Module):
         return self.head(self.hidden(tokens_bt)[:, -1])
 
     def any_unfinished(self, unfinished: bool) -> bool:
-        """Return whether this rank, or one whose forward passes need this rank's, still has text to generate."""
+        """Return whether this rank, or one whose forward passes need this rank's, still has text to
+        generate.
+        """
         return unfinished
 
 
 class Objective(nn.Module):
-    """(tokens [B, T], labels [B, T]) → the sum over the useful labels of -log p(label), in nats; a scalar in fp32.
+    """(tokens [B, T], labels [B, T]) → the sum over the useful labels of -log p(label), in nats; a
+    scalar in fp32.
 
-    Labels stand where the model answers: shifted by one already for causal models, at the masked place for masked ones;
-    -100 does not count. `model` is one of `models.build`. `loss_chunk`: positions whose logits exist at once; 0: all.
-    `compiled`: the output head's products and the loss are compiled as one graph. `correct`: while it is a tensor,
-    every pass adds to it how many useful labels have the largest logit.
+    Labels stand where the model answers: shifted by one already for causal models, at the masked
+    place for masked ones; -100 does not count. `model` is one of `models.build`. `loss_chunk`:
+    positions whose logits exist at once; 0: all. `compiled`: the output head's products and the
+    loss are compiled as one graph. `correct`: while it is a tensor, every pass adds to it how many
+    useful labels have the largest logit.
 
-    Another objective overrides `forward`, and `count` where its loss is not one of labels. A pipeline calls `loss`, and
-    tensor parallelism splits what `loss` uses: an objective that needs the whole model has `whole` in the registry.
+    Another objective overrides `forward`, and `count` where its loss is not one of labels. A
+    pipeline calls `loss`, and tensor parallelism splits what `loss` uses: an objective that needs
+    the whole model has `whole` in the registry.
     """
 
     def __init__(self, model: LanguageModel, *, loss_chunk: int = 0, compiled: bool = False):
@@ -115,7 +137,9 @@ class Objective(nn.Module):
 
     @staticmethod
     def count(labels_bt: np.ndarray) -> int:
-        """Return the number of labels of held-out rows that count; training batches have it as `useful_tokens`."""
+        """Return the number of labels of held-out rows that count; training batches have it as
+        `useful_tokens`.
+        """
         return int((labels_bt != IGNORED).sum())
 
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
@@ -131,16 +155,26 @@ class Objective(nn.Module):
         if self.correct is not None:
             self.correct += correct_labels(hidden_btd, head, labels_bt, chunk, share=share)
         if chunk == 0 and share is None:
-            loss = compile_function(head_cross_entropy_sum) if self.compiled else head_cross_entropy_sum
+            loss = (
+                compile_function(head_cross_entropy_sum)
+                if self.compiled
+                else head_cross_entropy_sum
+            )
             return loss(hidden_btd, head.weight, head.bias, labels_bt)
-        return linear_cross_entropy_sum(hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share)
+        return linear_cross_entropy_sum(
+            hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share
+        )
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
-        """[B, T] → [B, V], the logits of the token behind each row; see `LanguageModel.next_logits`."""
+        """[B, T] → [B, V], the logits of the token behind each row; see
+        `LanguageModel.next_logits`.
+        """
         return self.whole_logits(self.model.next_logits(tokens_bt, cache))
 
     def whole_logits(self, logits_bv: Tensor) -> Tensor:
-        """Return the logits of all entries [B, V] from this rank's: under tensor parallelism a collective."""
+        """Return the logits of all entries [B, V] from this rank's: under tensor parallelism a
+        collective.
+        """
         if self.vocabulary is None:
             return logits_bv
         whole = logits_bv.new_zeros(len(logits_bv), self.model.settings.vocabulary_size)
@@ -149,7 +183,9 @@ class Objective(nn.Module):
 
 
 class MicroBatch(NamedTuple):
-    """Tokens and labels [B, T] on the device, and the document boundaries where attention stays inside documents."""
+    """Tokens and labels [B, T] on the device, and the document boundaries where attention stays
+    inside documents.
+    """
 
     tokens_bt: Tensor
     labels_bt: Tensor
@@ -157,8 +193,13 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device) -> MicroBatch:
-    """Copy rows of a batch to the device. Without rows: one with ignored labels, as collectives need every rank."""
-    tokens, labels = torch.from_numpy(batch.tokens_bt[rows]), torch.from_numpy(batch.labels_bt[rows])
+    """Copy rows of a batch to the device. Without rows: one with ignored labels, as collectives
+    need every rank.
+    """
+    tokens, labels = (
+        torch.from_numpy(batch.tokens_bt[rows]),
+        torch.from_numpy(batch.labels_bt[rows]),
+    )
     if len(tokens) == 0:
         tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
         labels = torch.full_like(tokens, IGNORED)
@@ -171,7 +212,7 @@ def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device
 
 
 def _copy(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device; to a GPU through pinned memory, without waiting. torch keeps that memory until the copy is
-    done.
+    """Copy to the device; to a GPU through pinned memory, without waiting. torch keeps that memory
+    until the copy is done.
     """
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

@@ -1,4 +1,6 @@
-"""Data parallelism: every rank holds the model; gradients are averaged in buckets while backward runs (DDP)."""
+"""Data parallelism: every rank holds the model; gradients are averaged in buckets while backward
+runs (DDP).
+"""
 
 import math
 import warnings
@@ -29,14 +31,15 @@ from tokenscale.train.parallel.world import all_gather
 
 
 def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
-    """Move to the device and wrap in DDP. Rank 0's weights reach all ranks here, unless none are set yet.
+    """Move to the device and wrap in DDP. Rank 0's weights reach all ranks here, unless none are
+    set yet.
 
-    DDP averages over ranks; the loss is normalised by the global number of useful tokens, which undoes that. Buffers
-    are constants (rotary tables), so they are not broadcast.
+    DDP averages over ranks; the loss is normalised by the global number of useful tokens, which
+    undoes that. Buffers are constants (rotary tables), so they are not broadcast.
 
-    A pipeline stage is not wrapped, since DDP expects each forward to be followed by its backward: its gradients are
-    averaged after its last backward pass. `static_graph` is left out: with it torch 2.13's reducer fails in the first
-    of several micro-steps, which reduces nothing.
+    A pipeline stage is not wrapped, since DDP expects each forward to be followed by its backward:
+    its gradients are averaged after its last backward pass. `static_graph` is left out: with it
+    torch 2.13's reducer fails in the first of several micro-steps, which reduces nothing.
     """
     unset = any(weight.is_meta for weight in parallel.module.parameters())
     materialise(parallel.module, mesh.world.device)
@@ -61,10 +64,16 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         replace_forward(wrapped, _whole_graphs)
     listener = BucketListener()
 
-    def reduce_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def reduce_bucket(
+        group: dist.ProcessGroup, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
         if listener.on_ready is not None:
             listener.on_ready()
-        return _reduce_in_bf16(group, bucket) if mesh.layout.compression == "bf16" else allreduce_hook(group, bucket)
+        return (
+            _reduce_in_bf16(group, bucket)
+            if mesh.layout.compression == "bf16"
+            else allreduce_hook(group, bucket)
+        )
 
     wrapped.register_comm_hook(group, reduce_bucket)
     parallel.module, parallel.no_sync, parallel.bucket_listener = wrapped, wrapped.no_sync, listener
@@ -72,8 +81,9 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
 
 def _whole_graphs(ddp: type[nn.Module]) -> Callable:
-    """Compile blocks as they are. DDP splits graphs at the borders of its buckets, so that gradients are reduced while
-    others are computed; blocks are small enough for that, and a graph for each matrix has nothing left to fuse.
+    """Compile blocks as they are. DDP splits graphs at the borders of its buckets, so that
+    gradients are reduced while others are computed; blocks are small enough for that, and a graph
+    for each matrix has nothing left to fuse.
     """
 
     def forward(self: nn.Module, *args: Any) -> Tensor:
@@ -83,30 +93,40 @@ def _whole_graphs(ddp: type[nn.Module]) -> Callable:
     return forward
 
 
-def _reduce_in_bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _reduce_in_bf16(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
     """Average over the group. torch's own bf16_compress_hook requires NCCL."""
     gradients = bucket.buffer()
-    compressed = (gradients / dist.get_world_size(group)).to(torch.bfloat16)  # the sum has the range of one gradient
+    # the sum has the range of one gradient
+    compressed = (gradients / dist.get_world_size(group)).to(torch.bfloat16)
     future = dist.all_reduce(compressed, group=group, async_op=True).get_future()
     return future.then(lambda done: gradients.copy_(done.value()[0]))
 
 
 def apply_zero1(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
-    """Wrap as DDP does. Each rank then updates its rows of every parameter, and ranks gather the updated rows."""
+    """Wrap as DDP does. Each rank then updates its rows of every parameter, and ranks gather the
+    updated rows.
+    """
     parallel = apply_ddp(parallel, mesh)
     parallel.shards = RowShards(parallel.objective.model, mesh, parallel.sharding)
     return parallel
 
 
 class RowShards(LocalShards):
-    """Equal numbers of rows of every parameter for each rank; where they do not divide, the last ranks have fewer.
+    """Equal numbers of rows of every parameter for each rank; where they do not divide, the last
+    ranks have fewer.
 
-    torch's ZeroRedundancyOptimizer assigns whole parameters, so that an embedding is one rank's, and does not pass
-    the fused update's `grad_scale` on.
+    torch's ZeroRedundancyOptimizer assigns whole parameters, so that an embedding is one rank's,
+    and does not pass the fused update's `grad_scale` on.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
-        self._index, self._count, self._group = mesh.index("shard"), mesh.size("shard"), mesh.group("shard")
+        self._index, self._count, self._group = (
+            mesh.index("shard"),
+            mesh.size("shard"),
+            mesh.group("shard"),
+        )
         super().__init__(model, mesh, sharding)
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
@@ -116,13 +136,17 @@ class RowShards(LocalShards):
     def _assign_gradients(self) -> None:
         for name, weight in self.model.named_parameters():
             mine = shard_rows(len(weight), self._index, self._count)
-            self.by_name[name].tensor.grad = None if weight.grad is None else weight.grad[mine.start : mine.stop]
+            self.by_name[name].tensor.grad = (
+                None if weight.grad is None else weight.grad[mine.start : mine.stop]
+            )
 
     @torch.no_grad()
     def all_gather_parameters(self) -> None:
-        """Give every rank all rows. Large parameters are gathered in place, the others share all-gathers.
+        """Give every rank all rows. Large parameters are gathered in place, the others share
+        all-gathers.
 
-        The copies are no larger than a bucket and a parameter, when activations are no longer there.
+        The copies are no larger than a bucket and a parameter, when activations are no longer
+        there.
         """
         weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
         for name, weight in list(weights.items()):
@@ -130,10 +154,14 @@ class RowShards(LocalShards):
                 all_gather(weights.pop(name), self.by_name[name].tensor, group=self._group)
         for names in fill_buckets(weights):
             # as many rows of each rank, of which the last ranks may fill fewer
-            shapes = [(-(-len(weights[name]) // self._count), *weights[name].shape[1:]) for name in names]
+            shapes = [
+                (-(-len(weights[name]) // self._count), *weights[name].shape[1:]) for name in names
+            ]
             sizes = [math.prod(shape) for shape in shapes]
             own = [self.by_name[name].tensor.flatten() for name in names]
-            mine = torch.cat([F.pad(rows, (0, size - len(rows))) for rows, size in zip(own, sizes, strict=True)])
+            mine = torch.cat(
+                [F.pad(rows, (0, size - len(rows))) for rows, size in zip(own, sizes, strict=True)]
+            )
             every = mine.new_empty(self._count, len(mine))
             all_gather(every.view(-1), mine, group=self._group)
             for name, part, shape in zip(names, every.split(sizes, dim=1), shapes, strict=True):

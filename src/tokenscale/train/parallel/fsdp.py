@@ -1,4 +1,6 @@
-"""Fully sharded data parallelism (FSDP2; ZeRO-2 and ZeRO-3 of Rajbhandari et al. 2020), and hybrid sharding (HSDP)."""
+"""Fully sharded data parallelism (FSDP2; ZeRO-2 and ZeRO-3 of Rajbhandari et al. 2020), and hybrid
+sharding (HSDP).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,31 +11,45 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.data.order.permutation import shard_rows
-from tokenscale.train.parallel.sharding import LocalShards, Mesh, ParallelModel, ShardingState, local, materialise
+from tokenscale.train.parallel.sharding import (
+    LocalShards,
+    Mesh,
+    ParallelModel,
+    ShardingState,
+    local,
+    materialise,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 
 def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
-    """Shard each block, then the rest with the root; in place, so that parameters keep their names. Parameters
-    without storage get only this rank's rows; others are moved to the device a block at a time.
+    """Shard each block, then the rest with the root; in place, so that parameters keep their names.
+    Parameters without storage get only this rank's rows; others are moved to the device a block at
+    a time.
 
-    `zero3` reshards a block's weights after its forward pass and gathers them again in backward; `zero2` keeps them
-    until then. The rest (embeddings, last norm, head) stays gathered from the root's forward to its backward in both:
-    it is needed first and last. With `layout.data` > 1 gradients are also averaged over the replicas (HSDP, Zhao et al.
-    2023, section 3.2.2).
+    `zero3` reshards a block's weights after its forward pass and gathers them again in backward;
+    `zero2` keeps them until then. The rest (embeddings, last norm, head) stays gathered from the
+    root's forward to its backward in both: it is needed first and last. With `layout.data` > 1
+    gradients are also averaged over the replicas (HSDP, Zhao et al. 2023, section 3.2.2).
 
-    By default products are in autocast's format, as in every other layout, so that methods compare: weights are
-    gathered as they are stored, and no MixedPrecisionPolicy rounds norms and embeddings. Autocast's own 16-bit copies
-    of weights last until backward, unless blocks are recomputed.
+    By default products are in autocast's format, as in every other layout, so that methods compare:
+    weights are gathered as they are stored, and no MixedPrecisionPolicy rounds norms and
+    embeddings. Autocast's own 16-bit copies of weights last until backward, unless blocks are
+    recomputed.
 
-    `layout.gather`, `reshard_to`, `embedding_group` and `head_group` are how others run it (torchtitan). With `gather:
-    bf16` there is no autocast, and rotary tables stay in fp32 (`cast_forward_inputs`). A head in its own group is
-    gathered while the last block computes, and its gradient is reduced while that block goes backward.
+    `layout.gather`, `reshard_to`, `embedding_group` and `head_group` are how others run it
+    (torchtitan). With `gather: bf16` there is no autocast, and rotary tables stay in fp32
+    (`cast_forward_inputs`). A head in its own group is gathered while the last block computes, and
+    its gradient is reduced while that block goes backward.
     """
     # half a second, which other layouts do not wait for
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     layout, model = mesh.layout, cast(Any, parallel.objective.model)
     devices, reshards = mesh.devices("data", "shard"), layout.sharding == "zero3"
@@ -61,8 +77,8 @@ def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
 @contextmanager
 def _no_sync(root: "FSDPModule", *, keep_weights: bool) -> Iterator[None]:
-    """Accumulate gradients on each rank without reduction. `keep_weights`: weights stay gathered for the next
-    micro-step.
+    """Accumulate gradients on each rank without reduction. `keep_weights`: weights stay gathered
+    for the next micro-step.
     """
     root.set_requires_gradient_sync(False)
     root.set_reshard_after_backward(not keep_weights)
@@ -84,7 +100,11 @@ class FSDPShards(LocalShards):
         super().__init__(model, mesh, sharding)
 
     def _rows(self, weight: Any) -> tuple[Tensor, int, int]:
-        return weight.to_local().detach(), shard_rows(len(weight), self._index, self._count).start, len(weight)
+        return (
+            weight.to_local().detach(),
+            shard_rows(len(weight), self._index, self._count).start,
+            len(weight),
+        )
 
     def _assign_gradients(self) -> None:
         for name, weight in self.model.named_parameters():

@@ -12,7 +12,9 @@ from tokenscale.train.parallel.tensor import apply_tensor
 
 
 def apply_single(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
-    """Move to the device: one rank holds all that the other methods have left, and nothing is split further."""
+    """Move to the device: one rank holds all that the other methods have left, and nothing is split
+    further.
+    """
     materialise(parallel.module, mesh.world.device)
     return parallel
 
@@ -30,13 +32,18 @@ METHODS: dict[str, Callable[[ParallelModel, Mesh], ParallelModel]] = {
 
 
 def parallelize(
-    objective: Objective, mesh: Mesh, *, activation_checkpointing: str = "none", compiled: bool = False
+    objective: Objective,
+    mesh: Mesh,
+    *,
+    activation_checkpointing: str = "none",
+    compiled: bool = False,
 ) -> ParallelModel:
-    """Split a model over the ranks of a mesh, in place. Every rank must have built it with the same weights, or without
-    storage (torch's meta device): each rank then gets storage for its own parts, with unset values.
+    """Split a model over the ranks of a mesh, in place. Every rank must have built it with the same
+    weights, or without storage (torch's meta device): each rank then gets storage for its own
+    parts, with unset values.
 
-    The order is that of torchtitan: each step works on what the one before has left to this rank, and DDP or FSDP come
-    last because they register their hooks on the final modules.
+    The order is that of torchtitan: each step works on what the one before has left to this rank,
+    and DDP or FSDP come last because they register their hooks on the final modules.
     """
     *splits, data_parallel = mesh.layout.methods
     parallel = ParallelModel(objective, objective)

@@ -1,7 +1,9 @@
-"""Pipeline parallelism: each rank holds some of the layers, and micro-batches pass through the ranks in turn.
+"""Pipeline parallelism: each rank holds some of the layers, and micro-batches pass through the
+ranks in turn.
 
-`costs.pipeline_schedules` decides the order of one rank's work; this module runs it. A stage is the plain model without
-the layers of other ranks. Parameters keep their names, so that tensor and sharded layouts apply to it as to a model.
+`costs.pipeline_schedules` decides the order of one rank's work; this module runs it. A stage is the
+plain model without the layers of other ranks. Parameters keep their names, so that tensor and
+sharded layouts apply to it as to a model.
 """
 
 from collections import Counter
@@ -25,21 +27,31 @@ if TYPE_CHECKING:
 
 
 class DeferredWeightGrads:
-    """Inputs and output gradients of linear layers, stored until their weights' gradients are computed."""
+    """Inputs and output gradients of linear layers, stored until their weights' gradients are
+    computed.
+    """
 
     def __init__(self) -> None:
         self.key: object = None
-        self._pending: dict[object, list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]]] = {}
+        self._pending: dict[
+            object, list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]]
+        ] = {}
 
     def replace_linear_layers(self, module: nn.Module) -> None:
-        """Replace the linear layers below a module by layers that leave their weight gradients to this object."""
+        """Replace the linear layers below a module by layers that leave their weight gradients to
+        this object.
+        """
         for parent in list(module.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear):
                     setattr(parent, name, DeferredLinear(child, self))
 
-    def store(self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:
-        """Store x [..., inputs] and the output gradient [..., outputs] of a layer, under the current `key`."""
+    def store(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor
+    ) -> None:
+        """Store x [..., inputs] and the output gradient [..., outputs] of a layer, under the
+        current `key`.
+        """
         self._pending.setdefault(self.key, []).append((weight, bias, x, gradient))
 
     @torch.no_grad()
@@ -53,10 +65,14 @@ class DeferredWeightGrads:
 
 
 class DeferredLinear(nn.Linear):
-    """A linear layer, with another one's parameters, whose backward pass computes the gradient of its input only."""
+    """A linear layer, with another one's parameters, whose backward pass computes the gradient of
+    its input only.
+    """
 
     def __init__(self, linear: nn.Linear, deferred: DeferredWeightGrads):
-        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        super().__init__(
+            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
+        )
         self.weight, self.bias, self._deferred = linear.weight, linear.bias, deferred
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -75,7 +91,11 @@ def _add(weight: nn.Parameter, values: Tensor) -> None:
 class _DeferredProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferred: DeferredWeightGrads
+        ctx: Any,
+        x: Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        deferred: DeferredWeightGrads,
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.deferred = weight, bias, deferred
@@ -91,10 +111,14 @@ class _DeferredProduct(torch.autograd.Function):
 def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Keep this rank's layers, in place, and make a `Pipeline` that runs them.
 
-    A tied embedding (which is also the output head) is on the first rank and on the last, and its gradient is summed
-    over both.
+    A tied embedding (which is also the output head) is on the first rank and on the last, and its
+    gradient is summed over both.
     """
-    model, sharding, layout = cast(Decoder, parallel.objective.model), parallel.sharding, mesh.layout
+    model, sharding, layout = (
+        cast(Decoder, parallel.objective.model),
+        parallel.sharding,
+        mesh.layout,
+    )
     rank, ranks = mesh.index("pipeline"), layout.pipeline
     stages = assign_stages(model.settings, model.sequence_length, layout.stages)
     mine = stages[rank::ranks]
@@ -112,7 +136,9 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         model.norm = model.head = None
     if tied:
         ends = mesh.group_by(
-            lambda place: (place.data_rank, place.tensor) if place.pipeline in (0, ranks - 1) else None
+            lambda place: (
+                (place.data_rank, place.tensor) if place.pipeline in (0, ranks - 1) else None
+            )
         )
         if ends is not None:
             sharding.reductions.append(GradReduction(("embedding.weight",), ends))
@@ -124,14 +150,20 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
 
 class PipelineStage(nn.Module):
-    """The layers of one rank: (activations of the layer before) → (activations for the layer behind, or the loss)."""
+    """The layers of one rank: (activations of the layer before) → (activations for the layer
+    behind, or the loss).
+    """
 
     def __init__(self, objective: Objective):
         super().__init__()
         self.objective = objective
 
-    def forward(self, inputs: MicroBatch, x_btd: Tensor | None, layers: range, *, first: bool, last: bool) -> Tensor:
-        """Run a group of layers. `x_btd` [B, T, d] comes from the stage before; None for the first stage."""
+    def forward(
+        self, inputs: MicroBatch, x_btd: Tensor | None, layers: range, *, first: bool, last: bool
+    ) -> Tensor:
+        """Run a group of layers. `x_btd` [B, T, d] comes from the stage before; None for the first
+        stage.
+        """
         model, bounds = cast(Decoder, self.objective.model), inputs.bounds
         if bounds is not None:
             bounds.prepare(model.kernel, model.causal)
@@ -140,9 +172,18 @@ class PipelineStage(nn.Module):
         return self.objective.loss(model.norm(x), inputs.labels_bt) if last else x
 
     def next_logits(
-        self, tokens_bt: Tensor, x_btd: Tensor | None, cache: KVCache | None, layers: range, *, first: bool, last: bool
+        self,
+        tokens_bt: Tensor,
+        x_btd: Tensor | None,
+        cache: KVCache | None,
+        layers: range,
+        *,
+        first: bool,
+        last: bool,
     ) -> Tensor:
-        """Run a group of layers, and return what they give the layer behind, or the logits [B, V] of the next token."""
+        """Run a group of layers, and return what they give the layer behind, or the logits [B, V]
+        of the next token.
+        """
         model = cast(Decoder, self.objective.model)
         x = model.embed(tokens_bt, start=cache.length if cache else 0) if first else x_btd
         x = model.run_blocks(x, tokens_bt.shape[1], cache=cache, layers=layers)
@@ -152,8 +193,9 @@ class PipelineStage(nn.Module):
 class StageP2P:
     """Point-to-point messages between neighbouring stages.
 
-    Each direction has a process group of its own, and so has the link from the last rank back to the first: within a
-    group ranks send one way only, in one order, so that no two ranks can wait for each other.
+    Each direction has a process group of its own, and so has the link from the last rank back to
+    the first: within a group ranks send one way only, in one order, so that no two ranks can wait
+    for each other.
     """
 
     def __init__(self, mesh: Mesh, chunks: int):
@@ -172,7 +214,9 @@ class StageP2P:
         group = self._groups[kind, not 0 <= target < self.ranks]
         tensor = tensor.contiguous()
         self._sending = [(work, sent) for work, sent in self._sending if not work.is_completed()]
-        self._sending.append((dist.isend(tensor, group=group, group_dst=target % self.ranks), tensor))
+        self._sending.append(
+            (dist.isend(tensor, group=group, group_dst=target % self.ranks), tensor)
+        )
 
     def receive(self, kind: str, into: Tensor) -> None:
         """Receive from the stage before (F) or from the next one (B), and wait for it."""
@@ -181,7 +225,9 @@ class StageP2P:
         dist.irecv(into, group=group, group_src=source % self.ranks).wait()
 
     def held(self) -> list[Tensor]:
-        """Return the tensors of messages that are not known to be sent: gloo knows only after waiting."""
+        """Return the tensors of messages that are not known to be sent: gloo knows only after
+        waiting.
+        """
         return [sent for _, sent in self._sending]
 
     def finish(self) -> None:
@@ -215,13 +261,18 @@ class Pipeline:
         return self.stage(inputs, x, self.layers[chunk], **ends)
 
     def _receive_buffer(self, inputs: MicroBatch) -> Tensor:
-        """Return an empty tensor for the activations of the stage before: this rank's positions of the residual stream,
-        in the format of the weights (under autocast sums stay in it)."""
+        """Return an empty tensor for the activations of the stage before: this rank's positions of
+        the residual stream, in the format of the weights (under autocast sums stay in it).
+        """
         rows, length = inputs.tokens_bt.shape
-        return self._empty(rows, length // self.mesh.size("tensor"), self.stage.objective.model.settings.dimension)
+        return self._empty(
+            rows, length // self.mesh.size("tensor"), self.stage.objective.model.settings.dimension
+        )
 
     def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=next(self.stage.parameters()).dtype, device=self.mesh.world.device)
+        return torch.empty(
+            shape, dtype=next(self.stage.parameters()).dtype, device=self.mesh.world.device
+        )
 
     def broadcast_from_last(self, value: Tensor) -> Tensor:
         """Return the last rank's value on all of them. A collective."""
@@ -230,7 +281,9 @@ class Pipeline:
 
     @torch.no_grad()
     def __call__(self, inputs: MicroBatch) -> Tensor:
-        """Return the sum of losses without gradients, the same on every rank of the pipeline. A collective."""
+        """Return the sum of losses without gradients, the same on every rank of the pipeline. A
+        collective.
+        """
         loss = torch.zeros((), device=self.mesh.world.device)
         for chunk in range(len(self.layers)):
             x = None
@@ -246,9 +299,11 @@ class Pipeline:
         return self.broadcast_from_last(loss)
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None) -> Tensor:
-        """Return the logits [B, V] of the token behind each row, on every rank of the pipeline. A collective.
+        """Return the logits [B, V] of the token behind each row, on every rank of the pipeline. A
+        collective.
 
-        Each rank keeps the keys and values of its own layers; activations pass from stage to stage as in training.
+        Each rank keeps the keys and values of its own layers; activations pass from stage to stage
+        as in training.
         """
         settings = self.stage.objective.model.settings
         logits = self._empty(len(tokens_bt), settings.vocabulary_size)
@@ -258,7 +313,9 @@ class Pipeline:
                 x = self._empty(*tokens_bt.shape, settings.dimension)
                 self.messages.receive("F", x)
             last = self._is_last(chunk)
-            y = self.stage.next_logits(tokens_bt, x, cache, layers, first=self._is_first(chunk), last=last)
+            y = self.stage.next_logits(
+                tokens_bt, x, cache, layers, first=self._is_first(chunk), last=last
+            )
             if last:
                 logits = y
             else:
@@ -279,13 +336,17 @@ class Pipeline:
         no_sync: Callable[[], AbstractContextManager] = nullcontext,
         probe: "Probe | None" = None,
     ) -> Tensor:
-        """Run the forward (F), backward (B) and deferred weight-gradient (W) passes of one optimizer step.
+        """Run the forward (F), backward (B) and deferred weight-gradient (W) passes of one
+        optimizer step.
 
-        `inputs` returns a micro-batch by its number. Weight gradients are reduced, where the layout does that, in the
-        last backward pass. Returns the sum of losses over all ranks of the pipeline, on each of them.
+        `inputs` returns a micro-batch by its number. Weight gradients are reduced, where the layout
+        does that, in the last backward pass. Returns the sum of losses over all ranks of the
+        pipeline, on each of them.
         """
         layout = self.mesh.layout
-        actions = build_schedule(layout.schedule, self.rank, self.ranks, micro_steps, layout.stages_per_rank)
+        actions = build_schedule(
+            layout.schedule, self.rank, self.ranks, micro_steps, layout.stages_per_rank
+        )
         loss_sum = torch.zeros((), device=self.mesh.world.device)
         micro_batches: dict[int, MicroBatch] = {}
         activations: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
@@ -301,7 +362,11 @@ class Pipeline:
                     self.messages.receive("F", x)
                     x.requires_grad_()
                 timer.lap("bubble")
-                measured = probe.forward(times=max_in_flight(actions)) if probe and number == 0 else nullcontext()
+                measured = (
+                    probe.forward(times=max_in_flight(actions))
+                    if probe and number == 0
+                    else nullcontext()
+                )
                 with autocast(), measured:
                     y = self._forward(micro_batches[k], x, chunk)
                 if self._is_last(chunk):

@@ -1,4 +1,6 @@
-"""Preflight of a run on several ranks: bus bandwidth inside nodes and between them, before the first step."""
+"""Preflight of a run on several ranks: bus bandwidth inside nodes and between them, before the
+first step.
+"""
 
 import time
 from collections.abc import Callable
@@ -25,8 +27,8 @@ LINKS = {
 def check_links(world: World, least: dict[str, float]) -> World:
     """Measure the links and return the world with them. A collective over all ranks.
 
-    `least` has the least GB/s of `node` and `network`; a kind that it lacks is measured, not compared. Raises UserError
-    on every rank if a link is slower.
+    `least` has the least GB/s of `node` and `network`; a kind that it lacks is measured, not
+    compared. Raises UserError on every rank if a link is slower.
     """
     if world.size == 1:
         return world
@@ -45,10 +47,12 @@ def check_links(world: World, least: dict[str, float]) -> World:
 
 
 def measure_links(world: World) -> dict[str, float]:
-    """Return GB/s of `node` and `network`, those that this run has, the same on every rank. A collective.
+    """Return GB/s of `node` and `network`, those that this run has, the same on every rank. A
+    collective.
 
-    Bus bandwidth of an all-reduce, 2 (n - 1) / n of the buffer over the time (nccl-tests): of the slowest group. Ranks
-    fill nodes one after the other. Between nodes all groups of equal local ranks run at the same time, as in training.
+    Bus bandwidth of an all-reduce, 2 (n - 1) / n of the buffer over the time (nccl-tests): of the
+    slowest group. Ranks fill nodes one after the other. Between nodes all groups of equal local
+    ranks run at the same time, as in training.
     """
     nodes = max(1, len(world.nodes))
     each = world.size // nodes
@@ -75,7 +79,9 @@ def _measure(world: World, members: list[list[int]]) -> float:
 
 
 def time_all_reduce(buffer: torch.Tensor, barrier: Callable[[], Any], group: Any = None) -> float:
-    """Return the seconds of the fastest of some all-reduces of a buffer, each after a barrier. A collective."""
+    """Return the seconds of the fastest of some all-reduces of a buffer, each after a barrier. A
+    collective.
+    """
     fastest = float("inf")
     for call in range(1 + CALLS):  # the first one connects
         barrier()
@@ -89,7 +95,9 @@ def time_all_reduce(buffer: torch.Tensor, barrier: Callable[[], Any], group: Any
 
 
 def bus_bandwidth(buffer: torch.Tensor, ranks: int, seconds: float) -> float:
-    """Return the bytes/s of an all-reduce that every link carried: 2 (n - 1) / n of the buffer over the time."""
+    """Return the bytes/s of an all-reduce that every link carried: 2 (n - 1) / n of the buffer over
+    the time.
+    """
     return 2 * (ranks - 1) / ranks * buffer.nbytes / seconds
 
 

@@ -1,4 +1,6 @@
-"""One rank's part of a model: the mesh, the shards that its optimizer updates, and how gradients reach other ranks."""
+"""One rank's part of a model: the mesh, the shards that its optimizer updates, and how gradients
+reach other ranks.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class Mesh:
-    """One rank's view of the mesh [pipeline, data, shard, tensor]. Creating it, or a group with `group_by`, is a
-    collective.
+    """One rank's view of the mesh [pipeline, data, shard, tensor]. Creating it, or a group with
+    `group_by`, is a collective.
 
-    Ranks with neighbouring numbers are those of one node: tensor groups, which exchange in every block, lie closest
-    together, then the shards of a copy, then copies; stages, which exchange least, lie furthest apart.
+    Ranks with neighbouring numbers are those of one node: tensor groups, which exchange in every
+    block, lie closest together, then the shards of a copy, then copies; stages, which exchange
+    least, lie furthest apart.
     """
 
     def __init__(self, layout: LayoutSettings, world: World):
@@ -40,7 +43,9 @@ class Mesh:
         #: the ranks that hold one copy of the model between them; None where each holds it all
         self.copy: dist.ProcessGroup | None = None
         if layout.world_size > layout.data:
-            self.copy = self.group_by(lambda place: place.data) if layout.data > 1 else dist.group.WORLD
+            self.copy = (
+                self.group_by(lambda place: place.data) if layout.data > 1 else dist.group.WORLD
+            )
 
     def size(self, axis: str) -> int:
         return getattr(self.layout, axis)
@@ -53,17 +58,22 @@ class Mesh:
         return self._devices.get_group(axis) if self.size(axis) > 1 else None
 
     def devices(self, *axes: str) -> DeviceMesh:
-        """Return the submesh along those of `axes` whose degree is above 1, at this rank's other coordinates."""
+        """Return the submesh along those of `axes` whose degree is above 1, at this rank's other
+        coordinates.
+        """
         return self._devices[tuple(axis for axis in axes if self.size(axis) > 1)]
 
     def group_by(self, key: Callable[[MeshCoordinate], object | None]) -> dist.ProcessGroup | None:
-        """Return the group of the ranks with this rank's key; None for a key of None. A collective."""
+        """Return the group of the ranks with this rank's key; None for a key of None. A
+        collective.
+        """
         found: dict[object, list[int]] = {}
         for rank in range(self.world.size):
             if (value := key(self.layout.coordinate(rank))) is not None:
                 found.setdefault(value, []).append(rank)
-        # Every rank makes every group. Among its members alone (`use_local_synchronization`) torch names a group by how
-        # many each of them has, and ranks that have made unequal numbers of groups wait for each other for ever.
+        # Every rank makes every group. Among its members alone (`use_local_synchronization`) torch
+        # names a group by how many each of them has, and ranks that have made unequal numbers of
+        # groups wait for each other for ever.
         groups = {value: dist.new_group(ranks) for value, ranks in found.items()}
         return groups.get(key(self.place))
 
@@ -74,10 +84,11 @@ BUCKET = 1 << 25
 
 @dataclass(frozen=True)
 class LocalShard:
-    """The part [offsets, offsets + shape) of a parameter of shape `global_shape`, as a view of this rank's memory.
+    """The part [offsets, offsets + shape) of a parameter of shape `global_shape`, as a view of this
+    rank's memory.
 
-    `first`: no lower rank of the same model replica holds it, too. The first holder writes it into checkpoints and
-    counts its gradient in the norm.
+    `first`: no lower rank of the same model replica holds it, too. The first holder writes it into
+    checkpoints and counts its gradient in the norm.
     """
 
     tensor: Tensor
@@ -97,7 +108,9 @@ class ShardSpec:
 
 @dataclass(frozen=True)
 class GradReduction:
-    """Gradients to sum over the ranks of `group` after backward; `mean`: and to divide by the number of ranks."""
+    """Gradients to sum over the ranks of `group` after backward; `mean`: and to divide by the
+    number of ranks.
+    """
 
     names: tuple[str, ...]
     group: dist.ProcessGroup
@@ -118,9 +131,9 @@ class ShardingState:
 class LocalShards:
     """One rank's shards by parameter name. In this class each is the module's whole parameter.
 
-    Layouts that also split parameters by rows (ZeRO, FSDP) use a subclass. Shards are plain tensors, so that one
-    update, one norm and one checkpoint format serve all layouts. `replicas` ranks hold the same shards; this one is
-    number `replica`.
+    Layouts that also split parameters by rows (ZeRO, FSDP) use a subclass. Shards are plain
+    tensors, so that one update, one norm and one checkpoint format serve all layouts. `replicas`
+    ranks hold the same shards; this one is number `replica`.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
@@ -138,7 +151,9 @@ class LocalShards:
             self.by_name[name] = LocalShard(tensor, tuple(offsets), spec.global_shape, first)
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
-        """Return this rank's rows of a module's parameter, the first row's number, and the rows of the parameter."""
+        """Return this rank's rows of a module's parameter, the first row's number, and the rows of
+        the parameter.
+        """
         return weight, 0, len(weight)
 
     @property
@@ -152,30 +167,40 @@ class LocalShards:
         return [shard.tensor for shard in self.by_name.values() if shard.first]
 
     def reduce_gradients(self) -> None:
-        """Before the update: reduce what backward has not reduced, and give each shard its gradient. A collective."""
+        """Before the update: reduce what backward has not reduced, and give each shard its
+        gradient. A collective.
+        """
         if self.reductions:
             weights = dict(self.model.named_parameters())
             for reduction in self.reductions:
-                _all_reduce({name: local(weights[name].grad) for name in reduction.names}, reduction)
+                _all_reduce(
+                    {name: local(weights[name].grad) for name in reduction.names}, reduction
+                )
         self._assign_gradients()
 
     def _assign_gradients(self) -> None:
         pass
 
     def all_gather_parameters(self) -> None:
-        """After the update or a load: give other ranks the updated values that they compute with. A collective."""
+        """After the update or a load: give other ranks the updated values that they compute with. A
+        collective.
+        """
 
 
 @dataclass
 class BucketListener:
-    """Called each time DDP has a bucket of gradients complete on this rank, before the bucket is reduced."""
+    """Called each time DDP has a bucket of gradients complete on this rank, before the bucket is
+    reduced.
+    """
 
     on_ready: Callable[[], None] | None = None
 
 
 @dataclass
 class ParallelModel:
-    """One rank's part of a model, and how a training step uses it. Every parallel method takes one and returns one."""
+    """One rank's part of a model, and how a training step uses it. Every parallel method takes one
+    and returns one.
+    """
 
     #: the plain objective: model and loss; its model's parameters have the names of checkpoints
     objective: Objective
@@ -189,20 +214,26 @@ class ParallelModel:
     #: context of backward passes that reduce no gradients; the pass after it reduces the sum
     no_sync: Callable[[], AbstractContextManager] = nullcontext
     bucket_listener: BucketListener | None = None
-    #: context of forward passes in which every rank of a tensor group has all positions between blocks
+    #: context of forward passes in which every rank of a tensor group has all positions between
+    #: blocks
     whole_positions: Callable[[], AbstractContextManager] = nullcontext
-    #: ranks that gather weights from each other in forward, so that all must run equally many forward passes
+    #: ranks that gather weights from each other in forward, so that all must run equally many
+    #: forward passes
     lockstep: dist.ProcessGroup | None = None
     #: counts of graphs and eager blocks; None where nothing is compiled
     compilation: Compilation | None = None
 
     def loss(self, inputs: MicroBatch) -> Tensor:
-        """Return the sum of losses of some rows. A collective where the layout communicates in forward."""
+        """Return the sum of losses of some rows. A collective where the layout communicates in
+        forward.
+        """
         return self.pipeline(inputs) if self.pipeline is not None else self.module(*inputs)
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Move a module to its device, with unset storage for those of the meta device. Tied parameters stay tied."""
+    """Move a module to its device, with unset storage for those of the meta device. Tied parameters
+    stay tied.
+    """
     for weight in list(module.parameters()):
         if weight.is_meta:
             storage = nn.Parameter(torch.empty_like(weight, device=device), weight.requires_grad)
@@ -211,12 +242,16 @@ def materialise(module: nn.Module, device: torch.device) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return a DTensor's own part as a plain tensor in the same memory; any other tensor as it is."""
+    """Return a DTensor's own part as a plain tensor in the same memory; any other tensor as it
+    is.
+    """
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def fill_buckets(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Return the names in their order, in groups of at least `BUCKET` values, the last one excepted."""
+    """Return the names in their order, in groups of at least `BUCKET` values, the last one
+    excepted.
+    """
     buckets: list[list[str]] = []
     values = BUCKET
     for name, tensor in tensors.items():
@@ -232,10 +267,16 @@ def _all_reduce(gradients: dict[str, Tensor], reduction: GradReduction) -> None:
     """Reduce in place; small gradients share one all-reduce."""
     for names in fill_buckets(gradients):
         bucket = [gradients[name] for name in names]
-        flat = torch.cat([values.flatten() for values in bucket]) if len(bucket) > 1 else bucket[0].contiguous()
+        flat = (
+            torch.cat([values.flatten() for values in bucket])
+            if len(bucket) > 1
+            else bucket[0].contiguous()
+        )
         dist.all_reduce(flat, group=reduction.group)
         if reduction.mean:
             flat /= dist.get_world_size(reduction.group)
         if flat is not bucket[0]:
-            for values, summed in zip(bucket, flat.view(-1).split([values.numel() for values in bucket]), strict=True):
+            for values, summed in zip(
+                bucket, flat.view(-1).split([values.numel() for values in bucket]), strict=True
+            ):
                 values.copy_(summed.view_as(values))

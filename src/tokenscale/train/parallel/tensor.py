@@ -1,17 +1,22 @@
-"""Tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022) and a shared vocabulary.
+"""Tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022) and
+a shared vocabulary.
 
-The ranks of a group read the same rows. Each has some heads, some of the feed-forward's hidden units and some rows of
-the vocabulary, and between those parts, for norms, dropout and residual sums, an equal run of positions of every row:
+The ranks of a group read the same rows. Each has some heads, some of the feed-forward's hidden
+units and some rows of the vocabulary, and between those parts, for norms, dropout and residual
+sums, an equal run of positions of every row:
 
-    tokens ─ embedding ┬─ norm ─ gather ─ query, key, value, attention, output ─ scatter ─┬─ norm ─ gather ─ …
-             + scatter └───────────────────────────── + ──────────────────────────────────┘
+    tokens ─ embedding ┬─ norm ─ gather ─ query, key, value, attention, output ─ scatter ─┬─ norm ─
+             gather ─ … + scatter └───────────────────────────── +
+             ──────────────────────────────────┘
 
-`gather` collects all positions, and its backward pass sums and scatters gradients; `scatter` sums what the ranks have
-computed of all positions and leaves each its run, and its backward pass gathers. The logits of all entries never stand
-together anywhere: the loss needs their maximum, their sum and the label's own (section 3 of the first paper).
+`gather` collects all positions, and its backward pass sums and scatters gradients; `scatter` sums
+what the ranks have computed of all positions and leaves each its run, and its backward pass
+gathers. The logits of all entries never stand together anywhere: the loss needs their maximum,
+their sum and the label's own (section 3 of the first paper).
 
-Rows that grow by one position at a time cannot be shared out by positions. While text is generated every rank has all
-positions (`Ranks.whole_positions`), as in the first paper: `gather` does nothing, and `scatter` sums.
+Rows that grow by one position at a time cannot be shared out by positions. While text is generated
+every rank has all positions (`Ranks.whole_positions`), as in the first paper: `gather` does
+nothing, and `scatter` sums.
 """
 
 from collections.abc import Iterator
@@ -43,7 +48,9 @@ class Ranks:
 
     @contextmanager
     def whole_positions(self) -> Iterator[None]:
-        """A context in which every rank has all positions between the parts. Without gradients only."""
+        """A context in which every rank has all positions between the parts. Without gradients
+        only.
+        """
         self.splits_positions = False
         try:
             yield
@@ -51,11 +58,15 @@ class Ranks:
             self.splits_positions = True
 
     def gather(self, x_btd: Tensor) -> Tensor:
-        """[B, T / count, d] of each rank → [B, T, d]: all positions. Its gradient is summed, and scattered."""
+        """[B, T / count, d] of each rank → [B, T, d]: all positions. Its gradient is summed, and
+        scattered.
+        """
         return _Gather.apply(x_btd, self) if self.splits_positions else x_btd
 
     def scatter(self, x_btd: Tensor) -> Tensor:
-        """[B, T, d], a share of a sum over the ranks → this rank's positions of the sum, [B, T / count, d]."""
+        """[B, T, d], a share of a sum over the ranks → this rank's positions of the sum, [B, T /
+        count, d].
+        """
         if self.splits_positions:
             return _Scatter.apply(x_btd, self)
         dist.all_reduce(x_btd, group=self.group)
@@ -70,7 +81,11 @@ def _gathered(x: Tensor, ranks: Ranks) -> Tensor:
     rows, length, *rest = x.shape
     found = x.new_empty(ranks.count * rows, length, *rest)
     all_gather(found, x.contiguous(), group=ranks.group)
-    return found.unflatten(0, (ranks.count, rows)).transpose(0, 1).reshape(rows, ranks.count * length, *rest)
+    return (
+        found.unflatten(0, (ranks.count, rows))
+        .transpose(0, 1)
+        .reshape(rows, ranks.count * length, *rest)
+    )
 
 
 def _scattered(x: Tensor, ranks: Ranks) -> Tensor:
@@ -110,7 +125,9 @@ class Vocabulary:
     ranks: Ranks
 
     def gather(self, hidden_btd: Tensor) -> Tensor:
-        """[B, T / count, d] of each rank → [B, T, d]: the loss of this rank's entries needs all positions."""
+        """[B, T / count, d] of each rank → [B, T, d]: the loss of this rank's entries needs all
+        positions.
+        """
         return self.ranks.gather(hidden_btd)
 
     def maximum(self, values: Tensor) -> Tensor:
@@ -127,16 +144,24 @@ class Vocabulary:
 def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Keep this rank's part of each matrix, in place; parameters keep their names.
 
-    Norms, positions and the biases of layers that write into the residual stream are replicated. Each rank computes
-    some positions only, so their gradients are summed over the group.
+    Norms, positions and the biases of layers that write into the residual stream are replicated.
+    Each rank computes some positions only, so their gradients are summed over the group.
     """
     ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
     model, sharding = cast(Decoder, parallel.objective.model), parallel.sharding
     specs: dict[str, ShardSpec] = {}
     for number, block in enumerate(model.blocks):
         if block is not None:  # else another stage's
-            _split_part(cast(Block, block).attention, f"blocks.{number}.attention", ranks, specs, "output")
-            _split_part(cast(Block, block).feed_forward, f"blocks.{number}.feed_forward", ranks, specs, "down")
+            _split_part(
+                cast(Block, block).attention, f"blocks.{number}.attention", ranks, specs, "output"
+            )
+            _split_part(
+                cast(Block, block).feed_forward,
+                f"blocks.{number}.feed_forward",
+                ranks,
+                specs,
+                "down",
+            )
     vocabulary = Vocabulary(ranks.mine(model.settings.vocabulary_size).start, ranks)
     if model.embedding is not None:
         _split(model.embedding, "embedding", "weight", 0, ranks, specs)
@@ -160,13 +185,16 @@ def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear layer of which each rank has some inputs: [B, T, d / count] → this rank's positions [B, T / count, d].
+    """A linear layer of which each rank has some inputs: [B, T, d / count] → this rank's positions
+    [B, T / count, d].
 
     It takes over a layer whose weight is split already. The bias is added once, to the sum.
     """
 
     def __init__(self, linear: nn.Linear, ranks: Ranks):
-        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        super().__init__(
+            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
+        )
         self.weight, self.bias, self._ranks = linear.weight, linear.bias, ranks
         #: another product where weight gradients are deferred
         self._product = linear.product if isinstance(linear, DeferredLinear) else F.linear
@@ -178,7 +206,9 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
-    """An embedding of which each rank has some rows: tokens [B, T] → this rank's positions [B, T / count, d]."""
+    """An embedding of which each rank has some rows: tokens [B, T] → this rank's positions [B, T /
+    count, d].
+    """
 
     def __init__(self, embedding: nn.Embedding, vocabulary: Vocabulary):
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")
@@ -192,8 +222,12 @@ class VocabularyParallelEmbedding(nn.Embedding):
         return self._vocabulary.ranks.scatter(x.masked_fill(others[..., None], 0))
 
 
-def _split_part(part: nn.Module, name: str, ranks: Ranks, specs: dict[str, ShardSpec], last: str) -> None:
-    """Split attention or feed-forward: layers by outputs (whole heads, hidden units), the `last` one by inputs."""
+def _split_part(
+    part: nn.Module, name: str, ranks: Ranks, specs: dict[str, ShardSpec], last: str
+) -> None:
+    """Split attention or feed-forward: layers by outputs (whole heads, hidden units), the `last`
+    one by inputs.
+    """
     for child, linear in list(part.named_children()):
         if not isinstance(linear, nn.Linear):
             continue  # norms of queries and keys, which every rank applies to its own heads
@@ -207,7 +241,9 @@ def _split_part(part: nn.Module, name: str, ranks: Ranks, specs: dict[str, Shard
     part.register_forward_pre_hook(partial(_gather_inputs, ranks))
 
 
-def _split(module: nn.Module, name: str, kind: str, dim: int, ranks: Ranks, specs: dict[str, ShardSpec]) -> None:
+def _split(
+    module: nn.Module, name: str, kind: str, dim: int, ranks: Ranks, specs: dict[str, ShardSpec]
+) -> None:
     weight = getattr(module, kind)
     mine = ranks.mine(weight.shape[dim])
     setattr(module, kind, nn.Parameter(weight.detach().narrow(dim, mine.start, len(mine)).clone()))
@@ -215,7 +251,9 @@ def _split(module: nn.Module, name: str, kind: str, dim: int, ranks: Ranks, spec
 
 
 def _gather_inputs(ranks: Ranks, module: nn.Module, arguments: tuple) -> tuple:
-    """Before attention and feed-forward: gather all positions, in the format that products will have."""
+    """Before attention and feed-forward: gather all positions, in the format that products will
+    have.
+    """
     x, *rest = arguments
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))

@@ -24,7 +24,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
 
 #: the line of NCCL's log that names the network between nodes; the second form since 2.27
-NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (.+?)(?: to comm)?$", re.MULTILINE)
+NETWORK = re.compile(
+    r"NCCL INFO (?:Using network|Assigned NET plugin) (.+?)(?: to comm)?$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,14 @@ class NodeDevice:
 
 
 def node_device(device: torch.device, environment: Mapping[str, str] = os.environ) -> NodeDevice:
-    """Return this rank's node and device. A GPU is named by its UUID; ranks on a CPU never share a device."""
-    name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"process {os.getpid()}"
+    """Return this rank's node and device. A GPU is named by its UUID; ranks on a CPU never share a
+    device.
+    """
+    name = (
+        str(torch.cuda.get_device_properties(device).uuid)
+        if device.type == "cuda"
+        else f"process {os.getpid()}"
+    )
     return NodeDevice(environment.get("SLURMD_NODENAME") or platform.node(), name)
 
 
@@ -49,9 +57,11 @@ def exchange_devices(mine: NodeDevice, rank: int, size: int, store: Store) -> li
 
 
 def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
-    """Raise UserError where two ranks share a device, or where ranks do not fill the requested nodes evenly.
+    """Raise UserError where two ranks share a device, or where ranks do not fill the requested
+    nodes evenly.
 
-    Such a run computes the right losses at a meaningless speed. `nodes` None: any number of nodes is accepted.
+    Such a run computes the right losses at a meaningless speed. `nodes` None: any number of nodes
+    is accepted.
     """
     seen: dict[NodeDevice, int] = {}
     for rank, node_device in enumerate(devices_of_ranks):
@@ -61,7 +71,10 @@ def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
                 ranks=f"{seen[node_device]} and {rank}",
                 node=node_device.node,
                 device=node_device.device,
-                next="give each rank its own: srun --gpus-per-task=1, or LOCAL_RANK that counts on each node",
+                next=(
+                    "give each rank its own: srun --gpus-per-task=1, or LOCAL_RANK that counts "
+                    "on each node"
+                ),
             )
         seen[node_device] = rank
     found = list(dict.fromkeys(node_device.node for node_device in devices_of_ranks))
@@ -70,34 +83,51 @@ def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
     if len(found) != nodes:
         what = "the ranks are not on as many nodes as they should be."
         next = "start it with `tokenscale launch`, which spells every option of srun out"
-        raise UserError(what, expected=f"{nodes} nodes", found=f"{len(found)}: {', '.join(found)}", next=next)
+        raise UserError(
+            what, expected=f"{nodes} nodes", found=f"{len(found)}: {', '.join(found)}", next=next
+        )
     each = len(devices_of_ranks) // nodes
-    if any(node_device.node != found[rank // each] for rank, node_device in enumerate(devices_of_ranks)):
+    if any(
+        node_device.node != found[rank // each] for rank, node_device in enumerate(devices_of_ranks)
+    ):
         raise UserError(
             "the ranks do not fill their nodes one after the other.",
-            found=", ".join(f"{rank} on {node_device.node}" for rank, node_device in enumerate(devices_of_ranks)),
+            found=", ".join(
+                f"{rank} on {node_device.node}" for rank, node_device in enumerate(devices_of_ranks)
+            ),
             expected=f"{each} neighbours on each of {nodes} nodes",
             next="srun --distribution=block, and as many tasks on every node",
         )
 
 
 def reported_network(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the network between nodes that NCCL's log of this process names; None without a log or such a line."""
+    """Return the network between nodes that NCCL's log of this process names; None without a log or
+    such a line.
+    """
     pattern = environment.get("NCCL_DEBUG_FILE", "")
     if "%p" not in pattern:
         return None
     path = Path(pattern.replace("%p", str(os.getpid())))
-    texts = [file.read_text(errors="replace") for file in path.parent.glob(path.name.replace("%h", "*"))]
+    texts = [
+        file.read_text(errors="replace") for file in path.parent.glob(path.name.replace("%h", "*"))
+    ]
     found = NETWORK.findall("\n".join(texts))
     return found[-1].strip() if found else None
 
 
 def check_network(expected: str, found: str | None) -> None:
-    """Raise UserError where NCCL uses another network than the expected one: TCP works, twenty times slower."""
+    """Raise UserError where NCCL uses another network than the expected one: TCP works, twenty
+    times slower.
+    """
     if found is None or expected.lower() not in found.lower():
         what = "NCCL does not use the expected network between nodes."
-        next = "look for its plugin in the container (aws-ofi-nccl), or change `network` in the machine's file"
-        raise UserError(what, expected=expected, found=found or "no line about it in NCCL_DEBUG_FILE", next=next)
+        next = (
+            "look for its plugin in the container (aws-ofi-nccl), or change `network` in the "
+            "machine's file"
+        )
+        raise UserError(
+            what, expected=expected, found=found or "no line about it in NCCL_DEBUG_FILE", next=next
+        )
 
 
 class PortTaken(UserError):
@@ -120,7 +150,9 @@ class World:
         """Sum each value over all ranks (fp64 or int64). A collective: every rank must call it."""
         if self.size == 1:
             return list(values)
-        total = torch.tensor(values, dtype=torch.int64 if integer else torch.float64, device=self.device)
+        total = torch.tensor(
+            values, dtype=torch.int64 if integer else torch.float64, device=self.device
+        )
         dist.all_reduce(total)
         return total.tolist()
 
@@ -129,7 +161,9 @@ class World:
             dist.barrier()
 
     def close(self) -> None:
-        """Tear down the process group in the order that does not abort: garbage, barrier, destroy."""
+        """Tear down the process group in the order that does not abort: garbage, barrier,
+        destroy.
+        """
         if self.size > 1 and dist.is_initialized():
             gc.collect()
             dist.barrier()
@@ -137,15 +171,19 @@ class World:
 
 
 def join(
-    expected_size: int | None, device: str = "auto", *, nodes: int | None = None, network: str | None = None
+    expected_size: int | None,
+    device: str = "auto",
+    *,
+    nodes: int | None = None,
+    network: str | None = None,
 ) -> World:
     """Join the run's process group, from the environment that torchrun or our own launcher sets.
 
-    `expected_size` None: any number. `device` is the run's: "auto" takes one GPU per rank where there are GPUs, "cpu"
-    never takes one.
-    Raises UserError where the processes are not those of the run: N single-rank runs in place of one N-rank run would
-    give plausible, wrong figures, and so would two ranks on one GPU, another number of `nodes`, or another `network`
-    between them. Raises PortTaken where another process has the port.
+    `expected_size` None: any number. `device` is the run's: "auto" takes one GPU per rank where
+    there are GPUs, "cpu" never takes one. Raises UserError where the processes are not those of the
+    run: N single-rank runs in place of one N-rank run would give plausible, wrong figures, and so
+    would two ranks on one GPU, another number of `nodes`, or another `network` between them. Raises
+    PortTaken where another process has the port.
     """
     size = _read_variable("WORLD_SIZE", 1, range(1, 2**31))
     rank, local_rank = (_read_variable(name, 0, range(size)) for name in ("RANK", "LOCAL_RANK"))
@@ -184,12 +222,18 @@ def join(
         if network is not None and cuda and (nodes or 1) > 1:
             check_network(network, found)
     return World(
-        rank, size, local_rank, mine, tuple(dict.fromkeys(node_device.node for node_device in devices_of_ranks)), found
+        rank,
+        size,
+        local_rank,
+        mine,
+        tuple(dict.fromkeys(node_device.node for node_device in devices_of_ranks)),
+        found,
     )
 
 
 def _read_variable(name: str, default: int, allowed: range) -> int:
-    """Return a number that a launcher put into the environment. Raises UserError where it is not one of those allowed.
+    """Return a number that a launcher put into the environment. Raises UserError where it is not
+    one of those allowed.
 
     A variable may be left over from another job.
     """
@@ -202,7 +246,9 @@ def _read_variable(name: str, default: int, allowed: range) -> int:
 
 
 def _choose_interface(size: int) -> None:
-    """Let gloo and NCCL listen on the loopback interface alone where all ranks are on this machine."""
+    """Let gloo and NCCL listen on the loopback interface alone where all ranks are on this
+    machine.
+    """
     if sys.platform == "linux" and os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -211,21 +257,25 @@ def _choose_interface(size: int) -> None:
 def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
     """Return the store through which the ranks find each other.
 
-    Torchrun listens itself, on every interface, and its store is used, unless its own rendezvous is a file
-    (docs/operations.md). Else rank 0 listens: on the loopback interface where all ranks are on this machine, or on that
-    of MASTER_ADDR. Keys begin with the run's secret where the launcher has set one, so that processes of another job
-    that use this port by mistake neither read nor overwrite them. Raises PortTaken.
+    Torchrun listens itself, on every interface, and its store is used, unless its own rendezvous is
+    a file (docs/operations.md). Else rank 0 listens: on the loopback interface where all ranks are
+    on this machine, or on that of MASTER_ADDR. Keys begin with the run's secret where the launcher
+    has set one, so that processes of another job that use this port by mistake neither read nor
+    overwrite them. Raises PortTaken.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(dist.rendezvous("env://"))[0]
     here = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     if lacking := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         found = f"RANK={rank}, WORLD_SIZE={size}, without {' and '.join(lacking)}"
-        raise UserError("the variables of a launcher are incomplete.", found=found, next=NO_LAUNCHER)
+        raise UserError(
+            "the variables of a launcher are incomplete.", found=found, next=NO_LAUNCHER
+        )
     address = "127.0.0.1" if here else os.environ["MASTER_ADDR"]
     port = _read_variable("MASTER_PORT", 0, range(1, 2**16))
     listener = listen(address, port, nodes) if rank == 0 else None
-    if RENDEZVOUS_SECRET in os.environ or "TOKENSCALE_ROOT" in os.environ:  # our launcher's ranks may start late
+    # our launcher's ranks may start late
+    if RENDEZVOUS_SECRET in os.environ or "TOKENSCALE_ROOT" in os.environ:
         store: dist.Store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
     else:
         store = _meet(address, port, rank, size, listener)
@@ -233,9 +283,11 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
 
 
 def _meet(address: str, port: int, rank: int, size: int, listener: int | None) -> dist.Store:
-    """Return the store of ranks that an unknown launcher started. Raises UserError if they do not meet in `MEET_S`.
+    """Return the store of ranks that an unknown launcher started. Raises UserError if they do not
+    meet in `MEET_S`.
 
-    The variables may be left over from another job. A plain socket waits for rank 0, because PyTorch prints C++ frames.
+    The variables may be left over from another job. A plain socket waits for rank 0, because
+    PyTorch prints C++ frames.
     """
     end = time.monotonic() + MEET_S
     try:
@@ -248,12 +300,17 @@ def _meet(address: str, port: int, rank: int, size: int, listener: int | None) -
                     raise
                 time.sleep(0.5)
         left = datetime.timedelta(seconds=max(1.0, end - time.monotonic()))
-        store = dist.TCPStore(address, port, size, rank == 0, timeout=left, master_listen_fd=listener)
+        store = dist.TCPStore(
+            address, port, size, rank == 0, timeout=left, master_listen_fd=listener
+        )
         store.set_timeout(dist.constants.default_pg_timeout)
         return store
     except (OSError, RuntimeError):
         raise UserError(
-            f"the other ranks cannot be reached within {MEET_S:.0f} s: RANK and WORLD_SIZE may be left over.",
+            (
+                f"the other ranks cannot be reached within {MEET_S:.0f} s: RANK and WORLD_SIZE may "
+                "be left over."
+            ),
             found=f"RANK={rank}, WORLD_SIZE={size}, MASTER_ADDR={address}, MASTER_PORT={port}",
             next=NO_LAUNCHER,
         ) from None
@@ -262,25 +319,36 @@ def _meet(address: str, port: int, rank: int, size: int, listener: int | None) -
 def listen(address: str, port: int, nodes: int | None) -> int:
     """Return the descriptor of a socket that listens on the interface of this address."""
     try:
-        family, _, _, _, found = sorted(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM))[0]
+        family, _, _, _, found = min(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM))
         if address != found[0] and (nodes or 1) > 1 and ip_address(found[0]).is_loopback:
-            found = ("", port)  # a node whose own name is 127.0.1.1 to itself; others reach it by another address
+            # a node whose own name is 127.0.1.1 to itself; others reach it by another address
+            found = ("", port)
         return socket.create_server(found[:2], family=family, backlog=1024).detach()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
                 "another process has the port on which the ranks of this run rendezvous.",
                 port=f"{address}:{port}",
-                next="start it again; if it stays, look for a process that an earlier job left on the first node",
+                next=(
+                    "start it again; if it stays, look for a process that an earlier job left on "
+                    "the first node"
+                ),
             ) from None
-        what = "rank 0 cannot listen at this address: MASTER_ADDR is not of its machine, or left over."
-        raise UserError(what, address=f"{address}:{port}", reason=error.strerror, next=NO_LAUNCHER) from None
+        what = (
+            "rank 0 cannot listen at this address: MASTER_ADDR is not of its machine, or left over."
+        )
+        raise UserError(
+            what, address=f"{address}:{port}", reason=error.strerror, next=NO_LAUNCHER
+        ) from None
 
 
 #: seconds in which ranks of an unknown launcher must meet
 MEET_S = 40.0
-NO_LAUNCHER = "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT; or start all ranks with torchrun"
-#: seconds a rank waits before it reports a lost peer, so that the original failure is reported first
+NO_LAUNCHER = (
+    "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT; or start all ranks with torchrun"
+)
+#: seconds a rank waits before it reports a lost peer, so that the original failure is reported
+#: first
 ECHO_S = 3.0
 
 
@@ -288,16 +356,19 @@ ECHO_S = 3.0
 def wait_for_root_cause(world: World) -> Iterator[None]:
     """Delay the traceback of a rank that lost a peer, until the peer's own error is printed.
 
-    When a rank dies, its peers fail in their next collective. A rank that fails does not tear down its process group,
-    whose threads sometimes abort the process at the end of the interpreter, which hides the exit code. Such a rank
-    therefore exits at once after its error is printed.
+    When a rank dies, its peers fail in their next collective. A rank that fails does not tear down
+    its process group, whose threads sometimes abort the process at the end of the interpreter,
+    which hides the exit code. Such a rank therefore exits at once after its error is printed.
     """
     try:
         yield
     except Exception as error:
         if world.size > 1:
-            lost = isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error))
-            if lost or (isinstance(error, UserError) and world.rank > 0):  # most mistakes are found by every rank
+            lost = isinstance(error, RuntimeError) and (
+                isinstance(error, dist.DistError) or "gloo" in str(error)
+            )
+            # most mistakes are found by every rank
+            if lost or (isinstance(error, UserError) and world.rank > 0):
                 time.sleep(ECHO_S)
             atexit.register(_end, 2 if isinstance(error, UserError) else 1)
         raise

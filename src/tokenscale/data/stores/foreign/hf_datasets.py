@@ -1,4 +1,6 @@
-"""Hugging Face data sets as `Dataset.save_to_disk` writes them, read and written with the package `datasets`."""
+"""Hugging Face data sets as `Dataset.save_to_disk` writes them, read and written with the package
+`datasets`.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +15,12 @@ from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.refusals import damaged
 from tokenscale.data.corpus.stream import import_datasets
 from tokenscale.data.stores.documents import Documents
-from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignFolder, export_chunks
+from tokenscale.data.stores.foreign.reframe import (
+    ExportCounts,
+    ExportFraming,
+    ForeignFolder,
+    export_chunks,
+)
 from tokenscale.data.stores.foreign.shards import replace_folder
 
 COLUMNS = ("input_ids", "tokens")
@@ -25,7 +32,9 @@ END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class HfDatasets(ForeignFolder):
-    """Reader of a data set. Raises UserError for another kind of folder, a broken file, and a column without ids."""
+    """Reader of a data set. Raises UserError for another kind of folder, a broken file, and a
+    column without ids.
+    """
 
     NAME = "a Hugging Face data set"
 
@@ -46,9 +55,15 @@ class HfDatasets(ForeignFolder):
         for file in self.files:
             # the library takes a stream that was cut between two batches for a whole one
             size = file.stat().st_size if file.is_file() else 0
-            end = np.fromfile(file, np.uint8, offset=max(0, size - len(END))).tobytes() if size else b""
+            end = (
+                np.fromfile(file, np.uint8, offset=max(0, size - len(END))).tobytes()
+                if size
+                else b""
+            )
             if end != END:
-                raise damaged(file, "arrow", f"0x{end.hex()} at the end of {size:,} bytes", f"0x{END.hex()}")
+                raise damaged(
+                    file, "arrow", f"0x{end.hex()} at the end of {size:,} bytes", f"0x{END.hex()}"
+                )
         try:
             self._data = datasets.load_from_disk(str(path)).with_format("arrow")
         except Exception as error:  # errors of the library have no common base but Exception
@@ -62,7 +77,11 @@ class HfDatasets(ForeignFolder):
         if self.column is None:
             raise damaged(path, "ids", ", ".join(names), " or ".join(COLUMNS))
         kind = self._data.features.arrow_schema.field(self.column).type
-        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        lists = (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        )
         if not lists or not pa.types.is_integer(kind.value_type):
             raise damaged(path, "no ids", kind, "lists of integers", name=self.column)
         self.dtype, self._folder = str(kind.value_type), path
@@ -74,7 +93,9 @@ class HfDatasets(ForeignFolder):
         return self._folder
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (ids, lengths) of 1,000 rows at a time, without tokens that the attention mask excludes."""
+        """Yield (ids, lengths) of 1,000 rows at a time, without tokens that the attention mask
+        excludes.
+        """
         for table in self._data.select(range(first, last)).iter(1000):
             try:
                 table.validate(full=True)  # offsets of lists may lead out of the file
@@ -99,8 +120,12 @@ class HfDatasets(ForeignFolder):
         return values.to_numpy(), pc.list_value_length(lists).to_numpy().astype(np.int64)
 
     @staticmethod
-    def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-        """Write the folder: one column `input_ids`, one document per row. Returns file → SHA-256."""
+    def write(
+        documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts
+    ) -> dict[Path, str]:
+        """Write the folder: one column `input_ids`, one document per row. Returns file →
+        SHA-256.
+        """
         datasets = import_datasets(path)
         schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
         with replace_folder(path) as folder:
@@ -109,12 +134,16 @@ class HfDatasets(ForeignFolder):
             with pa.ipc.new_stream(str(whole), schema) as stream:
                 for chunk in export_chunks(documents, rule, count):
                     offsets = np.concatenate(([0], np.cumsum(chunk.lengths))).astype(np.int32)
-                    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(chunk.ids.astype(np.int32)))
+                    lists = pa.ListArray.from_arrays(
+                        pa.array(offsets), pa.array(chunk.ids.astype(np.int32))
+                    )
                     stream.write_batch(pa.record_batch([lists], schema=schema))
             documents.confirm()
             shards = min(len(documents), 1 + count.tokens // SHARD_TOKENS)
             table = datasets.table.MemoryMappedTable.from_file(str(whole))
-            datasets.Dataset(table, fingerprint=sha256_file(whole)[:16]).save_to_disk(str(folder), num_shards=shards)
+            datasets.Dataset(table, fingerprint=sha256_file(whole)[:16]).save_to_disk(
+                str(folder), num_shards=shards
+            )
             shutil.rmtree(whole.parent)
             names = sorted(file.name for file in folder.glob("data-*.arrow"))
         return {path / name: sha256_file(path / name) for name in names}

@@ -1,13 +1,14 @@
 """Foreign formats of bare ids in files: Megatron-LM's pair and nanoGPT's `.bin`.
 
-Megatron-LM, `PREFIX.bin` and `PREFIX.idx` (IndexedDataset, version 1). `.bin`: concatenated ids of all sequences.
-`.idx`, little-endian: `MMIDIDX\\0\\0`, uint64 version 1, uint8 code of the ids' type, uint64 sequences, uint64 document
-bounds (documents + 1); int32 length of each sequence; int64 byte at which each begins in `.bin`; int64 document bounds
-as sequence numbers, from 0. A document is usually one sequence (megatron/core/datasets/indexed_dataset.py,
-NVIDIA/Megatron-LM, 00caa53).
+Megatron-LM, `PREFIX.bin` and `PREFIX.idx` (IndexedDataset, version 1). `.bin`: concatenated ids of
+all sequences. `.idx`, little-endian: `MMIDIDX\\0\\0`, uint64 version 1, uint8 code of the ids'
+type, uint64 sequences, uint64 document bounds (documents + 1); int32 length of each sequence; int64
+byte at which each begins in `.bin`; int64 document bounds as sequence numbers, from 0. A document
+is usually one sequence (megatron/core/datasets/indexed_dataset.py, NVIDIA/Megatron-LM, 00caa53).
 
-nanoGPT, `.bin`: concatenated ids of all documents, uint16 or uint32, without a header. A special id ends each document
-(`<|endoftext|>`, 50256 in GPT-2's tokenizer; karpathy/nanoGPT, data/openwebtext/prepare.py, 04cc18e).
+nanoGPT, `.bin`: concatenated ids of all documents, uint16 or uint32, without a header. A special id
+ends each document (`<|endoftext|>`, 50256 in GPT-2's tokenizer; karpathy/nanoGPT,
+data/openwebtext/prepare.py, 04cc18e).
 """
 
 import struct
@@ -46,13 +47,16 @@ def _add_ending(path: Path, ending: str) -> Path:
 
 
 class Megatron(ForeignFormat):
-    """Reader of a pair. Raises UserError for an inconsistent index, and for one that does not match its `.bin`."""
+    """Reader of a pair. Raises UserError for an inconsistent index, and for one that does not match
+    its `.bin`.
+    """
 
     NAME = "Megatron-LM's .bin and .idx"
 
     @staticmethod
     def list_outputs(path: Path) -> list[Path]:
-        """Return `.bin` and `.idx`, given their prefix or either file. `.idx` marks the pair, so it is written last.
+        """Return `.bin` and `.idx`, given their prefix or either file. `.idx` marks the pair, so it
+        is written last.
 
         >>> [str(file) for file in Megatron.list_outputs(Path("data/owt_text_document.idx"))]
         ['data/owt_text_document.bin', 'data/owt_text_document.idx']
@@ -79,25 +83,41 @@ class Megatron(ForeignFormat):
         self.files = self.list_outputs(path)
         for file in self.files:
             if not file.is_file():
-                raise UserError("a file of the pair is missing.", file=file, next="name both files by their prefix")
+                raise UserError(
+                    "a file of the pair is missing.",
+                    file=file,
+                    next="name both files by their prefix",
+                )
         binary, index = self.files
         size = index.stat().st_size
         with open(index, "rb") as header:
             head = header.read(HEADER.size)
         if head[: len(MAGIC)] != MAGIC[: len(head)] or len(head) < len(MAGIC):
-            raise self._error("is no Megatron index", repr(head[: len(MAGIC)]), f"{MAGIC!r} at its beginning")
+            raise self._error(
+                "is no Megatron index", repr(head[: len(MAGIC)]), f"{MAGIC!r} at its beginning"
+            )
         if len(head) < HEADER.size:
-            raise self._error("ends inside its header", f"{size} bytes", f"at least {HEADER.size} bytes")
+            raise self._error(
+                "ends inside its header", f"{size} bytes", f"at least {HEADER.size} bytes"
+            )
         _, version, code, sequences, bounds = HEADER.unpack(head)
         if version != 1:
             raise self._error("has another version", f"version {version}", "version 1")
         if code not in TYPES:
-            raise self._error("holds no integers of a known type", f"type code {code}", f"one of {sorted(TYPES)}")
+            raise self._error(
+                "holds no integers of a known type", f"type code {code}", f"one of {sorted(TYPES)}"
+            )
         whole = HEADER.size + 12 * sequences + 8 * bounds
         if size == whole + sequences and sequences:
-            raise self._error("is of a multimodal data set", f"{sequences} modes at its end", f"{whole} bytes: text")
+            raise self._error(
+                "is of a multimodal data set",
+                f"{sequences} modes at its end",
+                f"{whole} bytes: text",
+            )
         if size != whole:
-            requested = f"{whole:,} bytes for {sequences:,} sequences and {bounds:,} document bounds"
+            requested = (
+                f"{whole:,} bytes for {sequences:,} sequences and {bounds:,} document bounds"
+            )
             raise self._error("has another size than its header says", f"{size:,} bytes", requested)
         if bounds < 2:
             raise self._error("holds no document", f"{bounds} document bounds", "at least 2")
@@ -108,7 +128,9 @@ class Megatron(ForeignFormat):
         documents = np.fromfile(index, "<i8", bounds, offset=HEADER.size + 12 * sequences)
         if lengths.size and lengths.min() < 0:
             at = int(lengths.argmin())
-            raise self._error("holds a negative length", f"{lengths[at]} for sequence {at:,}", "0 or more")
+            raise self._error(
+                "holds a negative length", f"{lengths[at]} for sequence {at:,}", "0 or more"
+            )
         ends = np.concatenate(([0], np.cumsum(lengths)))
         expected = ends[:-1] * self._type.itemsize
         if not np.array_equal(pointers, expected):
@@ -119,25 +141,45 @@ class Megatron(ForeignFormat):
         decreasing = bool((np.diff(documents) < 0).any())
         if documents[0] != 0 or documents[-1] != sequences or decreasing:
             found = f"{documents[0]} … {documents[-1]}" + (", not ascending" if decreasing else "")
-            raise self._error("has document bounds out of order", found, f"0 … {sequences}, never less than before")
+            raise self._error(
+                "has document bounds out of order",
+                found,
+                f"0 … {sequences}, never less than before",
+            )
         if (size := binary.stat().st_size) != ends[-1] * self._type.itemsize:
-            what, whole = "Megatron's .bin has another size than its index says.", ends[-1] * self._type.itemsize
+            what, whole = (
+                "Megatron's .bin has another size than its index says.",
+                ends[-1] * self._type.itemsize,
+            )
             expected_size = f"{whole:,} bytes  ({ends[-1]:,} ids of {self.dtype}, {index.name})"
-            raise UserError(what, file=binary, found=f"{size:,} bytes", expected=expected_size, next=AGAIN)
+            raise UserError(
+                what, file=binary, found=f"{size:,} bytes", expected=expected_size, next=AGAIN
+            )
         self._bounds = ends[documents]
 
     def _error(self, what: str, found: str, expected: str) -> UserError:
-        return UserError(f"Megatron's .idx {what}.", file=self.files[1], found=found, expected=expected, next=AGAIN)
+        return UserError(
+            f"Megatron's .idx {what}.",
+            file=self.files[1],
+            found=found,
+            expected=expected,
+            next=AGAIN,
+        )
 
     @staticmethod
-    def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
+    def write(
+        documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts
+    ) -> dict[Path, str]:
         """Write the pair, one sequence per document. Returns file → SHA-256."""
         size = documents.origin.vocabulary_size
         code, dtype = (8, "<u2") if size < SMALL_VOCABULARY else (4, "<i4")
         binary, index = Megatron.list_outputs(path)
         lengths = []
         with ExitStack() as stack:  # renamed in the reverse order: the index appears last
-            temporary_index, temporary_binary = stack.enter_context(atomic(index)), stack.enter_context(atomic(binary))
+            temporary_index, temporary_binary = (
+                stack.enter_context(atomic(index)),
+                stack.enter_context(atomic(binary)),
+            )
             with HashedFile(temporary_binary) as bin_file:
                 for chunk in export_chunks(documents, rule, count):
                     bin_file.write(chunk.ids.astype(dtype))
@@ -147,7 +189,9 @@ class Megatron(ForeignFormat):
             with HashedFile(temporary_index) as idx_file:
                 idx_file.write(HEADER.pack(MAGIC, 1, code, len(sizes), len(sizes) + 1))
                 idx_file.write(sizes.astype("<i4"))
-                idx_file.write(((np.cumsum(sizes) - sizes) * np.dtype(dtype).itemsize).astype("<i8"))
+                idx_file.write(
+                    ((np.cumsum(sizes) - sizes) * np.dtype(dtype).itemsize).astype("<i8")
+                )
                 idx_file.write(np.arange(len(sizes) + 1, dtype="<i8"))
             index.unlink(missing_ok=True)  # an old index must not be read with the new ids
         return {binary: bin_file.sha256, index: idx_file.sha256}
@@ -169,25 +213,49 @@ class NanoGpt(ForeignFormat):
     def notes(origin: Origin, ended: bool) -> list[str]:
         if smallest_dtype(origin.vocabulary_size).itemsize == 2:
             return []
-        return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
+        return [
+            (
+                "ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to "
+                "dtype=np.uint32"
+            )
+        ]
 
     def __init__(
-        self, path: Path, *, vocabulary_size: int, document_end: int | None, dtype: str | None = None, **_: object
+        self,
+        path: Path,
+        *,
+        vocabulary_size: int,
+        document_end: int | None,
+        dtype: str | None = None,
+        **_: object,
     ):
         if not path.is_file():
             raise UserError("the source is not a file.", file=path, next="name the .bin")
         if document_end is None:
-            next = "--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: --tokenizer FOLDER"
-            raise UserError(f"{self.NAME} does not say which id ends a document.", file=path, next=next)
+            next = (
+                "--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: "
+                "--tokenizer FOLDER"
+            )
+            raise UserError(
+                f"{self.NAME} does not say which id ends a document.", file=path, next=next
+            )
         self._type = np.dtype(dtype).newbyteorder("<") if dtype else smallest_dtype(vocabulary_size)
         self.files, self.dtype = [path], self._type.name
         other = "uint32" if self.dtype == "uint16" else "uint16"
-        self.doubt = f"read as {self.dtype}: --dtype {other}, or the tokenizer that made it (--tokenizer FOLDER)"
+        self.doubt = (
+            f"read as {self.dtype}: --dtype {other}, or the tokenizer that made it (--tokenizer "
+            "FOLDER)"
+        )
         size, width = path.stat().st_size, self._type.itemsize
         if size == 0 or size % width:
-            expected = f"a multiple of {width}, for ids of {self.dtype}" + (", and some" if size == 0 else "")
+            expected = f"a multiple of {width}, for ids of {self.dtype}" + (
+                ", and some" if size == 0 else ""
+            )
             raise self._error(
-                f"{self.NAME} is cut short.", f"{size:,} bytes", expected, "copy it again, or correct --dtype"
+                f"{self.NAME} is cut short.",
+                f"{size:,} bytes",
+                expected,
+                "copy it again, or correct --dtype",
             )
         with open(path, "rb") as file:
             head = int.from_bytes(file.read(4), "little")
@@ -202,7 +270,9 @@ class NanoGpt(ForeignFormat):
         self._bounds = self._find_documents(size // width, document_end)
 
     def _find_documents(self, tokens: int, end_id: int) -> np.ndarray:
-        """Return the starts of documents and the end of the file, in tokens, int64 [documents + 1]."""
+        """Return the starts of documents and the end of the file, in tokens, int64 [documents +
+        1].
+        """
         found = []
         for start in range(0, tokens, BLOCK_TOKENS):
             block = self._ids(start, min(tokens, start + BLOCK_TOKENS))
@@ -218,7 +288,10 @@ class NanoGpt(ForeignFormat):
         if ends[-1] == tokens - 1:
             return np.concatenate(([0], ends + 1))
         if ends[0] == 0:
-            self._ends_come_first, self.note = True, f"id {end_id} stands before each document, not behind it"
+            self._ends_come_first, self.note = (
+                True,
+                f"id {end_id} stands before each document, not behind it",
+            )
             return np.concatenate((ends, [tokens]))
         raise self._error(
             "the file's last document does not end: it is cut short.",
@@ -235,18 +308,33 @@ class NanoGpt(ForeignFormat):
         return UserError(what, file=self.files[0], found=found, expected=expected, next=next)
 
     @staticmethod
-    def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-        """Write the file. Returns file → SHA-256. Raises UserError if the id that ends documents occurs inside one."""
+    def write(
+        documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts
+    ) -> dict[Path, str]:
+        """Write the file. Returns file → SHA-256. Raises UserError if the id that ends documents
+        occurs inside one.
+        """
         dtype = smallest_dtype(documents.origin.vocabulary_size)
         with atomic(path) as temporary:
             with HashedFile(temporary) as file:
                 for chunk in export_chunks(documents, rule, count):
                     ends = np.flatnonzero(chunk.ids == rule.document_end)
                     if len(ends) != len(chunk.lengths):
-                        document = int(np.flatnonzero(ends[: len(chunk.lengths)] != np.cumsum(chunk.lengths) - 1)[0])
+                        document = int(
+                            np.flatnonzero(
+                                ends[: len(chunk.lengths)] != np.cumsum(chunk.lengths) - 1
+                            )[0]
+                        )
                         raise UserError(
-                            "the id that ends documents lies inside one: readers would split it there.",
-                            document=f"{count.documents - len(chunk.lengths) + document:,} of {len(documents):,}",
+                            (
+                                "the id that ends documents lies inside one: readers would split "
+                                "it "
+                                "there."
+                            ),
+                            document=(
+                                f"{count.documents - len(chunk.lengths) + document:,} of "
+                                f"{len(documents):,}"
+                            ),
                             found=f"id {rule.document_end}",
                             next="--document-end with an id that no document holds",
                         )

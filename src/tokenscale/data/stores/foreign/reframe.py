@@ -1,7 +1,8 @@
-"""Conversion of foreign documents to this project's framing: exactly one BOS before each, and optionally EOS.
+"""Conversion of foreign documents to this project's framing: exactly one BOS before each, and
+optionally EOS.
 
-Ids around a document (one or more BOS, an id that ends it) are removed and counted. The text is never changed. A
-control id inside a document is an error.
+Ids around a document (one or more BOS, an id that ends it) are removed and counted. The text is
+never changed. A control id inside a document is an error.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,8 +27,9 @@ Report = Callable[[int, int], None]
 class ForeignFormat:
     """Foreign format, and reader of a source's documents, unchanged.
 
-    `detect(path)` says whether a source has this format, `write(documents, path, rule, count)` writes one and returns
-    file → SHA-256. By default a source is one file, and the first file has ids of `_type` alone.
+    `detect(path)` says whether a source has this format, `write(documents, path, rule, count)`
+    writes one and returns file → SHA-256. By default a source is one file, and the first file has
+    ids of `_type` alone.
     """
 
     NAME: str
@@ -38,8 +40,10 @@ class ForeignFormat:
     doubt: str | None = None  # another possible cause of a wrong id, with the flag that corrects it
     note: str | None = None  # note for the user about how the source was read
     padding_dropped = 0  # tokens excluded by an attention mask so far
-    _bounds: np.ndarray  # starts of documents and the end of the source, in tokens, int64 [documents + 1]
-    _firsts = np.zeros(0, dtype=np.int64)  # number of documents up to the end of each file of `files`, ascending
+    # starts of documents and the end of the source, in tokens, int64 [documents + 1]
+    _bounds: np.ndarray
+    # number of documents up to the end of each file of `files`, ascending
+    _firsts = np.zeros(0, dtype=np.int64)
 
     @staticmethod
     def list_outputs(path: Path) -> list[Path]:
@@ -52,7 +56,9 @@ class ForeignFormat:
 
     @staticmethod
     def notes(origin: Origin, ended: bool) -> list[str]:
-        """Return notes for readers of what was written. `ended` says whether an id ends each document."""
+        """Return notes for readers of what was written. `ended` says whether an id ends each
+        document.
+        """
         return []
 
     def __len__(self) -> int:
@@ -63,12 +69,16 @@ class ForeignFormat:
         return self.files[int(np.searchsorted(self._firsts, document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (concatenated ids of any integer type, lengths int64) of documents [first, last)."""
+        """Yield (concatenated ids of any integer type, lengths int64) of documents [first,
+        last).
+        """
         for a, b in group_documents(self._bounds, first, last):
             yield self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
 
     def _ids(self, start: int, end: int) -> np.ndarray:
-        return np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
+        return np.fromfile(
+            self.files[0], self._type, end - start, offset=start * self._type.itemsize
+        )
 
 
 class ForeignFolder(ForeignFormat):
@@ -109,16 +119,25 @@ class Counts:
     empty_documents: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+        return Counts(
+            **{name: value + getattr(other, name) for name, value in asdict(self).items()}
+        )
 
 
-def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return (first, last) of each document's text in `ids`, without any BOS before and any `end_id` after it."""
+def find_texts(
+    ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (first, last) of each document's text in `ids`, without any BOS before and any
+    `end_id` after it.
+    """
     last = np.cumsum(lengths)
     first = last - lengths
     if not ids.size:
         return first, last
-    while end_id is not None and (ended := (last > first) & (ids[np.maximum(last, 1) - 1] == end_id)).any():
+    while (
+        end_id is not None
+        and (ended := (last > first) & (ids[np.maximum(last, 1) - 1] == end_id)).any()
+    ):
         last -= ended
     while (begun := (last > first) & (ids[np.minimum(first, len(ids) - 1)] == bos_id)).any():
         first += begun
@@ -126,9 +145,13 @@ def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | 
 
 
 class ReframedDocuments:
-    """Documents of a foreign source. Call `scan` first: it checks the whole source before anything is written."""
+    """Documents of a foreign source. Call `scan` first: it checks the whole source before anything
+    is written.
+    """
 
-    def __init__(self, reader: ForeignFormat, framing: Framing, eos: bool, report: Report | None = None):
+    def __init__(
+        self, reader: ForeignFormat, framing: Framing, eos: bool, report: Report | None = None
+    ):
         self.reader, self.framing, self.eos, self.report = reader, framing, eos, report
         self.origin: Origin
         self._seen = [self._stamp(path) for path in reader.files]
@@ -139,8 +162,8 @@ class ReframedDocuments:
     def scan(self, report: Report | None = None) -> Counts:
         """Read the whole source once and return its counts.
 
-        Raises UserError for an id outside of the vocabulary, for BOS or an end id inside a document, and if only some
-        documents begin with BOS.
+        Raises UserError for an id outside of the vocabulary, for BOS or an end id inside a
+        document, and if only some documents begin with BOS.
         """
         counts, number = Counts(), 0
         for ids, lengths in self.reader.chunks(0, len(self)):
@@ -150,7 +173,10 @@ class ReframedDocuments:
                 report(len(lengths), ids.nbytes)
         if 0 < counts.begin_with_bos < counts.documents - counts.empty_documents:
             what = "some documents begin with BOS and others do not: the BOS id may be wrong."
-            found = f"{counts.begin_with_bos:,} of {counts.documents:,} begin with id {self.framing.bos_id}"
+            found = (
+                f"{counts.begin_with_bos:,} of {counts.documents:,} begin with id "
+                f"{self.framing.bos_id}"
+            )
             source, next = self.reader.files[0], "correct --bos-id, or the source"
             raise UserError(what, source=source, found=found, expected="all or none", next=next)
         return counts
@@ -172,7 +198,9 @@ class ReframedDocuments:
         for path, seen in zip(self.reader.files, self._seen, strict=True):
             if self._stamp(path) != seen:
                 raise UserError(
-                    "the source has changed while it was converted.", file=path, next="convert again, when it is whole"
+                    "the source has changed while it was converted.",
+                    file=path,
+                    next="convert again, when it is whole",
                 )
 
     @staticmethod
@@ -181,7 +209,9 @@ class ReframedDocuments:
         return stat.st_size, stat.st_mtime_ns
 
     def _check_chunk(self, ids: np.ndarray, lengths: np.ndarray, number: int) -> Counts:
-        """Check a chunk whose first document is `number`, and return its counts. Raises UserError as `scan` does."""
+        """Check a chunk whose first document is `number`, and return its counts. Raises UserError
+        as `scan` does.
+        """
         frame = self.framing
         if ids.size and not 0 <= ids.min() <= ids.max() < frame.vocabulary_size:
             place = int(np.flatnonzero((ids < 0) | (ids >= frame.vocabulary_size))[0])
@@ -190,10 +220,15 @@ class ReframedDocuments:
                 *(lengths, number, place),
                 found=f"id {int(ids[place])}",
                 expected=f"0 … {frame.vocabulary_size - 1}",
-                next=self.reader.doubt or "name the tokenizer that made it: --tokenizer FOLDER, or --vocabulary-size N",
+                next=self.reader.doubt
+                or "name the tokenizer that made it: --tokenizer FOLDER, or --vocabulary-size N",
             )
         first, last = find_texts(ids, lengths, frame.bos_id, frame.document_end)
-        control = [i for i in {frame.bos_id, frame.eos_id, frame.document_end, *frame.others} if i is not None]
+        control = [
+            i
+            for i in {frame.bos_id, frame.eos_id, frame.document_end, *frame.others}
+            if i is not None
+        ]
         places = np.flatnonzero(np.isin(ids, control)) if ids.size else np.zeros(0, np.int64)
         document = np.searchsorted(np.cumsum(lengths), places, side="right")
         inside = places[(places >= first[document]) & (places < last[document])]
@@ -220,14 +255,22 @@ class ReframedDocuments:
             empty_documents=int(np.count_nonzero(first == last)),
         )
 
-    def _document_error(self, what: str, lengths: np.ndarray, number: int, place: int, **facts: object) -> UserError:
+    def _document_error(
+        self, what: str, lengths: np.ndarray, number: int, place: int, **facts: object
+    ) -> UserError:
         document = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
         inside = place - int(lengths[:document].sum())
-        where = f"{number + document:,} of {len(self):,}, token {inside:,} of {int(lengths[document]):,} (from 0)"
-        return UserError(what, source=self.reader.find_file(number + document), document=where, **facts)
+        where = (
+            f"{number + document:,} of {len(self):,}, token {inside:,} of "
+            f"{int(lengths[document]):,} (from 0)"
+        )
+        return UserError(
+            what, source=self.reader.find_file(number + document), document=where, **facts
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------ outgoing
+# --------------------------------------------------------------------------------------------------
+# outgoing
 
 
 @dataclass(frozen=True)
@@ -248,7 +291,9 @@ class ExportCounts:
     document_ends_added: int = 0
 
 
-def export_chunks(documents: Documents, rule: ExportFraming, count: ExportCounts) -> Iterator[Chunk]:
+def export_chunks(
+    documents: Documents, rule: ExportFraming, count: ExportCounts
+) -> Iterator[Chunk]:
     """Yield all documents with the framing of the foreign format. Updates `count`."""
     for chunk in documents.chunks(0, len(documents)):
         yield export_chunk(chunk, rule, count)
@@ -278,7 +323,8 @@ def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chun
 
 
 def group_documents(bounds: np.ndarray, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield documents [first, last) as ranges of about BLOCK_TOKENS tokens. `bounds` [documents + 1] are in tokens.
+    """Yield documents [first, last) as ranges of about BLOCK_TOKENS tokens. `bounds` [documents +
+    1] are in tokens.
 
     >>> list(group_documents(np.array([0, 5, 9, 9, BLOCK_TOKENS + 12]), 0, 4))
     [(0, 3), (3, 4)]
@@ -297,7 +343,13 @@ class StoreDocuments:
         self._reader, self._manifest, self._eos = reader, manifest, eos
         self.report: Callable[[int, int], None] | None = None
         source_keys = (
-            *("corpus_manifest_sha256", "text_sha256", "text_sample", "special_token_policy", "converted_from"),
+            *(
+                "corpus_manifest_sha256",
+                "text_sha256",
+                "text_sample",
+                "special_token_policy",
+                "converted_from",
+            ),
         )
         self.origin = Origin(
             tokenizer=manifest["tokenizer"],
@@ -342,16 +394,25 @@ def read_record(path: Path) -> dict[str, Any] | None:
     """Read the record, or return None if there is none. Raises UserError for a broken record."""
     if not path.is_file():
         return None
-    return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION, sealed=True)
+    return read_manifest_file(
+        path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION, sealed=True
+    )
 
 
 def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) -> None:
-    """Raise UserError if a file's hash is not in the record. `hashes` are file → SHA-256; files may be renamed."""
+    """Raise UserError if a file's hash is not in the record. `hashes` are file → SHA-256; files may
+    be renamed.
+    """
     known = record["files"]
     for file, sha256 in hashes.items():
         if sha256 not in known.values():
-            same = [known[n] for n in (file.name, *known) if n in known and n[-4:] == file.name[-4:]]
-            what, expected = "the source is not what its record describes.", same[0] if same else "(none of this kind)"
+            same = [
+                known[n] for n in (file.name, *known) if n in known and n[-4:] == file.name[-4:]
+            ]
+            what, expected = (
+                "the source is not what its record describes.",
+                same[0] if same else "(none of this kind)",
+            )
             hashes_of = {"expected": f"sha256 {expected}", "found": f"sha256 {sha256}"}
             next = "convert it again; or remove the record, if the file was changed on purpose"
             raise UserError(what, record=path, file=file.name, **hashes_of, next=next)

@@ -1,15 +1,16 @@
 """Folders of shards with an index: MosaicML Streaming (MDS) and litdata's chunks of tokens.
 
-A shard, little-endian: uint32 items, uint32 byte at which each item begins and the last one ends, items. A document is
-one item.
+A shard, little-endian: uint32 items, uint32 byte at which each item begins and the last one ends,
+items. A document is one item.
 
-MDS: `index.json` and `shard.*.mds`, with JSON of the columns before the items. An item: uint32 size of each column
-whose size varies, then the columns. Ids are one column, in either encoding of LLM Foundry: `ndarray:TYPE` (byte 4 + c,
-number of ids as an unsigned integer of 2**c bytes, ids), or `bytes`, whose type the folder does not have
-(streaming/base/format/mds, mosaicml-streaming 0.13.0).
+MDS: `index.json` and `shard.*.mds`, with JSON of the columns before the items. An item: uint32 size
+of each column whose size varies, then the columns. Ids are one column, in either encoding of LLM
+Foundry: `ndarray:TYPE` (byte 4 + c, number of ids as an unsigned integer of 2**c bytes, ids), or
+`bytes`, whose type the folder does not have (streaming/base/format/mds, mosaicml-streaming 0.13.0).
 
-litdata, as `optimize` writes it with a `TokensLoader`: `index.json` has the files in order and the type of the ids; an
-item is ids alone (litdata/streaming/writer.py and item_loader.py, litdata 0.2.76).
+litdata, as `optimize` writes it with a `TokensLoader`: `index.json` has the files in order and the
+type of the ids; an item is ids alone (litdata/streaming/writer.py and item_loader.py, litdata
+0.2.76).
 """
 
 import hashlib
@@ -61,7 +62,8 @@ from tokenscale.data.stores.foreign.reframe import (
     group_documents,
 )
 
-#: maximum size of a written shard, the default of both libraries; a longer document is a shard of its own
+#: maximum size of a written shard, the default of both libraries; a longer document is a shard of
+#: its own
 SHARD_BYTES = 1 << 26
 #: size that a shard's offsets cannot count
 OFFSETS_END = 1 << 32
@@ -74,10 +76,26 @@ HASHES = {"sha256": lambda data: hashlib.sha256(data).hexdigest(), "xxh3_64": xx
 KINDS = "ndarray:uint16, uint32, int32 or int64"
 #: MDS: type of the ids in columns of bytes, which LLM Foundry reads
 BYTES_TYPE = "int64"
-#: litdata: serializer of items → code → type of the ids (litdata/constants.py); other codes are not integers
+#: litdata: serializer of items → code → type of the ids (litdata/constants.py); other codes are not
+#: integers
 TYPES = {
-    "no_header_tensor": dict(zip((*range(11, 19), 20), "u1 i1 <i2 <i2 <i4 <i4 <i8 <i8 <u2".split(), strict=True)),
-    "no_header_numpy": {0: "i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "u1", 5: "<u2", 6: "<u4", 7: "<u8"},
+    "no_header_tensor": dict(
+        zip(
+            (*range(11, 19), 20),
+            ["u1", "i1", "<i2", "<i2", "<i4", "<i4", "<i8", "<i8", "<u2"],
+            strict=True,
+        )
+    ),
+    "no_header_numpy": {
+        0: "i1",
+        1: "<i2",
+        2: "<i4",
+        3: "<i8",
+        4: "u1",
+        5: "<u2",
+        6: "<u4",
+        7: "<u8",
+    },
 }
 
 
@@ -93,8 +111,9 @@ class _Shard:
 class ShardFolder(ForeignFolder):
     """Folder of shards with an index. A subclass describes the items and the index of one library.
 
-    `describe(dtype)` returns the index's configuration for ids of `dtype`, and the bytes between a shard's offsets and
-    its items; `make_entry` the index's entry of a shard; `make_index` the index, given a hash of all shards.
+    `describe(dtype)` returns the index's configuration for ids of `dtype`, and the bytes between a
+    shard's offsets and its items; `make_entry` the index's entry of a shard; `make_index` the
+    index, given a hash of all shards.
     """
 
     SHARD: str  # name of shard number n
@@ -105,8 +124,13 @@ class ShardFolder(ForeignFolder):
 
     def _use(self, index: Path, shards: list[_Shard]) -> None:
         """Set the shards of a source, after they have been checked."""
-        self._shards, self.files, self.dtype = shards, [index, *(shard.file for shard in shards)], self._type.name
-        self._firsts = np.cumsum([0, *(len(shard.lengths) for shard in shards)])  # the first file is the index
+        self._shards, self.files, self.dtype = (
+            shards,
+            [index, *(shard.file for shard in shards)],
+            self._type.name,
+        )
+        # the first file is the index
+        self._firsts = np.cumsum([0, *(len(shard.lengths) for shard in shards)])
         self._bounds = np.cumsum(np.concatenate(([0], *(shard.lengths for shard in shards))))
 
     def _load(self, file: Path, size: int, compressed: bool = False) -> np.ndarray:
@@ -119,16 +143,22 @@ class ShardFolder(ForeignFolder):
         return self._decompressed[1]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for shard, start, end in zip(self._shards, self._firsts[:-1], self._firsts[1:], strict=True):
+        for shard, start, end in zip(
+            self._shards, self._firsts[:-1], self._firsts[1:], strict=True
+        ):
             for a, b in group_documents(self._bounds, max(first, int(start)), min(last, int(end))):
-                data, items = self._load(shard.file, shard.size, shard.compressed), slice(a - start, b - start)
+                data, items = (
+                    self._load(shard.file, shard.size, shard.compressed),
+                    slice(a - start, b - start),
+                )
                 starts, lengths = shard.starts[items], shard.lengths[items]
                 ends = starts + lengths * self._type.itemsize
                 pieces = [data[i:j] for i, j in zip(starts.tolist(), ends.tolist(), strict=True)]
                 yield np.concatenate(pieces).view(self._type), lengths
 
     @staticmethod
-    def item_bytes(lengths: np.ndarray, width: int) -> np.ndarray:  # of items with these numbers of ids
+    # of items with these numbers of ids
+    def item_bytes(lengths: np.ndarray, width: int) -> np.ndarray:
         return lengths * width
 
     @staticmethod
@@ -136,14 +166,18 @@ class ShardFolder(ForeignFolder):
         return chunk.ids
 
     @classmethod
-    def write(cls, documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
+    def write(
+        cls, documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts
+    ) -> dict[Path, str]:
         dtype = np.dtype("<u2" if documents.origin.vocabulary_size < SMALL_VOCABULARY else "<i4")
         (config, head), width = cls.describe(dtype), dtype.itemsize
         entries: list[dict[str, Any]] = []
         hashes: dict[str, str] = {}
         with replace_folder(path) as folder:
             chunks = export_chunks(documents, rule, count)
-            for parts in split_shards(chunks, dtype, 8 + len(head), lambda n: 4 + cls.item_bytes(n, width)):
+            for parts in split_shards(
+                chunks, dtype, 8 + len(head), lambda n: 4 + cls.item_bytes(n, width)
+            ):
                 name = cls.SHARD.format(len(entries))
                 sizes = cls.item_bytes(np.concatenate([part.lengths for part in parts]), width)
                 offsets = pack_offsets(sizes, len(head), cls.NAME)
@@ -162,7 +196,9 @@ class ShardFolder(ForeignFolder):
 
 
 class Litdata(ShardFolder):
-    """Reader of a folder. Raises UserError for compressed or encrypted chunks, and items that are not token arrays."""
+    """Reader of a folder. Raises UserError for compressed or encrypted chunks, and items that are
+    not token arrays.
+    """
 
     NAME, SHARD = "a litdata folder", "chunk-0-{}.bin"
 
@@ -174,7 +210,9 @@ class Litdata(ShardFolder):
             self._type = self._parse_config(facts["config"], index)
             for chunk in facts["chunks"]:
                 check_types(chunk, {"chunk_bytes": int, "chunk_size": int, "dim": int})
-            chunks = [(path / check_file_name(chunk["filename"]), chunk) for chunk in facts["chunks"]]
+            chunks = [
+                (path / check_file_name(chunk["filename"]), chunk) for chunk in facts["chunks"]
+            ]
         self._use(index, [self._open(file, chunk) for file, chunk in chunks])
 
     @staticmethod
@@ -184,14 +222,23 @@ class Litdata(ShardFolder):
 
     @staticmethod
     def list_files(path: Path) -> list[str]:
-        return [INDEX, *(str(chunk.get("filename")) for chunk in read_index(path)["chunks"] if isinstance(chunk, dict))]
+        return [
+            INDEX,
+            *(
+                str(chunk.get("filename"))
+                for chunk in read_index(path)["chunks"]
+                if isinstance(chunk, dict)
+            ),
+        ]
 
     @staticmethod
     def notes(origin: Origin, ended: bool) -> list[str]:
         return end_note(origin, ended, "because TokensLoader joins documents")
 
     def _parse_config(self, config: dict[str, Any], index: Path) -> np.dtype:
-        """Return the type of the ids. Raises UserError for items that are not plain token arrays."""
+        """Return the type of the ids. Raises UserError for items that are not plain token
+        arrays.
+        """
         for what in ("compression", "encryption"):
             if config.get(what):
                 raise damaged(index, "compressed items", f"{what} {config[what]}", f"no {what}")
@@ -201,12 +248,23 @@ class Litdata(ShardFolder):
         if loader != "TokensLoader" or found is None:
             found = f"{', '.join(map(str, formats))} for {loader}"
             one = "one array of integers per item (no_header_tensor:CODE) for TokensLoader"
-            raise damaged(index, "no ids", found, one, name="data_format", next="write 1-D tensors with TokensLoader()")
+            raise damaged(
+                index,
+                "no ids",
+                found,
+                one,
+                name="data_format",
+                next="write 1-D tensors with TokensLoader()",
+            )
         return np.dtype(found)
 
     def _open(self, file: Path, chunk: dict[str, Any]) -> _Shard:
         """Return a chunk whose size and offsets have been checked."""
-        items, width, begin = chunk["chunk_size"], self._type.itemsize, 4 * (chunk["chunk_size"] + 2)
+        items, width, begin = (
+            chunk["chunk_size"],
+            self._type.itemsize,
+            4 * (chunk["chunk_size"] + 2),
+        )
         check_size(file, chunk["chunk_bytes"])
         offsets = read_offsets(self._load(file, chunk["chunk_bytes"]), file, items)
         ends = offsets - begin
@@ -230,12 +288,21 @@ class Litdata(ShardFolder):
         return config, b""
 
     @staticmethod
-    def make_entry(name: str, sha256: str, offsets: np.ndarray, width: int, config: dict[str, Any]) -> dict:
+    def make_entry(
+        name: str, sha256: str, offsets: np.ndarray, width: int, config: dict[str, Any]
+    ) -> dict:
         tokens = int(offsets[-1] - offsets[1]) // width
-        return {"chunk_bytes": int(offsets[-1]), "chunk_size": int(offsets[0]), "dim": tokens, "filename": name}
+        return {
+            "chunk_bytes": int(offsets[-1]),
+            "chunk_size": int(offsets[0]),
+            "dim": tokens,
+            "filename": name,
+        }
 
     @staticmethod
-    def make_index(entries: list[dict[str, Any]], config: dict[str, Any], content: str) -> dict[str, Any]:
+    def make_index(
+        entries: list[dict[str, Any]], config: dict[str, Any], content: str
+    ) -> dict[str, Any]:
         # litdata names its cache of remote folders by `updated_at`
         return {"chunks": entries, "config": config, "updated_at": content[:16]}
 
@@ -243,42 +310,65 @@ class Litdata(ShardFolder):
 class Mds(ShardFolder):
     """Reader of a folder.
 
-    Raises UserError for shards that do not match the index and its hashes, for another compression than zstd, and for
-    a folder without a column of ids.
+    Raises UserError for shards that do not match the index and its hashes, for another compression
+    than zstd, and for a folder without a column of ids.
     """
 
     NAME, SHARD = "an MDS folder", "shard.{:05}.mds"
 
-    def __init__(self, path: Path, *, column: str | None = None, dtype: str | None = None, **_: object):
+    def __init__(
+        self, path: Path, *, column: str | None = None, dtype: str | None = None, **_: object
+    ):
         index = path / INDEX
         facts = read_json(index, "index of the MDS folder", AGAIN)
         with report_malformed(index, "index of the MDS folder", AGAIN):
             check_types(facts, {"shards": list})
             for shard in facts["shards"]:
                 self._check_entry(shard, index)
-            self.column, self._type, self._plain = self._choose_column(facts["shards"], index, column, dtype)
+            self.column, self._type, self._plain = self._choose_column(
+                facts["shards"], index, column, dtype
+            )
             files = [self._find_file(path, shard) for shard in facts["shards"]]
-        self._use(index, [self._open(file, shard) for file, shard in zip(files, facts["shards"], strict=True)])
+        self._use(
+            index,
+            [self._open(file, shard) for file, shard in zip(files, facts["shards"], strict=True)],
+        )
 
     @staticmethod
     def detect(path: Path) -> bool:
         shards = read_index(path).get("shards")
-        return isinstance(shards, list) and all(isinstance(s, dict) and s.get("format") == "mds" for s in shards)
+        return isinstance(shards, list) and all(
+            isinstance(s, dict) and s.get("format") == "mds" for s in shards
+        )
 
     @staticmethod
     def list_files(path: Path) -> list[str]:
-        files = [shard.get(name) for shard in read_index(path)["shards"] for name in ("raw_data", "zip_data")]
+        files = [
+            shard.get(name)
+            for shard in read_index(path)["shards"]
+            for name in ("raw_data", "zip_data")
+        ]
         return [INDEX, *(str(file.get("basename")) for file in files if isinstance(file, dict))]
 
     def _check_entry(self, shard: dict[str, Any], index: Path) -> None:
-        """Raise UserError for a shard that this reader does not read, and as `report_malformed` for a broken entry."""
+        """Raise UserError for a shard that this reader does not read, and as `report_malformed` for
+        a broken entry.
+        """
         if (shard["format"], shard["version"]) != ("mds", 2):
-            raise damaged(index, "index", f"{shard['format']}, version {shard['version']}", "mds, version 2")
+            raise damaged(
+                index, "index", f"{shard['format']}, version {shard['version']}", "mds, version 2"
+            )
         check_types(shard, {"samples": int, "raw_data": {"basename": str, "bytes": int}})
         check_types(shard, {"column_names": list, "column_encodings": list, "column_sizes": list})
-        columns = zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True)
+        columns = zip(
+            shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True
+        )
         for name, encoding, size in columns:
-            if not (isinstance(name, str) and isinstance(encoding, str) and (size is None or isinstance(size, int))):
+            if not (
+                isinstance(name, str)
+                and isinstance(encoding, str)
+                and (size is None or isinstance(size, int))
+            ):
                 raise TypeError(f"column {name!r} is {encoding!r} of {size!r} bytes")
         if shard.get("zip_data"):
             check_types(shard, {"compression": str, "zip_data": {"basename": str, "bytes": int}})
@@ -286,10 +376,14 @@ class Mds(ShardFolder):
     def _choose_column(
         self, shards: list[dict[str, Any]], index: Path, column: str | None, dtype: str | None
     ) -> tuple[str, np.dtype, bool]:
-        """Return the column of ids, its type, and whether it has ids alone, without their number."""
+        """Return the column of ids, its type, and whether it has ids alone, without their
+        number.
+        """
         found = {tuple(zip(s["column_names"], s["column_encodings"], strict=True)) for s in shards}
         if len(found) > 1:
-            texts = sorted(", ".join(f"{name} {encoding}" for name, encoding in columns) for columns in found)
+            texts = sorted(
+                ", ".join(f"{name} {encoding}" for name, encoding in columns) for columns in found
+            )
             raise damaged(index, "index", "\n".join(texts), "the same columns in all shards")
         encodings = dict(found.pop()) if found else {"tokens": "bytes"}
         if column is not None and column not in encodings:
@@ -305,14 +399,22 @@ class Mds(ShardFolder):
             raise damaged(index, "padding", ", ".join(encodings))
         if encoding == "bytes":
             other = "int32" if (dtype or BYTES_TYPE) == "int64" else "int64"
-            self.doubt = f"bytes read as {dtype or BYTES_TYPE}: --dtype {other}, or the tokenizer that made them"
+            self.doubt = (
+                f"bytes read as {dtype or BYTES_TYPE}: --dtype {other}, or the tokenizer that "
+                "made them"
+            )
             return column, np.dtype(dtype or BYTES_TYPE).newbyteorder("<"), True
         match = ARRAY.fullmatch(encoding)
         if match is None:
             raise damaged(index, "no ids", encoding, f"{KINDS}, or bytes", name=column)
         if dtype is not None and dtype != match[1]:
-            what, found_type = "--dtype contradicts the column of the MDS folder.", f"{column} is {encoding}"
-            raise UserError(what, file=index, found=found_type, requested=dtype, next="leave it out")
+            what, found_type = (
+                "--dtype contradicts the column of the MDS folder.",
+                f"{column} is {encoding}",
+            )
+            raise UserError(
+                what, file=index, found=found_type, requested=dtype, next="leave it out"
+            )
         return column, np.dtype(match[1]).newbyteorder("<"), match[2] is not None
 
     def _find_file(self, path: Path, shard: dict[str, Any]) -> Path:
@@ -320,11 +422,19 @@ class Mds(ShardFolder):
         raw = path / check_relative_path(shard["raw_data"]["basename"])
         if not shard.get("zip_data") or raw.is_file():
             return raw
-        name, zipped = shard["compression"], path / check_relative_path(shard["zip_data"]["basename"])
+        name, zipped = (
+            shard["compression"],
+            path / check_relative_path(shard["zip_data"]["basename"]),
+        )
         if name.split(":")[0] != "zstd":
             what = "a shard of the MDS folder has a compression that is not read here."
-            next = "decompress the files (shard.00000.mds.… → shard.00000.mds), or write them again without it"
-            raise UserError(what, file=zipped, found=name, expected="zstd, or no compression", next=next)
+            next = (
+                "decompress the files (shard.00000.mds.… → shard.00000.mds), or write them again "
+                "without it"
+            )
+            raise UserError(
+                what, file=zipped, found=name, expected="zstd, or no compression", next=next
+            )
         return zipped
 
     def _open(self, file: Path, entry: dict[str, Any]) -> _Shard:
@@ -335,22 +445,35 @@ class Mds(ShardFolder):
             _check_hashes(np.fromfile(file, np.uint8), entry["zip_data"], file)
         data = self._load(file, raw["bytes"], compressed)
         _check_hashes(data, raw, file)
-        starts, lengths = self._find_ids(data, read_offsets(data, file, entry["samples"]), entry, file)
+        starts, lengths = self._find_ids(
+            data, read_offsets(data, file, entry["samples"]), entry, file
+        )
         return _Shard(file, raw["bytes"], starts, lengths, compressed)
 
     def _find_ids(
         self, data: np.ndarray, offsets: np.ndarray, entry: dict[str, Any], file: Path
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (byte of the first id, number of ids) of each sample. Raises UserError for a broken sample."""
-        columns = find_columns(data, offsets, [size or None for size in entry["column_sizes"]], file)
+        """Return (byte of the first id, number of ids) of each sample. Raises UserError for a
+        broken sample.
+        """
+        columns = find_columns(
+            data, offsets, [size or None for size in entry["column_sizes"]], file
+        )
         starts, size = columns[entry["column_names"].index(self.column)]
         width = self._type.itemsize
         if self._plain:
-            next_step = f"--dtype int32, if ids have 4 bytes; else {AGAIN}" if self.doubt and width == 8 else None
+            next_step = (
+                f"--dtype int32, if ids have 4 bytes; else {AGAIN}"
+                if self.doubt and width == 8
+                else None
+            )
             problem = f"does not hold whole ids of {self._type.name} in the column {self.column}"
             check_items(size % width == 0, file, problem, next_step)
             return starts, size // width
-        problem = f"does not hold a one-dimensional array of {self._type.name} in the column {self.column}"
+        problem = (
+            f"does not hold a one-dimensional array of {self._type.name} in the column "
+            f"{self.column}"
+        )
         check_items(size > 0, file, problem)
         axes, bytes_of_number = data[starts] >> 2, 1 << (data[starts] & 3).astype(np.int64)
         check_items((axes == 1) & (1 + bytes_of_number <= size), file, problem)
@@ -373,7 +496,9 @@ class Mds(ShardFolder):
         '0600 0000 0402 0700 0800 0400 0000 0401 0900'
         """
         pieces = []
-        for document, width in zip(chunk.documents(), _choose_width(chunk.lengths).tolist(), strict=True):
+        for document, width in zip(
+            chunk.documents(), _choose_width(chunk.lengths).tolist(), strict=True
+        ):
             number = bytes([4 + width // 2]) + len(document).to_bytes(width, "little")
             ids = document.tobytes()
             pieces += [(len(number) + len(ids)).to_bytes(4, "little"), number, ids]
@@ -394,12 +519,16 @@ class Mds(ShardFolder):
         return config, json.dumps(config, sort_keys=True).encode()
 
     @staticmethod
-    def make_entry(name: str, sha256: str, offsets: np.ndarray, width: int, config: dict[str, Any]) -> dict:
+    def make_entry(
+        name: str, sha256: str, offsets: np.ndarray, width: int, config: dict[str, Any]
+    ) -> dict:
         raw = {"basename": name, "bytes": int(offsets[-1]), "hashes": {"sha256": sha256}}
         return {**config, "samples": int(offsets[0]), "raw_data": raw, "zip_data": None}
 
     @staticmethod
-    def make_index(entries: list[dict[str, Any]], config: dict[str, Any], content: str) -> dict[str, Any]:
+    def make_index(
+        entries: list[dict[str, Any]], config: dict[str, Any], content: str
+    ) -> dict[str, Any]:
         return {"shards": entries, "version": 2}
 
 
@@ -411,14 +540,18 @@ def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:
 
 
 def _decompress(file: Path, size: int) -> np.ndarray:
-    """Return the decompressed bytes of a file, uint8 [size]. Raises UserError for broken zstd data or another size."""
+    """Return the decompressed bytes of a file, uint8 [size]. Raises UserError for broken zstd data
+    or another size.
+    """
     data = bytearray()
     for piece in read_bytes(file):
         data += piece
         if len(data) > size:
             break
     if len(data) != size:
-        raise damaged(file, "size", f"{len(data):,} bytes or more, decompressed", f"{size:,} bytes  ({INDEX})")
+        raise damaged(
+            file, "size", f"{len(data):,} bytes or more, decompressed", f"{size:,} bytes  ({INDEX})"
+        )
     return np.frombuffer(data, np.uint8)
 
 
@@ -428,7 +561,9 @@ def _choose_width(lengths: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `path`; it replaces `path` on success, and is removed on failure."""
+    """Yield an empty folder next to `path`; it replaces `path` on success, and is removed on
+    failure.
+    """
     building = path.with_name(f".{path.name}.{os.getpid()}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
@@ -446,7 +581,10 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def split_shards(
-    chunks: Iterable[Chunk], dtype: np.dtype, head_bytes: int, item_bytes: Callable[[np.ndarray], np.ndarray]
+    chunks: Iterable[Chunk],
+    dtype: np.dtype,
+    head_bytes: int,
+    item_bytes: Callable[[np.ndarray], np.ndarray],
 ) -> Iterator[list[Chunk]]:
     """Yield the documents of each shard, with ids of `dtype`.
 
@@ -479,14 +617,21 @@ def split_shards(
 
 
 def pack_offsets(sizes: np.ndarray, gap: int, name: str) -> np.ndarray:
-    """Return the beginning of a shard, uint32 [items + 2]: its number of items, and where each begins and ends.
+    """Return the beginning of a shard, uint32 [items + 2]: its number of items, and where each
+    begins and ends.
 
-    `gap` is the number of bytes between this array and the first item. Raise UserError for a shard of 4 GiB or more.
+    `gap` is the number of bytes between this array and the first item. Raise UserError for a shard
+    of 4 GiB or more.
     """
     head = np.concatenate(([len(sizes), 0], np.cumsum(sizes)))
     head[1:] += 4 * len(head) + gap
     if head[-1] >= OFFSETS_END:
-        found, expected = f"{head[-1]:,} bytes", f"fewer than {OFFSETS_END:,} bytes, which its offsets can count"
+        found, expected = (
+            f"{head[-1]:,} bytes",
+            f"fewer than {OFFSETS_END:,} bytes, which its offsets can count",
+        )
         next = "choose another format: --to megatron"
-        raise UserError(f"a document is too long for {name}.", found=found, expected=expected, next=next)
+        raise UserError(
+            f"a document is too long for {name}.", found=found, expected=expected, next=next
+        )
     return head.astype("<u4")
