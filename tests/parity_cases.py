@@ -31,7 +31,10 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import decoder
 from tokenscale.train.models.convert_hf import to_hf
 
-ROWS, LENGTH, VOCABULARY, STEPS = 4, 16, 96, 8
+ROWS = 4
+LENGTH = 16
+VOCABULARY = 96
+STEPS = 8
 SHAPES = {
     "llama": replace(
         PRESETS["llama-tiny"], layers=4, dimension=32, hidden=96, vocabulary_size=VOCABULARY
@@ -141,9 +144,14 @@ class Case:
     reference: str | None = None
 
 
-M, L, B = "model", "loop", "built"
+M = "model"
+L = "loop"
+B = "built"
 UNCHANGED = Case("reference", "", L, "", "")
-OURS_GPT, OURS_LLAMA, GPT2, LLAMA = "ours-gpt", "ours-llama", "gpt2", "llama"
+OURS_GPT = "ours-gpt"
+OURS_LLAMA = "ours-llama"
+GPT2 = "gpt2"
+LLAMA = "llama"
 ADAMW = "optimizer = torch.optim.AdamW(groups"
 MATRIX_PRODUCTS = """
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
@@ -850,7 +858,8 @@ def load(module: types.ModuleType, case: Case) -> types.ModuleType:
     if case.where != M:
         return module
     copy = types.ModuleType(module.__name__ + "_planted")
-    copy.__package__, copy.__file__ = module.__package__, module.__file__
+    copy.__package__ = module.__package__
+    copy.__file__ = module.__file__
     sys.modules[copy.__name__] = copy
     text = Path(module.__file__).read_text(encoding="utf-8")
     exec(compile(edit(text, case, M), module.__file__, "exec"), copy.__dict__)
@@ -879,11 +888,13 @@ class References:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self._found = folder, {}
+        self.folder = folder
+        self._found = {}
 
     def record(self, name: str, folder: Path, case: Case = UNCHANGED, floor: int = 0) -> None:
         """Train a model with the change of a case, and record it in `folder`."""
-        loop, threads = {}, torch.get_num_threads()
+        loop = {}
+        threads = torch.get_num_threads()
         torch.manual_seed(0)
         exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
         with patch.dict(os.environ, {recorder.FLOOR_VARIABLE: str(floor)} if floor else {}):
@@ -956,10 +967,8 @@ def print_table(title: str, columns: list[str], rows: Iterable[tuple]) -> list[t
 
 def main() -> None:
     torch.set_num_threads(1)
-    only, tables = (
-        sys.argv[1:],
-        {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS},
-    )
+    only = sys.argv[1:]
+    tables = {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS}
     with tempfile.TemporaryDirectory() as folder:
         references = References(Path(folder))
         for title, cases in tables.items():

@@ -43,7 +43,10 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
     >>> correct(["--configfile", "mine.yaml", "corpus", "-n", "-j", "all"])
     (['corpus', '--configfile', 'mine.yaml', '-n', '-j', 'unlimited'], ['mine.yaml'])
     """
-    targets, kept, files, option = list[str](), list[str](), list[str](), ""
+    targets = list[str]()
+    kept = list[str]()
+    files = list[str]()
+    option = ""
     end = words.index("--") if "--" in words else len(words)
     for before, word in zip(["", *words], words[:end], strict=False):
         option = word if word.startswith("-") else option
@@ -117,8 +120,11 @@ class LogHandler(LogHandlerBase):
     plugins.
     """
 
-    writes_to_stream, writes_to_file = True, False
-    has_filter, has_formatter, needs_rulegraph = True, True, False
+    writes_to_stream = True
+    writes_to_file = False
+    has_filter = True
+    has_formatter = True
+    needs_rulegraph = False
 
     def __post_init__(self) -> None:
         from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
@@ -216,7 +222,8 @@ class Display:
         from tokenscale.cli import snakemake_progress as progress
         from tokenscale.settings.config import TARGETS
 
-        self.stream, self.terminal = stream, stream.isatty()
+        self.stream = stream
+        self.terminal = stream.isatty()
         planned = {rule: count for rule, count in counts.items() if rule not in ("total", *TARGETS)}
         self.progress = progress.Progress(planned, progress.read_recorded_jobs(), time.time())
         self._lock = threading.RLock()

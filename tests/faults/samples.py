@@ -279,7 +279,8 @@ def _read_bucket(folder: Path) -> object:
     config = SimpleNamespace(
         settings=SimpleNamespace(bucket="s3://bucket"), all_runs=lambda names: ["one"]
     )
-    cloud.open_bucket, cloud.check_project = lambda *_, **__: bucket, lambda *_, **__: None
+    cloud.open_bucket = lambda *_, **__: bucket
+    cloud.check_project = lambda *_, **__: None
     with tempfile.TemporaryDirectory() as made:
         os.chdir(made)
         cloud.work("s3://bucket", "own", 1, 1.0)
@@ -340,7 +341,8 @@ def _read_certificates(folder: Path) -> object:
 
 
 def _write_environment(folder: Path) -> None:
-    files, packages = {"adapter.py": "0" * 64}, {"torch": "2.9.0"}
+    files = {"adapter.py": "0" * 64}
+    packages = {"torch": "2.9.0"}
     write_sealed(
         folder / "environment.json",
         {"schema": 1, "error": None, "files": files, "packages": packages},

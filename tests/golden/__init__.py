@@ -112,13 +112,15 @@ def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
     Bytes of other releases of PACKAGES are not comparable, which skips the test. Losses may differ
     by ROUNDING, on another processor by OTHER_PROCESSOR.
     """
-    path, here = FOLDER / f"{name.replace('/', '-')}.json", describe_machine()
+    path = FOLDER / f"{name.replace('/', '-')}.json"
+    here = describe_machine()
     if WRITE in os.environ:
         values = read_json(path)["values"] if part and path.exists() else {}
         path.write_text(pretty_json({"machine": here, "values": values | found}))
         return
     recorded = read_json(path)
-    expected, machine = recorded["values"], recorded["machine"]
+    expected = recorded["values"]
+    machine = recorded["machine"]
     if name != "run_ids" and machine["packages"] != here["packages"]:
         pytest.skip(f"recorded with {machine['packages']}, here {here['packages']}")
     if part:

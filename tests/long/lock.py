@@ -106,7 +106,8 @@ def compare(lock: Path) -> int:
         difflib.unified_diff(committed.splitlines(True), again.splitlines(True), "committed", "now")
     )
     same = committed == again
-    packages, hashes = len(re.findall(r"(?m)^[\w.-]+==", again)), again.count("--hash=")
+    packages = len(re.findall(r"(?m)^[\w.-]+==", again))
+    hashes = again.count("--hash=")
     print(
         f"{lock.relative_to(ROOT)}: {packages} packages, {hashes} hashes; "
         f"{'the same' if same else 'not the same'}"

@@ -494,7 +494,8 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 @example("a b'c\"d;$(true)`true`\n|&*?~#%j\\")
 @example("-rf")
 def test_any_word_comes_back_out_of_a_printed_command(word):
-    folder, run = Path("results") / word.replace("/", "_") / "run", RunSettings(resume_from=word)
+    folder = Path("results") / word.replace("/", "_") / "run"
+    run = RunSettings(resume_from=word)
     launch = Launch(run, Machine(environment={"VARIABLE": word}), folder)
     argv, variables = launch.command(0, {"store": Path(word)})
     assert variables == {"VARIABLE": word}

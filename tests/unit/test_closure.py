@@ -52,10 +52,8 @@ def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them()
         "b": RunSettings(approach="padded"),
         "c": RunSettings(float8=True),
     }
-    alone, has = (
-        {"a": runs["a"]},
-        ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"],
-    )
+    alone = {"a": runs["a"]}
+    has = ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"]
     found = find_missing_packages(runs, has)
     assert (
         found["torchao"] == ["c"]

@@ -20,10 +20,8 @@ def test_each_rank_does_everything_once_in_an_order_that_can_be_and_holds_few_mi
     for rank in range(ranks):
         held = {}
         for name in NAMES:
-            kinds, actions = (
-                "FBW" if name == "zero-bubble" else "FB",
-                build_schedule(name, rank, ranks, micro_batches),
-            )
+            kinds = "FBW" if name == "zero-bubble" else "FB"
+            actions = build_schedule(name, rank, ranks, micro_batches)
             held[name] = pipeline_schedules.max_in_flight(actions)
             assert sorted(actions) == sorted(
                 Action(kind, micro) for kind in kinds for micro in range(micro_batches)
@@ -56,7 +54,8 @@ def test_interleaving_does_everything_once_in_whole_rounds(ranks, micro_batches,
 
 @pytest.mark.parametrize("ranks, micro_batches", SIZES)
 def test_the_bubble_is_that_of_the_papers(ranks, micro_batches):
-    p, m = ranks, micro_batches
+    p = ranks
+    m = micro_batches
     assert bubble_share("naive", p, m) == pytest.approx((p - 1) / p)
     assert (
         bubble_share("gpipe", p, m)

@@ -501,10 +501,8 @@ def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
     code = (
         "import sys; from tokenscale.parity.golden.command import main; main(); print(*sys.modules)"
     )
-    command, environment = (
-        [sys.executable, "-S", "-c", code, str(old), str(old)],
-        {"PYTHONPATH": str(site)},
-    )
+    command = [sys.executable, "-S", "-c", code, str(old), str(old)]
+    environment = {"PYTHONPATH": str(site)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and done.stdout.startswith("identical"), done.stderr
     assert not {"torch", "tokenscale.base", "tokenscale.cli"} & {*done.stdout.split()}

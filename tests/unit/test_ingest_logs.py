@@ -158,7 +158,8 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
 
 
 def test_damaged_folders_and_edited_records_are_rows_that_say_so(tmp_path):
-    draw, run = random.Random(0), written_logs.settings(world_size=2)
+    draw = random.Random(0)
+    run = written_logs.settings(world_size=2)
     written_logs.write_run(tmp_path / "whole", run)
     table = written_logs.write_table(tmp_path / "runs.json", [run])
     for number in range(24):

@@ -173,7 +173,8 @@ def traced(monkeypatch):
 def test_an_objective_in_chunks_or_compiled_is_the_plain_one(traced, tied, options):
     model, tokens, labels = objective_of(tied)
     weights = list(model.parameters())
-    plain, other = Objective(model)(tokens, labels), Objective(model, **options)(tokens, labels)
+    plain = Objective(model)(tokens, labels)
+    other = Objective(model, **options)(tokens, labels)
     torch.testing.assert_close(other, plain, rtol=1e-6, atol=0)
     for a, b in zip(
         torch.autograd.grad(other, weights), torch.autograd.grad(plain, weights), strict=True
@@ -247,7 +248,9 @@ def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_peak_memory_does_not_hold_the_logits(precision):
-    positions, vocabulary, chunk = 512, 4096, 16
+    positions = 512
+    vocabulary = 4096
+    chunk = 16
     hidden, head, labels = made(positions, 32, vocabulary, bias=False)
     logits = positions * vocabulary * 4
 

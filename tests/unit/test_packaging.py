@@ -87,16 +87,15 @@ def test_the_lock_is_what_pyproject_asks_for():
     versions = locked() | {
         "torch": re.search(r"==(\S+)", (ROOT / "constraints.txt").read_text())[1]
     }
-    todo, seen = (
-        [
-            Requirement(r)
-            for r in project()["dependencies"] + project()["optional-dependencies"]["test"]
-        ],
-        set(),
-    )
+    todo = [
+        Requirement(r)
+        for r in project()["dependencies"] + project()["optional-dependencies"]["test"]
+    ]
+    seen = set()
     while todo:
         requirement = todo.pop()
-        name, key = canonicalize_name(requirement.name), str(requirement)
+        name = canonicalize_name(requirement.name)
+        key = str(requirement)
         if key in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
         seen.add(key)

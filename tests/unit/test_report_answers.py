@@ -121,10 +121,8 @@ def text(shares, counted_by_run=False):
 )
 def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, verdict, cautioned):
     rows = text(shares)
-    found, cautions = (
-        answers.answer_dropped(rows),
-        answers.caution_dropped(answers.dropped_shares(rows)),
-    )
+    found = answers.answer_dropped(rows)
+    cautions = answers.caution_dropped(answers.dropped_shares(rows))
     assert [answer["verdict"] for answer in found] == [verdict] * bool(said)
     assert all(said in answer["text"] for answer in found)
     assert bool(cautions) == bool(cautioned) and all(

@@ -226,11 +226,13 @@ class ClaimTables:
     """
 
     def __init__(self, name: str, folder: Path):
-        self.name, self._folder = name, folder
+        self.name = name
+        self._folder = folder
         self.connection = queries.connect(folder)
         self.inventory = queries.query("inventory", self.connection)
         head = read_json(folder / "experiment.json", "experiment's description")
-        self.scale, self.figures = head.get("scale"), list_figures(head.get("figures") or ())
+        self.scale = head.get("scale")
+        self.figures = list_figures(head.get("figures") or ())
         self._made: set[str] = set()
         # a claim's SQL writes no file and reads none but these tables
         quoted = str(folder).replace("'", "''")
@@ -251,7 +253,8 @@ class ClaimTables:
                         for name in re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE)
                     }
                     for query in sorted(wanted & set(QUERIES) - set(queries.VIEWS) - self._made):
-                        text, parameters = queries.sql(query), queries.PARAMETERS[query]
+                        text = queries.sql(query)
+                        parameters = queries.PARAMETERS[query]
                         self.connection.execute(
                             f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None
                         )
@@ -330,10 +333,8 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
         return rows[column].astype(float)
     except (TypeError, ValueError):
         found = rows[column].iloc[0]
-        what, next = (
-            "a claim's SQL gives no number.",
-            "have the query return one number in this column",
-        )
+        what = "a claim's SQL gives no number."
+        next = "have the query return one number in this column"
         raise UserError(what, claim=name, column=column, found=found, next=next) from None
 
 
@@ -398,7 +399,8 @@ def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
     than the margin; contradicted where they do not reach so far. `equal` (Schuirmann 1987):
     supported where they are within the margin, contradicted where they are outside.
     """
-    low, high = cell.low, cell.high
+    low = cell.low
+    high = cell.high
     near, far = edges(claim)
     if not claim.exact and cell.repeated:
         return INCONCLUSIVE, "its points share runs, so that they are not independent"
@@ -460,7 +462,8 @@ def _judged(
     marks = [f"suspect runs: {int(suspect.sum())} of {len(used)}"] if suspect.any() else []
     # after the cells that it is true of, where it is not true of all
     texts = [r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()]
-    reason, sentence = "; ".join(texts + marks), _sentence(claim, shown, cells)
+    reason = "; ".join(texts + marks)
+    sentence = _sentence(claim, shown, cells)
     # an experiment that was not made for the claim may have its rows without its figure
     figure = (
         claim.shown_in

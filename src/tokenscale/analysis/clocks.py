@@ -46,7 +46,9 @@ NEVER_NEGATIVE = (
 PHASES = ("h2d_s", "forward_s", "backward_s", "bubble_s", "exposed_communication_s", "optimizer_s")
 #: seconds that two readings of one clock may differ by, and what other clocks may: seconds, and a
 #: share of the step
-EXACT_S, LOOSE_S, LOOSE_SHARE = 1e-5, 0.01, 0.01
+EXACT_S = 1e-5
+LOOSE_S = 0.01
+LOOSE_SHARE = 0.01
 #: seconds by which wall clocks of one machine may differ
 CLOCK_S = 60.0
 #: number format → FLOP/s that no core exceeds. fp32: two AVX-512 FMA units are 64 FLOP a cycle
@@ -76,15 +78,12 @@ def _negative(e: Evidence) -> Iterator[str]:
 
 @expect("FLOP/s", "at most the peak of the devices or cores", "device", "invalid")
 def _speed(e: Evidence) -> Iterator[str]:
-    row, (tokens, seconds) = e.row, e.steps.totals() if len(e.steps) else (0.0, 0.0)
-    flops, nodes = (
-        row.get("flops_per_token"),
-        len({event["boot"] for event in e.named("run_start")}) or 1,
-    )
-    peak, cores = (
-        (row.get("peak_flops") or 0) * (row.get("world_size") or 0),
-        (row.get("cores") or 0) * nodes,
-    )
+    row = e.row
+    (tokens, seconds) = e.steps.totals() if len(e.steps) else (0.0, 0.0)
+    flops = row.get("flops_per_token")
+    nodes = len({event["boot"] for event in e.named("run_start")}) or 1
+    peak = (row.get("peak_flops") or 0) * (row.get("world_size") or 0)
+    cores = (row.get("cores") or 0) * nodes
     limit = (
         cores
         * CORE_FLOPS.get(row.get("number_format") or "", ANY_CORE_FLOPS)
@@ -113,8 +112,10 @@ def _phases(e: Evidence) -> Iterator[str]:
     """The host of a GPU waits for data ahead of the device, so that only the sums of waits are
     compared there.
     """
-    raw, exact = e.raw, e.row.get("device_kind") == "cpu" and not e.row.get("external")
-    took, wait = raw["step_s"], np.nan_to_num(raw["data_wait_s"])
+    raw = e.raw
+    exact = e.row.get("device_kind") == "cpu" and not e.row.get("external")
+    took = raw["step_s"]
+    wait = np.nan_to_num(raw["data_wait_s"])
     if not e.row.get("external"):
         phases = sum((np.nan_to_num(raw[name]) for name in PHASES), np.zeros(len(took)))
         phases += wait if exact else 0
@@ -264,7 +265,8 @@ class _RankLog:
             else LOOSE_S + LOOSE_SHARE * float(np.nanmax(self.took, initial=0.0))
         )
         for event in self.events:
-            time, step = event["t_mono_s"], event["step"]
+            time = event["t_mono_s"]
+            step = event["step"]
             if time is None:
                 continue
             if event["event"] == "validation" and self.own and step is not None:
@@ -322,7 +324,8 @@ def _ordered(e: Evidence) -> Iterator[str]:
     """Attempts of one boot of one machine by the monotonic clock, which nobody sets; else by the
     wall clock.
     """
-    raw, boots = e.raw, defaultdict(set)
+    raw = e.raw
+    boots = defaultdict(set)
     same = (np.diff(raw["attempt"]) == 0) & (np.diff(raw["rank"]) == 0)
     if (same & (np.diff(raw["step"]) != 1)).any():
         yield "steps skip or repeat inside an attempt"
@@ -374,7 +377,8 @@ def _start(e: Evidence) -> Iterator[str]:
             )
         by_name = {event["event"]: event for event in events}
         if not e.row.get("external") and {"run_start", "init_done"} <= by_name.keys():
-            took, stated = by_name["init_done"]["t_mono_s"], by_name["init_done"]["duration_s"]
+            took = by_name["init_done"]["t_mono_s"]
+            stated = by_name["init_done"]["duration_s"]
             begun = by_name["run_start"]["t_mono_s"]
             if None not in (took, stated, begun) and abs(stated - (took - begun)) > 0.25 + 0.05 * (
                 took - begun
@@ -412,7 +416,9 @@ def _wall_clocks(e: Evidence) -> Iterator[str]:
             yield (
                 f"wall clocks of ranks on one machine are {apart:.4g} s apart in attempt {attempt}"
             )
-    started, low, high = e.get("started_unix_s"), first.get("run_start"), first.get("init_done")
+    started = e.get("started_unix_s")
+    low = first.get("run_start")
+    high = first.get("init_done")
     # the end may follow a clock change
     if isinstance(started, (int, float)) and low is not None and high is not None:
         apart = max(low - started, started - high)

@@ -184,7 +184,8 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
     there is any), hashes of the source files that it imports, and the tokens that it validated on
     (which differ between repeats where labels are drawn).
     """
-    wanted, found = _wanted(group, factor), {}
+    wanted = _wanted(group, factor)
+    found = {}
     for row in group.itertuples():
         stated = {name: getattr(row, column) for column, name in wanted.items()}
         if not row.external:

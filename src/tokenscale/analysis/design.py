@@ -172,7 +172,8 @@ def check_confounding(design: Design) -> list[Problem]:
         (a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)
     ]
     alone = {different[0] for _, _, different in apart if len(different) == 1}
-    found, reported = [], set(alone)
+    found = []
+    reported = set(alone)
     for name in names:
         always = set.intersection(
             *(set(different) for _, _, different in apart if name in different)
@@ -369,7 +370,8 @@ def check_budgets(design: Design) -> Iterator[Problem]:
     for cell, s in design.settings:
         rest = canonical_json({k: v for k, v in cell.items() if not k.startswith("budget")})
         positions[rest] = s.budget.steps * s.global_batch * s.sequence_length
-    low, high = min(positions.values()), max(positions.values())
+    low = min(positions.values())
+    high = max(positions.values())
     if low < high:
         moved = [n for n in design.factors if n in ("global_batch", "sequence_length")]
         changed = f", because {listing(moved)} changes" if moved else ""
@@ -418,7 +420,8 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
     again = [
         (cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused
     ]
-    cure, passes = "fewer steps, or a larger corpus", [text.passes for *_, text in again]
+    cure = "fewer steps, or a larger corpus"
+    passes = [text.passes for *_, text in again]
     if any(run.mixture for _, run, _ in again):
         of = {
             name: [t.passes for *_, t in known if t.corpus == name]
@@ -490,10 +493,8 @@ def check_held_out(design: Design) -> Iterator[Problem]:
     if found:
         texts = listing(f"{documents} of {name}{of}" for name, (documents, of) in found.items())
         cure = "a larger corpus, or a larger validation_share"
-        what, mark = (
-            f"validation losses are of few held-out texts: {texts}",
-            f"held-out text: {texts}",
-        )
+        what = f"validation losses are of few held-out texts: {texts}"
+        mark = f"held-out text: {texts}"
         yield Problem("warn", what, "runs.corpus", cure, mark)
 
 
@@ -541,17 +542,15 @@ def check_repeats(design: Design) -> Iterator[Problem]:
     if len(design.cells) < 2 or experiment.primary == ():
         return
     if experiment.primary is None:
-        family, given = max(1, sum(_count_comparisons(design).values())), experiment.repeats
-        key, next_step = (
-            "repeats",
-            "name one to three comparisons under `primary`, with primary_repeats: {}",
-        )
+        family = max(1, sum(_count_comparisons(design).values()))
+        given = experiment.repeats
+        key = "repeats"
+        next_step = "name one to three comparisons under `primary`, with primary_repeats: {}"
     else:
-        family, given = (
-            len(experiment.primary),
-            max(experiment.repeats, experiment.primary_repeats or 1),
-        )
-        key, next_step = "primary_repeats", "primary_repeats: {}"
+        family = len(experiment.primary)
+        given = max(experiment.repeats, experiment.primary_repeats or 1)
+        key = "primary_repeats"
+        next_step = "primary_repeats: {}"
     needed = fewest_pairs(family)
     if given < needed:
         of = (
@@ -607,7 +606,8 @@ def check_validation(design: Design) -> Iterator[Problem]:
     for corpus in {
         c.name: c for _, s in design.settings if s.validation.rows for c in s.corpora
     }.values():
-        own, key = corpus.source.validation_files, f"corpora.{corpus.name}"
+        own = corpus.source.validation_files
+        key = f"corpora.{corpus.name}"
         if shared := sorted(set(own or ()) & set(corpus.source.files or ())):
             what = (
                 f"corpus {corpus.name}: {listing(shared)} is used for training and for validation"
@@ -688,7 +688,8 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
     for _, run in design.settings:
         if run.precision != "bf16-true":
             continue
-        optimizer, weight = run.optimizer, run.model.initial_deviation
+        optimizer = run.optimizer
+        weight = run.model.initial_deviation
         if optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
             what = (
                 f"with bf16-true and beta2 {optimizer.beta2} a second moment in bf16 never decays"

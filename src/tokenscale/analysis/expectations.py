@@ -189,7 +189,8 @@ class Steps:
 
     def logs(self) -> Iterator[tuple[int, int, slice]]:
         """Yield (attempt, rank, its rows) of rows by attempt and rank."""
-        attempt, rank = self["attempt"], self["rank"]
+        attempt = self["attempt"]
+        rank = self["rank"]
         edges = np.flatnonzero((np.diff(attempt) != 0) | (np.diff(rank) != 0)) + 1
         for first, last in zip([0, *edges], [*edges, len(attempt)], strict=True):
             if last > first:
@@ -274,7 +275,8 @@ def at_step(
     """Yield a sentence on the first of the rows that are `wrong`."""
     places = np.flatnonzero(wrong)
     if len(places):
-        found, at = steps[name][places[0]], int(steps["step"][places[0]])
+        found = steps[name][places[0]]
+        at = int(steps["step"][places[0]])
         expected = (
             must
             if isinstance(must, str)

@@ -76,7 +76,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
     signature = metric.get_signature().format()
     parsed = json.loads(found.format(is_json=True, width=6, signature=signature))
     # absent where nothing matches
-    middle, half = parsed.get("confidence_mean", 0.0), parsed.get("confidence_var", 0.0)
+    middle = parsed.get("confidence_mean", 0.0)
+    half = parsed.get("confidence_var", 0.0)
     return Bleu(
         parsed["score"],
         max(0.0, middle - half),
@@ -165,7 +166,8 @@ def ingest(
     again = f"snakemake -f {experiment}"
     table = read_record(experiment, "run table", again, unsealed=True)
     if not isinstance(table.get("runs"), list):
-        expected, next = 'an object with a list "runs"', "tokenscale plan EXPERIMENT --output FILE"
+        expected = 'an object with a list "runs"'
+        next = "tokenscale plan EXPERIMENT --output FILE"
         raise UserError(
             "this is no run table of an experiment.", path=experiment, expected=expected, next=next
         )
@@ -354,7 +356,8 @@ def _rows(
     manifests: Mapping[str, Path],
     found: tuple[Row | None, bool, str | None],
 ) -> Tables:
-    (record, sealed, trouble), run_id = found, entry["run_id"]
+    (record, sealed, trouble) = found
+    run_id = entry["run_id"]
     folder = runs / run_id
     row = run_row(entry, experiment, record)
     row |= grouping(row.get("approach"), entry.get("cell") or {})
@@ -392,7 +395,8 @@ def _rows(
     row |= log.lasted()
     row["validation_tokens"] = log.validation_tokens()
     run = None if row["external"] else read_settings((record or {}).get("run"))
-    planned, changed = read_settings(entry.get("run")), tuple(log.changed(record)) if sealed else ()
+    planned = read_settings(entry.get("run"))
+    changed = tuple(log.changed(record)) if sealed else ()
     known = (row, record or {}, run, Steps(log.steps), whole, log.events, log.spans)
     evidence = Evidence(*known, planned, trouble, changed, copies=tuple(log.copies()))
     if run is not None and sealed:
@@ -414,10 +418,8 @@ def _count_again(
     """Return the evidence with counts of the run's inputs, as far as they are at hand with the
     hashes that it read: in `manifests`, or where the workflow writes them below `project`.
     """
-    changes, objectives = (
-        "data/batches/objectives.py",
-        Path(__file__).parents[1] / "data/batches/objectives.py",
-    )
+    changes = "data/batches/objectives.py"
+    objectives = Path(__file__).parents[1] / "data/batches/objectives.py"
     if OBJECTIVES[run.objective].special_ids and (evidence.get("code") or {}).get(
         changes
     ) != sha256_file(objectives):
@@ -426,10 +428,8 @@ def _count_again(
     found: dict[str, Path] = {}
     reasons: dict[str, str] = {}
     for role, name in list_manifests(run).items():
-        what, recorded = (
-            role.replace("_", " ").replace("validation", "held-out"),
-            evidence.get(f"inputs.{role}"),
-        )
+        what = role.replace("_", " ").replace("validation", "held-out")
+        recorded = evidence.get(f"inputs.{role}")
         path = manifests.get(recorded, project / name)
         if not path.is_file():
             reasons[role] = f"the {what} is not at hand"
@@ -437,7 +437,8 @@ def _count_again(
             reasons[role] = f"the {what} at hand is not the one that the run read"
         else:
             found[role] = path.parent if role == "tokenizer" else path
-    store, size = found.get("store"), None
+    store = found.get("store")
+    size = None
     if store is not None and run.mixture is None and not OBJECTIVES[run.objective].special_ids:
         size = read_json(store, "manifest of the token store").get("vocabulary_size")
 
@@ -460,7 +461,8 @@ def _count_again(
                 f"{str(error).splitlines()[0].removeprefix('tokenscale: ')}"
             )
 
-    numbers, counted = evidence.steps.numbers, "the logs hold no step"
+    numbers = evidence.steps.numbers
+    counted = "the logs hold no step"
     if len(numbers):
         counted = attempt(
             "store",

@@ -98,12 +98,14 @@ def read_lines(path: Path, kind: str) -> Lines:
             else 0
         )
         end = end or content.rfind(b"\n", begin) + 1 or len(content)
-        table, found = _clean(content, begin, end, kind), []
+        table = _clean(content, begin, end, kind)
+        found = []
         if table is None:
             table, found = _by_line(content[begin:end], line, kind)
         tables.append(table)
         broken += found
-        begin, line = end, line + len(table) + len(found)
+        begin = end
+        line = line + len(table) + len(found)
     if broken and not content.endswith(b"\n"):
         broken[-1]["benign"] = broken[-1]["line"] == line
     return Lines(
@@ -175,7 +177,8 @@ def _by_line(block: bytes, before: int, kind: str) -> tuple[pa.Table, list[dict[
     pieces = block.split(b"\n")
     if pieces[-1] == b"":
         pieces.pop()
-    rows, broken = [], []
+    rows = []
+    broken = []
     for number, raw in enumerate(pieces, start=before + 1):
         try:
             rows.append(parse(raw, kind))
@@ -334,7 +337,8 @@ class RunLog:
 
     def attempts(self, steps: pa.Table) -> list[Row]:
         """Rows of the table `attempts`; `steps` are the merged ones."""
-        merged, found = Counter(steps["attempt"].to_numpy().tolist()), []
+        merged = Counter(steps["attempt"].to_numpy().tolist())
+        found = []
         for attempt in self.all:
             numbers = [rows["step"].to_numpy() for rows in attempt.steps.values() if len(rows)]
             row = {name: getattr(attempt, name) for name in ("folder", "superseded", "digest")}
@@ -353,7 +357,10 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     (that of the run's record; of the newest attempt where there is none) are superseded: other code
     or other inputs made them.
     """
-    found, spans, events, quarantine = [], [], [], []
+    found = []
+    spans = []
+    events = []
+    quarantine = []
     hashes: dict[str, str] = {}
     aside = sorted((folder / "superseded").glob("*/"))  # attempts of other code or inputs
     for number, path in [

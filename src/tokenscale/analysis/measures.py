@@ -125,17 +125,16 @@ def read_facts(directory: Path) -> Facts:
     rest = {name: value for name, value in record.items() if name not in LEFT_OUT}
     if tokenizer := _tokenizer(record):
         rest["tokenizer"] = tokenizer
-    outcome, stated = record.get("outcome") or {}, record.get("run") or {}
+    outcome = record.get("outcome") or {}
+    stated = record.get("run") or {}
     run = read_settings(stated)  # None where another version made them
     if run is not None:
         rest["effective_seed"] = run.effective_seed
     diff = directory / "dirty.diff"
     dirty = diff.is_file() and (record.get("git") or {}).get("diff_sha256") == sha256_file(diff)
     times = float(record.get("started_unix_s") or 0.0), outcome.get("ended_unix_s")
-    settings, files = (
-        _flat(stated if run is None else asdict(run)),
-        (directory / "run.json", *([diff] if dirty else [])),
-    )
+    settings = _flat(stated if run is None else asdict(run))
+    files = (directory / "run.json", *([diff] if dirty else []))
     return Facts(
         record["run_id"], outcome.get("status", "unknown"), *times, settings, _flat(rest), files
     )
@@ -145,7 +144,8 @@ def _tokenizer(record: dict[str, Any]) -> Any:
     """Name and hash of the tokenizer that a store was made with, where its manifest is still the
     one that was read.
     """
-    argv, expected = record.get("argv") or [], (record.get("inputs") or {}).get("store")
+    argv = record.get("argv") or []
+    expected = (record.get("inputs") or {}).get("store")
     for flag, text in zip(argv, argv[1:], strict=False):
         path = Path(str(text))
         if flag == "--store" and path.is_file() and sha256_file(path) == expected:

@@ -49,7 +49,8 @@ class Projection:
         """Return useful tokens/s of all ranks: predicted, lower end, upper end, and if efficiency
         stays.
         """
-        p, tokens = prediction, self.tokens_per_rank * prediction.world_size
+        p = prediction
+        tokens = self.tokens_per_rank * prediction.world_size
         return tokens / p.step_s, tokens / p.high_s, tokens / p.low_s, tokens / p.stays_s
 
     def to_json(self) -> dict[str, Any]:
@@ -279,7 +280,8 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
 
 
 def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> UserError | None:
-    smallest, largest = found.sizes[0], found.sizes[-1]
+    smallest = found.sizes[0]
+    largest = found.sizes[-1]
     requested = f"world size {size}"
     if size < smallest:
         what = "a world size below the smallest measured one cannot be predicted."
@@ -299,10 +301,8 @@ def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> Us
             "cannot be predicted from these sizes: no measured run uses two nodes; measure "
             f"{2 * per_node}."
         )
-        requested, measured = (
-            f"{requested} on nodes of {per_node} ranks",
-            ", ".join(map(str, found.world_sizes)),
-        )
+        requested = f"{requested} on nodes of {per_node} ranks"
+        measured = ", ".join(map(str, found.world_sizes))
         next = (
             f"measure {2 * per_node}: add it to the experiment's factors (`layout.data`), and "
             "run again"

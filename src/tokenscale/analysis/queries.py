@@ -142,7 +142,8 @@ def query(
 TAIL_BYTES = 50_000
 _PLACE = r"attempt=(\d+)/rank=(\d+)/\w+\.jsonl$"
 #: the tables of a run that are read from its logs; where a line was logged
-LOGS, LOGGED = ("steps", "events"), {"attempt": "INTEGER", "rank": "INTEGER", "line": "BIGINT"}
+LOGS = ("steps", "events")
+LOGGED = {"attempt": "INTEGER", "rank": "INTEGER", "line": "BIGINT"}
 #: whole lines, in the order of attempts, ranks and lines
 _LOAD = f"""
 INSERT INTO logged_{{kind}} BY NAME
@@ -201,7 +202,8 @@ def summary_lines(directory: Path) -> list[str]:
     ]:
         lines.append(f"       held out by corpus: {', '.join(by_corpus)}")
     if found["useful_tokens_per_s"] is not None:
-        useful, total = found["useful_tokens_per_s"], found["total_tokens_per_s"]
+        useful = found["useful_tokens_per_s"]
+        total = found["total_tokens_per_s"]
         lines.append(
             f"speed  {useful:,.0f} useful tokens/s, {total:,.0f} total tokens/s  (warm-up steps "
             "left out)"
@@ -244,8 +246,10 @@ def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
             connection.execute(_LOAD.format(kind=kind), [files, FIELDS[kind]])
         (newest,) = connection.execute(f"SELECT max(schema) FROM logged_{kind}").fetchone()
         if newest is not None and newest > VERSION:
-            what, found = "this run's logs were written by a newer tokenscale.", f"schema {newest}"
-            expected, next = f"at most {VERSION}", "upgrade tokenscale"
+            what = "this run's logs were written by a newer tokenscale."
+            found = f"schema {newest}"
+            expected = f"at most {VERSION}"
+            next = "upgrade tokenscale"
             raise UserError(what, path=directory, found=found, expected=expected, next=next)
     _create_run(connection)
     return connection

@@ -95,7 +95,8 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
             if of.scale == SCALE
         }
         for figure in figures:
-            claim_tables, key = opened[figure.experiment], " / ".join(figure.key)
+            claim_tables = opened[figure.experiment]
+            key = " / ".join(figure.key)
             if sql := OF_BENCHMARKS.get(figure.quantity):
                 values = claim_tables.rows(key, sql.format(where=figure.where))["value"]
             elif (of := of_runs.get(figure.experiment)) is not None:

@@ -67,12 +67,11 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
     for path in sorted(paths, key=lambda p: p.name):
         content = read_record(path, "benchmark file", f"snakemake -f {path}", unsealed=True)
         try:
-            kind, hardware = content.get("benchmark"), content.get("hardware") or {}
+            kind = content.get("benchmark")
+            hardware = content.get("hardware") or {}
             of_kind = {"storage": _of_storage, "inference": _of_inference}
-            table, read = (
-                f"{kind}_benchmarks" if kind in of_kind else "benchmarks",
-                of_kind.get(kind, _of_data),
-            )
+            table = f"{kind}_benchmarks" if kind in of_kind else "benchmarks"
+            read = of_kind.get(kind, _of_data)
             common = {"benchmark": path.stem}
             common |= {key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")}
             found[table] += read(common, content, sorted((content.get("left_out") or {}).items()))
@@ -236,7 +235,8 @@ def _certificate_row(path: Path) -> Row:
         row |= {"verdict": found["verdict"]}
         if found["verdict"] == "none":
             return row | {"reason": found["reason"]}
-        first, cause = found["first_difference"], found["cause"]
+        first = found["first_difference"]
+        cause = found["cause"]
         losses = [step["loss"] for step in found["by_step"]]
         step = f"step {first['step']}: " if first and first["step"] is not None else ""
         return row | {

@@ -115,16 +115,15 @@ def _rows(e: Evidence) -> Iterator[str]:
         )
     rows = e.steps.sums("rows")
     for wrong in np.flatnonzero(e.steps.whole() & (rows != e.row["global_batch"]))[:1]:
-        step, batch = e.steps.numbers[wrong], e.row["global_batch"]
+        step = e.steps.numbers[wrong]
+        batch = e.row["global_batch"]
         yield f"ranks hold {int(rows[wrong])} rows at step {step}, the global batch is {batch}"
         return
     if not e.row.get("external"):
         of_rank = {}
         for rank in np.unique(e.steps["rank"]).astype(int).tolist():
-            place, readers = (
-                e.settings.layout.coordinate(rank),
-                e.settings.layout.data_parallel_size,
-            )
+            place = e.settings.layout.coordinate(rank)
+            readers = e.settings.layout.data_parallel_size
             slots = rank_slots(e.settings.global_batch, place.data_rank, readers)
             of_rank[rank] = len(slots) * place.is_group_leader
         must = np.array([of_rank[int(rank)] for rank in e.steps["rank"]])
@@ -140,7 +139,8 @@ def _rows(e: Evidence) -> Iterator[str]:
 def _total_tokens(e: Evidence) -> Iterator[str]:
     if (length := e.row.get("sequence_length")) is None:
         raise NotCheckedError("the sequence length is not known")
-    total, room = e.column("total_tokens"), e.steps["rows"] * length
+    total = e.column("total_tokens")
+    room = e.steps["rows"] * length
     fixed = not e.row.get("external") and e.row["approach"] != "length-bucketed"
     for at in np.flatnonzero((total != room) if fixed else (total > room))[:1]:
         held = (
@@ -172,11 +172,9 @@ def _computable(e: Evidence) -> Iterator[str]:
     if (e.raw["memory_peak_bytes"] < 1).any():
         yield "memory_peak_bytes of 0"
     for event in e.named("validation") + e.named("source_validation"):
-        where, useful, loss = (
-            f"validation at step {event['step']} has",
-            event["useful_tokens"] or 0,
-            event["loss_sum"],
-        )
+        where = f"validation at step {event['step']} has"
+        useful = event["useful_tokens"] or 0
+        loss = event["loss_sum"]
         if useful < 1 or loss is None or not 0 <= loss <= MOST_NATS * useful:
             yield f"{where} a loss_sum of {loss} over {useful} useful tokens"
         for name, limit in {
@@ -211,9 +209,11 @@ def _recounted(e: Evidence) -> Iterator[str]:
     for (name, values), must in zip(
         logged.items(), (counted.useful, counted.total, counted.digests), strict=True
     ):
-        found, expected = values[place[known]], must[known]
+        found = values[place[known]]
+        expected = must[known]
         for wrong in np.flatnonzero(found != expected)[:1]:
-            step, n = counted.steps[known][wrong], int((found != expected).sum())
+            step = counted.steps[known][wrong]
+            n = int((found != expected).sum())
             batch = f"the batch has {expected[wrong]} ({n} of {len(found)} steps)"
             yield f"{name} is {found[wrong]:.0f} at step {step}, {batch}"
     if len(counted.steps) < len(e.steps.numbers):
@@ -230,7 +230,8 @@ def _predicts(e: Evidence) -> Iterator[str]:
 
 @expect("steps without a label, and skipped ones", "none", "logs", "caution")
 def _empty_steps(e: Evidence) -> Iterator[str]:
-    empty, skipped = e.steps.sums("useful_tokens") == 0, e.steps.largest("skipped") > 0
+    empty = e.steps.sums("useful_tokens") == 0
+    skipped = e.steps.largest("skipped") > 0
     if 0 < empty.sum() < len(empty):
         yield f"{empty.sum()} of {len(empty)} steps ({empty.mean():.1%}) have no label"
     if skipped.any():
@@ -255,8 +256,11 @@ def _micro_steps(e: Evidence) -> Iterator[str]:
 
 @expect("learning_rate of each step", "that of the schedule", "settings", "invalid", "1e-9 of it")
 def _learning_rate(e: Evidence) -> Iterator[str]:
-    run, numbers = e.own, e.steps.numbers
-    found, steps, shares = e.column("learning_rate"), _budget_steps(e), np.zeros(len(numbers))
+    run = e.own
+    numbers = e.steps.numbers
+    found = e.column("learning_rate")
+    steps = _budget_steps(e)
+    shares = np.zeros(len(numbers))
     if steps is None and run.schedule.shape != "constant":
         if run.budget.useful_tokens is None:
             raise NotCheckedError("the budget in seconds decides it")
@@ -269,7 +273,8 @@ def _learning_rate(e: Evidence) -> Iterator[str]:
             raise NotCheckedError("the warm-up was in another run")
         warm = share[np.searchsorted(numbers, last_warm)]
         shares = (share - warm) / (1 - warm) if warm < 1 else np.ones(len(share))
-    peak, schedule = run.optimizer.learning_rate, run.schedule
+    peak = run.optimizer.learning_rate
+    schedule = run.schedule
     rates = [
         learning_rate(k, steps, peak, schedule, s)
         for k, s in zip(numbers.tolist(), shares.tolist(), strict=True)
@@ -286,11 +291,9 @@ def _learning_rate(e: Evidence) -> Iterator[str]:
     "1e-4 of it",
 )
 def _clipped(e: Evidence) -> Iterator[str]:
-    limit, norm, clipped = (
-        e.own.optimizer.clip_norm,
-        e.column("grad_norm"),
-        e.column("grad_norm_clipped"),
-    )
+    limit = e.own.optimizer.clip_norm
+    norm = e.column("grad_norm")
+    clipped = e.column("grad_norm_clipped")
     must = norm if limit is None else norm / np.maximum((norm + 1e-6) / limit, 1)
     wrong = ~np.isclose(clipped, must, rtol=1e-4, atol=1e-30, equal_nan=True)
     yield from at_step(e.steps, "grad_norm_clipped", wrong, must)
@@ -299,7 +302,8 @@ def _clipped(e: Evidence) -> Iterator[str]:
 @expect("grad_norm of steps with a loss", "logged, above zero", "logs", "suspect")
 def _gradient(e: Evidence) -> Iterator[str]:
     _ = e.own
-    norm, loss = e.steps["grad_norm"], e.steps.sums("loss_sum")[e.steps.place]
+    norm = e.steps["grad_norm"]
+    loss = e.steps.sums("loss_sum")[e.steps.place]
     if e.row["status"] != "nonfinite":
         yield from at_step(
             e.steps, "grad_norm", (loss > 0) & ~(norm > 0) & ~(e.steps["skipped"] > 0), "above zero"
@@ -364,7 +368,8 @@ def _settings(e: Evidence) -> Iterator[str]:
     if e.get("run_id") not in (None, e.row["run_id"]):
         yield f"run.json is of the run {e.get('run_id')}"
         return
-    planned, found = e.planned, e.settings
+    planned = e.planned
+    found = e.settings
     if planned is None:
         raise NotCheckedError("the run table has no settings")
     if found.identity != planned.identity:
@@ -396,10 +401,8 @@ def _fields(e: Evidence) -> Iterator[str]:
     "invalid",
 )
 def _parameters(e: Evidence) -> Iterator[str]:
-    stated, model = (
-        e.recorded("parameters"),
-        e.settings.model.with_positions(e.settings.sequence_length),
-    )
+    stated = e.recorded("parameters")
+    model = e.settings.model.with_positions(e.settings.sequence_length)
     if model.transformers is None and e.vocabulary_size is None and model.vocabulary_size is None:
         none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
         if stated <= none or (stated - none) % (one - none):
@@ -432,7 +435,8 @@ def _flops(e: Evidence) -> Iterator[str]:
         "hardware": "flops_per_token_hardware",
     }
     for name, column in columns.items():
-        stated, counted = e.recorded(f"flops_per_token.{name}"), e.row.get(column)
+        stated = e.recorded(f"flops_per_token.{name}")
+        counted = e.row.get(column)
         if e.row.get("predicted_parameters_bytes") is None:
             raise NotCheckedError("the vocabulary size is not at hand")
         yield from differ(f"run.json has flops_per_token.{name}", stated, counted, 1e-9)
@@ -445,7 +449,8 @@ def _flops(e: Evidence) -> Iterator[str]:
     "invalid",
 )
 def _computing(e: Evidence) -> Iterator[str]:
-    run, must = e.settings, {"number_format": e.settings.number_format}
+    run = e.settings
+    must = {"number_format": e.settings.number_format}
     if run.device == "cpu":
         yield from differ("run.json has hardware.device_kind", e.row.get("device_kind"), "cpu")
     if run.arm == OURS:
@@ -481,7 +486,8 @@ def _budget(e: Evidence) -> Iterator[str]:
     run = e.settings
     if "budget_steps" not in e.record:
         raise NotCheckedError("run.json does not have it")
-    epoch, flops = math.nan, 1.0
+    epoch = math.nan
+    flops = 1.0
     if run.budget.kind == "epochs":
         epoch = math.nan if isinstance(e.counted, str) else e.counted.rows_per_epoch
         if math.isnan(epoch):
@@ -494,10 +500,8 @@ def _budget(e: Evidence) -> Iterator[str]:
     yield from differ("run.json has budget_steps", e.record["budget_steps"], must)
     if run.budget.useful_tokens is not None and e.row["status"] == "complete" and len(e.steps):
         useful = e.steps.sums("useful_tokens")
-        done, goal = (
-            (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum(),
-            run.budget.useful_tokens,
-        )
+        done = (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum()
+        goal = run.budget.useful_tokens
         if not done - useful[-1] < goal <= done:
             yield f"the run ended after {done:.0f} useful tokens, its budget is {goal}"
 
@@ -505,12 +509,14 @@ def _budget(e: Evidence) -> Iterator[str]:
 @expect("outcome, attempt, ranks and nodes", "those of the logs", "logs, settings", "invalid")
 def _outcome(e: Evidence) -> Iterator[str]:
     run = e.settings
-    world, nodes = e.get("hardware.world_size"), e.get("hardware.nodes")
+    world = e.get("hardware.world_size")
+    nodes = e.get("hardware.nodes")
     if world is not None:
         yield from differ("run.json has hardware.world_size", world, run.layout.world_size)
     if nodes is not None and not (isinstance(nodes, list) and len(nodes) <= run.layout.world_size):
         yield f"run.json has hardware.nodes {nodes!r}"
-    begins, before = e.get("outcome.begins_at"), e.get("outcome.begins_at_useful_tokens")
+    begins = e.get("outcome.begins_at")
+    before = e.get("outcome.begins_at_useful_tokens")
     if begins is not None:
         yield from differ("run.json has outcome.begins_at", begins, start_step(run))
     if begins == 0 and before:
@@ -518,7 +524,9 @@ def _outcome(e: Evidence) -> Iterator[str]:
     if e.row["status"] == "complete" and e.get("outcome.stopped_at") is not None:
         yield "run.json has the status complete, and outcome.stopped_at"
     if len(e.raw):
-        attempt, last, steps = e.get("attempt"), int(e.raw["attempt"].max()), e.get("outcome.steps")
+        attempt = e.get("attempt")
+        last = int(e.raw["attempt"].max())
+        steps = e.get("outcome.steps")
         if attempt is not None and attempt != last:
             yield f"run.json is of attempt {attempt}, the last one that logged steps is {last}"
         if e.row["status"] == "complete" and steps is not None:
@@ -542,14 +550,13 @@ def _world(e: Evidence) -> Iterator[str]:
 
 @expect("steps of validations", "those of the validation settings", "settings", "invalid")
 def _validation_steps(e: Evidence) -> Iterator[str]:
-    policy, numbers = e.own.validation, e.steps.numbers.tolist()
+    policy = e.own.validation
+    numbers = e.steps.numbers.tolist()
     if e.row["status"] != "complete" or not numbers:
         raise NotCheckedError("the run did not end")
-    begin, end, found = (
-        start_step(e.own),
-        numbers[-1] + 1,
-        {event["step"] for event in e.named("validation")},
-    )
+    begin = start_step(e.own)
+    end = numbers[-1] + 1
+    found = {event["step"] for event in e.named("validation")}
     must = {k for k in range(begin + 1, end) if policy.every and k % policy.every == 0}
     must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
     must = must if policy.rows else set()
@@ -572,12 +579,11 @@ def _validation_steps(e: Evidence) -> Iterator[str]:
 def _validation_sizes(e: Evidence) -> Iterator[str]:
     for event in e.named("validation") + e.named("source_validation"):
         where = f"of the {event['event'].replace('_', ' ')} at step {event['step']}"
-        rows, useful, correct = (
-            event["rows"] or 0,
-            event["useful_tokens"] or 0,
-            event["correct_tokens"],
-        )
-        run, whole = e.own, event["event"] == "validation"
+        rows = event["rows"] or 0
+        useful = event["useful_tokens"] or 0
+        correct = event["correct_tokens"]
+        run = e.own
+        whole = event["event"] == "validation"
         if not isinstance(e.held_out, str):
             names = list(e.held_out) if whole else [event["corpus"]]
             must = tuple(
@@ -735,9 +741,12 @@ def _energy(e: Evidence) -> Iterator[str]:
 
 
 #: seconds of a step, and nats a token, that no training has
-LEAST_S, MOST_S, MOST_NATS = 1e-7, 1e7, 1e5
+LEAST_S = 1e-7
+MOST_S = 1e7
+MOST_NATS = 1e5
 #: watts of a device: more than any takes, and less than any running one
-MOST_WATTS, LEAST_WATTS = 3_000, 1
+MOST_WATTS = 3_000
+LEAST_WATTS = 1
 #: field of run.json → its least and its largest value, and whether it is a whole number
 FIELDS: dict[str, tuple[float, float, bool]] = {
     "schema": (1, 1, True),

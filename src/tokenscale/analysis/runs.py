@@ -103,7 +103,8 @@ def columns(record: Row, row: Row) -> Row:
     found["science"] = (
         "external-" + sha256_text(canonical_json({name: found[name] for name in SHARED}))[:16]
     )
-    shape, length = model(stated), found["sequence_length"]
+    shape = model(stated)
+    length = found["sequence_length"]
     if shape is not None and length:
         costs = {
             convention.value: flops_per_token(shape, length, convention)
@@ -261,7 +262,8 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
             flops_per_token, shape, run.sequence_length, objective=run.objective
         )
         counted = {convention.value: costs(convention) for convention in Convention}
-        again, length = run.activation_checkpointing, run.sequence_length
+        again = run.activation_checkpointing
+        length = run.sequence_length
         counted["hardware"] = hardware_flops_per_token(
             shape, length, Convention.FULL, again, run.objective
         )

@@ -37,18 +37,24 @@ Found = Iterator[tuple[str, str]]
 TIMED = ("step_s", "data_wait_s", "own_s", "forward_s", "backward_s", "optimizer_s")
 #: fewest steps that can show a copy, the share of them that does, and the share of values that
 #: differ inside a log
-FEWEST, COPIED, DISTINCT = 4, 0.5, 0.9
+FEWEST = 4
+COPIED = 0.5
+DISTINCT = 0.9
 #: values kept of each log and field: within a run, and of all runs of an experiment
-OF_LOG, OF_RUN = 4096, 256
+OF_LOG = 4096
+OF_RUN = 256
 #: steps whose counts are compared: all of the first ones, then every `STRIDE`-th
-FIRST_STEPS, STRIDE = 256, 64
+FIRST_STEPS = 256
+STRIDE = 64
 #: approaches whose batches are equal: the online one and its offline twin
 TWINS = {"pretokenized-padded": "padded", "token-list": "padding-free"}
 #: relative difference of losses of the same weights on the same text that another order of sums
 #: makes, by precision: 5e-8 was measured in fp32 between parallel layouts
-SAME_LOSS, SAME_LOSS_16 = 1e-6, 2e-3
+SAME_LOSS = 1e-6
+SAME_LOSS_16 = 2e-3
 #: how far a run's loss lies from its repeats': so many spreads of theirs, and least ratio
-LOSS_SPREADS, LOSS_RATIO = 6.5, 1.1
+LOSS_SPREADS = 6.5
+LOSS_RATIO = 1.1
 #: ratio of losses → what they are in
 UNITS = {
     1 / math.log(2): "bits",
@@ -71,7 +77,8 @@ class Values:
     """
 
     def __init__(self, size: int, fields: tuple[str, ...] = TIMED, fewest: int = FEWEST):
-        self._size, self._fewest = size, fewest
+        self._size = size
+        self._fewest = fewest
         self._kept: dict[str, dict[str, np.ndarray]] = {field: {} for field in fields}
 
     def add(self, name: str, rows: pa.Table) -> None:
@@ -222,7 +229,8 @@ class Siblings:
         `find_copied_logs`.
         """
         for one, other, words in self.values.find_copies(field):
-            a, b = one.partition(" ")[0], other.partition(" ")[0]
+            a = one.partition(" ")[0]
+            b = other.partition(" ")[0]
             if a != b:
                 yield a, b, words
 
@@ -418,7 +426,8 @@ def _find_training_losses(evidence: Evidence) -> Iterator[str]:
     """After step 0, where a model that knows nothing may have the same loss on any text; and not of
     other programs, which log rounded losses.
     """
-    steps, run = evidence.steps, evidence.settings
+    steps = evidence.steps
+    run = evidence.settings
     seen: dict[float, int] = {}
     if not len(steps):
         return
@@ -477,7 +486,8 @@ def _find_overlaps(siblings: Siblings) -> Found:
     for run_id, row in siblings.rows.items():
         for boot, begin, end in siblings.times.get(run_id, []):
             spans["boot", boot].append((begin, end, run_id))
-        begin, end = row.get("started_unix_s"), row.get("stopped_unix_s")
+        begin = row.get("started_unix_s")
+        end = row.get("stopped_unix_s")
         if not siblings.times.get(run_id) and begin is not None and end is not None:
             for node in filter(None, (row.get("node_names") or "").split(", ")):
                 spans["node", node].append((begin, end - WALL_S, run_id))

@@ -22,7 +22,9 @@ from tokenscale.settings.model import ModelSettings
 def _stated(e: Evidence) -> Iterator[str]:
     if not e.row.get("external"):
         return
-    shape, row, (tokens, seconds) = model(e.get("external")), e.row, e.steps.totals()
+    shape = model(e.get("external"))
+    row = e.row
+    (tokens, seconds) = e.steps.totals()
     if shape is None or not row["sequence_length"]:
         raise NotCheckedError("the run describes no model")
     claims = {"it states ": row["flops_per_token_stated"]}
@@ -68,11 +70,13 @@ def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counte
         flops_per_token(model, sequence_length, of) for of in (Convention.FULL, Convention.CAUSAL)
     )
     again = hardware_flops_per_token(model, sequence_length, Convention.FULL, "block")
-    count, ratio = weights(model), stated / full
+    count = weights(model)
+    ratio = stated / full
     # the formula's own number accuses nobody; of the others the nearest is meant
     if abs(ratio - 1) <= TOLERANCE:
         return Counted(ratio, "FLOPs per token as the formula has it", False)
-    without, table = 6 * (count.total - count.looked_up), 6 * count.looked_up
+    without = 6 * (count.total - count.looked_up)
+    table = 6 * count.looked_up
     hidden = "the input embedding was counted (a wrapper such as DDP hides it)"
     readings = (
         ("attention as a causal mask leaves it", causal, False),
@@ -91,7 +95,8 @@ def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counte
     ]
     off, words, fault = min(apart, key=lambda reading: reading[0])
     if off > TOLERANCE:
-        words, fault = "no known way of counting gives that", True
+        words = "no known way of counting gives that"
+        fault = True
     return Counted(ratio, f"FLOPs per token {ratio:.2f} × the formula's: {words}", fault)
 
 

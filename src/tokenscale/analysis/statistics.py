@@ -18,13 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 
 #: wanted coverage of an interval; level of a test
-COVERAGE, LEVEL = 0.95, 0.05
+COVERAGE = 0.95
+LEVEL = 0.05
 #: effects inside ± this share count as the same
 MARGIN = 0.01
 #: more pairs than this are tested with random sign flips in place of all of them
 EXACT_PAIRS = 16
 #: of a drift: up to so many runs every order is tried, else so many random ones
-EXACT_RUNS, DRAWS = 7, 10_000
+EXACT_RUNS = 7
+DRAWS = 10_000
 #: with fewer pairs of runs the other way round than this share, the order was mostly kept
 MOSTLY = 0.1
 
@@ -54,7 +56,8 @@ def order_statistic_rank(n: int) -> tuple[int, float] | None:
     >>> order_statistic_rank(6)
     (1, 0.96875)
     """
-    best, below = None, 0
+    best = None
+    below = 0
     for k in range(1, (n + 1) // 2 + 1):
         below += math.comb(n, k - 1)
         covered = 1 - 2 * below / 2**n
@@ -174,7 +177,8 @@ def holm(ps: Sequence[float]) -> list[float]:
     [0.03, 0.06, 0.06]
     """
     order = np.argsort(ps, kind="stable")
-    adjusted, largest = [0.0] * len(ps), 0.0
+    adjusted = [0.0] * len(ps)
+    largest = 0.0
     for place, i in enumerate(order):
         largest = max(largest, min(1.0, (len(ps) - place) * ps[i]))
         adjusted[i] = largest
@@ -241,7 +245,8 @@ def drift(
     ones with a fixed seed. Runs alone in their cell are left out; cells whose runs all started at
     once show nothing. Raises ValueError for values ≤ 0 and starts that are not finite.
     """
-    start, log = np.asarray(started_s, dtype=float), np.log(_positive(values))
+    start = np.asarray(started_s, dtype=float)
+    log = np.log(_positive(values))
     members: dict[Hashable, list[int]] = {}
     for i, cell in enumerate([0] * len(log) if cells is None else cells):
         members.setdefault(cell, []).append(i)
@@ -266,7 +271,8 @@ def drift(
         sums = np.array(list(itertools.permutations(parts[0]))) @ times[0]
         p = float((np.abs(sums) >= observed - tolerance).mean())
     else:
-        random, sums = np.random.default_rng(0), np.zeros(DRAWS)
+        random = np.random.default_rng(0)
+        sums = np.zeros(DRAWS)
         for t, v in zip(times, parts, strict=True):
             sums += random.permuted(np.tile(v, (DRAWS, 1)), axis=1) @ t
         p = (1 + int((np.abs(sums) >= observed - tolerance).sum())) / (1 + DRAWS)

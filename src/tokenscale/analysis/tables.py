@@ -62,7 +62,8 @@ def schema(table: str) -> pa.Schema:
 
 def of_rows(table: str, rows: Iterable[Row]) -> pa.Table:
     """Rows as they are written: every column of the table, null where a row lacks it."""
-    columns, rows = schema(table), list(rows)
+    columns = schema(table)
+    rows = list(rows)
     arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]
     return pa.Table.from_arrays(arrays, schema=columns)
 
@@ -123,7 +124,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises UserError for a missing or damaged manifest, and for tables with the columns of another
     version.
     """
-    path, next = folder / MANIFEST, restore_command(folder)
+    path = folder / MANIFEST
+    next = restore_command(folder)
     if not path.is_file():
         if not any((folder / name).is_file() for name in file_names()):
             raise UserError("there are no tables in this folder.", path=folder, next=next)
@@ -137,10 +139,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
     if manifest["columns"] != column_digest():
-        what, expected = (
-            "the tables have the columns of another version of tokenscale.",
-            f"columns {column_digest()}",
-        )
+        what = "the tables have the columns of another version of tokenscale."
+        expected = f"columns {column_digest()}"
         raise UserError(
             what, path=folder, found=f"columns {manifest['columns']}", expected=expected, next=next
         )

@@ -21,9 +21,11 @@ from tokenscale.runs.records.provenance import read_sealed
 PROJECT = "tokenscale"
 #: longest text for TensorBoard, longest value for MLflow, characters; the whole is in the run's
 #: folder
-TEXT, VALUE = 200_000, 5000
+TEXT = 200_000
+VALUE = 5000
 #: MLflow's limits of metrics and parameters per call
-METRICS, PARAMETERS = 1000, 100
+METRICS = 1000
+PARAMETERS = 100
 #: ours → MLflow's; a run whose export was stopped stays "RUNNING"
 STATUS = {"complete": "FINISHED", "nonfinite": "FAILED"}
 
@@ -41,7 +43,8 @@ class TensorBoard:
 
         for earlier in run_folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        self._writer, self._last = SummaryWriter(str(run_folder)), 0
+        self._writer = SummaryWriter(str(run_folder))
+        self._last = 0
         started = facts.started_unix_s
         self._write(hparams_pb(dict(facts.settings), facts.run_id, started or None), started)
         self._texts(facts, started)
@@ -136,15 +139,14 @@ class Mlflow:
             [experiment], f"tags.`tokenscale.run_id` = '{facts.run_id}'"
         ):
             self._client.delete_run(earlier.info.run_id)
-        started, tags = (
-            int(facts.started_unix_s * 1000) or None,
-            {"tokenscale.run_id": facts.run_id},
-        )
+        started = int(facts.started_unix_s * 1000) or None
+        tags = {"tokenscale.run_id": facts.run_id}
         tags["mlflow.source.name"] = "tokenscale"
         run = self._client.create_run(
             experiment, start_time=started, tags=tags, run_name=facts.run_id
         )
-        self._run, self._last = run.info.run_id, 0
+        self._run = run.info.run_id
+        self._last = 0
         self._write(
             "params",
             [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()],
@@ -324,7 +326,8 @@ def _export(
     while not (directory / "run.json").is_file():
         yield
     exporter: Tracker | None = None
-    summary, done = dict[str, float](), False
+    summary = dict[str, float]()
+    done = False
     # step and time of each point that has been handed on
     handed: list[tuple[int, float]] | None = None
     with ExitStack() as stack:
@@ -333,10 +336,8 @@ def _export(
                 # before reading: nothing is written after it
                 ended = read_sealed(directory / "run.json") is not None
                 points, summary = read_points(directory, ended=ended)
-                facts, marks = (
-                    read_facts(directory),
-                    [(point.step, point.t_unix_s) for point in points],
-                )
+                facts = read_facts(directory)
+                marks = [(point.step, point.t_unix_s) for point in points]
                 folder = output / facts.run_id
                 if handed is None:
                     if (folder / "run.json").exists():
@@ -351,8 +352,10 @@ def _export(
                         "moved away"
                     )
                     exporter.close(facts, summary, False)
-                    exporter, handed = None, []
-                exporter, handed = exporter or tracker(output, folder, facts), handed or []
+                    exporter = None
+                    handed = []
+                exporter = exporter or tracker(output, folder, facts)
+                handed = handed or []
                 if new := points[len(handed) :]:
                     exporter.add(new)
                 handed = marks

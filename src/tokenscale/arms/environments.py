@@ -94,11 +94,13 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
     What exists and is unchanged is kept. A failure is written into the record as `error`, so that
     only the runs of this arm become invalid. Raises UserError for an unknown arm.
     """
-    arm, folder = load_arm(name), record.parent
+    arm = load_arm(name)
+    folder = record.parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, f"the environment of {name}", wait=True):
         record.unlink(missing_ok=True)
-        began, built = time.monotonic(), False
+        began = time.monotonic()
+        built = False
         found: dict[str, Any] = {
             "schema": 1,
             "arm": name,
@@ -171,7 +173,8 @@ def _run(command: list[Any], cwd: Path | None = None) -> str:
 
 
 def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
-    repository, bundles = arm.repository, os.environ.get(BUNDLES)
+    repository = arm.repository
+    bundles = os.environ.get(BUNDLES)
     assert repository is not None
     stamp = folder.parent / "source.json"
     if folder.is_dir() and stamp.is_file() and read_json(stamp) == repository:
@@ -219,7 +222,8 @@ def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
         "torch": sha256_text(CONSTRAINTS.read_text(encoding="utf-8")) if arm.torch else None,
         "python": sys.version,
     }
-    python, stamp = python_of(record), record.parent / "packages.json"
+    python = python_of(record)
+    stamp = record.parent / "packages.json"
     missing = not (python.is_file() and stamp.is_file() and read_json(stamp) == wanted)
     if missing:
         stamp.unlink(missing_ok=True)

@@ -84,7 +84,8 @@ def write_contract(
     (folder / "work").mkdir(parents=True)
     steps = steps or run.budget.steps
     shape = run.model.with_vocabulary(batches.vocabulary_size).with_positions(run.sequence_length)
-    expected, blocks = [], []
+    expected = []
+    blocks = []
     for step in range(steps):
         batch = batches.next()
         if ignored := batch.total_tokens - batch.useful_tokens:
@@ -208,14 +209,17 @@ def run_adapter(
             )
         except OSError as error:
             return f"the arm's process cannot be started: {command[0]}: {error.strerror}"
-        written, since, hung = -1, time.monotonic(), False
+        written = -1
+        since = time.monotonic()
+        hung = False
         with _forward_signals(process):
             while process.poll() is None and not hung:
                 size = sum(
                     path.stat().st_size for path in (log, folder / "steps.jsonl") if path.exists()
                 )
                 if size != written:
-                    written, since = size, time.monotonic()
+                    written = size
+                    since = time.monotonic()
                 hung = bool(hang_s) and time.monotonic() - since > hang_s
                 if hung or (peers is not None and any(peers.glob("rank=*/arm/failed.txt"))):
                     _end(process)
@@ -335,10 +339,8 @@ def train(
     world is not the run's.
     """
     if world_size != run.layout.world_size:
-        what, next = (
-            "the number of started processes is not the run's.",
-            "start it with `tokenscale launch`",
-        )
+        what = "the number of started processes is not the run's."
+        next = "start it with `tokenscale launch`"
         raise UserError(
             what,
             run=f"{run.identity} has {run.layout.world_size} ranks",
@@ -350,7 +352,8 @@ def train(
     folder = writer.directory / "arm"
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
     writer.event("run_start", world_size=world_size, boot=get_boot_id())
-    began, prepared = time.monotonic(), read_record(environment)
+    began = time.monotonic()
+    prepared = read_record(environment)
     state = _start_record(run, directory, attempt, device, prepared) if rank == 0 else {}
     steps: list[dict[str, Any]] = []
     expected: list[dict[str, Any]] = []

@@ -24,13 +24,15 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 #: seconds between two looks at a lock, and to wait for a queue that does not answer about the job
 #: that left one
-POLL_S, PATIENCE_S = 1.0, 120.0
+POLL_S = 1.0
+PATIENCE_S = 120.0
 #: how names of temporary files begin
 TEMPORARY = ".tokenscale-"
 _REMOVE = "remove it, or name another path"
 #: a compressed file of others may unpack to this many bytes, and this many times its size: real
 #: ones shrink to a tenth
-UNPACKED, RATIO = 64 << 20, 500
+UNPACKED = 64 << 20
+RATIO = 500
 #: flags of `open_file` for a file whose content is replaced
 REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
@@ -195,7 +197,9 @@ def lock_folder(
     `PATIENCE_S`) and nobody else.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path, reported, since = directory / ".lock", False, time.monotonic()
+    path = directory / ".lock"
+    reported = False
+    since = time.monotonic()
     with open(
         open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+", encoding="utf-8"
     ) as file:
@@ -255,7 +259,8 @@ def is_shared(path: Path) -> bool:
         lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return True
-    here, found = path.resolve(), ("", "unknown fuse")
+    here = path.resolve()
+    found = ("", "unknown fuse")
     for mount, _, rest in ((line.split()[4], *line.partition(" - ")[1:]) for line in lines):
         mount = mount.encode().decode("unicode_escape")  # a space is \\040
         if here.is_relative_to(mount) and len(mount) >= len(found[0]):
@@ -298,7 +303,8 @@ class HashedFile:
 
     def __init__(self, path: str | Path):
         self.sha256 = ""
-        self._path, self._digest = path, hashlib.sha256()
+        self._path = path
+        self._digest = hashlib.sha256()
         self._pool = ThreadPoolExecutor(1, "sha256")
         self._pending: Future[None] | None = None
 

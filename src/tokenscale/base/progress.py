@@ -11,8 +11,11 @@ class Progress:
     """Count documents and bytes of text and print progress. An update costs one clock reading."""
 
     def __init__(self, what: str, total: int | None = None, total_bytes: int | None = None):
-        self.what, self.total, self.total_bytes = what, total, total_bytes
-        self.stream, self.live = sys.stderr, sys.stderr.isatty()
+        self.what = what
+        self.total = total
+        self.total_bytes = total_bytes
+        self.stream = sys.stderr
+        self.live = sys.stderr.isatty()
         self.documents = self.bytes = 0
         self.start = self.last = time.monotonic()
 

@@ -33,7 +33,9 @@ from tokenscale.train.parallel.world import World, all_gather, join, reduce_scat
 #: bytes of the whole buffer, from latency-bound to bandwidth-bound
 SIZES = tuple(4096 * 4**n for n in range(8))
 #: bytes per measurement, and bounds of its number of calls
-MOVED, FEWEST, MOST = 32 * 2**20, 2, 50
+MOVED = 32 * 2**20
+FEWEST = 2
+MOST = 50
 BYTES = 4  # per number in the buffer (fp32)
 
 
@@ -41,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)"
     )
-    sizes, cpu = "default 4 KiB to 64 MiB, by fours", "cpu: gloo, even where there is a GPU"
+    sizes = "default 4 KiB to 64 MiB, by fours"
+    cpu = "cpu: gloo, even where there is a GPU"
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES", help=sizes)
     parser.add_argument(
         "--collectives", nargs="+", default=COLLECTIVES, metavar="NAME", help=", ".join(COLLECTIVES)
@@ -129,7 +132,8 @@ def format_table(result: dict[str, Any]) -> str:
             lines.append(f"{collective:<15} {size:>12} {shown}")
     lines.append("")
     for collective, found in result["fits"].items():
-        alphas, betas = found["alpha_s_of_rounds"], found["beta_s_per_byte_of_rounds"]
+        alphas = found["alpha_s_of_rounds"]
+        betas = found["beta_s_per_byte_of_rounds"]
         worst = max(found["residuals"], key=lambda r: abs(r["relative"]))
         spread = f"({min(alphas) * 1e6:.1f}-{max(alphas) * 1e6:.1f} over rounds)"
         alpha = f"alpha {found['alpha_s'] * 1e6:.1f} us a hop {spread}"
@@ -198,10 +202,8 @@ class _Call:
         self.size_bytes = each * world.size * BYTES
         self.calls = max(FEWEST, min(MOST, MOVED // self.size_bytes))
         self._world = world
-        whole, own = (
-            torch.zeros(each * world.size, device=world.device),
-            torch.zeros(each, device=world.device),
-        )
+        whole = torch.zeros(each * world.size, device=world.device)
+        own = torch.zeros(each, device=world.device)
         self._call: Callable[[], Any] = {
             "all_reduce": lambda: dist.all_reduce(whole),
             "all_gather": lambda: all_gather(whole, own),
@@ -231,7 +233,8 @@ class _Call:
 def _build_result(
     settings: dict[str, Any], world: World, records: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    cuda, nodes = world.device.type == "cuda", max(1, len(world.nodes))
+    cuda = world.device.type == "cuda"
+    nodes = max(1, len(world.nodes))
     result = {
         "schema_version": 1,
         "benchmark": "collectives",
@@ -256,7 +259,8 @@ def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
 
     Between nodes each rank of a node sends its own share of the buffer.
     """
-    nodes, each = result["nodes"], result["ranks_per_node"]
+    nodes = result["nodes"]
+    each = result["ranks_per_node"]
     ranks, parts = (nodes, each) if nodes > 1 else (result["world_size"], 1)
     times = _group_times(result, collective)
     sizes = [size / parts for size in times]

@@ -177,12 +177,10 @@ class Sources:
     def __init__(
         self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path
     ):
-        self.settings, self.corpus, self.tokenizer, self.stores = (
-            settings,
-            corpus,
-            tokenizer,
-            stores,
-        )
+        self.settings = settings
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.stores = stores
         self.runs = {
             approach: _build_run(settings, approach, corpus, tokenizer) for approach in APPROACHES
         }
@@ -200,7 +198,8 @@ class Sources:
 
     def list_arms(self) -> tuple[list[Arm], dict[str, str]]:
         """Return (arms, arm → reason why it is left out)."""
-        arms, files = [Arm(approach) for approach in APPROACHES], self.files()
+        arms = [Arm(approach) for approach in APPROACHES]
+        files = self.files()
         arms += [Arm(online, engine) for engine in self.engines for online in ONLINE]
         left_out: dict[str, str] = {}
         if (reason := studies.explain_missing()) is None:
@@ -286,7 +285,8 @@ class Sources:
 
         Also warms the page cache, since it reads everything that a round reads.
         """
-        checked, count = [], self.settings.batches
+        checked = []
+        count = self.settings.batches
         for online, offline in PAIRS:
             for arm in [Arm(online), *(Arm(online, engine) for engine in self.engines)]:
                 sides = (_take_batches(self.open(one), count) for one in (arm, Arm(offline)))
@@ -328,7 +328,8 @@ class Sources:
         return _time_batches(batches.next, counts, count, start), batches
 
     def _open_study(self, arm: str) -> studies.StudyBatches:
-        rows, length = self.settings.rows, self.settings.sequence_length
+        rows = self.settings.rows
+        length = self.settings.sequence_length
         return studies.open_arm(
             arm, rows, length, self.corpus, self.tokenizer, self._study_folders()
         )
@@ -375,10 +376,8 @@ class Sources:
         if not self._pool:
             tensors = max(2, self.pool_bytes // (8 * shape[0] * shape[1]))
             self._pool = [torch.randint(0, 100_000, shape) for _ in range(tensors)]
-        tokens, labels = (
-            torch.empty(shape, dtype=torch.int64),
-            torch.empty(shape, dtype=torch.int64),
-        )
+        tokens = torch.empty(shape, dtype=torch.int64)
+        labels = torch.empty(shape, dtype=torch.int64)
         pool = itertools.cycle(self._pool)
 
         def copy() -> int:
@@ -394,13 +393,17 @@ def _time_batches(
     take: Callable[[], Any], counts: Callable[[Any], tuple[int, int]], count: int, start: float
 ) -> dict[str, Any]:
     """Time `count` batches; the time since `start` is opening."""
-    open_s, batch_s, useful, total = time.perf_counter() - start, [], 0, 0
+    open_s = time.perf_counter() - start
+    batch_s = []
+    useful = 0
+    total = 0
     for _ in range(count):
         start = time.perf_counter()
         batch = take()
         batch_s.append(time.perf_counter() - start)
         found = counts(batch)
-        useful, total = useful + found[0], total + found[1]
+        useful = useful + found[0]
+        total = total + found[1]
     return make_timing_record(open_s, batch_s, useful, total)
 
 
@@ -414,7 +417,8 @@ def _build_run(
     """Return the run of an arm; arms differ in the approach only. The tokenizer is the
     manifest's.
     """
-    made, rows = read_tokenizer_manifest(tokenizer), settings.rows
+    made = read_tokenizer_manifest(tokenizer)
+    rows = settings.rows
     read = (
         CorpusSettings(name=read_corpus_manifest(corpus)["name"]),
         TokenizerSettings(made["name"], made["kind"]),
@@ -448,7 +452,8 @@ class Table:
 
 def format_table(result: dict[str, Any]) -> str:
     """Format the result for a terminal: medians and ranges over rounds, then the main ratios."""
-    found, settings = Table(result), result["settings"]
+    found = Table(result)
+    settings = result["settings"]
     width = max(map(len, found.records))
     lines = [
         f"{settings['rounds']} rounds, batches of {settings['rows']} x "
@@ -459,7 +464,8 @@ def format_table(result: dict[str, Any]) -> str:
         f"{'x memcpy':>9}",
     ]
     for arm in sorted(found.records, key=lambda arm: float(np.median(found.batch_s[arm]))):
-        records, us = found.records[arm], found.batch_s[arm] * 1e6
+        records = found.records[arm]
+        us = found.batch_s[arm] * 1e6
         useful = sum(r["useful_tokens"] for r in records) / sum(r["total_tokens"] for r in records)
         opening, held = (
             float(np.median([r[key] for r in records])) for key in ("open_s", "memory_bytes")

@@ -51,12 +51,17 @@ from tokenscale.train.trainer import Trainer
 
 WARM_UP = 5
 #: measured steps: as many as fill `MEASURED_S`, within these limits
-FEWEST, MOST, MEASURED_S = 10, 30, 10.0
+FEWEST = 10
+MOST = 30
+MEASURED_S = 10.0
 #: assumed for the plan: seconds to start a process, seconds to compile, and the reached share of
 #: the roofline
-START_S, COMPILE_S, REACHED = 15.0, 45.0, 0.4
+START_S = 15.0
+COMPILE_S = 45.0
+REACHED = 0.4
 #: a case is ended after this multiple of its expected time, and this many seconds more
-PATIENCE, PATIENCE_S = 3.0, 120.0
+PATIENCE = 3.0
+PATIENCE_S = 120.0
 #: GPU of a plan that is made without one, and its bytes
 PLANNED = ("NVIDIA H200", 139 * 2**30)
 #: fused backends of `scaled_dot_product_attention`; fa3 needs the package flash_attn_interface
@@ -185,7 +190,10 @@ def _build_peer(name: str, model: str, length: int, rows: int) -> Case:
     return Case(f"{name}-transformers-b{rows}", model, length, rows, peer=True)
 
 
-_8B, _124M, _355M, _1_4B = "llama-8b-nemo", "gpt2-124m", "gpt2-355m", "llama-1.4b-nemo"
+_8B = "llama-8b-nemo"
+_124M = "gpt2-124m"
+_355M = "gpt2-355m"
+_1_4B = "llama-1.4b-nemo"
 _SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective"}
 _PADDED: dict[str, Any] = {"vocabulary_size": 50_304}  # of 50,257: a multiple of 128
 #: By value: cases with a target and their peers, then larger sequences and batches, then one change
@@ -252,13 +260,12 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     """
     bandwidth = memory_bandwidth(device_name)
     number = case.precision.removesuffix("-true")
-    peak, fast = (
-        peak_flops(device_name, number),
-        peak_flops(device_name, "fp8" if case.float8 else number),
-    )
+    peak = peak_flops(device_name, number)
+    fast = peak_flops(device_name, "fp8" if case.float8 else number)
     if peak is None or fast is None or bandwidth is None:
         return None
-    shape, tokens = case.shape, case.rows * case.sequence_length
+    shape = case.shape
+    tokens = case.rows * case.sequence_length
     count = weights(shape)
     head = shape.vocabulary_size * shape.dimension
     computed = hardware_flops_per_token(
@@ -319,7 +326,8 @@ def format_plan() -> str:
     ]
     whole = 0.0
     for case in CASES:
-        predicted, floor = predicted_bytes(case), roofline(case, name)
+        predicted = predicted_bytes(case)
+        floor = roofline(case, name)
         fits = case.peer or predicted <= room
         whole += expected_seconds(case, name) if fits else 0.0
         target = f"{case.target:,.0f} tok/s" if case.target else ""
@@ -422,7 +430,8 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     if not cuda:
         case = replace(case, compile=False)
-    shape, name_of_device = case.shape, _read_device()[0] if cuda else "cpu"
+    shape = case.shape
+    name_of_device = _read_device()[0] if cuda else "cpu"
     energy = Energy(pci_bus_id(device))
     with _select_backend(case.attention):
         step = (
@@ -434,12 +443,15 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         laps: list[dict[str, float]] = []
-        joules, steps = energy.joules(), count_steps(case, name_of_device) if cuda else 3
+        joules = energy.joules()
+        steps = count_steps(case, name_of_device) if cuda else 3
         seconds = _time_steps(step, steps, device, laps)
         used = None if joules is None else energy.joules() - joules
         loss = float(step(0))
-    tokens, median = case.rows * case.sequence_length, statistics.median(seconds)
-    peak, floor = peak_flops(name_of_device, case.run.number_format), roofline(case, name_of_device)
+    tokens = case.rows * case.sequence_length
+    median = statistics.median(seconds)
+    peak = peak_flops(name_of_device, case.run.number_format)
+    floor = roofline(case, name_of_device)
     flops = {c.value: flops_per_token(shape, case.sequence_length, c) for c in Convention}
     record = {
         "schema": 2,
@@ -518,7 +530,8 @@ def _time_steps(
 
 def _build_trainer_step(case: Case, device: torch.device) -> Any:
     """Return a step function of the trainer, without log and data loading."""
-    run, requested = case.run, "sdpa" if case.attention in BACKENDS else case.attention
+    run = case.run
+    requested = "sdpa" if case.attention in BACKENDS else case.attention
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
     kernel = choose_kernel(
         requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout
@@ -533,7 +546,8 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
         timer.end()
         return stepped.loss_sum / useful
 
-    step.timer, step.kernel = timer, kernel  # type: ignore[attr-defined]
+    step.timer = timer
+    step.kernel = kernel  # type: ignore[attr-defined]
     return step
 
 
@@ -578,7 +592,8 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
 
 def _make_batches(case: Case) -> list[Batch]:
     """Return four batches of random tokens; with a document mask, of documents of 256 positions."""
-    random, batches = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    batches = []
     for k in range(4):
         rows = random.integers(
             0, min(case.shape.vocabulary_size, 50_257), (case.rows, case.sequence_length + 1)
@@ -605,7 +620,8 @@ def format_case(record: dict[str, Any]) -> str:
         for s in (max(record["step_s"]), min(record["step_s"]))
     )
     mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: peak unknown"
-    peak, predicted = record["memory_peak_bytes"], record["memory_predicted_bytes"]
+    peak = record["memory_peak_bytes"]
+    predicted = record["memory_predicted_bytes"]
     used = f"{peak / 2**30:.1f} GiB" if peak else "memory not measured"
     parts = [mfu, used + (f" (predicted {predicted / 2**30:.1f})" if peak and predicted else "")]
     if record["times_roofline"]:

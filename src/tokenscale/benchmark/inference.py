@@ -188,10 +188,8 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
 
 def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     """Load a run's final weights and tokenizer. Raises UserError as `measure` does."""
-    weights, again = (
-        folder / "checkpoints" / "final",
-        f"snakemake -f {folder}/done.json   trains it again",
-    )
+    weights = folder / "checkpoints" / "final"
+    again = f"snakemake -f {folder}/done.json   trains it again"
     if not (weights / RECORD).is_file():
         raise UserError("the run's weights are missing.", checkpoint=weights, next=again)
     record = read_json(weights / RECORD, "checkpoint's record", again)
@@ -201,10 +199,8 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     engine = load_tokenizer(opened.tokenizer)
     longest = max(prompt + new for _, prompt, new in settings.cells)
     if longest > opened.positions:
-        what, next = (
-            "prompt and new tokens exceed the model's positions.",
-            "reduce prompt_tokens or new_tokens",
-        )
+        what = "prompt and new tokens exceed the model's positions."
+        next = "reduce prompt_tokens or new_tokens"
         expected = f"at most {opened.positions:,}"
         raise UserError(
             what, checkpoint=opened.name, found=f"{longest:,} tokens", expected=expected, next=next
@@ -343,7 +339,8 @@ def _allocated_bytes(device: torch.device) -> int:
 
 def _describe_model(writer: Writer) -> dict[str, Any]:
     """Return the record of a model: shape, type and checkpoint."""
-    opened, shape = writer.opened, writer.opened.model.settings
+    opened = writer.opened
+    shape = writer.opened.model.settings
     weight: Tensor = opened.model.head.weight
     return {
         "of_run": writer.run_id,

@@ -71,7 +71,8 @@ class TokenizedText(HeldDocuments):
     """First documents of a corpus, tokenized."""
 
     def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
-        text, made = RawText(corpus), load_tokenizer(tokenizer)
+        text = RawText(corpus)
+        made = load_tokenizer(tokenizer)
         self.eos = self.pairs = text.pairs  # only pairs end with EOS
         self.engine = made.engine
         self.texts = pa.concat_arrays(
@@ -224,10 +225,12 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
     manifest = open_store(where, store)
     reader = load_reader(store.format)(where, manifest)
     if store.format == "padded":
-        width, pad_id = store.sequence_length + 1, tokenized.origin.pad_id
+        width = store.sequence_length + 1
+        pad_id = tokenized.origin.pad_id
         for i, document in enumerate(tokenized.chunk.documents()):
             (tokens,), (labels,) = reader.rows(np.array([i]))
-            own, rest = document[:width].tolist(), max(0, width - len(document))
+            own = document[:width].tolist()
+            rest = max(0, width - len(document))
             if [*tokens.tolist(), *labels.tolist()] != [*own, *[pad_id] * rest][:-1] + own[1:] + [
                 IGNORED
             ] * rest:
@@ -317,7 +320,8 @@ def format_table(result: dict[str, Any]) -> str:
         )
     for name, records in by_store.items():
         if name not in stores:
-            online, bulk = _format_us(records, "sequential_s"), _format_us(records, "bulk_s")
+            online = _format_us(records, "sequential_s")
+            bulk = _format_us(records, "bulk_s")
             lines.append(f"{name:<{width}} on the fly {online} us, at once {bulk}")
     lines += [f"left out: {name}: {reason}" for name, reason in result["left_out"].items()]
     warm = sorted({record["not_cold"] for record in result["records"] if record.get("not_cold")})

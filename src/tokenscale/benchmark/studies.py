@@ -40,14 +40,16 @@ class StudyBatches:
     """
 
     def __init__(self, samples: Iterator[tuple[Any, Any]], rows: int):
-        self._samples, self._rows = samples, rows
+        self._samples = samples
+        self._rows = rows
 
     def next(self) -> tuple[Any, Any, int, int]:
         """Return (tokens, labels, useful tokens, all tokens)."""
         import torch
 
         pairs = [next(self._samples) for _ in range(self._rows)]
-        tokens, labels = torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs])
+        tokens = torch.stack([a for a, _ in pairs])
+        labels = torch.stack([b for _, b in pairs])
         return tokens, labels, int((labels != IGNORED).sum()), tokens.numel()
 
 
@@ -82,7 +84,8 @@ def open_arm(
             _stream_rows(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows
         )
     table = pq.read_table(_list_files(stores["padded"]), memory_map=True)
-    ids, masks = table["input_ids"], table["attention_mask"]
+    ids = table["input_ids"]
+    masks = table["attention_mask"]
 
     def padded(i: int) -> list[int]:
         masks[i].as_py()  # decoded but not used, as in the study

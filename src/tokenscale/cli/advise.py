@@ -38,10 +38,12 @@ Log = Callable[[str], None]
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 #: most documents, and characters at the beginning of each, that are decoded to measure what the
 #: tokenizer loses
-LOSS_DOCUMENTS, LOSS_CHARACTERS = 256, 2048
+LOSS_DOCUMENTS = 256
+LOSS_CHARACTERS = 2048
 #: below this gain in useful tokens, and with fewer tokens cut, padded rows are as good as packed
 #: ones
-LEAST_GAIN, LEAST_CUT = 0.02, 0.001
+LEAST_GAIN = 0.02
+LEAST_CUT = 0.001
 
 
 @settings_class
@@ -230,7 +232,8 @@ def _name_next(settings: AdviceSettings, facts: dict[str, Any]) -> str:
 
 def render(facts: dict[str, Any]) -> str:
     """Format the facts for a terminal of 100 columns."""
-    sampled, exact = facts["sampled"], facts["sampled"]["every_document"]
+    sampled = facts["sampled"]
+    exact = facts["sampled"]["every_document"]
 
     def count(number: float) -> str:
         return f"{number if exact else float(f'{number:.3g}'):,.0f}"
@@ -262,7 +265,8 @@ def render(facts: dict[str, Any]) -> str:
     lines += ["", f"rows of {facts['sequence_length']}:"]
     lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():
-        tokens, useful = count(of["tokens"]), count(of["useful_tokens"])
+        tokens = count(of["tokens"])
+        useful = count(of["useful_tokens"])
         lines.append(f"{name:<11} {tokens:>16} {useful:>16} {_bytes(of['bytes']):>13}")
     choice = f"choose  {facts['choice']}: {facts['reason']}."
     lines += ["", *textwrap.wrap(choice, 98, subsequent_indent=" " * 8), f"next    {facts['next']}"]

@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.runs.launch.lock import hold_run_folder
     from tokenscale.settings.run import RunSettings
 
-    settings, folder = RunSettings.from_json(arguments.run), arguments.output.parent
+    settings = RunSettings.from_json(arguments.run)
+    folder = arguments.output.parent
     with hold_run_folder(folder, f"the recording of {settings.identity}", wait=True) as held:
         reason = record(settings, arguments.store, arguments.arm, folder, keep=(held,))
     if reason:

@@ -62,10 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
-        config, names = (
-            main.load_configuration(arguments, {**overrides, "scale": scale}),
-            arguments.experiment,
-        )
+        config = main.load_configuration(arguments, {**overrides, "scale": scale})
+        names = arguments.experiment
         if names and not one_scale:  # each experiment at the scales that it has
             names = [name for name in names if config.has_scale(name)]
         if not arguments.experiment:
@@ -121,10 +119,8 @@ def find_problems(
             sorted(results.glob(f"{where}/manifest.json")) for where in ("tokens/*/*/*", "corpus/*")
         )
         on_nodes = config.machine.starter == "srun"
-        sizes, here_has = (
-            read_sizes(settings, *manifests),
-            count_gpus_and_cores() if here and not on_nodes else (),
-        )
+        sizes = read_sizes(settings, *manifests)
+        here_has = count_gpus_and_cores() if here and not on_nodes else ()
         found[name] = find_design_problems(
             Design(config.experiment(name), runs, sizes, config.machine, *here_has)
         )
@@ -203,7 +199,8 @@ def check_tokenizers(
         sample: dict[str, Any] = next(
             (found["text_sample"] for found in samples if "text_sample" in found), {}
         )
-        lost, unknown = sample.get("lost", 0), sample.get("unknown", 0)
+        lost = sample.get("lost", 0)
+        unknown = sample.get("unknown", 0)
         if max(lost, unknown) > LOSS_CAUTION:
             what = (
                 f"tokenizer {tokenizer.name} does not fit {corpus}: {lost:.2%} of its bytes are "
@@ -237,7 +234,8 @@ def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem
     """Yield packages that runs import, and that the machine's container lacks or, of optional ones,
     this Python.
     """
-    machine, key = config.machine, "container_packages"
+    machine = config.machine
+    key = "container_packages"
     runs = {run.run_id: run.settings for run in config.runs(name)}
     if machine.container is None:  # what every run needs is a finding of `doctor`
         for package, needs in ONLY_FOR.items() if here else ():

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     Returns the exit code: 1 with `--strict` if a claim that `holds_at` the scale does not hold,
     else 0.
     """
-    tables, experiments = arguments.tables, arguments.experiments
+    tables = arguments.tables
+    experiments = arguments.experiments
     ledger = arguments.ledger or Path(main.load_configuration(arguments).settings.claims)
     known = read_ledger(ledger)
     if experiments is None:
@@ -52,10 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         names = [path.stem for path in Path("config/experiments").glob("*.yaml")]
         if names and missing[0] not in names:
             raise unknown("experiment", missing[0], names)
-        what, next = (
-            "there are no tables of this experiment.",
-            f"snakemake results/tables/{missing[0]}/runs.parquet",
-        )
+        what = "there are no tables of this experiment."
+        next = f"snakemake results/tables/{missing[0]}/runs.parquet"
         raise UserError(what, experiment=", ".join(missing), folder=tables, next=next)
     judged = judging.judge(known, tables, experiments)
     rows = judging.as_rows(known, judged)

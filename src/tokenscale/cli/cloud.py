@@ -103,8 +103,10 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
         }
         following = f"--ranks {sizes[-1]}" if sizes else "choose another experiment"
         raise UserError(f"no run of the experiment has {ranks} ranks.", **facts, next=following)
-    bucket, files = open_bucket(address), find_input_files(runs)
-    marker, there = check_project(bucket, config), bucket.list("inputs/")
+    bucket = open_bucket(address)
+    files = find_input_files(runs)
+    marker = check_project(bucket, config)
+    there = bucket.list("inputs/")
     missing = {
         facts["sha256"]: path
         for path, facts in files.items()
@@ -162,9 +164,11 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
         raise UserError(
             what, address=bucket.address, expected=f"the object {MARKER}", next=following
         )
-    marker, differs = _parse(found or b'{"schema": 1}', bucket, MARKER), []
+    marker = _parse(found or b'{"schema": 1}', bucket, MARKER)
+    differs = []
     for section in NAMED:
-        named, theirs = getattr(config, section), marker.get(section, {})
+        named = getattr(config, section)
+        theirs = marker.get(section, {})
         mine = {name: sha256_text(canonical_json(to_dict(value))) for name, value in named.items()}
         differs += [
             f"{section}.{name}"
@@ -239,10 +243,8 @@ def _list_files(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _raise_changed(file: Path, expected: str) -> None:
-    what, following = (
-        "an input file is not the one that its manifest lists.",
-        file.parent / "manifest.json",
-    )
+    what = "an input file is not the one that its manifest lists."
+    following = file.parent / "manifest.json"
     raise UserError(what, file=file, expected=expected, next=f"snakemake -f {following}")
 
 
@@ -277,10 +279,8 @@ def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
             check_file_name(facts["sha256"])
         if found["schema"] == 1 and all(isinstance(run, str) for run in found.get("runs", [])):
             return found
-    what, address = (
-        "an object of the bucket is not what this version of tokenscale writes.",
-        f"{bucket.address}/{key}",
-    )
+    what = "an object of the bucket is not what this version of tokenscale writes."
+    address = f"{bucket.address}/{key}"
     raise UserError(what, address=address, expected="JSON with schema 1", next=NEXT_BUCKET)
 
 
@@ -303,7 +303,8 @@ def pull(config: "Config", experiments: list[str]) -> str:
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
             fetch_input(bucket, _checked_path(path), facts)
-    listed, fetched = bucket.list("runs/"), 0
+    listed = bucket.list("runs/")
+    fetched = 0
     ended = [
         run_id for run_id in config.all_runs(experiments) if f"runs/{run_id}/done.json" in listed
     ]
@@ -368,7 +369,8 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
         )
         what = "the experiment is not staged for this number of ranks."
         raise UserError(what, experiment=experiment, ranks=ranks, **facts, next=following)
-    plan, failed = _parse(data, bucket, key), {}
+    plan = _parse(data, bucket, key)
+    failed = {}
     for path, facts in plan["files"].items():
         fetch_input(bucket, _checked_path(path), facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
@@ -450,7 +452,9 @@ class Mirror:
     """
 
     def __init__(self, bucket: Bucket, settings: "RunSettings", directory: Path):
-        self._bucket, self._settings, self._directory = bucket, settings, directory
+        self._bucket = bucket
+        self._settings = settings
+        self._directory = directory
         self._key = f"runs/{settings.identity}/"
         # file → its time and size when it was pushed
         self._pushed: dict[Path, tuple[int, int]] = {}
@@ -482,7 +486,8 @@ class Mirror:
         """Delete what is superseded or incomplete in the bucket, then push the records of the
         attempts.
         """
-        listed, kept = self._bucket.list(self._key), tuple[str, ...]()
+        listed = self._bucket.list(self._key)
+        kept = tuple[str, ...]()
         # else it was superseded by this code or data
         if self._newest is not None and self._newest.is_dir():
             kept = tuple(

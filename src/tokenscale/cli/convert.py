@@ -233,7 +233,8 @@ def _detect_format(path: Path) -> str:
 
 def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
     """Raise UserError for a flag that does not apply to this conversion."""
-    of_foreign, own = ("tokenizer", "tokenizer_name", *IDS), kind == "store"
+    of_foreign = ("tokenizer", "tokenizer_name", *IDS)
+    own = kind == "store"
     means = dict.fromkeys(of_foreign, not own) | dict.fromkeys(
         ("eos", "sequence_length"), goal.store is not None
     )
@@ -259,7 +260,9 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
     """Refuse to overwrite anything without --force, and files that this command would not write
     with it.
     """
-    path, outputs, is_store = goal.path, goal.list_outputs(), not goal.layout and not goal.single
+    path = goal.path
+    outputs = goal.list_outputs()
+    is_store = not goal.layout and not goal.single
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise UserError(
@@ -493,7 +496,8 @@ def _read_tokenizer(text: str | None) -> dict[str, Any]:
 
 def _check_id(flag: str, value: int | None, vocabulary_size: int) -> None:
     if value is not None and value >= vocabulary_size:
-        what, expected = f"{flag} is outside the vocabulary.", f"0 … {vocabulary_size - 1}"
+        what = f"{flag} is outside the vocabulary."
+        expected = f"0 … {vocabulary_size - 1}"
         raise UserError(
             what, found=value, expected=expected, next="correct it, or --vocabulary-size"
         )
@@ -518,7 +522,8 @@ def _resolve_eos(
 
 
 def write_store(found: Source, goal: Target, log: Log) -> None:
-    store, path = goal.store, goal.path
+    store = goal.store
+    path = goal.path
     progress = Progress(f"writing {path.name}", total=len(found.documents))
     found.documents.report = progress
     found.documents.origin = replace(found.documents.origin, command=goal.command)
@@ -556,11 +561,11 @@ def _lock_target(goal: Target) -> Iterator[None]:
 
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Write a foreign format, and the record of the facts that its files do not contain."""
-    rule, layout, documents = _choose_rule(settings, found, goal), goal.layout, found.documents
-    progress, count = (
-        Progress(f"writing {goal.path.name}", total=len(documents)),
-        reframe.ExportCounts(),
-    )
+    rule = _choose_rule(settings, found, goal)
+    layout = goal.layout
+    documents = found.documents
+    progress = Progress(f"writing {goal.path.name}", total=len(documents))
+    count = reframe.ExportCounts()
     documents.report = progress
     hashes = layout.write(documents, goal.path, rule, count)
     origin = documents.origin
@@ -596,7 +601,8 @@ def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> refr
     """Return how documents are framed in the target: between foreign formats as before, if the
     format allows it.
     """
-    origin, end = found.documents.origin, settings.document_end
+    origin = found.documents.origin
+    end = settings.document_end
     if end is None and goal.format == "nanogpt":
         end = found.framing.document_end if found.framing else origin.eos_id
         if end is None:

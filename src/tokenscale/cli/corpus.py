@@ -52,10 +52,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         directory = arguments.output.parent.parent
         with hold_run_folder(directory, "the corpus records", wait=wait):
             files = write_text_records(directory, arguments.processes)["files"]
-        documents, size = (
-            sum(file["records"] for file in files),
-            sum(file["bytes"] for file in files),
-        )
+        documents = sum(file["records"] for file in files)
+        size = sum(file["bytes"] for file in files)
         print(f"records of {directory}: {documents:,} documents, {format_bytes(size)}")
         return
     settings = from_json(CorpusSettings, arguments.settings)
@@ -64,10 +62,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         raise UserError(what, key=field, reason=text, next="change this key")
     part = arguments.part
     if part is not None and not 0 <= part < settings.parts:
-        expected, next = (
-            f"0 to {settings.parts - 1}",
-            "name one of its parts, or change `parts` in its settings",
-        )
+        expected = f"0 to {settings.parts - 1}"
+        next = "name one of its parts, or change `parts` in its settings"
         raise UserError(
             "the corpus has no such part.", flag="--part", found=part, expected=expected, next=next
         )

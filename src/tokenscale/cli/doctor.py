@@ -62,7 +62,8 @@ ONLY |= {
 }
 #: bytes of memory that the demo needs: a rank peaks at 0.69 GB, two run at a time; and of disk:
 #: twice its results
-DEMO_MEMORY, DEMO_DISK = 1_700_000_000, 100_000_000
+DEMO_MEMORY = 1_700_000_000
+DEMO_DISK = 100_000_000
 #: types of file systems, as the kernel names them
 NETWORK_FILE_SYSTEMS = (
     "nfs",
@@ -152,10 +153,8 @@ def find_first_lack(findings: Mapping[str, Finding]) -> str:
 
 def render(findings: Mapping[str, Finding]) -> str:
     """Return the report as ASCII text: one line per check, then whether `make run` can run."""
-    lines, column = (
-        [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"],
-        max(map(len, findings)),
-    )
+    lines = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"]
+    column = max(map(len, findings))
     for name, finding in findings.items():
         lines += wrap_text(f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact, 120)
         lines += wrap_text(" " * (column + 8) + "next: ", as_typed(finding.next), 120)
@@ -203,7 +202,8 @@ def read_requirements() -> dict[str, str]:
     if not file.is_file():
         return {}
     project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    python, extras = project["requires-python"], project["optional-dependencies"].values()
+    python = project["requires-python"]
+    extras = project["optional-dependencies"].values()
     if not is_importable("packaging"):
         return {"python": python}
     from packaging.requirements import Requirement
@@ -236,7 +236,8 @@ def satisfies(version: str, bounds: str) -> bool:
 
 def check_python(context: Context) -> Finding:
     """Check the version of Python that runs this command."""
-    version, wanted = platform.python_version(), read_requirements().get("python", "")
+    version = platform.python_version()
+    wanted = read_requirements().get("python", "")
     if not wanted:
         return Finding("note", f"{version}; the required version is unknown", "work in a clone")
     if not satisfies(version, wanted):
@@ -254,13 +255,14 @@ def check_python(context: Context) -> Finding:
 def check_packages(group: str, context: Context) -> Finding:
     """Check that the packages of one group are installed, within bounds, and importable."""
     wanted = read_requirements()
-    fine, missing, others, fact = [], [], [], f"for {PURPOSES[group]}"
+    fine = []
+    missing = []
+    others = []
+    fact = f"for {PURPOSES[group]}"
     for name in list_packages(group):
-        bounds, module, only = (
-            wanted.get(name, ""),
-            module_of(name),
-            f" (only for {ONLY.get(name)})" * (name in ONLY),
-        )
+        bounds = wanted.get(name, "")
+        module = module_of(name)
+        only = f" (only for {ONLY.get(name)})" * (name in ONLY)
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -353,11 +355,9 @@ def probe(modules: Sequence[str]) -> dict[str, Any]:
     """
     names = [name for name in modules if is_importable(name)]
     code, text = run_python("-c", f"from {__name__} import report_imports; report_imports({names})")
-    ended, tried, facts = (
-        "" if code == 0 else describe_exit(code),
-        dict[str, str](),
-        dict[str, Any](),
-    )
+    ended = "" if code == 0 else describe_exit(code)
+    tried = dict[str, str]()
+    facts = dict[str, Any]()
     for line in text.splitlines():  # a package may print while it is imported
         if line.startswith(MARK):
             found = json.loads(line.removeprefix(MARK))
@@ -451,8 +451,10 @@ def check_cores(context: Context) -> Finding:
     """Check the cores that this process may use, by its affinity mask and control groups, not the
     built-in ones.
     """
-    visible, quota = provenance.count_affinity_cores(), provenance.cgroup_limits()[0]
-    usable, fact = provenance.usable_cores(visible, quota), f"usable of {os.cpu_count()}"
+    visible = provenance.count_affinity_cores()
+    quota = provenance.cgroup_limits()[0]
+    usable = provenance.usable_cores(visible, quota)
+    fact = f"usable of {os.cpu_count()}"
     values = {"usable": usable}
     if quota and quota < visible:
         fact += (
@@ -465,7 +467,8 @@ def check_cores(context: Context) -> Finding:
 
 def check_memory(context: Context) -> Finding:
     """Check main memory: its total, what is available now, and the limit of control groups."""
-    (total, available), limit = provenance.read_memory(), provenance.cgroup_limits()[1]
+    (total, available) = provenance.read_memory()
+    limit = provenance.cgroup_limits()[1]
     fact = f"{format_bytes(total)}" if total else "of unknown size"
     fact += f", {format_bytes(available)} available" if available is not None else ""
     fact += (
@@ -501,11 +504,9 @@ def check_gpus(context: Context) -> Finding:
     seen = f"the driver sees {len(there)} ({', '.join(dict.fromkeys(there))})" if there else why
     if problem := find_torch_problem(context):
         return Finding("no", f"{seen}; GPUs seen by torch: {problem.fact}", problem.next)
-    torch, devices, hidden = (
-        context.torch,
-        context.torch["devices"],
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
+    torch = context.torch
+    devices = context.torch["devices"]
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     build = (
         f"CUDA {torch['cuda']}"
         if torch["cuda"]
@@ -537,7 +538,8 @@ def check_gpus(context: Context) -> Finding:
         why = f"torch {torch['version']} is a build for CPUs"
         cure = "make setup without PIP_ARGS installs a build for CUDA"
     elif hidden is not None:
-        why, cure = f"CUDA_VISIBLE_DEVICES={hidden!r} hides them", "unset CUDA_VISIBLE_DEVICES"
+        why = f"CUDA_VISIBLE_DEVICES={hidden!r} hides them"
+        cure = "unset CUDA_VISIBLE_DEVICES"
     else:
         why = f"torch for {build} cannot use them: {torch.get('error') or 'it gives no reason'}"
         cure = "update the driver, or install a torch for an older CUDA"
@@ -638,7 +640,8 @@ def try_folder(folder: Path) -> tuple[str, float]:
         with tempfile.TemporaryDirectory(
             prefix=".doctor-", dir=folder, ignore_cleanup_errors=True
         ) as name:
-            old, new = Path(name) / "results.json", Path(name) / ".results.json.tmp"
+            old = Path(name) / "results.json"
+            new = Path(name) / ".results.json.tmp"
             old.write_bytes(b"old")
             before = time.time()
             new.write_bytes(b"new")
@@ -679,7 +682,8 @@ def check_results_folder(context: Context) -> Finding:
     folder = context.results.absolute()
     while not folder.exists() and folder != folder.parent:  # a check creates no folders
         folder = folder.parent
-    (failed, skew), free = try_folder(folder), shutil.disk_usage(folder).free
+    (failed, skew) = try_folder(folder)
+    free = shutil.disk_usage(folder).free
     code, text = run_command(["df", "--output=fstype", str(folder)])
     kind = text.splitlines()[-1] if code == 0 and text else "unknown"  # as the kernel names it
     where = str(context.results) + " (does not exist yet)" * (folder != context.results.absolute())

@@ -53,9 +53,11 @@ def write_requirements(folder: Path) -> str:
         main: dict[str, str] = dict(
             record["versions"] if path.name == "run.json" else record["packages"]
         )
-        python, version = main.pop("python"), record.get("tokenscale") or main.get("tokenscale", "")
+        python = main.pop("python")
+        version = record.get("tokenscale") or main.get("tokenscale", "")
         main.pop("tokenscale", None)
-        installed, commit = record.get("installed") or main, (record.get("git") or {}).get("commit")
+        installed = record.get("installed") or main
+        commit = (record.get("git") or {}).get("commit")
         lines = [f"# The environment of {folder}: Python {python}, tokenscale {version}"]
         lines[0] += f" of commit {commit}" * bool(commit)
         lines += ["# The record has only the main packages."] * ("installed" not in record)

@@ -100,10 +100,8 @@ def evaluate(
         )
     if bleu is not None:
         if store is not None or rows is not None:
-            other, next = (
-                "--rows" if store is None else "--store",
-                "--bleu N, with --corpus NAME for another corpus",
-            )
+            other = "--rows" if store is None else "--store"
+            next = "--bleu N, with --corpus NAME for another corpus"
             raise UserError(
                 "--bleu cannot be combined with --store or --rows.", found=other, next=next
             )
@@ -127,7 +125,8 @@ def evaluate(
 
 
 def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
-    causal, per_byte = opened.run.objective == "causal", found.bits_per_byte
+    causal = opened.run.objective == "causal"
+    per_byte = found.bits_per_byte
     if per_byte is not None:
         bits = f"{per_byte:.4f}  ({found.text_bytes:,} bytes of text)"
     else:
@@ -186,15 +185,14 @@ def evaluate_bleu(
         raise UserError("--bleu must be at least 1.", bleu=pairs, next="--bleu 100, for example")
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     if opened.run.objective != "causal" or not opened.run.eos:
-        what, next = (
-            "the model cannot translate: it was not trained on pairs.",
-            "name the checkpoint of a causal run",
-        )
+        what = "the model cannot translate: it was not trained on pairs."
+        next = "name the checkpoint of a causal run"
         raise UserError(what, checkpoint=opened.name, next=f"{next} with eos, on a corpus of pairs")
     folder = _find_corpus(corpus or opened.run.corpus.name)
     if folder is None:
         raise _unknown_corpus("corpus", corpus or opened.run.corpus.name)
-    found, engine = [], load_tokenizer(opened.tokenizer)
+    found = []
+    engine = load_tokenizer(opened.tokenizer)
     held_out = held_out_pairs(folder, pairs, split)
     for translation in translate(opened.model, held_out, engine, opened.positions, opened.device):
         found.append(translation)
@@ -205,20 +203,17 @@ def evaluate_bleu(
 
 def _read_training_corpus(checkpoint: Path) -> str:
     if is_published(checkpoint):
-        what, next = (
-            "a model of transformers names no corpus: name the text to evaluate on.",
-            "--corpus FILE or NAME",
-        )
+        what = "a model of transformers names no corpus: name the text to evaluate on."
+        next = "--corpus FILE or NAME"
         raise UserError(what, checkpoint=checkpoint, next=f"{next}, or --store MANIFEST")
-    path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
+    path = checkpoint / RECORD
+    hint = "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, "checkpoint's record", next=hint)
     with report_malformed(path, "checkpoint's record", next=hint):
         run = RunSettings.from_json(canonical_json(record["run"]))
     if run.mixture is not None:
-        what, names = (
-            "the checkpoint was trained on a mixture: name the corpus to evaluate on.",
-            run.mixture.names,
-        )
+        what = "the checkpoint was trained on a mixture: name the corpus to evaluate on."
+        names = run.mixture.names
         mixture = f"{run.corpus.name}: {', '.join(names)}"
         raise UserError(what, checkpoint=checkpoint, mixture=mixture, next=f"--corpus {names[0]}")
     return run.corpus.name
@@ -238,10 +233,8 @@ def evaluate_store(
     """
     manifest = read_store_manifest(store)
     if manifest["format"] != "packed":
-        what, found = (
-            "only packed stores can be evaluated: they contain every token.",
-            resolve_store(store)[0],
-        )
+        what = "only packed stores can be evaluated: they contain every token."
+        found = resolve_store(store)[0]
         next = "name a packed store with --store, or the text itself with --corpus"
         raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next)
     opened = open_checkpoint(checkpoint, **opening, sequence_length=manifest["sequence_length"])
@@ -311,9 +304,11 @@ def evaluate_text(
     completes this number. `opening` as in `evaluate_bleu`. Raise UserError for unreadable text.
     """
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
-    run, causal = opened.run, opened.run.objective == "causal"
+    run = opened.run
+    causal = opened.run.objective == "causal"
     batches, pairs = _open_texts(where, split, text_column)
-    engine, text_bytes = load_tokenizer(opened.tokenizer), 0
+    engine = load_tokenizer(opened.tokenizer)
+    text_bytes = 0
 
     def documents() -> Iterator[np.ndarray]:
         nonlocal text_bytes

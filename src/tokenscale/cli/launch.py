@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", help="the run's settings as canonical JSON, instead of its id")
     parser.add_argument("--output", type=Path, help="results/runs/<run id>/done.json")
     for role in ROLES:
-        option, text = f"--{role.replace('_', '-')}", f"manifest of the {role.replace('_', ' ')}"
+        option = f"--{role.replace('_', '-')}"
+        text = f"manifest of the {role.replace('_', ' ')}"
         parser.add_argument(option, type=Path, nargs="?", help=text)
     of_site = "file of the machine (docs/settings.md); by default this one as it is"
     parser.add_argument("--site", nargs="?", help=of_site)
@@ -53,11 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.output is None:
         raise UserError("--run needs --output.", next="--output results/runs/<run id>/done.json")
     else:
-        run, output, machine = (
-            RunSettings.from_json(arguments.run),
-            arguments.output,
-            load_machine(arguments.site),
-        )
+        run = RunSettings.from_json(arguments.run)
+        output = arguments.output
+        machine = load_machine(arguments.site)
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
     if arguments.print:
         print(

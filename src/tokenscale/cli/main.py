@@ -286,10 +286,8 @@ def exit_code(run: Callable[[], int | None], help_command: str) -> int:
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--configfile`, `--config` and `--profile`, as Snakemake has them."""
-    of_files, of_values = (
-        "YAML merged over config/config.yaml; later files win",
-        "values merged over all files",
-    )
+    of_files = "YAML merged over config/config.yaml; later files win"
+    of_values = "values merged over all files"
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--configfile", **several, metavar="FILE", help=of_files)
     parser.add_argument("--config", **several, metavar="KEY=VALUE", help=of_values)

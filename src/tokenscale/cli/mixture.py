@@ -49,7 +49,8 @@ def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
     listed = []
     for name, manifest in sources.items():
         if not manifest.is_file():
-            what, next = "a source of the mixture is missing.", f"snakemake {manifest}"
+            what = "a source of the mixture is missing."
+            next = f"snakemake {manifest}"
             raise UserError(what, source=name, path=manifest, next=next)
         relative = os.path.relpath(manifest, path.parent)
         listed.append({"name": name, "manifest": relative, "sha256": sha256_file(manifest)})

@@ -125,7 +125,8 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     """Yield a table of runs, hours, files and bytes, one line per experiment, then its assumptions
     and the budget.
     """
-    machine, every = config.machine, config.all_runs(names)
+    machine = config.machine
+    every = config.all_runs(names)
     of_all = sum_prices(prices.price(run) for run in every.values())
     yield f"cost on {machine.name}" + (
         f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node)
@@ -290,10 +291,8 @@ def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iter
     if config.machine.gpus_per_node is None:
         return
     totals = prices.sum_by_experiment(left)
-    needed, allowed = (
-        sum(of.node_hours for of in totals.values()),
-        config.settings.budget.node_hours,
-    )
+    needed = sum(of.node_hours for of in totals.values())
+    allowed = config.settings.budget.node_hours
     kept = needed <= allowed
     pieces = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
     if unknown := sum(sum(of.unknown.values()) for of in totals.values()):

@@ -78,14 +78,17 @@ class RunPrices:
     def __init__(
         self, config: Config, results: Path = Path("results"), machine: Machine | None = None
     ):
-        self._config, self._results, self._machine = config, results, machine or config.machine
+        self._config = config
+        self._results = results
+        self._machine = machine or config.machine
         self._manifests: dict[Path, dict[str, Any] | None] = {}
         self._prices: dict[str, Price] = {}
         self._measured: dict[str, list[tuple[str, str, float]]] = {}
 
     def price(self, run: Run) -> Price:
         if run.run_id not in self._prices:
-            settings, vocabulary = run.settings, self.read_vocabulary(run.settings)
+            settings = run.settings
+            vocabulary = self.read_vocabulary(run.settings)
             price = costs.estimate_run(
                 settings, self._machine, vocabulary, self._read_rows(settings)
             )
@@ -120,16 +123,16 @@ class RunPrices:
         """
         try:
             record = read_json(folder / "run.json")
-            outcome, hardware, here = record["outcome"], record["hardware"], describe_machine()
+            outcome = record["outcome"]
+            hardware = record["hardware"]
+            here = describe_machine()
             same = all(hardware[key] == here.get(key) for key in ("architecture", "cpu", "cores"))
             if record["launch"]["machine"] != self._machine.name or not (
                 same or self._machine != Machine()
             ):
                 return None
-            seconds, steps = (
-                outcome["ended_unix_s"] - record["started_unix_s"],
-                outcome["steps"] - outcome["begins_at"],
-            )
+            seconds = outcome["ended_unix_s"] - record["started_unix_s"]
+            steps = outcome["steps"] - outcome["begins_at"]
             whole = outcome["steps"] - start_step(decode(RunSettings, record["run"]))
             return folder.name, _cell_of(record["run"]), seconds * whole / steps
         except (ValueError, LookupError, TypeError, ArithmeticError, UserError):
@@ -157,7 +160,8 @@ class RunPrices:
 
         A run that several experiments need counts for the first one.
         """
-        wanted, found = set(run_ids), {}
+        wanted = set(run_ids)
+        found = {}
         chosen = [n for n in self._config.settings.experiments if self._config.has_scale(n)]
         # resolving all experiments takes a second
         for names in (lambda: chosen, lambda: self._config.usable(chosen)):
@@ -170,7 +174,9 @@ class RunPrices:
 
     def count_stores(self, names: list[str]) -> StoreCounts:
         """Count the token stores that experiments need."""
-        existing, predicted, unknown = [], [], []
+        existing = []
+        predicted = []
+        unknown = []
         for corpus, tokenizer, directory in self._config.stores(names):
             store = StoreSettings.parse(directory)
             manifest = self.read_manifest("tokens", corpus, tokenizer, directory)
@@ -181,10 +187,8 @@ class RunPrices:
                 predicted.append(costs.store_bytes(store, *counts))
             else:
                 unknown.append(f"{corpus}/{tokenizer}/{directory}")
-        size, files = (
-            sum(file["bytes"] for files in existing for file in files),
-            sum(len(f) + 2 for f in existing),
-        )
+        size = sum(file["bytes"] for files in existing for file in files)
+        files = sum(len(f) + 2 for f in existing)
         # 2 files more: manifest.json and build.json
         return StoreCounts(
             len(existing), size, files, len(predicted), sum(predicted), tuple(unknown)

@@ -49,10 +49,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     of_file = [flag.name for flag in from_file.FLAGS if getattr(arguments, flag.key) is not None]
     of_rule = [f"--{name}" for name in RULE if getattr(arguments, name)]
     if of_file and of_rule:
-        what, next = (
-            "the flags belong to two modes of this command.",
-            "use one mode: tokenscale pretokenize --help",
-        )
+        what = "the flags belong to two modes of this command."
+        next = "use one mode: tokenscale pretokenize --help"
         raise UserError(what, file=" ".join(of_file), corpus=" ".join(of_rule), next=next)
     if not of_rule:
         return from_file.run(arguments)
@@ -63,14 +61,17 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
     store = StoreSettings.parse(arguments.store)
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
-    part, parts = arguments.part, arguments.parts
+    part = arguments.part
+    parts = arguments.parts
     if parts < 1 or (part is not None and not 0 <= part < parts):
-        what, found = "--part must be from 0 to --parts - 1.", f"--part {part} --parts {parts}"
+        what = "--part must be from 0 to --parts - 1."
+        found = f"--part {part} --parts {parts}"
         raise UserError(what, found=found, next="--parts 8 --part 0, for example")
     documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     name = f"store {store.directory}" + (f", part {part}" if part is not None else "")
     progress = Progress(name, total=documents if part is None else None)
-    corpus, directory = arguments.corpus.parent, arguments.output.parent
+    corpus = arguments.corpus.parent
+    directory = arguments.output.parent
     with hold_run_folder(directory, f"the {name}", wait=wait):
         if part is None and parts > 1:
             manifest = merge_store(store, corpus, directory, parts)

@@ -131,7 +131,8 @@ def run(arguments: argparse.Namespace) -> None:
     if settings.compression_level is not None and settings.compression != "zstd":
         what = f"the codec {settings.compression} has no level."
         raise UserError(what, flag="--compression-level", next="--compression zstd")
-    source, directory = Path(settings.input_path), Path(settings.output_dir)
+    source = Path(settings.input_path)
+    directory = Path(settings.output_dir)
     tokenizer = resolve_tokenizer(settings.tokenizer_name)
     if source.is_dir():
         raise UserError(

@@ -73,10 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
             "rank": int(os.environ.get("RANK", 0)),
             "world_size": int(os.environ.get("WORLD_SIZE", 1)),
         }
-        settings, more = (
-            RunSettings.from_json(arguments.settings),
-            {"attempt": arguments.attempt, **ranks},
-        )
+        settings = RunSettings.from_json(arguments.settings)
+        more = {"attempt": arguments.attempt, **ranks}
         train(
             settings,
             arguments.store,

@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict with the size of the work, and what is missing."""
     config = main.load_configuration(arguments)
-    names, prices = config.select_experiments(arguments.experiment), RunPrices(config)
+    names = config.select_experiments(arguments.experiment)
+    prices = RunPrices(config)
     findings = doctor.examine(
         Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE
     )
@@ -81,9 +82,11 @@ def render(
     """Yield the verdict with the runs that are left and their cost, then each lack with its next
     step.
     """
-    runs, missing = config.all_runs(list(names)), sum(lack.refuses for lack in lacks)
+    runs = config.all_runs(list(names))
+    missing = sum(lack.refuses for lack in lacks)
     left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
-    total, warnings = sum_prices(map(prices.price, left)), len(lacks) - missing
+    total = sum_prices(map(prices.price, left))
+    warnings = len(lacks) - missing
     parts = [f"{missing} missing"] * bool(missing) + [count(warnings, "warning")] * bool(warnings)
     parts += [
         f"{', '.join(names)} at scale {config.settings.scale}",
@@ -110,7 +113,8 @@ def judge_machine(
     """Yield what this machine or cluster lacks for the experiments. A GPU is missed only where
     there are too few.
     """
-    runs, machine = [run.settings for run in config.all_runs(list(names)).values()], config.machine
+    runs = [run.settings for run in config.all_runs(list(names)).values()]
+    machine = config.machine
     ranks = max((run.layout.world_size for run in runs), default=1)
     on_gpus = max((run.layout.world_size for run in runs if run.device != "cpu"), default=0)
     devices = len(findings["gpu"].values.get("devices", [])) if "gpu" in findings else 0

@@ -19,7 +19,9 @@ class CallChecks:
     """Checks of one Snakemake call."""
 
     def __init__(self, workflow: Any, config: Config, call: Call):
-        self.workflow, self.config, self.call = workflow, config, call
+        self.workflow = workflow
+        self.config = config
+        self.call = call
 
     def start(self) -> None:
         """Wait for the jobs of this call. Raise UserError if they must not be submitted."""
@@ -42,7 +44,8 @@ class CallChecks:
         """Yield why jobs must not be submitted: options, accounts, the image, the budget."""
         from tokenscale.cli.plan_prices import RunPrices
 
-        config, machine = self.config, self.config.machine
+        config = self.config
+        machine = self.config.machine
         trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
         variables = submission.unset_variable_error(dict(job.resources.items()) for job in jobs)
         errors = [self._find_replaced_options(jobs), variables]
@@ -60,7 +63,8 @@ class CallChecks:
         yield from filter(None, errors)
 
     def _find_replaced_options(self, jobs: list[Any]) -> UserError | None:
-        maps, rules = internals.get_given_resources(self.workflow), {job.rule.name for job in jobs}
+        maps = internals.get_given_resources(self.workflow)
+        rules = {job.rule.name for job in jobs}
         return submission.replaced_options_error(
             find_replaced_entries(maps, rules, self.call.profile) if jobs else {}
         )

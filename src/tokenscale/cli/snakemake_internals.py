@@ -134,7 +134,8 @@ def check_folder(folder: Path = Path(".snakemake")) -> None:
     """
     place = folder if folder.exists() else folder.absolute().parent
     if not os.access(place, os.W_OK):
-        user, following = place.stat().st_uid, "make it writable, or work in a copy of the project"
+        user = place.stat().st_uid
+        following = "make it writable, or work in a copy of the project"
         found = (
             f"it belongs to user {user}, this is {os.geteuid()}"
             if user != os.geteuid()
@@ -166,7 +167,8 @@ def wait_for_jobs_when_interrupted() -> None:
     it at once. SIGTERM is handled by a thread: Snakemake's handler takes a lock that the code it
     interrupts may hold, and hung the call.
     """
-    received, terminate = 0, signal.getsignal(signal.SIGTERM)
+    received = 0
+    terminate = signal.getsignal(signal.SIGTERM)
 
     def interrupt(number: int, frame: Any) -> None:
         nonlocal received

@@ -69,7 +69,8 @@ class Progress:
         recorded: Mapping[str, Sequence[Interval]] | None = None,
         started_s: float = 0.0,
     ):
-        self.planned, self.started_s = Counter(counts), started_s
+        self.planned = Counter(counts)
+        self.started_s = started_s
         self.recorded = {
             rule: wall_clock_per_job(jobs) for rule, jobs in (recorded or {}).items() if jobs
         }
@@ -116,7 +117,8 @@ class Progress:
 
     def time_left(self, now: float) -> Estimate:
         """Estimate the rest of the call from the rules that have evidence."""
-        seconds, without = 0.0, 0
+        seconds = 0.0
+        without = 0
         for rule, count in self.planned.items():
             running = [job for job in self.running.values() if job.rule == rule]
             each = self.seconds_per_job(rule)
@@ -134,10 +136,8 @@ class Progress:
         """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of
         the rule.
         """
-        own, earlier = (
-            self.finished.get(rule, []),
-            [self.recorded[rule]] if rule in self.recorded else [],
-        )
+        own = self.finished.get(rule, [])
+        earlier = [self.recorded[rule]] if rule in self.recorded else []
         jobs = len(own) + len(earlier)
         return (sum(earlier) + wall_clock_per_job(own) * len(own)) / jobs if jobs else None
 
@@ -189,7 +189,9 @@ def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
     >>> wall_clock_per_job([(0, 10), (0, 10), (10, 20), (10, 20)])
     5.0
     """
-    ordered, total, reached = sorted(jobs), 0.0, float("-inf")
+    ordered = sorted(jobs)
+    total = 0.0
+    reached = float("-inf")
     for start, end in ordered:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
@@ -204,11 +206,9 @@ def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
     for path in records.rglob("*"):
         try:
             record = read_json(path)
-            rule, start, end = (
-                str(record["rule"]),
-                float(record["starttime"]),
-                float(record["endtime"]),
-            )
+            rule = str(record["rule"])
+            start = float(record["starttime"])
+            end = float(record["endtime"])
             # a job with several outputs has a record for each
             job = (rule, *map(str, record["log"]))
         except (UserError, ValueError, KeyError, TypeError, OverflowError):

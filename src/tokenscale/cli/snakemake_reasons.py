@@ -207,7 +207,8 @@ def render(jobs: list[Job], targets: list[str], call: Call) -> str:
     """Return how much would run, each cause with its jobs, and the commands that avoid needless
     runs.
     """
-    found, trainings = find_causes(jobs), [job for job in jobs if job.kind == "run"]
+    found = find_causes(jobs)
+    trainings = [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
         lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, 118)]
@@ -235,7 +236,8 @@ def _describe_trainings(jobs: list[Job]) -> str:
     counts = sorted(Counter(sizes).items())
     text = "trainings: " + ", ".join(f"{n} on {count(size, 'rank')}" for size, n in counts)
     seconds = [_read_last_seconds(Path("results/runs") / job.name / "run.json") for job in jobs]
-    took, over_ranks = sum(seconds), sum(s * size for s, size in zip(seconds, sizes, strict=True))
+    took = sum(seconds)
+    over_ranks = sum(s * size for s, size in zip(seconds, sizes, strict=True))
     if ran := sum(s > 0 for s in seconds):
         text += (
             f"; last time{'' if ran == len(jobs) else f' {ran} of them'} took "

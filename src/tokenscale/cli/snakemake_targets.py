@@ -36,7 +36,8 @@ class Targets:
     """
 
     def __init__(self, config: Config, existing_only: bool = False):
-        self.config, self._existing_only = config, existing_only
+        self.config = config
+        self._existing_only = existing_only
         #: experiments of the report
         self.chosen = config.select_experiments(())
         #: experiments that may be requested; those that cannot run are refused when they are
@@ -128,7 +129,8 @@ class Targets:
         figures = [
             f"results/figures/{e}/{f}.svg" for e in self.experiments for f in (*FIGURES, *ALIASES)
         ]
-        config, files = self.config, [*map(manifests.done_file, self.runs)]
+        config = self.config
+        files = [*map(manifests.done_file, self.runs)]
         files += [
             *map(manifests.corpus_manifest, config.corpora),
             *map(manifests.mixture_manifest, config.mixtures),
@@ -151,7 +153,8 @@ class Targets:
         """Return the inputs of an experiment's tables by name. No rule makes the records of other
         programs' runs.
         """
-        own, config = self.config.experiment(experiment), self.config
+        own = self.config.experiment(experiment)
+        config = self.config
         found = {
             "stores": [manifests.store_manifest(*store) for store in config.stores([experiment])],
             "corpora": [
@@ -188,7 +191,8 @@ class Targets:
         resumes from.
         """
         run = self.run_of(run_id)
-        named, state = manifests.list_manifests(run), list[str]()
+        named = manifests.list_manifests(run)
+        state = list[str]()
         if run.resume_from is not None:
             own = (writer := parse_run_id(run.resume_from)) in self.runs
             state = [
@@ -297,8 +301,6 @@ class Targets:
         try:
             return write_arguments(path, words)
         except OSError as error:
-            what, hint = (
-                "the arguments of a job cannot be written.",
-                "make the folder results/arguments writable",
-            )
+            what = "the arguments of a job cannot be written."
+            hint = "make the folder results/arguments writable"
             raise UserError(what, file=path, reason=error.strerror, next=hint) from None

@@ -103,12 +103,14 @@ class StatusReport:
         elif not self.queue.jobs:
             yield "jobs   none of this folder in SLURM's queue"
         else:
-            jobs, now = self.queue.jobs, datetime.fromtimestamp(self.unix_s)
+            jobs = self.queue.jobs
+            now = datetime.fromtimestamp(self.unix_s)
             counts = Counter(job.state_name for job in jobs)
             yield f"jobs   {len(jobs)} of this folder: " + ", ".join(
                 f"{n} {state}" for state, n in counts.items()
             )
-            writers, lines = find_writers(jobs), _align(map(_format_job, jobs))
+            writers = find_writers(jobs)
+            lines = _align(map(_format_job, jobs))
             indent = " " * (4 + max(len(job.id) for job in jobs))
             for job, line in zip(jobs, lines, strict=True):
                 yield line.rstrip()
@@ -172,8 +174,11 @@ class StatusReport:
 
 def collect_status(folder: Path = Path()) -> StatusReport:
     """Query SLURM and read the runs below a project's folder."""
-    now, found, results = time.time(), query_queue(folder), folder / "results"
-    runs, parents = read_runs(results, found.jobs, now), tuple(map(str, list_folders(results)))
+    now = time.time()
+    found = query_queue(folder)
+    results = folder / "results"
+    runs = read_runs(results, found.jobs, now)
+    parents = tuple(map(str, list_folders(results)))
     return StatusReport(found, runs, is_snakemake_running(folder), now, parents)
 
 

@@ -32,7 +32,8 @@ def describe_failures(log: Path | None = None) -> str:
     events = log.with_suffix(".jsonl") if log else max(LOGS.glob("*.snakemake.jsonl"), default=None)
     if events is None:
         return "no job has run here yet"
-    log, jobs = events.with_suffix(".log"), read_failed_jobs(events)
+    log = events.with_suffix(".log")
+    jobs = read_failed_jobs(events)
     if named and not jobs:
         return ""
     ago = format_duration(

@@ -125,7 +125,8 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
         and written
         and written < now - job.used_s
     ):
-        status, written = {}, None  # from an attempt before this job, which has not written yet
+        status = {}
+        written = None  # from an attempt before this job, which has not written yet
     known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {
         "written_unix_s": written
     }

@@ -72,12 +72,14 @@ def prepare(request: Request, log: Log = say) -> PreparedRun:
     `log` receives a line for each input built. Raise UserError for inputs that cannot be obtained
     or do not fit.
     """
-    kind, size = request.run.tokenizer.kind, request.run.tokenizer.vocabulary_size
+    kind = request.run.tokenizer.kind
+    size = request.run.tokenizer.vocabulary_size
     check_memory(request.run, vocabulary=TEKKEN_VOCABULARY if kind == "tekken" else size)
     for note in request.notes:
         log(note)
     if request.store is not None:
-        run, manifests = request.run, _open_pretokenized(request, request.store)
+        run = request.run
+        manifests = _open_pretokenized(request, request.store)
     else:
         run, manifests = _prepare_from_corpus(request, log)
     if request.epochs is not None:
@@ -232,8 +234,10 @@ def call(command: str, *words: str, output: Path) -> Path:
     """Run a command that writes this manifest, and return its path. A folder that is new is removed
     if it fails.
     """
-    module, folder = importlib.import_module(f"tokenscale.cli.{command}"), output.parent
-    parser, new = argparse.ArgumentParser(), not folder.exists()
+    module = importlib.import_module(f"tokenscale.cli.{command}")
+    folder = output.parent
+    parser = argparse.ArgumentParser()
+    new = not folder.exists()
     module.add_arguments(parser)
     # what another process builds is not built a second time, under its readers
     options = {} if command == "download" else {"wait": False}
@@ -357,11 +361,10 @@ def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log
 
 
 def _count_tokens(run: RunSettings, manifests: dict[str, Path]) -> int:
-    text, tokenizer = (
-        RawText(manifests["corpus"].parent, "train"),
-        load_tokenizer(manifests["tokenizer"].parent),
-    )
-    progress, tokens = Progress("counting", total=len(text)), 0
+    text = RawText(manifests["corpus"].parent, "train")
+    tokenizer = load_tokenizer(manifests["tokenizer"].parent)
+    progress = Progress("counting", total=len(text))
+    tokens = 0
     for texts in text.batches():
         tokens += sum(
             len(document) for document in encode_documents(tokenizer, texts, run.eos, text.pairs)

@@ -129,7 +129,8 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
             f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time"
         )
     run, store, tokenizer, implied = _choose_data(words, model, notes)
-    given, values = frozenset(values), implied | values
+    given = frozenset(values)
+    values = implied | values
     run = flags.replace_values(run, values)
     if words.epochs is None:
         run = shorten_warmup(run, values)
@@ -173,18 +174,15 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
     for what, both in exclusive.items():
         if both:
             raise UserError(what, next="leave one of them out")
-    requested, found = f"--world-size {words.world_size}", f"WORLD_SIZE={world_size}"
+    requested = f"--world-size {words.world_size}"
+    found = f"WORLD_SIZE={world_size}"
     if world_size is not None and words.world_size not in (None, world_size):
-        what, next = (
-            "--world-size differs from torchrun's number of ranks.",
-            "leave --world-size out: torchrun sets it",
-        )
+        what = "--world-size differs from torchrun's number of ranks."
+        next = "leave --world-size out: torchrun sets it"
         raise UserError(what, flag=requested, found=found, next=next)
-    ranks, others, copies = (
-        world_size or words.world_size,
-        _count_model_ranks(stated),
-        stated.get("layout.data"),
-    )
+    ranks = world_size or words.world_size
+    others = _count_model_ranks(stated)
+    copies = stated.get("layout.data")
     if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
         given = " ".join(
             f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated
@@ -254,7 +252,8 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
     """Return the dataset that the flags request, as --dataset-type and --pretokenized determine
     it.
     """
-    name, path = words.dataset, Path(words.dataset)
+    name = words.dataset
+    path = Path(words.dataset)
     on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not path.exists()
     config = _load_config() if on_hub else None
     if config is not None:
@@ -290,7 +289,8 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         )
     elif name in config.mixtures:
         _check_mixture(words, model)
-        corpus, mixture = CorpusSettings(name), config.mixtures[name]
+        corpus = CorpusSettings(name)
+        mixture = config.mixtures[name]
     elif name not in config.corpora:
         known = sorted({"dummy", *config.corpora, *config.mixtures})
         near = find_nearest(name, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
@@ -377,10 +377,8 @@ def _read_pretokenized(
     check_present(manifest_path if folder else path, "--dataset")
     # corpora and tokenizers also have a manifest
     if folder and "format" not in read_json(manifest_path, "manifest"):
-        what, next = (
-            "the dataset's folder holds no token store.",
-            "name a store, or leave --pretokenized out",
-        )
+        what = "the dataset's folder holds no token store."
+        next = "name a store, or leave --pretokenized out"
         raise UserError(what, flag="--dataset", folder=path, next=next)
     manifest = read_store_manifest(manifest_path)
     options = manifest["options"]
@@ -416,10 +414,8 @@ def _find_store_tokenizer(
             has = read_tokenizer(found.directory)
             for name in ("vocabulary_size", "bos_id", "eos_id"):
                 if has[name] != manifest[name]:
-                    theirs, ours = (
-                        f"{found.directory} has {name} {has[name]}",
-                        f"{path} has {name} {manifest[name]}",
-                    )
+                    theirs = f"{found.directory} has {name} {has[name]}"
+                    ours = f"{path} has {name} {manifest[name]}"
                     facts = {"flag": "--tokenizer-name", "tokenizer": theirs, "store": ours}
                     next = "name the tokenizer that made them, or leave --tokenizer-name out"
                     raise UserError(
@@ -427,7 +423,8 @@ def _find_store_tokenizer(
                     )
             # the store's name stays: it is part of the run's identity
             return tokenizer, found.directory
-        tokenizer, directory = found.settings, found.directory or directory
+        tokenizer = found.settings
+        directory = found.directory or directory
     if directory is None:
         known = "unknown" if made["file_sha256"] is None else f"{made['name']}, which is not here"
         text = (
@@ -498,10 +495,8 @@ def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
     """Define a corpus of random numbers that, with the control ids, fill the model's vocabulary."""
     numbers = (model.vocabulary_size or DUMMY_VOCABULARY) - CONTROL
     if numbers < 2:
-        what, next = (
-            "the model's vocabulary is too small for the dataset dummy.",
-            "name a dataset, or another model",
-        )
+        what = "the model's vocabulary is too small for the dataset dummy."
+        next = "name a dataset, or another model"
         has = f"{model.name} has {model.vocabulary_size} entries"
         raise UserError(what, model=has, expected="at least 5", next=next)
     source = SourceSettings(kind="dummy", documents=DUMMY_DOCUMENTS, vocabulary_size=numbers)
@@ -515,7 +510,8 @@ def _choose_tokenizer(
     words: TrainOptions, model: ModelSettings, corpus: CorpusSettings, config: Any, notes: list[str]
 ) -> tuple[TokenizerSettings, Path | None]:
     """Return (settings, folder if it is already built) of the tokenizer."""
-    room, name = model.vocabulary_size, words.tokenizer_name
+    room = model.vocabulary_size
+    name = words.tokenizer_name
     if name is None and corpus.source.kind == "dummy":
         size = corpus.source.vocabulary_size + CONTROL
         return TokenizerSettings(name=f"numbers-{size}", kind="numbers", vocabulary_size=size), None
@@ -529,12 +525,14 @@ def _choose_tokenizer(
             "vocabulary_size": entries,
         }
         return TokenizerSettings(name=f"bpe-{entries}-{corpus.name}", kind="bpe", **learnt), None
-    name, directory = name or "tekken", None
+    name = name or "tekken"
+    directory = None
     if config is not None and name in config.tokenizers:
         settings = config.tokenizers[name]
     else:
         found = resolve_tokenizer(name)
-        settings, directory = found.settings, found.directory
+        settings = found.settings
+        directory = found.directory
         notes += [found.note] if found.note else []
     size = read_tokenizer(directory)["vocabulary_size"] if directory else None
     size = TEKKEN_VOCABULARY if settings.kind == "tekken" else size

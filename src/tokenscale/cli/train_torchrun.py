@@ -40,7 +40,9 @@ def train_together(arguments: argparse.Namespace) -> int:
     # joining needs only this setting; rank 0 reports a value that is not allowed, like all others
     world = join(None, arguments.device or "auto")
     with ExitStack() as stack:
-        plan, failure, finishing = None, None, None
+        plan = None
+        failure = None
+        finishing = None
         if world.rank == 0:
             try:
                 plan, finishing = _make_plan(arguments, world, stack)
@@ -48,7 +50,8 @@ def train_together(arguments: argparse.Namespace) -> int:
                 print(error.render(), file=sys.stderr, flush=True)
                 plan = {"exit": 2}
             except Exception as error:  # a bug: the other ranks must not wait forever
-                plan, failure = {"exit": 1}, error
+                plan = {"exit": 1}
+                failure = error
         plan = broadcast_from_rank_0(plan, world)
         if failure is not None:
             raise failure

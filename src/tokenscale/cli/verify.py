@@ -237,7 +237,8 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
 def _verify_corpus_part(
     folder: Path, part: Path, merged: list[dict[str, Any]]
 ) -> Iterator[Finding]:
-    path, next = part / "manifest.json", rebuild_corpus(part)
+    path = part / "manifest.json"
+    next = rebuild_corpus(part)
     with report_malformed(path, "manifest of the part", next):
         files = _list_corpus_files(read_json(path, "manifest of the part", next))
         yield from _verify_files(part, files, "corpus", next)
@@ -261,7 +262,8 @@ def _verify_tokenizer(folder: Path) -> Iterator[Finding]:
 
 
 def _verify_store(folder: Path) -> Iterator[Finding]:
-    manifest, path = read_store_manifest(folder), folder / "manifest.json"
+    manifest = read_store_manifest(folder)
+    path = folder / "manifest.json"
     with report_malformed(path, "manifest of the token store", f"snakemake -f {path}"):
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings)
@@ -292,7 +294,8 @@ def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Find
 
 def _verify_run(folder: Path) -> Iterator[Finding]:
     """Check the seal of a run's record, its logs against the record, and its checkpoints."""
-    path, done = folder / "run.json", folder / "done.json"
+    path = folder / "run.json"
+    done = folder / "done.json"
     record = read_json(path, "run's record", RESTORE_RUN)
     if not done.is_file() and isinstance(record, dict) and "seal" not in record:
         yield Finding(f"{folder}: the run has not ended; its logs are not sealed", note=True)

@@ -67,11 +67,9 @@ def weights(model: ModelSettings) -> Weights:
 
 def list_weights(model: ModelSettings) -> Iterator[Weight]:
     """Yield all weights of a model in the order of its definition."""
-    wide, inner, key_value = (
-        model.dimension,
-        model.hidden,
-        model.key_value_heads * model.head_dimension,
-    )
+    wide = model.dimension
+    inner = model.hidden
+    key_value = model.key_value_heads * model.head_dimension
 
     def norm(name: str, layer: int | None = None) -> Iterator[Weight]:
         yield Weight(f"{name}.weight", (wide,), None, layer)

@@ -91,11 +91,14 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     Not predicted: activations under torch.compile, of float8 products, and of models of
     `transformers`, whose weights are assumed to divide evenly.
     """
-    layout, size, activations = run.layout, 2 if run.precision == "bf16-true" else 4, None
+    layout = run.layout
+    size = 2 if run.precision == "bf16-true" else 4
+    activations = None
     if run.model.transformers is not None:
         count = weights(run.model.with_positions(run.sequence_length)).total
         mine = [-(-count // layout.shard)]
-        whole, scalars = count if layout.sharding == "zero1" else sum(mine), 0
+        whole = count if layout.sharding == "zero1" else sum(mine)
+        scalars = 0
     else:
         coordinate = layout.coordinate(rank)
         local = _local_weights(run, coordinate)
@@ -103,10 +106,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
             len(shard_rows(w.shape[0], coordinate.shard, layout.shard)) * prod(w.shape[1:])
             for w in local
         ]
-        whole, scalars = (
-            sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine),
-            len(mine),
-        )
+        whole = sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine)
+        scalars = len(mine)
         if not (run.compile or run.float8):
             activations = _Forward(run, coordinate, device).total_bytes(local)
     moment = 4 if run.optimizer.moments == "fp32" else size
@@ -136,13 +137,15 @@ def _local_weights(run: RunSettings, coordinate: MeshCoordinate) -> list[Weight]
     """Return the tensors of this rank's stages, in its tensor group's shards. A tied embedding is
     on the first and the last stage.
     """
-    model, layout = run.model.with_positions(run.sequence_length), run.layout
+    model = run.model.with_positions(run.sequence_length)
+    layout = run.layout
     layers = {layer for stage in _local_layers(run, coordinate) for layer in stage}
 
     def tensor_rows(rows: int) -> range:
         return shard_rows(rows, coordinate.tensor, layout.tensor)
 
-    first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
+    first = coordinate.pipeline == 0
+    last = coordinate.pipeline == layout.pipeline - 1
     ends = {"positions"} if first else set()
     if first or (last and model.tied_embeddings):
         ends.add("embedding")
@@ -164,10 +167,16 @@ class _Forward:
     """
 
     def __init__(self, run: RunSettings, coordinate: MeshCoordinate, device: Device):
-        layout, model = run.layout, run.model.with_positions(run.sequence_length)
-        self.run, self.model, self.layout, self.coordinate = run, model, layout, coordinate
-        self.device, self.fused = device, device == "cuda"
-        self.first, self.last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
+        layout = run.layout
+        model = run.model.with_positions(run.sequence_length)
+        self.run = run
+        self.model = model
+        self.layout = layout
+        self.coordinate = coordinate
+        self.device = device
+        self.fused = device == "cuda"
+        self.first = coordinate.pipeline == 0
+        self.last = coordinate.pipeline == layout.pipeline - 1
         self.steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
         self.rows = len(
             rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size)
@@ -194,7 +203,9 @@ class _Forward:
         """Return the bytes of all passes in flight, plus the weights that FSDP keeps gathered,
         once.
         """
-        run, layout, place = self.run, self.layout, self.coordinate.pipeline
+        run = self.run
+        layout = self.layout
+        place = self.coordinate.pipeline
         stages = _local_layers(run, self.coordinate)
         passes = 1
         if layout.pipeline > 1:
@@ -324,7 +335,8 @@ class _Forward:
         """Return the bytes of queries, keys, values and the result by heads and for the output
         product; and of materialised scores, their softmax and dropout mask.
         """
-        model, result = self.model, self.product * self.all * self.wide
+        model = self.model
+        result = self.product * self.all * self.wide
         if self.keeps_scores:
             scores = self.score_rows * self.run.sequence_length
             return 4 * (3 * self.all * self.wide + 3 * scores) + result + self.head_norm_bytes()
@@ -345,7 +357,8 @@ class _Forward:
         """Return the bytes of the last norm, and of log-probabilities and labels, or a chunked
         loss's gradients.
         """
-        model, elements = self.model, self.all * self.model.dimension
+        model = self.model
+        elements = self.all * self.model.dimension
         entries = len(shard_rows(model.vocabulary_size, self.coordinate.tensor, self.layout.tensor))
         vocabulary = aligned_rows(entries, self.device)
         if self.run.loss_chunk or self.layout.tensor > 1:

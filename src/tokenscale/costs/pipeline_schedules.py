@@ -108,7 +108,8 @@ def bubble_share(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> 
     cut = any(action.kind == "W" for action in orders[0])
     cost = {"F": 1.0 / chunks, "B": 2.0 / chunks / (2 if cut else 1), "W": 2.0 / chunks / 2}
     ended: dict[tuple[str, int, int], float] = {}  # (kind, micro, stage) → when
-    clocks, places = [0.0] * ranks, [0] * ranks
+    clocks = [0.0] * ranks
+    places = [0] * ranks
     last = ranks * chunks - 1
     while any(place < len(order) for place, order in zip(places, orders, strict=True)):
         started = list(places)

@@ -30,10 +30,13 @@ UTILISATION = 0.3
 STARTING_S = 120.0
 #: bytes of a line of steps.jsonl (measured: 590 to 600), of the rest of a rank's logs, and of a
 #: run's records and log
-LINE_BYTES, RANK_BYTES, RUN_BYTES = 600, 1_000, 25_000
+LINE_BYTES = 600
+RANK_BYTES = 1_000
+RUN_BYTES = 25_000
 #: done.json, run.json, status.json, .lock, attempt.json and the rule's log; of a rank steps, spans
 #: and events
-RUN_FILES, RANK_FILES = 6, 3
+RUN_FILES = 6
+RANK_FILES = 3
 #: tokenizer.json or its like, and its manifest, which lie in every checkpoint
 TOKENIZER_FILES = 2
 #: smallest time limit of a training job: a first start from a cold image and file system can take
@@ -44,7 +47,8 @@ SHORTEST_MINUTES = 30
 USEFUL_SHARE = 7 / 8
 #: least share of text in a row: greedy packing leaves no two rows half empty, a stream fills every
 #: row
-PACKED_FILL, STREAM_FILL = 1 / 2, 1
+PACKED_FILL = 1 / 2
+STREAM_FILL = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ class Total:
 
 
 def sum_prices(prices: Iterable[Price]) -> Total:
-    prices, names = list(prices), ("node_hours", "gpu_hours", "bytes", "files", "measured")
+    prices = list(prices)
+    names = ("node_hours", "gpu_hours", "bytes", "files", "measured")
     return Total(
         runs=len(prices),
         **{name: sum(getattr(price, name) or 0 for price in prices) for name in names},
@@ -161,15 +166,14 @@ def estimate_run(
                 f"the library transformers, which builds {run.model.transformers}, is not installed"
             )
     if run.budget.kind == "wall_s" and seconds is None:
-        seconds, unknown = STARTING_S + run.budget.wall_s, None
+        seconds = STARTING_S + run.budget.wall_s
+        unknown = None
     counted = run.budget.kind in ("epochs", "useful_tokens") and rows is not None
     bound = rows.bound if counted and seconds is not None else None
     if seconds is None and machine.starter == "srun":
-        seconds, bound, unknown = (
-            60.0 * machine.minutes,
-            f"the time limit of their jobs: {unknown}",
-            None,
-        )
+        seconds = 60.0 * machine.minutes
+        bound = f"the time limit of their jobs: {unknown}"
+        unknown = None
     kept, passing, files = _estimate_checkpoints(run, weighs)
     logs = RUN_BYTES + layout.world_size * (RANK_BYTES + LINE_BYTES * (steps or 0))
     submitted = machine.starter == "srun"  # SLURM's own log is kept as well
@@ -265,11 +269,13 @@ def _estimate_seconds(
         model, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
     )
     if run.budget.kind == "wall_s":
-        training, between = run.budget.wall_s, 0
+        training = run.budget.wall_s
+        between = 0
     elif steps is None:
         return None, None
     else:
-        training, before = steps * run.global_batch * row / speed, start_step(run)
+        training = steps * run.global_batch * row / speed
+        before = start_step(run)
         every = run.validation.every
         between = (before + steps - 1) // every - before // every if every else 0
     passes = (run.validation.at_start and not start_step(run)) + run.validation.at_end + between
@@ -292,11 +298,10 @@ def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]
     """Return (bytes kept, bytes of states deleted at the end, files kept). A resume state adds
     AdamW's two moments.
     """
-    requested, size = run.checkpoints, (2 if run.precision == "bf16-true" else 4) * weighs
-    models, states = (
-        requested.final + requested.best,
-        requested.keep_last * requested.keep_resume_state,
-    )
+    requested = run.checkpoints
+    size = (2 if run.precision == "bf16-true" else 4) * weighs
+    models = requested.final + requested.best
+    states = requested.keep_last * requested.keep_resume_state
     # the next state is complete before the oldest is deleted
     written = (
         requested.keep_last + 1

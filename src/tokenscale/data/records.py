@@ -33,7 +33,8 @@ OPEN_FILES = 128
 #: tables of all files together that a reader keeps in memory
 TABLE_BYTES = 64 << 20
 #: bytes of a table's row, and what a read needs of two of them: start, checksum, end
-_ROW, _ENTRY = 16, struct.Struct("<QQQ")
+_ROW = 16
+_ENTRY = struct.Struct("<QQQ")
 
 
 def smallest_dtype(vocabulary_size: int) -> np.dtype:
@@ -60,7 +61,8 @@ def write_records(
             for n, length in enumerate((lengths * dtype.itemsize).tolist()):
                 rows[n, 1] = xxh3_64_intdigest(data[end : (end := end + length)], number + n)
             table.append(rows)
-            first, number = first + int(lengths.sum()), number + len(lengths)
+            first = first + int(lengths.sum())
+            number = number + len(lengths)
         file.write(b"\0" * (-file.tell() % 8))
         table.append(np.array([[first, 0]], dtype="<u8"))
         whole = np.concatenate(table)
@@ -120,12 +122,10 @@ class Records:
         rebuild: Callable[[str], str],
         vocabulary_size: int | None = None,
     ):
-        self._files, self._dtype, self._what, self._rebuild = (
-            entries,
-            np.dtype(dtype),
-            what,
-            rebuild,
-        )
+        self._files = entries
+        self._dtype = np.dtype(dtype)
+        self._what = what
+        self._rebuild = rebuild
         self._width = self._dtype.itemsize
         self._paths = [folder / entry["name"] for entry in entries]
         self._first = [0, *accumulate(entry["records"] for entry in entries)]
@@ -144,7 +144,9 @@ class Records:
         if not 0 <= i < self._first[-1]:
             raise IndexError(f"record {i} of {self._first[-1]}")
         number = bisect_right(self._first, i) - 1
-        row, file, width = i - self._first[number], self._files[number], self._width
+        row = i - self._first[number]
+        file = self._files[number]
+        width = self._width
         descriptor = self._open[number]
         if self._tables is None:
             position = file["bytes"] - (file["records"] + 1 - row) * _ROW
@@ -191,9 +193,11 @@ class Records:
         file = self._files[number]
         position = file["bytes"] - (file["records"] + 1) * _ROW
         table = np.fromfile(self._paths[number], dtype="<u8", offset=position).reshape(-1, 2)
-        checksum, table[-1, 1] = int(table[-1, 1]), 0
+        checksum = int(table[-1, 1])
+        table[-1, 1] = 0
         if (found := xxh3_64_intdigest(table)) != checksum:
-            expected, place = f"XXH3 {checksum:016x}", f"from byte {position:,} on"
+            expected = f"XXH3 {checksum:016x}"
+            place = f"from byte {position:,} on"
             raise self._changed(number, expected, f"XXH3 {found:016x}", table=place)
         return table
 

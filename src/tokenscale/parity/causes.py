@@ -71,7 +71,8 @@ def _activation(inputs: Any, settings: Settings) -> Tensor | None:
     other.
     """
     last, shape = inputs
-    function, gate = ACTIVATIONS[settings["activation"]], settings["gated"]
+    function = ACTIVATIONS[settings["activation"]]
+    gate = settings["gated"]
     if not last or any(value.shape != shape for value in last[: 1 if gate == "no" else 2]):
         return None
     if gate == "no":
@@ -83,7 +84,8 @@ def _activation(inputs: Any, settings: Settings) -> Tensor | None:
 
 def _attention(inputs: Any, settings: Settings) -> Tensor:
     """Return attention [B, T, q's width] of queries, keys and values [B, T, width]."""
-    width, length = settings["head width"], inputs[0].shape[1]
+    width = settings["head width"]
+    length = inputs[0].shape[1]
     q, k, v = (value.unflatten(-1, (-1, width)).transpose(1, 2) for value in inputs)
     if settings["rope base"] is not None:
         q, k = (_rotate(value, settings) for value in (q, k))
@@ -139,7 +141,8 @@ def _update(inputs: Any, settings: Settings) -> Tensor | None:
         second = beta2 * second + float(1 - two) * gradient.square()
     if settings["bias correction"] == "on":
         first = first / float(1 - one ** (step + 1))
-    second, epsilon = second / float(1 - two ** (step + 1)), group.get("eps", 1e-8)
+    second = second / float(1 - two ** (step + 1))
+    epsilon = group.get("eps", 1e-8)
     inside = settings["epsilon"] == "inside the root"
     update = (
         -group["lr"] * first / ((second + epsilon).sqrt() if inside else second.sqrt() + epsilon)
@@ -242,7 +245,8 @@ def _search(
             if value != start[name]
         )
 
-    combined, others = names[: formula.combined], names[formula.combined :]
+    combined = names[: formula.combined]
+    others = names[formula.combined :]
     usual = {name: values[name][0] for name in others}
     starts = [
         dict(zip(combined, found, strict=True)) | usual
@@ -335,7 +339,8 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
         return _cause(
             "initial weights", None, None, f"initial weights: {names} have other values in B"
         )
-    a, b = alignment.only_a, alignment.only_b
+    a = alignment.only_a
+    b = alignment.only_b
     setting = "bias" if all("bias" in name for name in a + b) else "parameters"
     text = (
         f"{setting}: "
@@ -350,7 +355,8 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
 
 def _explain_module(parity: Parity, first: Comparison) -> Cause:
     before = list(itertools.takewhile(lambda anchor: anchor is not first.anchor, parity.anchors))
-    where, allowed = first.anchor.name("a"), MULTIPLE * max(first.floor, RESOLUTION)
+    where = first.anchor.name("a")
+    allowed = MULTIPLE * max(first.floor, RESOLUTION)
     if first.stage == "module output":
         cause = _explain_output(parity, first.anchor, where, allowed)
     else:
@@ -394,7 +400,9 @@ def _explain_value(
 
 def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) -> Cause | None:
     """Explain an output that differs where the input agrees: of norms and linear layers."""
-    x, y, inputs = _read(parity, anchor, "inputs"), _read(parity, anchor, "outputs"), {}
+    x = _read(parity, anchor, "inputs")
+    y = _read(parity, anchor, "outputs")
+    inputs = {}
     if (
         any(x[side] is None or y[side] is None for side in "ab")
         or len(anchor.a) + len(anchor.b) > 2
@@ -404,10 +412,8 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
         recording: Recording = getattr(parity, side)
         weights = {}  # by number of dimensions: 1 of norms, 2 matrices; 0 is the bias
         for name in getattr(anchor, side)[0]["parameters"]:
-            shape, value = (
-                recording.parameters[name]["shape"],
-                recording.detail("initial", "", name),
-            )
+            shape = recording.parameters[name]["shape"]
+            value = recording.detail("initial", "", name)
             if value.numel() == math.prod(shape):  # else a sample
                 weights[0 if name.endswith("bias") else len(shape)] = value.view(shape)
         inputs[side] = x[side], weights
@@ -462,7 +468,8 @@ def _linear_outputs(parity: Parity, anchors: list[Anchor], side: str) -> list[Te
 
 
 def _is_norm(parity: Parity, anchor: Anchor, side: str) -> bool:
-    described, owned = getattr(parity, side).parameters, getattr(anchor, side)[0]["parameters"]
+    described = getattr(parity, side).parameters
+    owned = getattr(anchor, side)[0]["parameters"]
     return max(len(described[name]["shape"]) for name in owned) < 2
 
 
@@ -472,7 +479,8 @@ def _explain_attention(
     """Explain the input of attention's output layer by queries, keys and values, in one output or
     in three.
     """
-    inputs, width = {}, x["a"].shape[-1]
+    inputs = {}
+    width = x["a"].shape[-1]
     for side, found in last.items():
         if found and found[0].shape[-1] > width and (found[0].shape[-1] - width) % 2 == 0:
             rest = (found[0].shape[-1] - width) // 2
@@ -516,7 +524,8 @@ def _explain_sum(
         for earlier in reversed(before):
             norm = _is_norm(parity, earlier, side)
             kind = "inputs" if norm else "outputs"  # of a norm: the stream before
-            value, target = _read(parity, earlier, kind)[side], x[side].reshape(-1)
+            value = _read(parity, earlier, kind)[side]
+            target = x[side].reshape(-1)
             if value is not None and value.shape[-2:] == x[side].shape[-2:]:
                 terms[f"the {kind[:-1]} of {earlier.name('a')}"] = value.expand(
                     x[side].shape
@@ -579,7 +588,8 @@ def _find_dropout(
 def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
     if first.step:
         return None
-    recordings, allowed = (parity.a, parity.b), MULTIPLE * first.floor
+    recordings = (parity.a, parity.b)
+    allowed = MULTIPLE * first.floor
     calls = [
         next(iter(recording.facts["cross_entropy"]), {"tensors": ()}) for recording in recordings
     ]
@@ -596,7 +606,8 @@ def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
             ours, theirs = (call.get(name, default) for call in calls)
             if ours != theirs:
                 return _cause(name, ours, theirs, where="the cross-entropy")
-        logits_a, logits_b = a[0].double().flatten(0, -2), b[0].double().flatten(0, -2)
+        logits_a = a[0].double().flatten(0, -2)
+        logits_b = b[0].double().flatten(0, -2)
         if logits_a.shape == logits_b.shape and not _try(parity, logits_b, logits_a, allowed):
             scale = float((logits_a * logits_b).sum() / logits_a.square().sum())
             exact = (
@@ -650,13 +661,15 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
 
 def _find_shift(tokens: Tensor, targets: Tensor) -> int | None:
     """Return by how many positions labels are ahead of the tokens; None where they are not."""
-    rows, length = tokens.shape[0], tokens.shape[-1]
+    rows = tokens.shape[0]
+    length = tokens.shape[-1]
     labels = (
         targets.reshape(rows, -1) if targets.numel() % rows == 0 else targets[:0].reshape(rows, 0)
     )
     for shift in (1, 0, 2):
         count = min(length - shift, labels.shape[1])
-        moved, found = tokens[:, shift : shift + count], labels[:, :count]
+        moved = tokens[:, shift : shift + count]
+        found = labels[:, :count]
         useful = found >= 0
         if bool(useful.any()) and torch.equal(moved[useful], found[useful]):
             return shift
@@ -679,7 +692,8 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
     compared = [
         c for c in parity.comparisons if c.stage == "gradient" and c.step == step and c.match
     ]
-    usable, absent = [], {"A": [], "B": []}  # type: ignore[var-annotated]
+    usable = []
+    absent = {"A": [], "B": []}  # type: ignore[var-annotated]
     for comparison in compared:
         a, b = (_join(parity, [comparison.match], side, step, "gradient") for side in "ab")
         has_a, has_b = (value is not None and bool(value.any()) for value in (a, b))
@@ -692,7 +706,8 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
             text = f"parameters without a gradient in {side}: {_few(names)}"
             return _cause("parameters without a gradient", None, side, text)
     if usable:
-        matches, allowed = [c.match for c in usable], MULTIPLE * max(c.floor for c in usable)
+        matches = [c.match for c in usable]
+        allowed = MULTIPLE * max(c.floor for c in usable)
         gradients = {side: _join(parity, matches, side, step, "gradient") for side in "ab"}
         scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
         if abs(scale - 1) > allowed and _try(
@@ -755,7 +770,8 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
     limits: list[float | None] = []
     for side in "ab":
         row = getattr(parity, side).steps[first.step]
-        before, after = row["gradient_norm"], row["gradient_norm_clipped"]
+        before = row["gradient_norm"]
+        after = row["gradient_norm_clipped"]
         clipped = abs(after - before) > MULTIPLE * 2.0**-24 * before
         limits.append(after if clipped else None)
         value = (

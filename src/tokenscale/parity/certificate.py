@@ -94,7 +94,8 @@ def _describe_recording(recording: Recording) -> dict[str, Any]:
 
 def summarise(certificate: dict[str, Any]) -> str:
     """Return the text that the command prints."""
-    first, cause = certificate["first_difference"], certificate["cause"]
+    first = certificate["first_difference"]
+    cause = certificate["cause"]
     lines = [f"verdict: {certificate['verdict']}   ({certificate['steps']} steps)"]
     lines += [f"  {'quantity':<30} {'compared':>8}  {'largest difference / floor':>26}  verdict"]
     for stage, row in certificate["stages"].items():

@@ -29,7 +29,9 @@ from tokenscale.parity.recording import (
 )
 
 CERTIFICATE_VERSION = 1
-EQUAL, ROUNDING, DIFFERENT = "equal", "equal to rounding", "different"
+EQUAL = "equal"
+ROUNDING = "equal to rounding"
+DIFFERENT = "different"
 #: A difference is rounding up to this multiple of the measured floor. Runs at the floor are
 #: independent draws of its size, and other orders of a sum have errors several times those of the
 #: last place alone.
@@ -156,7 +158,8 @@ def _compare_all(parity: Parity) -> Iterator[Comparison]:
 
 def _floor_of_scalar(parity: Parity, name: str) -> list[float]:
     """Return the floor of each step: the largest relative difference of any floor up to it."""
-    found, largest = [], RESOLUTION
+    found = []
+    largest = RESOLUTION
     for step in range(len(parity.a.steps)):
         for recording in (parity.a, parity.b):
             value = recording.steps[step][name]
@@ -245,7 +248,8 @@ def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
     settings once.
     """
     for match in parity.alignment.matches:
-        ours, theirs = parity.a.group(match.a[0], step), parity.b.group(match.b[0], step)
+        ours = parity.a.group(match.a[0], step)
+        theirs = parity.b.group(match.b[0], step)
         for name in ("lr", *SETTINGS) if step == 0 else ("lr",):
             if name == "decoupled_weight_decay" and not (
                 ours.get("weight_decay") and theirs.get("weight_decay")
@@ -253,7 +257,8 @@ def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
                 continue
             if name in ours and name in theirs:
                 apart = float(not _nearly_equal(ours[name], theirs[name]))
-                values, label = (ours[name], theirs[name]), ", ".join(match.a)
+                values = (ours[name], theirs[name])
+                label = ", ".join(match.a)
                 yield Comparison(f"setting {name}", step, label, apart, 0.0, *values, match=match)
 
 

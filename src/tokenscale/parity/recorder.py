@@ -60,7 +60,9 @@ class ParityRecorder:
         self.folder = Path(folder) / f"floor-{int(floor)}" if floor else Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "recording.json").unlink(missing_ok=True)
-        self.model, self.optimizer, self.detailed_steps = model, optimizer, detailed_steps
+        self.model = model
+        self.optimizer = optimizer
+        self.detailed_steps = detailed_steps
         self.step = 0
         self._parameters = dict(model.named_parameters())
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -204,7 +206,8 @@ class ParityRecorder:
         """Keep the gradient after each backward pass: the last one before the update is the one
         before clipping.
         """
-        name, gradient = self._names[id(parameter)], parameter.grad.detach()
+        name = self._names[id(parameter)]
+        gradient = parameter.grad.detach()
         self._squares[name] = gradient.double().square().sum()
         if self.step < self.detailed_steps:
             self._unclipped[name] = sample(gradient).clone()
@@ -317,7 +320,8 @@ class ParityRecorder:
     ) -> Tensor:
         """Record arguments of F.cross_entropy in the first micro-batch."""
         names = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-        number, options = len(self._loss_calls), dict(zip(names, args, strict=False)) | options
+        number = len(self._loss_calls)
+        options = dict(zip(names, args, strict=False)) | options
         value = self._cross_entropy(input, target, **options)
         numbers = {k: v for k, v in options.items() if isinstance(v, (int, float, str))}
         kept = self._keep_trace(number, "cross_entropy", [input, target])

@@ -229,8 +229,10 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
 
     `names` (A's → B's) goes first. Raises UserError where most weights differ.
     """
-    of_a, of_b = a.parameters, b.parameters
-    left_a, left_b = order_of_execution(a), order_of_execution(b)
+    of_a = a.parameters
+    of_b = b.parameters
+    left_a = order_of_execution(a)
+    left_b = order_of_execution(b)
     orders = list(left_a), list(left_b)
     matches = []
 
@@ -336,7 +338,8 @@ def _match_constants(
             for number, found in enumerate(matches):
                 if set(owned) & set(getattr(found, side)):
                     beside[number] += [name for name in owned if name in constants]
-        context, groups = -1, {}  # type: ignore[var-annotated]
+        context = -1
+        groups = {}  # type: ignore[var-annotated]
         taken = {name for names in beside for name in names}
         for name in order:
             context = next(
@@ -512,11 +515,14 @@ def difference(a: Tensor | None, b: Tensor | None) -> float | None:
     if a is None or b is None:
         return None
     if a.numel() != b.numel():
-        a, b = sample(a), sample(b)
+        a = sample(a)
+        b = sample(b)
         if a.numel() != b.numel():
             return None
     if not a.is_floating_point() or not b.is_floating_point():
         return float(not torch.equal(a.reshape(-1), b.reshape(-1)))
-    a, b = a.reshape(-1).double(), b.reshape(-1).double()
-    distance, size = float((a - b).norm()), float(a.norm())
+    a = a.reshape(-1).double()
+    b = b.reshape(-1).double()
+    distance = float((a - b).norm())
+    size = float(a.norm())
     return 0.0 if distance == 0 else distance / size if size else math.inf

@@ -25,9 +25,14 @@ from tokenscale.report.style import number, ordered
 from tokenscale.settings.data import LOSS_CAUTION
 
 #: verdicts of answers that no test decides
-COUNTED, MEASURED, PROVEN, NOT_PROVEN = "counted", "measured", "proven", "not proven"
-WITHIN, BEYOND = "within the spread of repeats", "beyond the spread of repeats"
-ONE_RUN, OPEN = "one run each", "not resolved"
+COUNTED = "counted"
+MEASURED = "measured"
+PROVEN = "proven"
+NOT_PROVEN = "not proven"
+WITHIN = "within the spread of repeats"
+BEYOND = "beyond the spread of repeats"
+ONE_RUN = "one run each"
+OPEN = "not resolved"
 #: after the verdict of a comparison of losses
 UNEQUAL_TEXT = ", unequal text"
 WORDS = (COUNTED, MEASURED, PROVEN, NOT_PROVEN, WITHIN, BEYOND, ONE_RUN, OPEN)
@@ -143,7 +148,8 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
         f"Text dropped: {', '.join(_by_text({name: text for name, text in texts.items() if text}))}"
     )
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
-    known, by_run = rows["dropped_share"].notna().all(), rows["counted_by_run"].any()
+    known = rows["dropped_share"].notna().all()
+    by_run = rows["counted_by_run"].any()
     source = "counted by the runs as they began" if by_run else "counts of an epoch"
     spread = (
         "share of useful tokens behind the end of a row, "
@@ -207,7 +213,8 @@ def unequal_text(dropped: Dropped, of: str, over: str) -> str:
     """Return what text two series drop; empty if their shares are known and differ by less than
     `MATERIAL`.
     """
-    one, other = dropped.get(of, {}), dropped.get(over, {})
+    one = dropped.get(of, {})
+    other = dropped.get(over, {})
     near = one.keys() == other.keys() and all(
         abs(one[corpus] - other[corpus]) < MATERIAL for corpus in one
     )
@@ -223,7 +230,8 @@ def note_dropped(
     compared: Sequence[paired_comparisons.Judged], dropped: Dropped, runs: pd.DataFrame
 ) -> list[paired_comparisons.Judged]:
     """Note what text two compared series drop, where it differs; mark comparisons of losses."""
-    series, found = dict(zip(runs["cell"], runs["series"], strict=True)), []
+    series = dict(zip(runs["cell"], runs["series"], strict=True))
+    found = []
     for judged in compared:
         of, over = (series.get(cell, "") for cell in (judged.pair.of, judged.pair.over))
         note = unequal_text(dropped, of, over) if judged.result.spread.n else ""
@@ -256,10 +264,8 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     `padding.sql`.
     """
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
-    names, shares = (
-        ordered(rows["series"]),
-        {name: share for (name, _), share in not_useful_shares(rows).items()},
-    )
+    names = ordered(rows["series"])
+    shares = {name: share for (name, _), share in not_useful_shares(rows).items()}
     if len(names) < 2:
         return []
     if not shares:
@@ -298,7 +304,8 @@ def answer_loss(
     if rows["series"].nunique() < 2:
         return []
     planned = inventory[inventory["world_size"] == rows["world_size"].min()]
-    names, rows = ordered(rows["series"]), captions.common_repeats(rows, ["series"])
+    names = ordered(rows["series"])
+    rows = captions.common_repeats(rows, ["series"])
     left_out = paired_comparisons.describe_left_out(planned, set(rows["run_id"]), refused)
     if rows.empty:
         return _not_compared("loss", names, left_out)
@@ -307,20 +314,23 @@ def answer_loss(
     steps: dict[str, list[float]] = {name: [] for name in names}
     error = 0.0
     for (name, _), run in rows.sort_values("step").groupby(["series", "run_id"]):
-        seen, loss = run["useful_tokens_seen"].to_numpy(float), run["loss"].to_numpy(float)
+        seen = run["useful_tokens_seen"].to_numpy(float)
+        loss = run["loss"].to_numpy(float)
         losses[name].append(float(np.interp(tokens, seen, loss)))
         steps[name].append(float(np.interp(tokens, seen, run["step"])))
         error = max(error, losses[name][-1] - float(loss[np.searchsorted(seen, tokens)]))
     medians = {name: float(np.median(losses[name])) for name in names}
     updates = {name: round(float(np.median(steps[name]))) for name in names}
-    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    low = min(medians, key=medians.__getitem__)
+    high = max(medians, key=medians.__getitem__)
     apart = medians[high] - medians[low]
     ends = ", ".join(f"{number(medians[n], 4)} with {n} (step {updates[n]})" for n in (low, high))
     result = (
         f"{_nats(apart)} nats apart: {ends}" if apart else f"equal: {number(medians[low], 4)} nats"
     )
     text = f"After {number(tokens, 3)} useful tokens, validation losses are {result}"
-    noise, repeats = max(max(values) - min(values) for values in losses.values()), len(losses[low])
+    noise = max(max(values) - min(values) for values in losses.values())
+    repeats = len(losses[low])
     spread = [f"repeats differ by up to {_nats(noise)} nats"] if repeats > 1 else []
     spread += [f"interpolation is off by up to {_nats(error)}"] if error >= 1e-4 else []
     verdict = (
@@ -353,7 +363,8 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
         return []
     world = int(rows["world_size"].max())
     rows = rows[rows["world_size"] == world]
-    names, rows = ordered(rows["series"]), captions.common_repeats(rows, ["series"])
+    names = ordered(rows["series"])
+    rows = captions.common_repeats(rows, ["series"])
     if rows.empty:
         return _not_compared("scaling", names)
     base = _numbers(sorted(rows["base_world_size"].unique()))
@@ -382,8 +393,10 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     if methods.empty or methods.max() < 2 or rows["factors"].nunique() > 1:
         return []
     world = int(methods[methods > 1].index.max())
-    alone, rows = rows[rows["world_size"] == 1], rows[rows["world_size"] == world]
-    names, rows = sorted(rows["method"].unique()), captions.common_repeats(rows, ["method"])
+    alone = rows[rows["world_size"] == 1]
+    rows = rows[rows["world_size"] == world]
+    names = sorted(rows["method"].unique())
+    rows = captions.common_repeats(rows, ["method"])
     if rows.empty:
         return _not_compared("memory", names)
     least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB")
@@ -405,14 +418,13 @@ def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
         return []
     stages, count = schedules[schedules > 1].index.max()
     rows = rows[(rows["pipeline"] == stages) & (rows["micro_batches"] == count)]
-    names, rows = (
-        sorted(rows["schedule"].unique()),
-        captions.common_repeats(rows, ["schedule", "stages_per_rank"]),
-    )
+    names = sorted(rows["schedule"].unique())
+    rows = captions.common_repeats(rows, ["schedule", "stages_per_rank"])
     if rows.empty:
         return _not_compared("waiting", names)
     groups = rows.groupby(["schedule", "stages_per_rank"])["bubble_share"]
-    shares, most = groups.median().sort_values(ascending=False, kind="stable"), groups.size().max()
+    shares = groups.median().sort_values(ascending=False, kind="stable")
+    most = groups.size().max()
     expected = (
         bubble_share(schedule, int(stages), int(count), int(chunks))
         for schedule, chunks in shares.index
@@ -518,7 +530,8 @@ def find_cautions(
         [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
         for level in ("refuse", "warn")
     )
-    drift, few = paired_comparisons.measure_drift(throughput, runs), list(verdicts).count(TOO_FEW)
+    drift = paired_comparisons.measure_drift(throughput, runs)
+    few = list(verdicts).count(TOO_FEW)
     drifted = (
         f"Throughput drifted by {number(100 * drift.share, 2)} % from the first run to the last "
         f"({drift.n} runs, "
@@ -546,7 +559,8 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
     missing = int((runs["validity"] == "missing").sum())
     found = [f"{missing} missing of {captions.count(len(runs), 'run')}."] if missing else []
     for word in ("invalid", "suspect"):
-        wrong, of = runs[runs["validity"] == word], dict[str, list[str]]()
+        wrong = runs[runs["validity"] == word]
+        of = dict[str, list[str]]()
         for run_id, reasons in zip(wrong["run_id"], wrong["reasons"], strict=True):
             of.setdefault((reasons or "no reason recorded").split("; ")[0], []).append(run_id)
         texts = [
@@ -622,7 +636,8 @@ def _describe_load(runs: pd.DataFrame) -> str:
     ranks of the run before this one, too; they are taken to be as many as the largest run of the
     experiment has: ranks × threads.
     """
-    counted, found = captions.used(runs), []
+    counted = captions.used(runs)
+    found = []
     known = counted[counted["device_kind"] == "cpu"].dropna(
         subset=["load_average", "cores", "world_size"]
     )
@@ -692,7 +707,8 @@ def _describe_efficiency(scaling: pd.DataFrame) -> str:
     above = known[known["efficiency"] > 1 + EFFICIENCY]
     if above.empty:
         return ""
-    worst, shared = above.loc[above["efficiency"].idxmax()], (above["device_kind"] == "cpu").any()
+    worst = above.loc[above["efficiency"].idxmax()]
+    shared = (above["device_kind"] == "cpu").any()
     where = (
         f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size "
         f"{int(worst['world_size'])})"

@@ -55,7 +55,8 @@ def write(
             page.write_experiment(name, tables, figures, also[-1])
     also += [judged, judged.with_suffix(".tex")] if judged else []
     output.mkdir(parents=True, exist_ok=True)
-    home, document = output / page.HOME, output / "report.pdf"
+    home = output / page.HOME
+    document = output / "report.pdf"
     page.write(experiments, tables, figures, home, claims=judged)
     pdf.write(experiments, tables, document, claims=judged, figures=figures)
     bundle.write(experiments, tables, figures, output, ledger=ledger, also=tuple(also), **options)

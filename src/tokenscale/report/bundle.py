@@ -234,10 +234,8 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
             next = "snakemake report, or tokenscale report"
             raise UserError("a file of the report is missing.", file=path, next=next)
         if not path.resolve().is_relative_to(output.resolve()):
-            what, next = (
-                "a file of the report lies outside its folder.",
-                "write it below the folder of the report",
-            )
+            what = "a file of the report lies outside its folder."
+            next = "write it below the folder of the report"
             raise UserError(what, file=path, folder=output, next=next)
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
@@ -266,7 +264,8 @@ def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     for figure in part["figures"]:
         words = save.read_figure(figures / f"{figure}.json")
         found |= {figure: Table(**words["table"])} if "table" in words else {}
-    files, name = {}, part["name"]
+    files = {}
+    name = part["name"]
     for key, table in found.items():
         files[f"tables/{name}/{key}.md"] = markdown(table).encode()
         files[f"tables/{name}/{key}.tex"] = latex(table, f"tab:{name}-{key}").encode()
@@ -275,7 +274,9 @@ def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
 
 def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
-    commit, logs, installed = record["git"].get("commit"), record["logs"], record["installed"]
+    commit = record["git"].get("commit")
+    logs = record["logs"]
+    installed = record["installed"]
     changed = " with uncommitted changes" * bool(record["git"].get("dirty"))
     proof = f"`{LOGS}` has the logs of {logs.get('runs', 0):,} runs"
     if LOGS not in files:

@@ -72,7 +72,8 @@ def energy(rows: pd.DataFrame) -> str:
     return f"{heading}: {'; '.join(texts)}." if texts else ""
 
 
-RESUMED, OFFLINE = "resumed and uninterrupted", "online and offline"
+RESUMED = "resumed and uninterrupted"
+OFFLINE = "online and offline"
 #: kind of pair → (what the sentence is about, what is true of a proven pair)
 _SAME = "the same samples and useful tokens at every step"
 _PROOFS = {
@@ -103,17 +104,17 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
         pairs = pairs.assign(finding=[_finding(kind, pair) for pair in pairs.itertuples()])
         proven = int((pairs["finding"] == "proven").sum())
         if pairs.empty:
-            state, text = "none", "no pair of runs to compare."
+            state = "none"
+            text = "no pair of runs to compare."
         elif proven == len(pairs):
             all_have = f"All {in_pairs(proven)} have" if proven > 1 else "The one pair has"
-            state, text = "proven", f"proven. {all_have} {true}."
+            state = "proven"
+            text = f"proven. {all_have} {true}."
         else:
             why = pairs.loc[pairs["finding"] != "proven", "finding"].value_counts(sort=False)
             others = "; ".join(f"{in_pairs(n)}: {finding}" for finding, n in why.items())
-            state, text = (
-                "broken",
-                f"not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}.",
-            )
+            state = "broken"
+            text = f"not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
         if kind != OFFLINE and len(pairs):
             text += (
                 f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a "

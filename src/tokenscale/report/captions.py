@@ -292,7 +292,8 @@ def split_caption(text: str, limit: int = SHORT) -> tuple[str, str]:
     >>> split_caption("Dots are runs (Hoefler et al. 2015). Bars are medians. No interval.", 60)
     ('Dots are runs (Hoefler et al. 2015). Bars are medians.', 'No interval.')
     """
-    sentences, count = re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip()), 1
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip())
+    count = 1
     while count < len(sentences) and len(" ".join(sentences[: count + 1])) <= limit:
         count += 1
     return " ".join(sentences[:count]), " ".join(sentences[count:])

@@ -13,11 +13,9 @@ from tokenscale.base.files import read_json, write_json, write_text
 from tokenscale.report.table import Table, columns, in_latex
 
 #: words for a supported claim whose number is not the published figure, or may be another one
-DIRECTION, NOT_REPRODUCED, UNDECIDED = (
-    "direction supported",
-    "figure not reproduced",
-    "figure not decided",
-)
+DIRECTION = "direction supported"
+NOT_REPRODUCED = "figure not reproduced"
+UNDECIDED = "figure not decided"
 #: LaTeX names have letters only
 _DIGITS = dict(
     zip(
@@ -59,7 +57,8 @@ def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, 
     run comes first.
     """
     heads = columns("table, cell", "verdict", "published", "ours", "ratio", "corrected (why)")
-    rows, found = list(rows), []
+    rows = list(rows)
+    found = []
     for study in dict.fromkeys(row.study for row in rows):
         of = sorted(
             (row for row in rows if row.study == study),
@@ -125,7 +124,8 @@ def _rule(claim: dict[str, Any]) -> str:
     >>> _rule({"direction": "equal", "bound": 1.0, "margin": 0.01, "unit": "ratio"})
     'within 1.00 % of 1.00'
     """
-    bound, margin = written(claim["bound"], claim["unit"]), written(claim["margin"], "percent")
+    bound = written(claim["bound"], claim["unit"])
+    margin = written(claim["margin"], "percent")
     if claim["direction"] == "equal":
         return f"within {margin} of {bound}"
     return f"{claim['direction']} {bound}" + (f", by more than {margin}" if claim["margin"] else "")
@@ -174,10 +174,8 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
             (f"\\claim{_macro(claim['id'])}{part}", text) for part, text in parts.items()
         ):
             if macro in taken:  # `a-1` and `a-one`, or `a` and `a-low`
-                what, next = (
-                    "two claims have one LaTeX macro.",
-                    "rename one of them: a macro spells out digits",
-                )
+                what = "two claims have one LaTeX macro."
+                next = "rename one of them: a macro spells out digits"
                 raise UserError(
                     what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next
                 )

@@ -61,12 +61,12 @@ def read(folder: Path) -> Report:
     """Read a report's folder. Raises UserError for another folder, and for a file that differs from
     its checksum.
     """
-    record, claims, cells = folder / "provenance.json", folder / "claims.json", {}
+    record = folder / "provenance.json"
+    claims = folder / "claims.json"
+    cells = {}
     if not record.is_file():
-        expected, next = (
-            f"{record.name} and data/<experiment>/cells.parquet, as in results/report",
-            "snakemake report",
-        )
+        expected = f"{record.name} and data/<experiment>/cells.parquet, as in results/report"
+        next = "snakemake report"
         raise UserError(
             "this is no report's folder.",
             folder=folder,
@@ -163,10 +163,8 @@ def _place(key: tuple) -> list[str]:
 def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
     """Return the columns behind the measure: runs, medians, ratio, spread and verdict."""
     x, y = (rows[measure] for rows in sides)
-    texts, ratios = (
-        [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)],
-        ["–", "–"],
-    )
+    texts = [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)]
+    ratios = ["–", "–"]
     if min(x.min(), y.min()) > 0:
         ratio, low, high = (
             number(r, 4) for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min())
@@ -244,7 +242,8 @@ def suspects(a: Report, b: Report) -> Table:
     """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their
     spread, the reports.
     """
-    x, y = _facts(a), _facts(b)
+    x = _facts(a)
+    y = _facts(b)
     rows = []
     for name, words, matters in SUSPECTS:
         for key in sorted(key for fact, key in x.keys() | y.keys() if fact == name):
@@ -265,7 +264,8 @@ def suspects(a: Report, b: Report) -> Table:
             ]
         )
     for name, words in (("git", "commit of the report"), ("packages", "packages of the report")):
-        ours, theirs = a.origin.get(name) or {}, b.origin.get(name) or {}
+        ours = a.origin.get(name) or {}
+        theirs = b.origin.get(name) or {}
         different = [
             key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)
         ]

@@ -95,7 +95,8 @@ class Figure:
 
     def prepare(self) -> None:
         """Choose the rows that are shown."""
-        self.rows, self.refusals = self.first, ""
+        self.rows = self.first
+        self.refusals = ""
         if self.factor:
             self.rows, self.refusals = captions.comparable(self.first, self.inventory, self.factor)
 

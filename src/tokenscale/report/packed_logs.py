@@ -48,8 +48,11 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
     Raises UserError for an input that is missing or outside of the parent of `folder`, and for a
     file that names the project's or the user's folder. Equal logs give equal archives.
     """
-    found, results = [read_inputs(folder / name) for name in experiments], folder.parent
-    names, judged, runs = set[str](), {}, set[str]()
+    found = [read_inputs(folder / name) for name in experiments]
+    results = folder.parent
+    names = set[str]()
+    judged = {}
+    runs = set[str]()
     for inputs in found:
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
         names |= {*inputs.names(), *(name for name in builds if (results / name).is_file())}
@@ -60,10 +63,8 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
             run for run, row in judged[inputs.experiment].items() if row["validity"] != "missing"
         }
     if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
-        what, next = (
-            "an input of the tables lies outside of the folder of results.",
-            "move it there, and ingest again",
-        )
+        what = "an input of the tables lies outside of the folder of results."
+        next = "move it there, and ingest again"
         raise UserError(what, path=results / outside[0], next=next)
     names |= {f"runs/{run}/run.json" for run in runs}
     listed = {run for rows in judged.values() for run in rows}
@@ -124,10 +125,8 @@ def restore(archive: Path, output: Path) -> list[str]:
         and not (output / INDEX).is_file()
         and (not output.is_dir() or any(output.iterdir()))
     ):
-        what, next = (
-            "the folder for the evidence holds other files.",
-            "name a new folder with --output",
-        )
+        what = "the folder for the evidence holds other files."
+        next = "name a new folder with --output"
         raise UserError(what, folder=output, next=next)
     experiments, files, judged = _unpack(archive)
     shutil.rmtree(output, ignore_errors=True)
@@ -147,7 +146,8 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
     """Return experiments, file → content, and experiment → run → `JUDGED` of an archive."""
     next = "take the archive from where it came from again"
     try:
-        packed, unpacker = read_file(archive), lzma.LZMADecompressor(memlimit=1 << 28)
+        packed = read_file(archive)
+        unpacker = lzma.LZMADecompressor(memlimit=1 << 28)
         text = unpacker.decompress(packed, UNPACKED + RATIO * len(packed))
         if not unpacker.eof:
             raise EOFError(f"it is cut, or unpacks to more than {len(text):,} bytes")

@@ -179,7 +179,8 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dic
     """
     if path is None:
         return None
-    named, documents = {part["name"]: part for part in parts}, dict[str, dict[str, Any]]()
+    named = {part["name"]: part for part in parts}
+    documents = dict[str, dict[str, Any]]()
     rows = [row | judged.describe_verdict(row) for row in judged.read_claims(path)]
     tested = [row for row in rows if row["experiment"]]
     for row in tested:
@@ -299,10 +300,8 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
     drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
     _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawing)[1].split())
-    wide, phone = (
-        style.inline(drawing, prefix, "wide"),
-        style.inline(words["phone"], f"{prefix}-phone", "phone"),
-    )
+    wide = style.inline(drawing, prefix, "wide")
+    phone = style.inline(words["phone"], f"{prefix}-phone", "phone")
     table = Table(**words["table"]) if "table" in words else None
     return {
         "name": name,

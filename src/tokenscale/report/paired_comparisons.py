@@ -30,19 +30,20 @@ from tokenscale.settings.experiments import COMPARISONS
 TOO_FEW = "too few runs"
 #: in place of a verdict: not a primary comparison; half of the pairs or more have a suspect run;
 #: the effect does not stand without the drift
-EXPLORATORY, SUSPECT, DRIFTED = "exploratory", "no verdict: suspect runs", "no verdict: drift"
+EXPLORATORY = "exploratory"
+SUSPECT = "no verdict: suspect runs"
+DRIFTED = "no verdict: drift"
 #: verdicts that decide nothing, and so have no marks
 UNDECIDED = (TOO_FEW, EXPLORATORY, SUSPECT, DRIFTED)
 #: after a verdict that stands
-WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = (
-    ", with drift",
-    ", with suspect runs",
-    ", unequal updates",
-)
+WITH_DRIFT = ", with drift"
+WITH_SUSPECT = ", with suspect runs"
+UNEQUAL_UPDATES = ", unequal updates"
 #: after a verdict, where the effect is smaller than what matters
 SMALL = f" by less than {100 * statistics.MARGIN:g} %"
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
-RATE, LOSS = "useful_tokens_per_s", "validation_loss"
+RATE = "useful_tokens_per_s"
+LOSS = "validation_loss"
 #: quantity → (words for a ratio above and below 1, what is compared)
 QUANTITIES = {
     RATE: ("faster", "slower", "useful tokens per second"),
@@ -59,7 +60,8 @@ VERDICT_WORDS = (
     *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY, SUSPECT, DRIFTED),
 )
 #: of the runs that a comparison leaves out: reasons that are named, and letters of each
-REASONS, LETTERS = 3, 90
+REASONS = 3
+LETTERS = 90
 #: repeat → (run id, number)
 Values = Mapping[Any, tuple[str, float]]
 
@@ -156,7 +158,8 @@ def comparisons(
         main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
         tested = {(pair.of, pair.over) for pair in main if pair.quantity == RATE}
         others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
-        pairs, sentences = main, refused + sentences
+        pairs = main
+        sentences = refused + sentences
     started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
     judged = judge(pairs, measure_drift(throughput, runs), started)
     found = [_add_notes(comparison, runs, validation) for comparison in judged]
@@ -193,10 +196,14 @@ def _primary_pairs(
     """(the primary comparisons, also without pairs; sentences on refused runs). `numbers`: quantity
     → run → number.
     """
-    found, sentences = [], []
+    found = []
+    sentences = []
     for comparison in primary:
-        of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
-        rows, known = ours[ours["cell"].isin([of, over])], numbers.get(quantity, {})
+        of = comparison["of"]
+        over = comparison["over"]
+        quantity = comparison["quantity"]
+        rows = ours[ours["cell"].isin([of, over])]
+        known = numbers.get(quantity, {})
         refusals = comparability.refusals(rows, comparison["factor"])
         sentences += [refusal.sentence for refusal in refusals]
         refused = differences(refusals)
@@ -218,7 +225,8 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     none.
     """
     refusals = comparability.refusals(runs, "approach")
-    refused, names = differences(refusals), runs.set_index("run_id")["cell"]
+    refused = differences(refusals)
+    names = runs.set_index("run_id")["cell"]
     cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
     for row in throughput[
         throughput["run_id"].isin(set(_ours(runs)["run_id"]) - refused.keys())
@@ -307,7 +315,8 @@ def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
 
 def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | None) -> Judged:
     """Mark suspect runs and unequal updates, and name the runs that are left out."""
-    pair, ids = judged.pair, judged.pair.ids
+    pair = judged.pair
+    ids = judged.pair.ids
     used = {run_id for both in ids for run_id in both}
     suspect = _reasons(runs[runs["run_id"].isin(used) & (runs["validity"] == "suspect")])
     if doubtful := sum(not suspect.keys().isdisjoint(both) for both in ids):
@@ -430,11 +439,11 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
     """
     found = []
     for c in (c for c in compared if c.verdict != EXPLORATORY):
-        (of, over), r, loss = c.pair.names, c.result.spread, c.pair.quantity == LOSS
-        parity, ratio = (
-            f" (parity: {c.pair.parity})" if c.pair.parity else "",
-            format_ratio(r.median),
-        )
+        (of, over) = c.pair.names
+        r = c.result.spread
+        loss = c.pair.quantity == LOSS
+        parity = f" (parity: {c.pair.parity})" if c.pair.parity else ""
+        ratio = format_ratio(r.median)
         if not r.n:
             text = f"{of} against {over}: no pair of runs"
         elif loss:
@@ -443,7 +452,8 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
             text = f"{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
         spread = ", ".join(filter(None, [_ends(r), in_pairs(r.n), r.kind * (r.n > 1)]))
         spread += f", within {_MARGIN}" if c.verdict.startswith("equivalent") else ""
-        text, spread = f"{c.pair.at}: {text}" if c.pair.at else text, "; ".join([spread, *c.notes])
+        text = f"{c.pair.at}: {text}" if c.pair.at else text
+        spread = "; ".join([spread, *c.notes])
         part = "loss" if loss else "throughput"
         found.append({"part": part, "text": text, "spread": spread, "verdict": c.verdict})
     return found

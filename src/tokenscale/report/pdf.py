@@ -33,15 +33,23 @@ TABLES = {
     "generations": "Generated texts",
 }
 #: answers of an experiment on the first page, alone and beside other experiments
-ALONE, BESIDE = 8, 3
+ALONE = 8
+BESIDE = 3
 #: A4 and the line from margin to margin, in points (1/72 inch)
-WIDTH, HEIGHT, MARGIN = 595.0, 842.0, 50.0
+WIDTH = 595.0
+HEIGHT = 842.0
+MARGIN = 50.0
 ROOM = WIDTH - 2 * MARGIN
 #: points: letters of tables, the gap between columns, the widest word that widens a column; line
 #: height in letter sizes
-SIZE, GAP, LONGEST_WORD, LINE = 6.5, 7.0, 64.0, 1.35
+SIZE = 6.5
+GAP = 7.0
+LONGEST_WORD = 64.0
+LINE = 1.35
 #: points: letters of a figure's title and caption; the narrowest drawing, as a share of the line
-TITLE, CAPTION, NARROWEST = 10.5, 7.5, 0.6
+TITLE = 10.5
+CAPTION = 7.5
+NARROWEST = 0.6
 #: replaces a character that the fonts lack
 LACKING = "\ufffd"
 _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
@@ -81,7 +89,8 @@ def _write_front(
     to: "PageWriter", parts: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]
 ) -> None:
     """Write the questions, their answers with verdicts, the cautions, and a count of the claims."""
-    alone, shared = len(parts) == 1, summary.shared_cautions(parts)
+    alone = len(parts) == 1
+    shared = summary.shared_cautions(parts)
     if not alone:
         to.heading(f"Report on {len(parts)} experiments", 16)
     for part in parts:
@@ -204,10 +213,12 @@ class PageWriter:
         is used.
         """
         box = PdfReader(io.BytesIO(pdf)).pages[0].mediabox
-        width, height = float(box.width), float(box.height)
+        width = float(box.width)
+        height = float(box.height)
         lines = len(wrap(caption, ROOM, CAPTION))
         texts = TITLE * LINE * len(wrap(title, ROOM, TITLE, "bold")) + CAPTION * LINE * lines + 22
-        full, page = ROOM / width, HEIGHT - 2 * MARGIN - 14
+        full = ROOM / width
+        page = HEIGHT - 2 * MARGIN - 14
         scale = max(min(full, (page / 2 - texts) / height), NARROWEST * full)
         rest = (self.y - MARGIN - texts) / height
         if NARROWEST * full <= rest < scale:
@@ -221,7 +232,8 @@ class PageWriter:
 
     def table(self, table: Table) -> None:
         """Write a table, with its head on every page that it needs and its caption below."""
-        widths, head = column_widths(table, ROOM), [name for name, _ in table.columns]
+        widths = column_widths(table, ROOM)
+        head = [name for name, _ in table.columns]
         self._need(5 * SIZE * LINE)
         self._row(table, widths, head, "bold")
         for cells in table.rows:
@@ -253,7 +265,8 @@ class PageWriter:
                 x += width + GAP
         self.y -= 3
         colour, width = (TEXT, 0.8) if weight == "bold" else (GRID, 0.4)
-        ends, y = (MARGIN / WIDTH, 1 - MARGIN / WIDTH), (self.y + 0.8) / HEIGHT
+        ends = (MARGIN / WIDTH, 1 - MARGIN / WIDTH)
+        y = (self.y + 0.8) / HEIGHT
         self.figures[-1].add_artist(Line2D(ends, [y, y], linewidth=width, color=colour))
 
     def _need(self, points: float) -> bool:
@@ -333,7 +346,8 @@ def column_widths(table: Table, room: float) -> list[float]:
             for word, whole in zip(words, longest, strict=True)
         ]
 
-    low, high = 0.0, room
+    low = 0.0
+    high = room
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(share(middle)) <= room else (low, middle)

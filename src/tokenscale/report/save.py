@@ -80,7 +80,8 @@ class Tables(AbstractContextManager):
 
 def load_figure(name: str, tables: Tables) -> LoadedFigure:
     """Load the rows of a figure, or of the one that shows the same as an alias, and prepare it."""
-    kind, name = figure_class(name), ALIASES.get(name, name)
+    kind = figure_class(name)
+    name = ALIASES.get(name, name)
     figure = kind(*(tables.rows(query) for query in kind.queries))
     data = figure.data()
     return LoadedFigure(name, figure, data, csv(data))
@@ -88,7 +89,8 @@ def load_figure(name: str, tables: Tables) -> LoadedFigure:
 
 def draw(loaded: LoadedFigure, kinds: Sequence[str] = DRAWN) -> dict[str, bytes]:
     """Return the bytes of each format."""
-    figure, drawn = loaded.figure.draw(), {}
+    figure = loaded.figure.draw()
+    drawn = {}
     settle(figure)
     with style():
         for kind in kinds:

@@ -66,7 +66,8 @@ def inline(svg: str, prefix: str, css_class: str) -> str:
 
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
-TEXT, GRID = "#1b1e23", "#d3d6da"
+TEXT = "#1b1e23"
+GRID = "#d3d6da"
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7a7f87")
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY = PALETTE
 
@@ -88,7 +89,8 @@ SCHEDULES = {
     "zero-bubble": (RED, "D", "-"),
 }
 #: what tells lines apart that no approach does: world sizes, layouts, models
-_MARKERS, _DASHES = "os^DvPX*", ("-", "--", "-.", ":")
+_MARKERS = "os^DvPX*"
+_DASHES = ("-", "--", "-.", ":")
 _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 
 #: runs over stacked bars

@@ -71,7 +71,8 @@ QUERIES = (
 )
 #: signs that end a line, in place of which one is shown; and what stands for a sign that cannot be
 #: printed
-_NEWLINE, _UNPRINTABLE = "↵", "\ufffd"
+_NEWLINE = "↵"
+_UNPRINTABLE = "\ufffd"
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
@@ -107,11 +108,9 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         cautions = answers.find_cautions(
             runs, throughput, scaling, rows("stragglers"), verdicts, stores, design
         )
-        proof, figures, crowded = (
-            campaign_quality.proof(rows("order")),
-            drawn_figures(head),
-            caution(scaling),
-        )
+        proof = campaign_quality.proof(rows("order"))
+        figures = drawn_figures(head)
+        crowded = caution(scaling)
         marks = [c["mark"] for c in design if c["mark"]]
         return {
             "name": name,
@@ -272,7 +271,8 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
     counted = validation["accuracy"].notna().any()
     rows = []
     for name, world, group in cells(validation):
-        last, first = group[group["last"].astype(bool)], group[group["step"] == 0]
+        last = group[group["last"].astype(bool)]
+        first = group[group["step"] == 0]
         rows.append(
             [
                 *(
@@ -326,7 +326,8 @@ def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
     """Corpora and tokenizers (`text`), machines, commits, first and last day (UTC) and versions of
     packages of runs.
     """
-    named, known = runs.dropna(subset=["corpus", "tokenizer"]), runs.dropna(subset=["git_commit"])
+    named = runs.dropna(subset=["corpus", "tokenizer"])
+    known = runs.dropna(subset=["git_commit"])
     texts = sorted({f"corpus {r.corpus}, tokenizer {r.tokenizer}" for r in named.itertuples()})
     commits = {
         (r.git_commit, pd.notna(r.git_dirty) and bool(r.git_dirty)) for r in known.itertuples()
@@ -337,7 +338,8 @@ def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
         else []
     )
     days = dict.fromkeys(f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d}" for t in ends)
-    machines, versions = set[str](), dict[str, set[str]]()
+    machines = set[str]()
+    versions = dict[str, set[str]]()
     for r in runs.dropna(subset=["device"]).itertuples():
         cpu = (r.cpu or "unknown CPU") + ("" if pd.isna(r.cores) else f", {int(r.cores)} cores")
         machines.add(cpu if r.device == "cpu" else f"{r.device} ({cpu})")

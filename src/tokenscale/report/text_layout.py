@@ -13,11 +13,14 @@ from matplotlib.ticker import MaxNLocator
 
 #: inches: width of a figure, and of its drawing for a phone (`style.narrow`); of those that are
 #: being drawn
-WIDE, NARROW = 8.0, 4.4
+WIDE = 8.0
+NARROW = 4.4
 width = WIDE
 #: letters of a line of a row's name, by the figure's width, and its lines; letters of a line of a
 #: legend's only column
-LETTERS, LINES, ENTRY = {WIDE: 34, NARROW: 26}, 2, 95
+LETTERS = {WIDE: 34, NARROW: 26}
+LINES = 2
+ENTRY = 95
 #: inches: only in a panel as narrow as this can ticks of a wide figure overlap
 TIGHT = 2.6
 #: pixels between two ticks, and between a text and the figure's edge

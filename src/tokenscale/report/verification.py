@@ -120,7 +120,8 @@ def check_tables(folder: Path, results: Path) -> Link:
     """Ingest the logs below `results` again, and compare every table of the folder with them, byte
     by byte.
     """
-    link, at_hand = Link(next=tables.restore_command(folder)), folder.is_dir()
+    link = Link(next=tables.restore_command(folder))
+    at_hand = folder.is_dir()
     try:
         link.differs += (
             f"{folder / n}: {fault}"
@@ -207,7 +208,9 @@ def _check_claims(report: Path, results: Path) -> Chain:
     """
     from tokenscale.report import build
 
-    logs, claims, path = Link(), Link(), report / build.CLAIMS
+    logs = Link()
+    claims = Link()
+    path = report / build.CLAIMS
     chain = Chain(str(report), {"logs": logs, "claims": claims})
     try:
         experiments = restore(report / LOGS, results)
@@ -227,8 +230,11 @@ def _check_claims(report: Path, results: Path) -> Chain:
 
 def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:  # noqa: C901
     """Check a report, which is made again below the folder `again`."""
-    chain, record, faults = Chain(str(report)), dict[str, Any](), dict[str, str]()
-    page, logs = chain.links["page"], chain.links["logs"]
+    chain = Chain(str(report))
+    record = dict[str, Any]()
+    faults = dict[str, str]()
+    page = chain.links["page"]
+    logs = chain.links["logs"]
     try:
         record = _read_record(report / RECORD)
         _note_environments(chain, record)
@@ -250,7 +256,8 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         _check_logs(logs, again, record)
         _make_again(chain, report, again, experiments, record)
     except UserError as error:
-        why, left_out = _one_line(error), record.get("logs", {}).get("left_out")
+        why = _one_line(error)
+        left_out = record.get("logs", {}).get("left_out")
         if left_out is not None and not (report / LOGS).is_file():
             why = f"the report has no logs: {left_out}"
             logs.unchecked.append(why)
@@ -266,7 +273,9 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         if path.is_file()
     }
     for name in sorted(faults.keys() | made - {SUMS}):
-        path, other, fault = report / name, again / "report" / name, faults.get(name)
+        path = report / name
+        other = again / "report" / name
+        fault = faults.get(name)
         equal = name in made and path.is_file() and _is_equal(path, other)
         copied = name.startswith(bundle.COPIED) and path.is_file()
         if fault and equal and not copied:
@@ -324,7 +333,8 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
         of["packages"] | of["installed"] | {n: of[n] for n in ("zlib", "tokenscale")}
         for of in (record, now)
     )
-    code, commit = record["code"], record["git"].get("commit")
+    code = record["code"]
+    commit = record["git"].get("commit")
     changed = sorted(
         name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name)
     )
@@ -370,7 +380,8 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
     }
     link.differs += [f"{LOGS}: lacks runs/{run}" for run in sorted(seals.keys() - found.keys())]
     for run, folder in found.items():
-        sealed, path = None, folder / "run.json"
+        sealed = None
+        path = folder / "run.json"
         with suppress(UserError):
             sealed = read_sealed(path)
         if sealed is None and b'"seal"' in path.read_bytes():
@@ -412,7 +423,8 @@ def _make_again(
     """Build the report again below `results`, and compare the digests of its tables."""
     from tokenscale.report import build
 
-    ledger, again = report / "claims.yaml", results / "report"
+    ledger = report / "claims.yaml"
+    again = results / "report"
     copied: dict[str, Any] = {
         "workflow": report / "workflow/Snakefile",
         "citation": report / "CITATION.cff",
@@ -435,7 +447,8 @@ def _make_again(
 
 def _is_equal(path: Path, other: Path) -> bool:
     """Compare bytes; of an archive those in it, which other releases of liblzma pack otherwise."""
-    found, made = path.read_bytes(), other.read_bytes()
+    found = path.read_bytes()
+    made = other.read_bytes()
     if found != made and path.name == LOGS:
         with suppress(lzma.LZMAError, EOFError):
             return lzma.decompress(found) == lzma.decompress(made)
@@ -448,7 +461,8 @@ def _name_difference(path: Path, again: Path) -> str:
     """
     if path.suffix == ".parquet":
         return tables.first_difference(path, again)
-    found, made = path.read_bytes(), again.read_bytes()
+    found = path.read_bytes()
+    made = again.read_bytes()
     if path.suffix in (".png", ".pdf", ".xz"):
         return "not what the logs give"
     ends = next(
@@ -467,7 +481,9 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
     """Check who signed the list of checksums: `ssh-keygen -Y sign -n tokenscale -f KEY
     SHA256SUMS`.
     """
-    sums, signature, link = report / SUMS, report / f"{SUMS}.sig", chain.links["page"]
+    sums = report / SUMS
+    signature = report / f"{SUMS}.sig"
+    link = chain.links["page"]
     if signers is None:
         if signature.is_file():
             chain.notes.append("signed; --signers FILE tells by whom, and whether it still fits")

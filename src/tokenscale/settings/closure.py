@@ -38,7 +38,8 @@ EXCLUDED = {
 }
 #: modules that only some trainings import, inside a function: not followed, but named where they
 #: are used
-ONLINE, LIBRARY = "tokenscale.data.batches.online", "tokenscale.train.models.library"
+ONLINE = "tokenscale.data.batches.online"
+LIBRARY = "tokenscale.train.models.library"
 #: folder of the listings, each in a folder of its own
 LISTINGS = Path("results/code")
 #: number of earlier contents kept per listing
@@ -131,7 +132,8 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     """Return third-party packages that a file imports: by statements of its top level, and inside
     functions.
     """
-    top, inside = set(), set()
+    top = set()
+    inside = set()
     for block in re.split(
         r"^(?=\w|@)", _TYPES.sub("", path.read_text(encoding="utf-8")), flags=re.MULTILINE
     ):
@@ -210,7 +212,8 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
             raise ValueError(f"{path}: relative imports are not supported; use the full name")
         names = re.findall(r"(?<!\bas )\b(?!as\b)[\w.]+", re.sub(r"#.*", "", imported))
         imports += [module, *(f"{module}.{name}" for name in names)] if module else names
-    sql, data = PACKAGE / "analysis" / "sql", []
+    sql = PACKAGE / "analysis" / "sql"
+    data = []
     for name, value in _ASSIGNMENT.findall(text):
         if name == "FILES":
             data += [path.parent / item for item in ast.literal_eval(value)]
@@ -256,10 +259,8 @@ def write_listing(*given: str | None) -> str:
             os.utime(path, (newest, newest))
     except OSError as error:
         if _read_text(path) != text:  # unless another Snakemake process has written the same
-            what, next = (
-                "the listing of a job's files cannot be written.",
-                "make the folder results/code writable",
-            )
+            what = "the listing of a job's files cannot be written."
+            next = "make the folder results/code writable"
             raise UserError(what, file=path, reason=error.strerror, next=next) from None
     return str(path)
 
@@ -290,9 +291,11 @@ def list_changes(listing: Path, sha256: str) -> list[str]:
     """Return the source files added, removed or changed since the listing had this hash; [] if its
     copy is gone.
     """
-    before, now = _read_text(listing.with_name(f"{sha256}.json")), _read_text(listing)
+    before = _read_text(listing.with_name(f"{sha256}.json"))
+    now = _read_text(listing)
     if before is None or now is None:
         return []
-    old, new = json.loads(before)["files"], json.loads(now)["files"]
+    old = json.loads(before)["files"]
+    new = json.loads(now)["files"]
     changed = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
     return [_display_path(PACKAGE.parent / name, Path.cwd().resolve()) for name in changed]

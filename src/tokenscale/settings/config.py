@@ -156,10 +156,13 @@ class Config:
         messages.
         """
         values = _without_nulls(values)
-        self._values, self._file, self._layers = values, file, list(layers)
+        self._values = values
+        self._file = file
+        self._layers = list(layers)
         options.raise_errors(find_foreign_values(values), file=self.file_of)
         settings: ConfigFile = options.decode(ConfigFile, values, file=self.file_of)
-        self.settings, self.root = settings, Path(root)
+        self.settings = settings
+        self.root = Path(root)
         paths = (self.root / settings.experiments_folder).glob("*.yaml")
         self.available = {path.stem: path for path in sorted(paths)}
         self.corpora: dict[str, CorpusSettings] = {}
@@ -251,7 +254,8 @@ class Config:
         return replace(tokenizer, learnt_from=self.corpora.get(tokenizer.corpus))
 
     def _build_mixture(self, name: str, values: dict[str, Any]) -> MixtureSettings:
-        key, known = f"mixtures.{name}", self.settings.corpora
+        key = f"mixtures.{name}"
+        known = self.settings.corpora
         if not re.fullmatch(NAME_PATTERN, name) or name in known:
             taken = f"another name than those of the corpora: {NAME_RULE}"
             raise UserError(
@@ -382,10 +386,12 @@ class Config:
         return self._experiments[name]
 
     def _load_experiment(self, name: str) -> Experiment:
-        raw, scale = self._read_experiment(name), self.settings.scale
+        raw = self._read_experiment(name)
+        scale = self.settings.scale
         file = str(self.available[name])
         if name in TARGETS or not re.fullmatch(NAME_PATTERN, name):
-            what, reserved = "an experiment cannot have this name.", ", ".join(TARGETS)
+            what = "an experiment cannot have this name."
+            reserved = ", ".join(TARGETS)
             raise UserError(
                 what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}"
             )
@@ -394,10 +400,8 @@ class Config:
             raise unknown("scale", found, SCALES, file=file, key="scales")
         overlay = base.scales.get(scale, {})
         if not self.has_scale(name):
-            what, scales = (
-                f"the experiment {name} has no settings for scale {scale}.",
-                [BASE_SCALE, *base.scales],
-            )
+            what = f"the experiment {name} has no settings for scale {scale}."
+            scales = [BASE_SCALE, *base.scales]
             hint = f"choose another scale: --config scale={scales[-1]};\nor add the overlay: "
             hint += f"`scales: {{{scale}: {{}}}}` keeps the settings of {BASE_SCALE}"
             raise UserError(
@@ -497,10 +501,8 @@ class Config:
         twin = f"{name}-{corpus}"
         trained = replace(configured, name=twin, corpus=corpus, learnt_from=self.corpora[corpus])
         if self.tokenizers.setdefault(twin, trained) != trained:
-            what, key = (
-                f"the name {twin} is needed for the tokenizer {name} trained on {corpus}.",
-                f"tokenizers.{twin}",
-            )
+            what = f"the name {twin} is needed for the tokenizer {name} trained on {corpus}."
+            key = f"tokenizers.{twin}"
             raise UserError(
                 what, file=self.file_of(key), key=key, next="rename the configured tokenizer"
             )
@@ -583,7 +585,8 @@ class Config:
                     )
                 )
         options.raise_errors(errors, file=file)
-        ids, errors = Counter(run.run_id for run in table), []
+        ids = Counter(run.run_id for run in table)
+        errors = []
         for run_id in (run_id for run_id, times in ids.items() if times > 1):
             errors = [("factors", f"two cells of the experiment are the same run: {run_id}")]
         for run in table:  # those of further repeats of a cell may be missing
@@ -720,7 +723,9 @@ class Config:
 
         The machine is left out: another machine's profile must not rewrite the table.
         """
-        corpora, tokenizers, mixtures = set(), set(), set()
+        corpora = set()
+        tokenizers = set()
+        mixtures = set()
         for run in (run.settings for run in self.runs(name)):
             corpora |= {corpus.name for corpus in run.corpora}
             mixtures |= {run.corpus.name} if run.mixture is not None else set()
@@ -799,7 +804,8 @@ class Config:
             ):
                 run_id = path.parent.name
                 if run_id in found:
-                    what, where = "two patterns match the same run.", f"external.{number}.runs"
+                    what = "two patterns match the same run."
+                    where = f"external.{number}.runs"
                     next = "make the patterns disjoint"
                     raise UserError(
                         what, file=self.available[name], key=where, run=run_id, next=next
@@ -831,10 +837,8 @@ def find_homes(key: str) -> list[str]:
         places += [(flag, place) for flag in build_flags(cls, left_out=("name", "learnt_from"))]
     found: dict[str, None] = {}
     for flag, place in places:
-        parts, spelt = (
-            flag.key.split("."),
-            {name.lstrip("-").replace("-", "_") for name in flag.names},
-        )
+        parts = flag.key.split(".")
+        spelt = {name.lstrip("-").replace("-", "_") for name in flag.names}
         if key in parts or key in spelt:
             found[
                 place.format(".".join(parts[: parts.index(key) + 1] if key in parts else parts))

@@ -152,7 +152,8 @@ class SourceSettings:
 
     def problems(self) -> list[tuple[str, str]]:
         """Options that do not fit the kind, as (field, what is wrong)."""
-        spec, fields = SOURCES[self.kind], {f.name: f for f in dataclasses.fields(self)}
+        spec = SOURCES[self.kind]
+        fields = {f.name: f for f in dataclasses.fields(self)}
         found = [
             (name, f"kind {self.kind} needs it") for name in spec.needs if not getattr(self, name)
         ]
@@ -291,10 +292,8 @@ def state_held_out(manifest: dict[str, Any]) -> str:
     count = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
     if not count:
         return ""
-    name, what = (
-        manifest["name"],
-        f"{count:,} distinct held-out texts also occur in the training text and were",
-    )
+    name = manifest["name"]
+    what = f"{count:,} distinct held-out texts also occur in the training text and were"
     if cleaning["deduplicate"]:
         rest = f"{manifest['splits']['validation']['rows']:,} held-out documents remain"
         return f"corpus {name}: {what} dropped; {rest}"

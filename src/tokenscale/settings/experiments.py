@@ -346,7 +346,8 @@ def find_factor_errors(factors: dict[str, list[Any]]) -> Iterator[tuple[str, str
     """Yield (key, what is wrong) for each factor that cannot be expanded into cells."""
     seen: set[str] = set()
     for factor, levels in factors.items():
-        keys, where = factor_keys(factor), f"factors.{factor}"
+        keys = factor_keys(factor)
+        where = f"factors.{factor}"
         if not levels:
             yield where, "the factor has no levels"
         if not all(keys):
@@ -512,17 +513,16 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
         return None
     described = []
     for number, comparison in enumerate(experiment.primary):
-        key, sides = f"primary.{number}", {"of": comparison.of, "over": comparison.over}
+        key = f"primary.{number}"
+        sides = {"of": comparison.of, "over": comparison.over}
         cells = [
             find_cell(experiment, comparison.at | levels, f"{key}.{side}")
             for side, levels in sides.items()
         ]
         of, over = map(flatten_cell, cells)
         if of == over:
-            what, next = (
-                "a primary comparison compares a cell with itself.",
-                "give `of` and `over` different levels",
-            )
+            what = "a primary comparison compares a cell with itself."
+            next = "give `of` and `over` different levels"
             raise UserError(what, key=key, found=canonical_json(cells[0]), next=next)
         differing = [key for key in of | over if of.get(key) != over.get(key)]
         described.append(
@@ -549,10 +549,8 @@ def _compared_factor(differing: list[str], key: str) -> str:
         return "world_size"
     if len(sections) == 1:
         return differing[0] if len(differing) == 1 and sections != {"layout"} else sections.pop()
-    what, found = (
-        "the cells of a primary comparison differ in several factors.",
-        ", ".join(differing),
-    )
+    what = "the cells of a primary comparison differ in several factors."
+    found = ", ".join(differing)
     next = "name the other levels under `at`, or choose other cells"
     raise UserError(
         what, key=key, found=found, expected="two cells that differ in one factor", next=next
@@ -600,10 +598,8 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
         result += [(cell, repeat) for cell in block]
     if experiment.canary is None:
         return result
-    cell, every = (
-        find_cell(experiment, experiment.canary.cell, "canary.cell"),
-        experiment.canary.every,
-    )
+    cell = find_cell(experiment, experiment.canary.cell, "canary.cell")
+    every = experiment.canary.every
     groups = [result[i : i + every] for i in range(0, len(result), every)]
     interleaved = [(cell, most)]
     for number, group in enumerate(groups, 1):
@@ -635,7 +631,8 @@ def resolve_settings(
     `resumed_by` are the cells that resume from this one. Raises UserError if the run to resume from
     is not in the experiment, keeps no state after that step, or has incompatible settings.
     """
-    values, key = cell_values(experiment, cell), "runs.resume_from"
+    values = cell_values(experiment, cell)
+    key = "runs.resume_from"
     if not isinstance(values.get("resume_from"), dict):
         return build(values)
     wanted: ResumeFrom = decode(ResumeFrom, values["resume_from"], file=file, key=key)
@@ -691,7 +688,8 @@ def list_kept_steps(run: RunSettings) -> list[int]:
     """Return the steps whose resume states remain after a run without interruption; empty if
     unknown.
     """
-    policy, budget = run.checkpoints, run.budget
+    policy = run.checkpoints
+    budget = run.budget
     if not policy.keep_resume_state or budget.kind != "steps" or policy.each_epoch:
         return []
     written = {0} if policy.at_start else set()
@@ -702,7 +700,9 @@ def list_kept_steps(run: RunSettings) -> list[int]:
 def _find_state_errors(
     theirs: RunSettings, mine: RunSettings, step: int
 ) -> Iterator[tuple[str, str]]:
-    steps, key, run = list_kept_steps(theirs), "runs.resume_from", theirs.identity
+    steps = list_kept_steps(theirs)
+    key = "runs.resume_from"
+    run = theirs.identity
     if step not in steps:
         needs = "needs a budget in steps, and checkpoints.keep_resume_state without each_epoch"
         kept = (

@@ -56,9 +56,11 @@ def build_flags(
     >>> [flag.name for flag in build_flags(OptimizerSettings, aliases={"learning_rate": ("--lr",)})][:2]
     ['--lr', '--beta1']
     """
-    hints, found = typing.get_type_hints(cls), list[Flag]()
+    hints = typing.get_type_hints(cls)
+    found = list[Flag]()
     for field in dataclasses.fields(cls):
-        key, hint = prefix + field.name, hints[field.name]
+        key = prefix + field.name
+        hint = hints[field.name]
         if key in left_out:
             continue
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):

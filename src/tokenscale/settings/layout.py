@@ -291,7 +291,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def _nearest(requested: int, fitting: list[int]) -> str:
-    below, above = [n for n in fitting if n < requested], [n for n in fitting if n > requested]
+    below = [n for n in fitting if n < requested]
+    above = [n for n in fitting if n > requested]
     near = [*below[-1:], *above[:1]]
     return f"{near[0]} works" + (f", {near[1]} too" if near[1:] else "")
 
@@ -330,13 +331,9 @@ def geometry(world_size: int, gpus_per_node: int | None) -> Geometry:
     nodes = -(-world_size // gpus_per_node)
     if world_size % nodes:
         fitting = [n for n in range(1, 2 * world_size) if n % -(-n // gpus_per_node) == 0]
-        below, above = (
-            max(n for n in fitting if n < world_size),
-            min(n for n in fitting if n > world_size),
-        )
-        what, facts = (
-            "the world size does not fill its nodes evenly.",
-            {"gpus_per_node": gpus_per_node},
-        )
+        below = max(n for n in fitting if n < world_size)
+        above = min(n for n in fitting if n > world_size)
+        what = "the world size does not fill its nodes evenly."
+        facts = {"gpus_per_node": gpus_per_node}
         raise UserError(what, world_size=world_size, **facts, next=f"use {below} or {above}")
     return Geometry(world_size, nodes, world_size // nodes)

@@ -139,7 +139,8 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
         next = "profiles/alps/machine.toml is an example"
         raise UserError("the machine file is missing.", file=file, next=next) from None
     except (ValueError, RecursionError, OSError) as error:  # also an invalid file name
-        what, next = "the machine file is not readable TOML.", "correct it, or use another file"
+        what = "the machine file is not readable TOML."
+        next = "correct it, or use another file"
         raise UserError(what, file=file, reason=error, next=next) from None
     raise_errors(find_foreign_values(values), file=str(file))
     machine: Machine = decode(Machine, values, file=str(file))

@@ -43,10 +43,8 @@ REMOVED = {
 #: pydantic's error types for an unknown key
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 #: pydantic's name of a bound → its sign; beginning of its error types → what a text should be
-SIGNS, EXPECTED = (
-    {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"},
-    {"int": "an integer", "float": "a number"},
-)
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+EXPECTED = {"int": "an integer", "float": "a number"}
 #: number of further errors that a message lists
 MAX_LISTED = 20
 #: functions that return where a key belongs that is unknown where it stands (see
@@ -299,7 +297,8 @@ def combine(
     that sets it.
     """
     lines: list[str] = []
-    source, first = where.pop("file", None), found[0][2]
+    source = where.pop("file", None)
+    first = found[0][2]
     for key, what, facts in found:
         file = facts.setdefault("file", source(key) if callable(source) else source)
         line = facts.get("reason") or what.removeprefix(f"{key} ").rstrip(".")
@@ -326,7 +325,9 @@ def combine(
 
 def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]:
     """Return (key, what is wrong, facts) of one of pydantic's errors."""
-    where, value, context = join_key(key, *entry["loc"]), entry["input"], entry.get("ctx", {})
+    where = join_key(key, *entry["loc"])
+    value = entry["input"]
+    context = entry.get("ctx", {})
     if entry["type"] == "json_invalid":
         facts = {"found": str(value)[:200], "reason": context["error"]}
         return (
@@ -335,7 +336,8 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
             facts | {"next": "use text that this project has written"},
         )
     if entry["type"] in UNKNOWN_KEY:
-        word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
+        word = str(entry["loc"][-1])
+        fields = _list_fields(cls, entry["loc"][:-1])
         homes = [home for find in HOMES for home in find(word)]
         # a key that belongs elsewhere is not taken for one that is only similar
         near = find_nearest(word, fields, 0.8 if homes else 0.6)

@@ -205,7 +205,8 @@ def parse_call(
 
     The profile is stored in `environment` for the jobs, which are started without it.
     """
-    here, profile = Path.cwd(), find_profile(argv, environment)
+    here = Path.cwd()
+    profile = find_profile(argv, environment)
     if profile:
         environment[PROFILE_VARIABLE] = profile
     # Snakemake appends the workflow's own file to what the command line names

@@ -660,7 +660,8 @@ def find_other_schedule(theirs: RunSettings, mine: RunSettings, steps: int) -> d
     """
 
     def followed(run: RunSettings) -> dict[str, Any]:
-        schedule, kind = run.schedule, run.budget.kind
+        schedule = run.schedule
+        kind = run.budget.kind
         found = {"schedule.warmup_steps": schedule.warmup_steps, "schedule.shape": schedule.shape}
         if schedule.shape == "constant":
             return found

@@ -170,7 +170,8 @@ def translate_study_flags(
     """
     if words.flag_of_study_003 is None:
         return words, stated, ()
-    values, notes = dict(stated), []
+    values = dict(stated)
+    notes = []
     for flag, other, both in (
         ("--n-epochs", "--epochs", words.n_epochs and words.epochs),
         (
@@ -187,7 +188,8 @@ def translate_study_flags(
         words = replace(words, epochs=float(words.n_epochs))
     if words.model_max_length is not None:
         values["sequence_length"] = words.model_max_length
-    mode, flag = words.model_parallel_mode, f"--model-parallel-mode {words.model_parallel_mode}"
+    mode = words.model_parallel_mode
+    flag = f"--model-parallel-mode {words.model_parallel_mode}"
     if words.n_chunk is not None and (mode != "pipeline_parallel" or "micro_batch" in stated):
         what = "--n-chunk needs --model-parallel-mode pipeline_parallel and excludes --micro-batch."
         found = (
@@ -276,7 +278,8 @@ class StudyFile:
         """
         if self.model is None:
             return None
-        wide, heads = self.model.hidden_size, self.model.num_heads
+        wide = self.model.hidden_size
+        heads = self.model.num_heads
         shape = {"dimension": wide, "layers": self.model.num_layers, "hidden": 4 * wide}
         shape |= {"heads": heads, "key_value_heads": heads}
         common = {

@@ -138,7 +138,8 @@ def commit(
     Raises TimeoutError where a rank's files do not come: that rank has failed, and its own error
     says why.
     """
-    partial, deadline = partial_of(folder), time.monotonic() + patience_s
+    partial = partial_of(folder)
+    deadline = time.monotonic() + patience_s
     names = [f"rank={r:05d}.json" for r in range(world_size)]
     while missing := [name for name in names if not (partial / name).is_file()]:
         if time.monotonic() > deadline:
@@ -238,7 +239,8 @@ class Checkpoint:
         if self.record["kind"] == "resume":
             check_types(rank["state"], RANK_RESUME)
         self.ranks.append(rank["state"])
-        file, index = rank["file"], rank["index"]
+        file = rank["file"]
+        index = rank["index"]
         self._indices[file] = index
         if header is not None:
             self._compare_header(file, header)
@@ -266,7 +268,9 @@ class Checkpoint:
         if header.keys() != index.keys():
             raise ValueError(f"{file} and its index differ in {min(header.keys() ^ index.keys())}")
         for name, stored in header.items():
-            offsets, whole, shape = index[name]["offsets"], index[name]["whole"], list(stored.shape)
+            offsets = index[name]["offsets"]
+            whole = index[name]["whole"]
+            shape = list(stored.shape)
             inside = len(shape) == len(whole) and all(
                 o + n <= w for o, n, w in zip(offsets, shape, whole, strict=True)
             )

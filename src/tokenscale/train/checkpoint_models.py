@@ -184,7 +184,8 @@ def read_published(
 
 def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
     """Return the tensors of model.safetensors, or of the files that its index names, or of DCP."""
-    index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
     if not (folder / names[0]).is_file():
         if (folder / METADATA).is_file():
             from tokenscale.train.models.dcp import read_dcp
@@ -272,7 +273,8 @@ def continue_prompt(
             next="shorten it",
         )
     new: list[int] = []
-    before, shown = len(engine.decode(ids)), 0
+    before = len(engine.decode(ids))
+    shown = 0
 
     def text_behind() -> str:  # decoded with the prompt: some tokenizers drop a leading space
         ended = new[-1:] == [engine.eos_id]

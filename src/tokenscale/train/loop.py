@@ -74,7 +74,10 @@ class Training:
         hang_s: float = 0,
     ):
         started = time.monotonic()
-        self.settings, self.world, self.directory, self.attempt = run, world, directory, attempt
+        self.settings = run
+        self.world = world
+        self.directory = directory
+        self.attempt = attempt
         self.signals = signals or Signals()
         folder = directory / f"attempt={attempt:02d}"
         self.launched = record.launched(folder)
@@ -155,7 +158,8 @@ class Training:
         """Write the running record and return it; only rank 0."""
         if self.world.rank != 0:
             return {}
-        run, batches = self.settings, self.batches
+        run = self.settings
+        batches = self.batches
         facts = {"budget_steps": self.steps, **self.trainer.facts()}
         facts |= record.costs(run, shape) | {
             f"text_{share}": value for share, value in batches.lost.items()
@@ -170,7 +174,9 @@ class Training:
 
     def _describe(self, inputs: Inputs, *, counts_rows: bool) -> None:
         """Print what is trained, and what of its data needs caution."""
-        run, world, log = self.settings, self.world, self.progress.log
+        run = self.settings
+        world = self.world
+        log = self.progress.log
         ranks = f"{world.size} rank(s) on {record.device_name(world.device)}"
         log(
             f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by "
@@ -197,7 +203,8 @@ class Training:
             self.watch.close()
 
     def _run(self) -> torch.nn.Module:
-        run, joules = self.settings, self.energy.joules()
+        run = self.settings
+        joules = self.energy.joules()
         # killed between its last step and its seal
         ended = self.done > 0 and self.budget.ended(self.done)
         self.clock.elapsed()  # what came before the first step is no part of a budget in seconds
@@ -226,7 +233,9 @@ class Training:
         """Run an optimizer step, and validation and checkpoints that are due. Return whether the
         run has ended.
         """
-        run, step, clock = self.settings, self.done, self.clock
+        run = self.settings
+        step = self.done
+        clock = self.clock
         self.watch.beat()
         self.trace.before(step)
         # memory is measured in the first step of an attempt
@@ -262,7 +271,8 @@ class Training:
 
     def _due(self, last: bool) -> set[str]:
         """Return what is due after the steps that are done: validate, translate, save."""
-        run, done = self.settings, self.done
+        run = self.settings
+        done = self.done
         epoch_ended = done > 0 and epoch_ends(done - 1, self.rows_per_epoch, run.global_batch)
         asked = {
             "validate": self.held_out.due(done, epoch_ended=epoch_ended, last=last),
@@ -347,7 +357,8 @@ class Training:
             self.earlier = {name: found.record.get(name) for name in self.earlier}
         elif self.settings.resume_from is not None:
             found = self.checkpoints.named(self.settings.resume_from)
-            step, tokens = found.record["step"], round(found.record["budget"]["useful_tokens"])
+            step = found.record["step"]
+            tokens = round(found.record["budget"]["useful_tokens"])
             theirs = find_other_schedule(
                 decode(RunSettings, found.record["run"]), self.settings, step
             )

@@ -119,7 +119,10 @@ class StepLog:
     def __init__(
         self, writer: Writer, timer: HostTimer, world: World, *, scaled: bool, counts: bool = True
     ):
-        self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
+        self._writer = writer
+        self._timer = timer
+        self._world = world
+        self._scaled = scaled
         self._share = int(counts)
         self._pending: list[tuple[dict[str, Any], StepResult]] = []
         self._overflows = 0
@@ -200,7 +203,9 @@ class Progress:
     """
 
     def __init__(self, steps: int | None, *, enabled: bool, every_s: float = 30.0):
-        self.steps, self.enabled, self.every_s = steps, enabled, every_s
+        self.steps = steps
+        self.enabled = enabled
+        self.every_s = every_s
         self.live = enabled and sys.stdout.isatty()
         self._start = time.monotonic()
         self._last = 0.0
@@ -220,7 +225,8 @@ class Progress:
         last = done == self.steps
         # the first step warms everything up, and a resumed run begins where it was
         if self._first is None:
-            self._first, self._start = share, now
+            self._first = share
+            self._start = now
         if not last and now - self._last < (0.2 if self.live else self.every_s) and done > 1:
             return
         self._last = now

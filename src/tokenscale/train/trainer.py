@@ -71,7 +71,10 @@ class Trainer:
         *,
         unset: bool = False,
     ):
-        self.run, self.world, self.mesh, self.kernel = run, world, Mesh(run.layout, world), kernel
+        self.run = run
+        self.world = world
+        self.mesh = Mesh(run.layout, world)
+        self.kernel = kernel
         keeps_initial = OBJECTIVES[run.objective].whole_model
         whole = shape.transformers is not None or keeps_initial
         with nullcontext() if whole else torch.device("meta"):
@@ -211,7 +214,8 @@ class Trainer:
             moment, name = key.split(".", 1)
             if name not in shards:  # another rank's
                 continue
-            shard, key = shards[name], "optimizer." + key
+            shard = shards[name]
+            key = "optimizer." + key
             scalar = not checkpoint.shapes[key]  # the number of steps
             shape = () if scalar else shard.tensor.shape
             value = torch.empty(shape, dtype=checkpoint.dtypes[key], device=shard.tensor.device)

@@ -14,7 +14,9 @@ import sys
 from contract import Contract
 
 contract = Contract()
-shape, optimizer, schedule = contract.shape, contract.optimizer, contract.schedule
+shape = contract.shape
+optimizer = contract.optimizer
+schedule = contract.schedule
 if not contract.compile:  # litgpt compiles every model; this is PyTorch's own switch
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
@@ -103,7 +105,8 @@ class Sequences(DataModule):
 
 
 # --- log: hooks on backward, and on model and optimizer once litgpt's validation is over
-fit, iterate = pretrain.fit, pretrain.CycleIterator
+fit = pretrain.fit
+iterate = pretrain.CycleIterator
 
 
 def fit_and_watch(fabric, state, **options):
@@ -121,7 +124,8 @@ def fit_and_watch(fabric, state, **options):
         contract.watch(model, state["optimizer"].optimizer)
         return iterate(loader)
 
-    fabric.backward, pretrain.CycleIterator = backward_and_log, iterate_and_watch
+    fabric.backward = backward_and_log
+    pretrain.CycleIterator = iterate_and_watch
     fit(fabric=fabric, state=state, **options)
 
 

@@ -31,12 +31,16 @@ FLAGS = [
 LINE = re.compile(
     r"step (\d+): train loss (\S+) \(took (\S+) ms, ended at (\S+) s, peak (\d+) KiB\)"
 )
-MAGIC, VERSION, PADDING = 20240326, 3, 128
+MAGIC = 20240326
+VERSION = 3
+PADDING = 128
 #: tensors of a layer in the order of a checkpoint
 LAYER = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
 contract = Contract()
-shape, optimizer, schedule = contract.shape, contract.optimizer, contract.schedule
+shape = contract.shape
+optimizer = contract.optimizer
+schedule = contract.schedule
 contract.require(
     {
         "models other than GPT-2": shape["norm"] != "layer"

@@ -54,7 +54,8 @@ ACTIVATIONS = [
     "probs",
     "losses",
 ]
-POINTER, SIZE = ctypes.POINTER(ctypes.c_float), ctypes.c_size_t
+POINTER = ctypes.POINTER(ctypes.c_float)
+SIZE = ctypes.c_size_t
 #: modules of a layer, and the activations that are their inputs and outputs; residual3 is that of
 #: the layer before
 LAYER = {
@@ -145,13 +146,15 @@ class Model(torch.nn.Module):
 
     def __init__(self, library, checkpoint):
         super().__init__()
-        self.library, self.state = library, GPT2()
+        self.library = library
+        self.state = GPT2()
         library.gpt2_build_from_checkpoint(ctypes.byref(self.state), str(checkpoint).encode())
         self.positions, self.vocabulary, self.padded, self.layers, self.heads, self.width = (
             self.state.config
         )
         views = self.view_weights(self.state.params)
-        self.wte, self.wpe = Layer(views["wte"]), Layer(views["wpe"])
+        self.wte = Layer(views["wte"])
+        self.wpe = Layer(views["wpe"])
         self.h = torch.nn.ModuleList(
             torch.nn.ModuleDict(
                 {kind: Layer(views[f"{kind}w.{n}"], views[f"{kind}b.{n}"]) for kind in LAYER}
@@ -163,7 +166,8 @@ class Model(torch.nn.Module):
 
     def view_weights(self, pointers):
         """Return a view of each layer's weights or gradients, in the order of the parameters."""
-        C, L = self.width, self.layers
+        C = self.width
+        L = self.layers
         shapes = {"wte": (self.padded, C), "wpe": (self.positions, C), "lnfw": (C,), "lnfb": (C,)}
         outputs = {"qkv": (3 * C, C), "attproj": (C, C), "fc": (4 * C, C), "fcproj": (C, 4 * C)}
         for kind in LAYER:
@@ -207,7 +211,8 @@ class Update(torch.optim.AdamW):
 
     def __init__(self, model, **settings):
         super().__init__(model.parameters(), **settings)
-        self.model, self.number = model, 0
+        self.model = model
+        self.number = 0
 
     def step(self, closure=None):
         """Update the weights in the C program."""

@@ -13,7 +13,9 @@ import torch
 from contract import Contract
 
 contract = Contract()
-shape, optimizer, schedule = contract.shape, contract.optimizer, contract.schedule
+shape = contract.shape
+optimizer = contract.optimizer
+schedule = contract.schedule
 contract.require(
     {
         "models other than GPT-2": shape["norm"] != "layer"
@@ -77,7 +79,8 @@ torch.save(
 )
 
 # --- log: hooks on the model and the optimizer that train.py makes
-configure, forward = GPT.configure_optimizers, GPT.forward
+configure = GPT.configure_optimizers
+forward = GPT.forward
 
 
 def configure_and_watch(self, *values):
@@ -95,7 +98,8 @@ def forward_and_log(self, idx, targets=None):
     return logits, loss
 
 
-GPT.configure_optimizers, GPT.forward = configure_and_watch, forward_and_log
+GPT.configure_optimizers = configure_and_watch
+GPT.forward = forward_and_log
 
 # --- nanoGPT's own loop
 peak = max(contract.learning_rates)

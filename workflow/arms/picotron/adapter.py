@@ -18,7 +18,8 @@ import transformers  # before the stubs, which it takes for installed packages  
 from contract import Contract
 
 contract = Contract()
-shape, optimizer = contract.shape, contract.optimizer
+shape = contract.shape
+optimizer = contract.optimizer
 on_cpu = contract.device == "cpu"
 llama = {
     "norm": "rms",
@@ -116,7 +117,8 @@ def load_weights(self):
 checkpoint.InitializationManager.init_model_parameters = load_weights
 
 # --- log: hooks on the model and the optimizer that train.py makes
-AdamW, cross_entropy = torch.optim.AdamW, F.cross_entropy
+AdamW = torch.optim.AdamW
+cross_entropy = F.cross_entropy
 
 
 @functools.wraps(AdamW)
@@ -134,7 +136,8 @@ def cross_entropy_and_log(*values, **options):
     return loss
 
 
-torch.optim.AdamW, F.cross_entropy = make_and_watch, cross_entropy_and_log
+torch.optim.AdamW = make_and_watch
+F.cross_entropy = cross_entropy_and_log
 if on_cpu:  # its count of parameters, for the log, is a tensor on a GPU
     utils.get_num_params = lambda model: sum(parameter.numel() for parameter in model.parameters())
 

@@ -16,8 +16,12 @@ from contract import Contract
 from torchtitan.tools import utils
 
 contract = Contract()
-shape, optimizer, schedule = contract.shape, contract.optimizer, contract.schedule
-width, heads, peak = shape["dimension"], shape["heads"], optimizer["learning_rate"]
+shape = contract.shape
+optimizer = contract.optimizer
+schedule = contract.schedule
+width = shape["dimension"]
+heads = shape["heads"]
+peak = optimizer["learning_rate"]
 
 # --- device: torchtitan expects an accelerator
 if contract.device == "cpu":
@@ -49,7 +53,8 @@ from torchtitan.tools.logging import init_logger  # noqa: E402
 from torchtitan.trainer import CheckpointManager, CompileConfig, Trainer, TrainingConfig  # noqa: E402
 
 # --- what torchtitan cannot do; learning rates are those of its own scheduler
-constant, steps = schedule["shape"] == "constant", contract.facts["run"]["budget"]["steps"]
+constant = schedule["shape"] == "constant"
+steps = contract.facts["run"]["budget"]["steps"]
 scheduler = LRSchedulersContainer.Config(
     warmup_steps=schedule["warmup_steps"],
     # it reaches the floor one step after the last
@@ -91,12 +96,11 @@ contract.require(
 
 # --- model: torchtitan's Llama 3 in the contract's shape
 specification = llama3.model_registry("debugmodel")
-model, specification.flavor = specification.model, shape["name"]
-model.dim, model.vocab_size, model.enable_weight_tying = (
-    width,
-    contract.vocabulary_size,
-    shape["tied_embeddings"],
-)
+model = specification.model
+specification.flavor = shape["name"]
+model.dim = width
+model.vocab_size = contract.vocabulary_size
+model.enable_weight_tying = shape["tied_embeddings"]
 model.tok_embeddings.num_embeddings = model.lm_head.out_features = contract.vocabulary_size
 model.tok_embeddings.embedding_dim = model.norm.normalized_shape = model.lm_head.in_features = width
 rope = ComplexRoPE.Config(

@@ -11,7 +11,8 @@ from contract import Contract
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, logging
 
 contract = Contract()
-optimizer, schedule = contract.optimizer, contract.schedule
+optimizer = contract.optimizer
+schedule = contract.schedule
 contract.require(
     {
         "dropout, whose random numbers differ": contract.shape["dropout"] > 0,

@@ -47,14 +47,14 @@ class OnlineDocuments:
     def __init__(self, run: RunSettings, corpus_directory: Path, tokenizer: Tokenizer):
         self.text = RawText(corpus_directory, "train")
         self._read_text = self.text.open_documents()
-        self.tokenizer, self.eos, self._sequence_length = tokenizer, run.eos, run.sequence_length
+        self.tokenizer = tokenizer
+        self.eos = run.eos
+        self._sequence_length = run.sequence_length
         check_eos(self.tokenizer, self.eos, self.text.pairs)
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:
-            what, next = (
-                "the model's vocabulary is smaller than the tokenizer's.",
-                "remove model.vocabulary_size, or raise it",
-            )
+            what = "the model's vocabulary is smaller than the tokenizer's."
+            next = "remove model.vocabulary_size, or raise it"
             has = f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids"
             raise UserError(
                 what,
@@ -105,7 +105,8 @@ class PaddedBatches(RowBatches):
         super().__init__(
             join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs
         )
-        self._run, self._sources = run, sources
+        self._run = run
+        self._sources = sources
 
     def count_cut(self) -> dict[str, float]:
         """Return the shares in documents with `CUT_BYTES` of text; see `Batches`."""

@@ -64,7 +64,9 @@ def count_labelled_rows(
     """
     if run.labels == "all" and run.objective not in OBJECTIVES:
         return None
-    batches, labelled, rows = open_batches(run, replace(inputs, rank=0, world_size=1)), 0, 0
+    batches = open_batches(run, replace(inputs, rank=0, world_size=1))
+    labelled = 0
+    rows = 0
     while rows < most:
         labels = batches.next().labels_bt
         labelled += int((labels != IGNORED).any(axis=1).sum())

@@ -33,7 +33,8 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
     needed = order.count(run.budget.steps * run.global_batch).tolist()
     available = count_sequences(run, manifests, needed)
     for source, sequences, per_pass in zip(sources, needed, available, strict=True):
-        limit, name = source.maximum_repetitions, source.corpus.name
+        limit = source.maximum_repetitions
+        name = source.corpus.name
         if limit is not None and sequences > limit * per_pass:
             passes = (
                 f"{sequences / per_pass:.3g} passes over its {per_pass:,.0f}"

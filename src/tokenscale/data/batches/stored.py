@@ -153,11 +153,9 @@ class BucketedBatches(RowBatches):
             None, open_order(run, [len(store) for store in stores]), run, vocabulary_size, inputs
         )
         self._pad_id: int = stores[0].manifest["padding"]["id"]
-        self._store, self._sequence_length, self._seed = (
-            join(stores),
-            run.sequence_length,
-            run.effective_seed,
-        )
+        self._store = join(stores)
+        self._sequence_length = run.sequence_length
+        self._seed = run.effective_seed
         self._lengths_by_corpus = {
             c.name: s.lengths for c, s in zip(run.trained_corpora, stores, strict=True)
         }

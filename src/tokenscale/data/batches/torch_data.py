@@ -36,7 +36,8 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     """
 
     def __init__(self, where: str | Path, *, bounds: bool = False):
-        self.where, self.bounds = Path(where), bounds
+        self.where = Path(where)
+        self.bounds = bounds
         declared = read_store_manifest(self.where)
         if bounds and declared["format"] != "packed":
             what = "only rows of a packed store hold several documents."
@@ -105,7 +106,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
             raise UserError(
                 what, global_batch=global_batch, world_size=world_size, next="raise global_batch"
             )
-        self._rows, self._global_batch, self._seed = rows, global_batch, seed
+        self._rows = rows
+        self._global_batch = global_batch
+        self._seed = seed
         self._slots = np.array(rank_slots(global_batch, rank, world_size), dtype=np.int64)
         self._step = 0
 
@@ -147,7 +150,9 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     """
 
     def __init__(self, run: RunSettings, inputs: Inputs, *, steps: int | None = None):
-        self._run, self._inputs, self._steps = run, inputs, steps
+        self._run = run
+        self._inputs = inputs
+        self._steps = steps
         self._state: dict[str, Any] = {"step": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -238,9 +238,11 @@ def open_source(
         stats = {(key, name): path.stat() for key, listed in lists.items() for name, path in listed}
         return {key: (stat.st_size, stat.st_mtime_ns) for key, stat in stats.items()}
 
-    functions, stamps = find_source(source.kind), list_stamps()
+    functions = find_source(source.kind)
+    stamps = list_stamps()
     arguments = (source, downloads, *([part] if part is not None else []))
-    description, documents = functions.describe(*arguments), functions.documents(*arguments)
+    description = functions.describe(*arguments)
+    documents = functions.documents(*arguments)
     validation = functions.validation_documents(*arguments) if source.has_own_validation else None
     return Source(documents, description, validation, list_stamps, stamps)
 
@@ -295,10 +297,8 @@ def describe_corpus(
 ) -> dict[str, Any]:
     """Return the manifest of a corpus. Raises UserError if there are no training documents."""
     if splits["train"]["rows"] == 0:
-        found, next = (
-            ", ".join(f"{k} {v}" for k, v in counts.items()),
-            "check corpus.source and corpus.cleaning",
-        )
+        found = ", ".join(f"{k} {v}" for k, v in counts.items())
+        next = "check corpus.source and corpus.cleaning"
         raise UserError(
             "the corpus has no training documents.", corpus=directory, documents=found, next=next
         )
@@ -386,11 +386,9 @@ class SplitWriter:
     compares_splits = True
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
-        self.directory, self.name, self.row_group_rows = (
-            directory,
-            name,
-            min(row_group_rows, SHARD_DOCUMENTS),
-        )
+        self.directory = directory
+        self.name = name
+        self.row_group_rows = min(row_group_rows, SHARD_DOCUMENTS)
         self.texts: list[str] = []
         self.origins: list[str] = []
         self.lengths = Counter[int]()
@@ -434,7 +432,9 @@ class SplitWriter:
             self.writer.write_table, table, row_group_size=len(self.texts)
         )
         self.shard_rows += len(self.texts)
-        self.texts, self.origins, self.group_bytes = [], [], 0
+        self.texts = []
+        self.origins = []
+        self.group_bytes = 0
 
     def _close_shard(self) -> None:
         self._flush()
@@ -451,7 +451,8 @@ class SplitWriter:
                 "sha256": sha256_file(path),
             }
         )
-        self.writer, self.shard_rows = None, 0
+        self.writer = None
+        self.shard_rows = 0
 
 
 def open_shard(path: Path) -> pq.ParquetWriter:
@@ -488,7 +489,8 @@ def write_corpus(
     """
     started = time.monotonic()
     counts = dict.fromkeys(FATES, 0)
-    by_hash, trained = source.validation is None, set[bytes]()
+    by_hash = source.validation is None
+    trained = set[bytes]()
     with building_folder(directory) as building:
         writers = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
         for split, texts in (("train", source.documents), ("validation", source.validation or ())):

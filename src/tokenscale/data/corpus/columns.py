@@ -66,7 +66,8 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
     first.
     """
     numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
-    positions, width = [], 0
+    positions = []
+    width = 0
     for number, line in enumerate(lines, start=1):
         cells = line.removesuffix("\r").split("\t")
         if number > 1 and line.startswith("\ufeff"):
@@ -76,10 +77,8 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
         if not width:
             if "\r" in line.removesuffix("\r"):
                 raise damaged(path, "line ends", repr(line[:60]))
-            header, width = (
-                [str(n) for n in range(1, len(cells) + 1)] if numbered else cells,
-                len(cells),
-            )
+            header = [str(n) for n in range(1, len(cells) + 1)] if numbered else cells
+            width = len(cells)
             for option, name in names.items():
                 if header.count(name) > 1:
                     raise damaged(
@@ -149,7 +148,8 @@ def read_line_pairs(
             raise damaged(
                 path, "lines", f"{counts[0]:,} lines", f"{counts[1]:,} lines, as in {target}"
             )
-        source, target_text = line.removesuffix("\r"), translation.removesuffix("\r")
+        source = line.removesuffix("\r")
+        target_text = translation.removesuffix("\r")
         yield source if source.strip() else None, target_text if target_text.strip() else None
 
 
@@ -160,10 +160,8 @@ def match_targets(
     targets differ.
     """
     if targets and len(files) != len(targets):
-        what, next = (
-            "each file of texts goes with one of translations.",
-            "name as many, in the same order",
-        )
+        what = "each file of texts goes with one of translations."
+        next = "name as many, in the same order"
         raise UserError(
             what, key=f"source.{key}", found=f"{len(targets)} for {len(files)} files", next=next
         )

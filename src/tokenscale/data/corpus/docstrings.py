@@ -144,10 +144,8 @@ def _find_root(name: str) -> Path:
     except ValueError:
         spec = None
     if spec is None or spec.origin is None:
-        what, next = (
-            f"the package {name!r} is not installed.",
-            f"install {name}, or take it off the list",
-        )
+        what = f"the package {name!r} is not installed."
+        next = f"install {name}, or take it off the list"
         raise UserError(what, key="corpus.source.packages", next=next)
     origin = Path(spec.origin)
     return origin.parent if spec.submodule_search_locations else origin

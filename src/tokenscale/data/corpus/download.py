@@ -39,15 +39,18 @@ from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 
 VERSION = 1
-RECORD, MANIFEST = "hashes.json", "manifest.json"
+RECORD = "hashes.json"
+MANIFEST = "manifest.json"
 #: while many files arrive, their hashes are recorded this often
 RECORD_S = 10.0
 #: attempts in a row without progress, and the bytes that count as progress
-TRIES, PROGRESS_BYTES = 6, 1 << 20
+TRIES = 6
+PROGRESS_BYTES = 1 << 20
 #: longest pause that a server may demand (Retry-After)
 LONGEST_PAUSE_S = 600.0
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
-CHUNK_BYTES, BUCKET_CHUNK_BYTES = 1 << 20, 1 << 22
+CHUNK_BYTES = 1 << 20
+BUCKET_CHUNK_BYTES = 1 << 22
 #: maximum length of a local file name; with prefix and suffix it fits the file system's limit of
 #: 255
 LONGEST_NAME_BYTES = 200
@@ -61,7 +64,8 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     Existing files with the right hash are kept. Raises UserError if a file cannot be downloaded or
     its hash differs from the declared or recorded one. A file with a wrong hash is deleted.
     """
-    directory, source = Path(directory), settings.source
+    directory = Path(directory)
+    source = settings.source
     if source.kind not in DOWNLOADS:
         next = "tokenscale corpus --help makes the corpus"
         raise UserError(
@@ -78,7 +82,9 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         else {}
     )
     with lock_folder(directory, f"the download of {settings.name}"):
-        record, recorded_at, used_names = directory / RECORD, monotonic(), {RECORD, MANIFEST}
+        record = directory / RECORD
+        recorded_at = monotonic()
+        used_names = {RECORD, MANIFEST}
         hashes: dict[str, str] = read_json(record, "record of hashes") if record.exists() else {}
         try:
             for key in FILE_LISTS:
@@ -113,10 +119,8 @@ def _check_local_name(local: str, name: str) -> str:
     be untrusted.
     """
     if "\0" in local or any(part in ("", ".", "..") for part in local.split("/")):
-        what, next = (
-            "a file of the source would be written outside of its folder.",
-            "name the file by another path",
-        )
+        what = "a file of the source would be written outside of its folder."
+        next = "name the file by another path"
         raise UserError(what, file=repr(name), found=repr(local), next=next)
     return local
 
@@ -139,7 +143,8 @@ def _fetch_file(
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
     fetch(source, name, part, bool(expected))
-    digest, size = sha256_file(part), part.stat().st_size
+    digest = sha256_file(part)
+    size = part.stat().st_size
     if expected and digest != expected:
         part.unlink()
         what = (
@@ -150,10 +155,8 @@ def _fetch_file(
             f"the source has changed; to accept it, remove its line from {RECORD} in the folder "
             "of the download"
         )
-        next, found = (
-            "check the declared hash and the address" if declared else changed,
-            f"{digest}  ({size:,} bytes)",
-        )
+        next = "check the declared hash and the address" if declared else changed
+        found = f"{digest}  ({size:,} bytes)"
         raise UserError(
             what, address=name, file=target, expected=f"sha256 {expected}", found=found, next=next
         )
@@ -183,7 +186,9 @@ class Retry(Exception):
 
     def __init__(self, reason: str, pause_s: float | None = None, restart: bool = False):
         super().__init__(reason)
-        self.reason, self.pause_s, self.restart = reason, pause_s, restart
+        self.reason = reason
+        self.pause_s = pause_s
+        self.restart = restart
 
 
 #: (address, first byte, version that these bytes must have) → the file from there on, or from its
@@ -199,7 +204,8 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
     `resumable`, when the caller checks a hash. Raises UserError if the server refuses, and after
     `TRIES` attempts in a row without progress.
     """
-    record, failures = part.with_name(part.name + ".json"), 0
+    record = part.with_name(part.name + ".json")
+    failures = 0
     while True:
         before = _size(part)
         try:
@@ -207,7 +213,8 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
             record.unlink(missing_ok=True)
             return
         except Retry as retry:
-            reason, pause = retry.reason, retry.pause_s
+            reason = retry.reason
+            pause = retry.pause_s
             if retry.restart:
                 part.unlink(missing_ok=True)
                 record.unlink(missing_ok=True)
@@ -218,7 +225,8 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
                 if _size(part)
                 else None
             )
-            what, tried = "a download fails again and again.", f"{failures} times in a row"
+            what = "a download fails again and again."
+            tried = f"{failures} times in a row"
             next = "check the network, the address and, of a bucket, AWS_ENDPOINT_URL"
             raise UserError(what, address=address, tried=tried, reason=reason, kept=kept, next=next)
         kept = f" ({_size(part):,} bytes so far)" if _size(part) else ""
@@ -351,7 +359,8 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
     with _translate_web_errors(address):
         response = requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S)
     _check_response(address, response)
-    first, size = 0, response.headers.get("Content-Length", "")
+    first = 0
+    size = response.headers.get("Content-Length", "")
     if response.status_code == 206:
         sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         first, size = (int(sent[1]), sent[2]) if sent else (-1, "")
@@ -389,10 +398,8 @@ def _translate_web_errors(address: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, requests.TooManyRedirects) as error:  # such as a redirect to `file:`
-        what, next = (
-            "a download leads to something that is not a web address.",
-            "use the address of the file itself",
-        )
+        what = "a download leads to something that is not a web address."
+        next = "use the address of the file itself"
         raise UserError(what, address=address, reason=first_line(error), next=next) from None
     except urllib3.exceptions.TimeoutError:
         raise Retry("the connection timed out") from None
@@ -415,10 +422,8 @@ def _check_response(address: str, response: requests.Response) -> None:
             "the partial file is not shorter than the server's; starting over", 0.0, restart=True
         )
     if not response.ok:
-        answer, next = (
-            f"{response.status_code} {response.reason}",
-            "check the address, and whether it needs a login",
-        )
+        answer = f"{response.status_code} {response.reason}"
+        next = "check the address, and whether it needs a login"
         raise UserError("a server does not give a file.", address=address, answer=answer, next=next)
     if "html" in content_type and not urlsplit(address).path.endswith((".html", ".htm")):
         next = "use the address of the file itself (often called `raw` or `resolve`)"
@@ -550,10 +555,8 @@ def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError
         next = (
             "unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
         )
-    dataset, reason = (
-        f"{source.repository} at {source.revision}",
-        f"{type(error).__name__}: {first_line(error)}",
-    )
+    dataset = f"{source.repository} at {source.revision}"
+    reason = f"{type(error).__name__}: {first_line(error)}"
     what = "the hub does not give a file of the dataset."
     return UserError(what, dataset=dataset, file=name, reason=reason, next=next)
 

@@ -59,12 +59,11 @@ def shorten_paths(paths: list[Path]) -> dict[str, Path]:
 def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
-        what, next = (
-            "a source names a folder, not files.",
-            f"name its files: {Path(pattern) / '*.parquet'}",
-        )
+        what = "a source names a folder, not files."
+        next = f"name its files: {Path(pattern) / '*.parquet'}"
         if not Path(matches[0]).is_dir():
-            what, next = "this is not a regular file.", "name a file"
+            what = "this is not a regular file."
+            next = "name a file"
         return UserError(what, key=f"source.{key}", found=pattern, next=next)
     names = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
     near = find_nearest(Path(pattern).name, names)
@@ -101,7 +100,8 @@ def describe_downloads(
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:
-            path, next = downloads / file["name"], f"snakemake -f {downloads / 'manifest.json'}"
+            path = downloads / file["name"]
+            next = f"snakemake -f {downloads / 'manifest.json'}"
             check_file(path, file["bytes"], file["sha256"], what="download", next=next)
     return {k: v for k, v in manifest.items() if k != "schema_version"}
 
@@ -153,10 +153,8 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
             )
             nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if nonempty and not any(nonempty):
-                found, next = (
-                    f"{len(paths)} file(s), all empty",
-                    "put text there, or name other files",
-                )
+                found = f"{len(paths)} file(s), all empty"
+                next = "put text there, or name other files"
                 raise UserError(
                     "a source has no documents.",
                     file=paths[0],

@@ -52,10 +52,8 @@ def fingerprint_sources(
     except UserError:
         return recorded.get("content") or "missing"
     if number is not None and number >= corpus.parts:
-        what, expected = (
-            f"the corpus {corpus.name} has no part {number:05d}.",
-            f"00000 to {corpus.parts - 1:05d}",
-        )
+        what = f"the corpus {corpus.name} has no part {number:05d}."
+        expected = f"00000 to {corpus.parts - 1:05d}"
         raise UserError(
             what, expected=expected, next="name one of these, or change `parts` of the corpus"
         )
@@ -87,7 +85,8 @@ def _list_named_paths(corpus: CorpusSettings) -> dict[str, list[tuple[str, Path]
 
 def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
     """Return the hash of each file, from the cache `memory` or by reading it."""
-    cache, changed = _load_json(memory), False
+    cache = _load_json(memory)
+    changed = False
     for path in paths.values():
         stat = path.stat()
         stamp = [stat.st_size, stat.st_mtime_ns]

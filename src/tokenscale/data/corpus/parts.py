@@ -114,7 +114,9 @@ class _PartWriter(SplitWriter):
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         super().__init__(directory, name, row_group_rows)
-        self._hashes, self._characters, self._utf8_bytes = bytearray(), array("I"), array("I")
+        self._hashes = bytearray()
+        self._characters = array("I")
+        self._utf8_bytes = array("I")
 
     def add(self, document: Document) -> None:
         super().add(document)
@@ -165,11 +167,9 @@ class Duplicates:
 
         limits: dict[str, Any] = {"memory_limit": MEMORY, "threads": min(8, threads)}
         limits["temp_directory"] = str(folder / "duckdb")
-        self._database, self._folder, self._error = (
-            duckdb.connect(config=limits),
-            folder,
-            duckdb.Error,
-        )
+        self._database = duckdb.connect(config=limits)
+        self._folder = folder
+        self._error = duckdb.Error
         self._execute("SET enable_progress_bar = false")
         self._execute("SET VARIABLE tables = ?", [[glob.escape(str(table)) for table in tables]])
         query = """CREATE TEMP TABLE dropped AS
@@ -183,10 +183,8 @@ class Duplicates:
         try:
             return self._database.execute(query, parameters)
         except self._error as error:
-            what, next = (
-                "duplicates cannot be found.",
-                "free space on the disk of this folder, and try again",
-            )
+            what = "duplicates cannot be found."
+            next = "free space on the disk of this folder, and try again"
             raise UserError(
                 what, folder=self._folder, reason=first_line(error), next=next
             ) from None
@@ -225,7 +223,8 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
     counts = {
         name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]
     }
-    own, deduplicate = settings.source.has_own_validation, settings.cleaning.deduplicate
+    own = settings.source.has_own_validation
+    deduplicate = settings.cleaning.deduplicate
     with building_folder(directory) as building:
         (building / "deduplicated").mkdir()
         duplicates = Duplicates(tables, building, processes) if deduplicate or own else None
@@ -275,13 +274,11 @@ def _merge_split(
 
     `given` yields the table of each part and its documents to drop, int64 [n], ascending.
     """
-    digest, lengths, files, rows, utf8_bytes = (
-        hashlib.sha256(),
-        Counter[int](),
-        list[dict[str, Any]](),
-        0,
-        0,
-    )
+    digest = hashlib.sha256()
+    lengths = Counter[int]()
+    files = list[dict[str, Any]]()
+    rows = 0
+    utf8_bytes = 0
     for number, split in enumerate(parts):
         table, lost = next(given)
         columns = {
@@ -318,12 +315,14 @@ def _rewrite_shard(
     dropped: np.ndarray,
 ) -> dict[str, Any]:
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
-    source, target = part_folder(directory, number) / name, building / entry["name"]
+    source = part_folder(directory, number) / name
+    target = building / entry["name"]
     next = rebuild_command(part_folder(directory, number))
     check_file(source, entry["bytes"], entry["sha256"], what="corpus", next=next)
     kept = np.ones(entry["rows"], dtype=bool)
     kept[dropped] = False
-    file, first = pq.ParquetFile(source, pre_buffer=False), 0
+    file = pq.ParquetFile(source, pre_buffer=False)
+    first = 0
     with open_shard(target) as writer:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, use_threads=False)
@@ -338,10 +337,8 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
     """Read the manifest of a part. Raises UserError for a missing part, or one of another corpus or
     other settings.
     """
-    path, next = (
-        part_folder(directory, number) / "manifest.json",
-        rebuild_command(part_folder(directory, number)),
-    )
+    path = part_folder(directory, number) / "manifest.json"
+    next = rebuild_command(part_folder(directory, number))
     manifest = read_manifest_file(path, "part of the corpus", VERSION, next, oldest=VERSION)
     with report_malformed(path, "manifest of the part", next):
         check_types(
@@ -353,7 +350,8 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
         ]
         for name, found, expected in facts:
             if found != expected:
-                what, wanted = "a part does not belong to the corpus.", f"{name}: {expected}"
+                what = "a part does not belong to the corpus."
+                wanted = f"{name}: {expected}"
                 raise UserError(
                     what, part=path.parent, expected=wanted, found=f"{name}: {found}", next=next
                 )

@@ -71,9 +71,11 @@ def check_file(path: Path, size: int, sha256: str | None = None, *, what: str, n
         raise UserError(
             f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next
         )
-    expected, found = f"{size:,} bytes", f"{path.stat().st_size:,} bytes"
+    expected = f"{size:,} bytes"
+    found = f"{path.stat().st_size:,} bytes"
     if found == expected and sha256:
-        expected, found = f"sha256 {sha256}", f"sha256 {sha256_file(path)}"
+        expected = f"sha256 {sha256}"
+        found = f"sha256 {sha256_file(path)}"
     if found != expected:
         raise changed_error(
             f"a file of the {what}", path, f"{expected}  (manifest.json)", found, next
@@ -91,7 +93,8 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     One file per shard, uncompressed UTF-8, written by `processes` processes. Returns and writes the
     manifest. Raises UserError for a changed corpus.
     """
-    text, path = RawText(directory, "train"), records_manifest(directory)
+    text = RawText(directory, "train")
+    path = records_manifest(directory)
     remove_manifest(path)
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(parents=True)
@@ -151,7 +154,9 @@ class RawText:
     """
 
     def __init__(self, directory: Path, split: str = "train", *, verify: bool = True):
-        self.directory, self._name, self._verify = Path(directory), split, verify
+        self.directory = Path(directory)
+        self._name = split
+        self._verify = verify
         self.manifest = read_corpus_manifest(directory)
         self.pairs: bool = self.manifest.get("pairs", False)
         self.split = self.manifest["splits"][split]
@@ -221,7 +226,8 @@ class RawText:
             for batch in parquet.iter_batches(
                 documents, row_groups=groups, columns=["text"], use_threads=False
             ):
-                column, start = batch.column(0), at
+                column = batch.column(0)
+                start = at
                 at += len(column)
                 if start >= last:
                     break
@@ -237,7 +243,8 @@ class RawText:
         return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)
 
     def _check(self, file: dict[str, Any], sha256: str | None) -> None:
-        path, next = self.directory / file["name"], rebuild_command(self.directory, file["name"])
+        path = self.directory / file["name"]
+        next = rebuild_command(self.directory, file["name"])
         check_file(path, file["bytes"], sha256, what="corpus", next=next)
 
     def open_records(self) -> Records | None:

@@ -44,7 +44,8 @@ MAGIC = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x
 CHUNK_BYTES = 1 << 20
 #: compressed bytes decoded at once: a few KB can hold 128 MiB of zeros
 ZSTD_BYTES = 1 << 14
-BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
+BATCH_ROWS = 512
+BATCH_BYTES = 64 << 20
 #: maximum length of a document; tokenizer engines and id lists are unreliable beyond it
 LONGEST_CHARACTERS = 1 << 30
 #: maximum length of a JSON array, which is decoded as a whole
@@ -127,10 +128,8 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
     for form, endings in ENDINGS.items():
         if name.endswith(endings):
             return form
-    what, next = (
-        "the ending of a source file does not say what it holds.",
-        "set `format` of the source to one of ",
-    )
+    what = "the ending of a source file does not say what it holds."
+    next = "set `format` of the source to one of "
     known = (
         ", ".join(e for endings in ENDINGS.values() for e in endings)
         + "; each but Parquet also .gz, .zst"
@@ -188,7 +187,8 @@ def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Row
     file = _open_parquet(path, columns)
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     first, last = span or (0, len(groups))
-    names, row = list(columns.values()), sum(group.num_rows for group in groups[:first])
+    names = list(columns.values())
+    row = sum(group.num_rows for group in groups[:first])
     # fewer rows per batch for long documents
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
@@ -309,7 +309,8 @@ def _get_texts(
 
 def _read_whole(path: Path, what: str, maximum: int) -> str:
     """Return the text of a file. Raises the refusal `what` for more than `maximum` characters."""
-    parts, length = [], 0
+    parts = []
+    length = 0
     for characters in _read_characters(path):
         parts.append(characters)
         length += len(characters)
@@ -336,7 +337,8 @@ def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterato
             continue
         yield "".join(partial) + pieces[0]
         yield from pieces[1:-1]
-        partial, rest = [], pieces[-1]
+        partial = []
+        rest = pieces[-1]
     last = "".join(partial) + rest
     if last:
         yield last
@@ -364,7 +366,8 @@ def find_start(path: Path, position: int, source: SourceSettings) -> int:
             for found in pattern.finditer(data):
                 if start + found.end() >= position:
                     return start + found.end()
-            start, data = start + max(0, len(data) - longest), data[-longest:]
+            start = start + max(0, len(data) - longest)
+            data = data[-longest:]
         return file.tell()
 
 
@@ -394,10 +397,8 @@ def _read_characters(path: Path, span: Span | None = None, nul: bool = False) ->
             characters = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             compressed = path.suffix.lower() not in COMPRESSION and _detect_compression(path)
-            what, byte = (
-                "compression" if compressed else "utf-8",
-                f"{done - pending + error.start:,}",
-            )
+            what = "compression" if compressed else "utf-8"
+            byte = f"{done - pending + error.start:,}"
             raise damaged(path, what, compressed or error.reason, byte=byte) from None
         if b"\0" in data and not nul:
             raise damaged(path, "nul", byte=f"{done + data.index(0):,}")
@@ -417,7 +418,9 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
     uncompressed files.
     """
     name = path.name.lower().removesuffix(".bin")  # litdata writes chunk.zstd.bin
-    kind, done, (first, last) = COMPRESSION.get(Path(name).suffix), 0, span or (0, sys.maxsize)
+    kind = COMPRESSION.get(Path(name).suffix)
+    done = 0
+    (first, last) = span or (0, sys.maxsize)
     try:
         if kind and not path.stat().st_size:
             raise EOFError("0 bytes")
@@ -456,7 +459,8 @@ def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
     frame, and ZstdError.
     """
     context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame, rest = None, b""
+    frame = None
+    rest = b""
     while data := rest or file.read(ZSTD_BYTES):
         frame = frame or context.decompressobj()
         if content := frame.decompress(data):

@@ -189,7 +189,8 @@ def _sample_stretches(
         first = stretch * part + draw.randrange(part - length + 1)
         for path in paths:
             size = path.stat().st_size
-            begin, end = max(first, 0), min(first + length, size)
+            begin = max(first, 0)
+            end = min(first + length, size)
             first -= size
             if begin < end:
                 span = find_start(path, begin, source), find_start(path, end, source)

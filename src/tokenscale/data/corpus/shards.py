@@ -89,7 +89,8 @@ def find_columns(
     `sizes` are the bytes of each column, None where each item begins with its uint32 size. Raises
     UserError for items of another size.
     """
-    starts, head = offsets[:-1] + 4 * sizes.count(None), 4 * sizes.count(None)
+    starts = offsets[:-1] + 4 * sizes.count(None)
+    head = 4 * sizes.count(None)
     check_items(starts <= offsets[1:], file, "ends inside the sizes of its columns")
     stored = iter(read_integers(data, offsets[:-1], head // 4, 4).T)
     columns = []

@@ -38,10 +38,8 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
             {"name": str(path.relative_to(folder)), "sha256": sha256_file(path)} for path in files
         ]
     elif source.revision is None:
-        what, next = (
-            "a dataset of the hub needs its commit.",
-            "set revision to its 40 hex digits, or name a folder",
-        )
+        what = "a dataset of the hub needs its commit."
+        next = "set revision to its 40 hex digits, or name a folder"
         raise UserError(what, key="source.revision", dataset=source.repository, next=next)
     return facts
 
@@ -60,7 +58,8 @@ def validation_documents(
 
 def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[str | None, str]]:
     dataset = _open_dataset(source, split, option)
-    columns, number = list_columns(source), -1
+    columns = list_columns(source)
+    number = -1
 
     def rows() -> Iterator[tuple[str | None, ...]]:
         nonlocal number

@@ -8,12 +8,12 @@ _MASK = (1 << 64) - 1
 _ROUNDS = 8
 # constants of splitmix64 as NumPy scalars, to avoid conversions in hundreds of calls per block of
 # the order
-_ADD, _M1, _M2 = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_ADD = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_S30 = np.uint64(30)
+_S27 = np.uint64(27)
+_S31 = np.uint64(31)
 _SALTS = np.array(
     [(number * 0xD1342543DE82EF95) & _MASK for number in range(_ROUNDS)], dtype=np.uint64
 )[:, None]
@@ -70,7 +70,8 @@ def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-    high, low = values >> low_bits, values & low_mask
+    high = values >> low_bits
+    low = values & low_mask
     for number, round_keys in enumerate(keys):
         if number % 2:
             high ^= mix64(low ^ round_keys) & high_mask
@@ -102,7 +103,8 @@ class ShuffledOrder:
     positions_ahead = 1 << 62
 
     def __init__(self, rows: int, seed: int):
-        self.rows, self._seed = rows, seed
+        self.rows = rows
+        self._seed = seed
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
         """Return the sample at each position p >= 0, int64 of the shape of `positions`."""

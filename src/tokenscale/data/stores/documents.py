@@ -74,8 +74,11 @@ class DocumentRange:
     """
 
     def __init__(self, documents: Documents, number: int, parts: int):
-        self.documents, self.number, self.parts = documents, number, parts
-        self.origin, self.report = documents.origin, documents.report
+        self.documents = documents
+        self.number = number
+        self.parts = parts
+        self.origin = documents.origin
+        self.report = documents.report
         groups = -(-len(documents) // GROUP_DOCUMENTS)
         self.first, self.last = (
             min(len(documents), groups * k // parts * GROUP_DOCUMENTS) for k in (number, number + 1)
@@ -153,7 +156,9 @@ class IdsDigest:
         if self._documents:
             self._ids.update(np.ascontiguousarray(np.concatenate(self._lengths), dtype="<i8"))
             self.groups.append(self._ids.digest())
-        self._ids, self._lengths, self._documents = xxh3_128(), [], 0
+        self._ids = xxh3_128()
+        self._lengths = []
+        self._documents = 0
         return self.groups
 
     @staticmethod

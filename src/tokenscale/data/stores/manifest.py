@@ -95,7 +95,8 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
         path, "token store", VERSION, rebuild_command(where), oldest=VERSION
     )
     if not is_sealed(manifest, SEAL) or read_file(path) != pretty_json(manifest).encode():
-        expected, next = f"the content of {SEAL}, as it was written", rebuild_command(where)
+        expected = f"the content of {SEAL}, as it was written"
+        next = rebuild_command(where)
         raise changed_error(
             "the manifest of the token store", path, expected, "other content", next
         )

@@ -67,7 +67,8 @@ class Buffers:
         self.ids = np.empty((rows, sequence_length + 1), dtype=dtype)
         self.tokens_bt: np.ndarray = np.empty((rows, sequence_length), dtype=out)
         self.labels_bt: np.ndarray = np.empty((rows, sequence_length), dtype=out)
-        self.inputs, self.targets = self.ids[:, :-1], self.ids[:, 1:]
+        self.inputs = self.ids[:, :-1]
+        self.targets = self.ids[:, 1:]
         self.labels = self.labels_bt.reshape(-1)
         self.row_bytes = [memoryview(row) for row in self.ids]
 
@@ -86,8 +87,10 @@ class Plan:
         ends: list[int],
         checksums: list[list[int]] | None,
     ):
-        self.indices, self.checksums = indices, checksums
-        self._ignored, self._ends = ignored, ends
+        self.indices = indices
+        self.checksums = checksums
+        self._ignored = ignored
+        self._ends = ends
 
     def ignored(self, i: int) -> np.ndarray:
         """Return the ignored labels of batch i, as indices into the flattened [n, T]."""
@@ -112,14 +115,17 @@ class _Part:
     def __init__(
         self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int
     ):
-        self.where, self.first_row, self.first_document = where, first_row, first_document
+        self.where = where
+        self.first_row = first_row
+        self.first_document = first_document
         self.tokens_path = where / "tokens.bin"
         self._files = {Path(file["name"]).name: file for file in files}
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name not in self.__annotations__:
             raise AttributeError(name)
-        path, file = self.where / f"{name}.npy", self._files.get(f"{name}.npy")
+        path = self.where / f"{name}.npy"
+        file = self._files.get(f"{name}.npy")
         if file is not None:
             next = rebuild_command(self.where)
             check_file(path, file["bytes"], file["sha256"], what="token store", next=next)
@@ -167,7 +173,8 @@ class PackedStore:
         row = document = 0
         for folder, content in stores:
             self._parts += _list_parts(folder, content, verify, row, document)
-            row, document = row + content["rows"], document + content["documents"]
+            row = row + content["rows"]
+            document = document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
         self._small = (
             len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES
@@ -222,7 +229,8 @@ class PackedStore:
                 raise self._changed_row_error(indices, hashes, plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 part = self._parts[self._part_numbers(indices[into.ids.max(axis=1).argmax()])]
-                size, next = self.manifest["vocabulary_size"], rebuild_command(part.where)
+                size = self.manifest["vocabulary_size"]
+                next = rebuild_command(part.where)
                 raise vocabulary_error(part.tokens_path, largest, size, next)
             np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
         into.tokens_bt[...] = into.inputs
@@ -293,12 +301,10 @@ class PackedStore:
                 yield from self._chunks_of(part, max(0, first - begin), min(end, last) - begin)
 
     def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
-        all_pieces, pointers, documents, starts = (
-            part.pieces,
-            part.rows,
-            part.documents,
-            part.starts,
-        )
+        all_pieces = part.pieces
+        pointers = part.rows
+        documents = part.documents
+        starts = part.starts
         order = np.lexsort((starts, documents))
         bounds = np.searchsorted(np.asarray(documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
@@ -309,7 +315,8 @@ class PackedStore:
         row_of = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
         ends = np.cumsum(all_pieces, dtype=np.int64)
         in_row = ends - all_pieces - (ends - all_pieces)[pointers[:-1]][row_of]
-        rows, begins = row_of[order], (row_of * (self.sequence_length + 1) + in_row)[order] + shared
+        rows = row_of[order]
+        begins = (row_of * (self.sequence_length + 1) + in_row)[order] + shared
         flat = np.frombuffer(_map_file(part.tokens_path), dtype=self._dtype)
         lengths = (
             np.add.reduceat(sizes, bounds[:-1], dtype=np.int64)
@@ -386,7 +393,8 @@ class PackedStore:
         """Return (ignored labels of n rows as indices into the flattened [batch, T], their offsets
         per row [n + 1]).
         """
-        n, T = len(indices), self.sequence_length
+        n = len(indices)
+        T = self.sequence_length
         counts, ends = self._piece_ends(indices)
         final = np.cumsum(counts) - 1
         # after each piece one label is ignored: the next first token
@@ -402,7 +410,8 @@ class PackedStore:
     def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (pieces of each row [n], end of each of these pieces in its row [pieces])."""
         if len(self._parts) == 1:
-            pieces, pointers = self._parts[0].pieces, self._parts[0].rows
+            pieces = self._parts[0].pieces
+            pointers = self._parts[0].rows
             first = pointers[indices]
             counts = pointers[indices + 1] - first
             begins = np.cumsum(counts) - counts
@@ -423,7 +432,8 @@ class PackedStore:
         sizes: list[int] = []
         for number, row in self._places(indices):  # a few rows of each of many parts
             pointers, pieces = self._parts[number].views
-            first, last = pointers[row], pointers[row + 1]
+            first = pointers[row]
+            last = pointers[row + 1]
             counts.append(last - first)
             sizes += pieces[first:last]
         return np.array(counts, dtype=np.int64), np.array(sizes, dtype=np.int64)
@@ -432,9 +442,11 @@ class PackedStore:
         self, indices: np.ndarray, hashes: list[int], right: list[int]
     ) -> UserError:
         n = int(np.flatnonzero(np.array(hashes, np.uint64) != np.array(right, np.uint64))[0])
-        row, part = int(indices[n]), self._parts[self._part_numbers(indices[n])]
+        row = int(indices[n])
+        part = self._parts[self._part_numbers(indices[n])]
         place = f"{row:,} of {len(self):,}, byte {(row - part.first_row) * self._row_bytes:,} on"
-        expected, found = f"XXH3 {right[n]:016x}  (checksums.npy)", f"XXH3 {hashes[n]:016x}"
+        expected = f"XXH3 {right[n]:016x}  (checksums.npy)"
+        found = f"XXH3 {hashes[n]:016x}"
         next = rebuild_command(part.where)
         return changed_error(
             "a row of the token store", part.tokens_path, expected, found, next, row=place
@@ -455,5 +467,6 @@ def _list_parts(
     for part in manifest.get("parts", [manifest | {"folder": "."}]):
         folder = resolve_store(where)[0] / part["folder"]
         parts.append(_Part(folder, files.get(part["folder"], []), row, document))
-        row, document = row + part["rows"], document + part["documents"]
+        row = row + part["rows"]
+        document = document + part["documents"]
     return parts

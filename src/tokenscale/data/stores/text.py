@@ -71,11 +71,9 @@ class EngineDiffers(UserError):
 
 def _no_documents(manifest: dict[str, Any], split: str, corpus: Path) -> UserError:
     """Return the error for a split without documents, with the key that gives it some."""
-    counts, share, key = (
-        manifest["cleaning"]["documents"],
-        manifest["validation_share"],
-        f"corpora.{manifest['name']}",
-    )
+    counts = manifest["cleaning"]["documents"]
+    share = manifest["validation_share"]
+    key = f"corpora.{manifest['name']}"
     kept = sum(each["rows"] for each in manifest["splits"].values())
     found = (
         f"{kept} documents, of {counts['read']} that were read; {counts['duplicates']} "
@@ -119,7 +117,8 @@ class HeldDocuments:
     """
 
     def __init__(self, chunk: Chunk, origin: Origin):
-        self.chunk, self.origin = chunk, origin
+        self.chunk = chunk
+        self.origin = origin
         self.report: Callable[[int, int], None] | None = None
 
     def __len__(self) -> int:
@@ -157,7 +156,9 @@ class TextDocuments:
             raise _no_documents(self.text.manifest, split, corpus_directory)
         self._sample = draw_sample(corpus_directory, split)
         check_eos(tokenizer, eos, self.text.pairs)
-        self.tokenizer, self.eos, self.report = tokenizer, eos, report
+        self.tokenizer = tokenizer
+        self.eos = eos
+        self.report = report
         mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))
         self.batch_documents = batch_documents or max(1, min(BATCH_BYTES // mean, 100_000))
         source = {

@@ -76,15 +76,19 @@ def _write_rows(
         - np.repeat(new_pointers[:-1], counts)
     )
     packed = packed[order]
-    document, starts, sizes = document[packed], starts[packed], sizes[packed]
+    document = document[packed]
+    starts = starts[packed]
+    sizes = sizes[packed]
     origins = (np.cumsum(lengths) - lengths)[document] + starts
     checksums = np.empty(rows, dtype="<u8")
     with HashedFile(folder / "tokens.bin") as file, open(folder / IDS, "rb", buffering=0) as ids:
         for first in range(0, rows, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, rows)
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
-            flat, width = memoryview(block).cast("B"), block.strides[0]
-            at, previous = 0, -1
+            flat = memoryview(block).cast("B")
+            width = block.strides[0]
+            at = 0
+            previous = -1
             row_of = np.repeat(
                 np.arange(last - first), np.diff(new_pointers[first : last + 1])
             ).tolist()
@@ -93,7 +97,8 @@ def _write_rows(
                 row_of, sizes[pieces].tolist(), origins[pieces].tolist(), strict=True
             ):
                 at = row * width if row != previous else at
-                previous, size = row, size * dtype.itemsize
+                previous = row
+                size = size * dtype.itemsize
                 # positioned reads, since a mapping would count as memory of the process
                 if os.preadv(ids.fileno(), [flat[at : at + size]], origin * dtype.itemsize) != size:
                     raise OSError("the ids are shorter than their lengths say")

@@ -57,7 +57,9 @@ class StoreWriter:
     """Reader of the documents to write and manifest builder, common to all formats."""
 
     def __init__(self, store: StoreSettings, documents: Documents, folder: Path):
-        self.store, self.documents, self.folder = store, documents, folder
+        self.store = store
+        self.documents = documents
+        self.folder = folder
         self.manifest: dict[str, Any] | None = None
         #: digest of the documents read so far
         self.digest = IdsDigest()
@@ -90,7 +92,8 @@ class StoreWriter:
         at once. `records` are the entries of records files.
         """
         self.documents.confirm()
-        origin, groups = self.documents.origin, self.digest.close()
+        origin = self.documents.origin
+        groups = self.digest.close()
         with ThreadPoolExecutor(2) as pool:
             files = list(
                 pool.map(
@@ -257,7 +260,9 @@ def merge_store(
     corpus = sha256_file(Path(corpus_directory) / "manifest.json")
     first: dict[str, Any] | None = None
     merged: dict[str, Any] = {}
-    listed, documents, occurrences = [], 0, np.zeros(0, dtype=np.int64)
+    listed = []
+    documents = 0
+    occurrences = np.zeros(0, dtype=np.int64)
     groups: list[bytes] = []
     for number in range(parts):
         folder = part_folder(directory, number)
@@ -286,10 +291,8 @@ def merge_store(
         )
     expected = read_corpus_manifest(Path(corpus_directory))["splits"][store.split]["rows"]
     if first is None or documents != expected:
-        what, whole = (
-            "the parts of the token store do not have all documents.",
-            f"{expected:,} documents of the split",
-        )
+        what = "the parts of the token store do not have all documents."
+        whole = f"{expected:,} documents of the split"
         next = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
         found = f"{documents:,} in {parts} parts"
         raise UserError(
@@ -366,10 +369,8 @@ def _check_part(
             facts += [(key, manifest.get(key), first.get(key)) for key in same]
     for name, found, wanted in facts:
         if found != wanted:
-            what, both = (
-                "a part does not belong to the token store.",
-                {"expected": wanted, "found": found},
-            )
+            what = "a part does not belong to the token store."
+            both = {"expected": wanted, "found": found}
             stated = {label: f"{name}: {value}" for label, value in both.items()}
             raise UserError(what, part=folder, **stated, next=rebuild_command(folder))
     for file in list_files(manifest):

@@ -46,7 +46,8 @@ CUSTOMARY = {
 WORD_CHARACTERS = 1000
 #: white space between words in Unicode, without the control characters that only Python counts, and
 #: other characters
-SPACE, OTHER = re.compile(r"[^\S\x1c-\x1f]"), re.compile(r"[\S\x1c-\x1f]")
+SPACE = re.compile(r"[^\S\x1c-\x1f]")
+OTHER = re.compile(r"[\S\x1c-\x1f]")
 
 
 def make(
@@ -193,7 +194,8 @@ class JsonTokenizer(backends.EngineTokenizer):
         """
         tokenizers = import_library(self.kind)
         tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
-        decoders, decoder = tokenizers.decoders, repr(tokenizer.decoder)
+        decoders = tokenizers.decoders
+        decoder = repr(tokenizer.decoder)
         makes_bytes = "ByteLevel" in f"{tokenizer.normalizer!r} {tokenizer.pre_tokenizer!r}"
         if makes_bytes and "ByteLevel" not in decoder:
             tokenizer.decoder = decoders.ByteLevel()
@@ -509,10 +511,8 @@ def _load_json(directory: Path) -> dict[str, Any]:
         data["model"]["vocab"] |= {name: i for i, name in enumerate(names)}
         data["added_tokens"] = [_special_token(i, name) for i, name in enumerate(names)]
     else:
-        plain, control = (
-            backends.remove_control(data, manifest),
-            backends.find_control(data, manifest),
-        )
+        plain = backends.remove_control(data, manifest)
+        control = backends.find_control(data, manifest)
         added = {i: _special_token(i, text) for i, text in control.items()}
         added |= {
             token["id"]: token | {"special": token["id"] in control}

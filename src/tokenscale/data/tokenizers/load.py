@@ -75,10 +75,8 @@ def build(
     if settings.kind not in TOKENIZERS:
         raise unknown("tokenizer kind", settings.kind, TOKENIZERS, key="tokenizer.kind")
     for field, problem in settings.problems():
-        what, next = (
-            "the tokenizer settings do not fit together.",
-            f"correct it for tokenizer {settings.name}",
-        )
+        what = "the tokenizer settings do not fit together."
+        next = f"correct it for tokenizer {settings.name}"
         raise UserError(what, key=f"tokenizer.{field}", problem=problem, next=next)
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
@@ -126,6 +124,7 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
     if manifest["kind"] not in TOKENIZERS:
         raise unknown("tokenizer kind", manifest["kind"], TOKENIZERS, tokenizer=directory)
     for file in [manifest["file"], *manifest.get("derived", [])]:
-        path, next = directory / file["name"], rebuild_command(directory)
+        path = directory / file["name"]
+        next = rebuild_command(directory)
         check_file(path, file["bytes"], file["sha256"], what="tokenizer", next=next)
     return _find_kind(manifest["kind"]).load(directory / manifest["file"]["name"], manifest, engine)

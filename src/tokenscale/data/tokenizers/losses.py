@@ -28,7 +28,9 @@ from tokenscale.settings.data import LOSS_CAUTION
 
 #: places of a corpus that a sample is drawn from, documents at each, and bytes at each; longer
 #: documents are cut
-PLACES, DOCUMENTS, PLACE_BYTES = 16, 16, 32 << 10
+PLACES = 16
+DOCUMENTS = 16
+PLACE_BYTES = 32 << 10
 
 
 def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
@@ -61,7 +63,8 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
     differently a second time, or makes BOS or EOS from text.
     """
     texts = [part for text in sample for part in text.split(PAIR)]
-    documents, again = tokenizer.encode_batch(texts), tokenizer.encode(texts)[0]
+    documents = tokenizer.encode_batch(texts)
+    again = tokenizer.encode(texts)[0]
     ids = np.concatenate([np.zeros(0, dtype=np.int32), *documents])
     if not np.array_equal(ids, again):
         raise random_error(tokenizer.name, corpus=corpus)
@@ -120,7 +123,9 @@ def _find_removed(tokenizer: Tokenizer, text: str, normal: str) -> Counter[str]:
     """Return what the normalisation removes of a text: characters that it removes anywhere, and of
     the others, if there are fewer afterwards, an equal share of each.
     """
-    before, after, frame = _count(text, "NFKC"), _count(normal, "NFKC"), tokenizer.normalize("aa")
+    before = _count(text, "NFKC")
+    after = _count(normal, "NFKC")
+    frame = tokenizer.normalize("aa")
     gone = before - after
     removed = Counter({c: n for c, n in gone.items() if tokenizer.normalize(f"a{c}a") == frame})
     others = gone - removed

@@ -22,10 +22,8 @@ from tokenscale.parity.golden.verdict import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for both curves, the floor, declared changes and the output."""
-    kinds, repeated = (
-        "; ".join(KINDS[:-2]),
-        "OLD repeated with other threads, kernels or layout: measures rounding",
-    )
+    kinds = "; ".join(KINDS[:-2])
+    repeated = "OLD repeated with other threads, kernels or layout: measures rounding"
     parser.add_argument(
         "old",
         metavar="OLD",

@@ -87,7 +87,8 @@ class Number(float):
     `exponent`.
     """
 
-    unit, exponent = 0.0, ""
+    unit = 0.0
+    exponent = ""
 
 
 @dataclass
@@ -107,7 +108,8 @@ class Curve:
     @classmethod
     def of(cls, losses: Sequence[float], norms: Sequence[float] | None = None) -> "Curve":
         """Return the curve of losses (and gradient norms) of steps 1, 2, … in full precision."""
-        loss, zero = np.array(losses, float), np.zeros(len(losses))
+        loss = np.array(losses, float)
+        zero = np.zeros(len(losses))
         return cls(
             np.arange(1, len(loss) + 1),
             loss,
@@ -264,7 +266,8 @@ def _read_csv(lines: list[str]) -> Rows:
 
 def _read_numbers(lines: list[str]) -> Rows:
     """Return rows of `step loss [grad_norm] [time]`; a header renames the columns."""
-    cells, names = [line.split() for line in lines], ["step", "loss", "grad_norm", "time"]
+    cells = [line.split() for line in lines]
+    names = ["step", "loss", "grad_norm", "time"]
     names = names if any(map(_is_number, cells[0])) else cells.pop(0)
     # a killed run
     cells = cells[:-1] if len(cells) > 1 and len(cells[-1]) < len(cells[-2]) else cells
@@ -321,10 +324,8 @@ def _number(value: Any, thousands: bool = False) -> Any:
     mantissa, exponent, power = text.partition("e")
     found = Number(text)
     if math.isfinite(found):
-        found.unit, found.exponent = (
-            10.0 ** min(99, int(power or 0) - len(mantissa.partition(".")[2])),
-            exponent,
-        )
+        found.unit = 10.0 ** min(99, int(power or 0) - len(mantissa.partition(".")[2]))
+        found.exponent = exponent
     return found
 
 
@@ -377,10 +378,8 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:  # noqa: C901
         )
     run, loss = found[chosen] if chosen else next(iter(found.values()))
     rows = [row for row in rows if loss in row and (not run or str(row.get(label)) == run)]
-    real, front = (
-        [row for row in rows if isinstance(row[loss], REAL)],
-        ("", loss.rpartition(" - ")[0]),
-    )
+    real = [row for row in rows if isinstance(row[loss], REAL)]
+    front = ("", loss.rpartition(" - ")[0])
     mine = [
         *dict.fromkeys(
             n for row in real for n in row if n != loss and n.rpartition(" - ")[0] in front

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 # steps with a time in each run; change that counts, for repeated runs differ by it
-FEWEST, SMALLEST = 12, 0.01
+FEWEST = 12
+SMALLEST = 0.01
 OUTLIER = 3.0  # robust standard deviations from the line where a step no longer counts
 
 
@@ -31,9 +32,12 @@ def compare_speed(old: np.ndarray, new: np.ndarray) -> Speed | None:
     """Compare the seconds of steps [n], [m] of two runs; None where fewer than FEWEST are known."""
     if (a := _fit_line(old)) is None or (b := _fit_line(new)) is None:
         return None
-    change, drift, error = b[0] - a[0], b[1] - a[1], math.hypot(a[2], b[2])
+    change = b[0] - a[0]
+    drift = b[1] - a[1]
+    error = math.hypot(a[2], b[2])
     # 97.5 % quantile of Student's t, by the series of Cornish and Fisher
-    z, df = 1.959964, min(a[3], b[3])
+    z = 1.959964
+    df = min(a[3], b[3])
     width = error * (z + (z**3 + z) / 4 / df + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / df**2)
     # the error at an end is twice that in the middle; at both a test on one side at 5 %
     moved = abs(change) - abs(drift) / 2 > (0.84 - 0.27 / df) * 2 * width and abs(change) > SMALLEST
@@ -50,19 +54,20 @@ def _fit_line(values: np.ndarray) -> tuple[float, float, float, float] | None:
     at = np.flatnonzero(np.isfinite(values) & (values > 0))
     if len(at) < FEWEST:
         return None
-    x, y = (at - at.mean()) / (at[-1] - at[0]), np.log(values[at])
-    slope, level = 0.0, float(np.median(y))
+    x = (at - at.mean()) / (at[-1] - at[0])
+    y = np.log(values[at])
+    slope = 0.0
+    level = float(np.median(y))
     for _ in range(8):  # Tukey's biweight
         rest = y - level - slope * x
         keep = np.clip(1 - (rest / (OUTLIER * 1.4826 * np.median(np.abs(rest)) + 1e-9)) ** 2, 0, 1)
         slope, level = np.polyfit(x, y, 1, w=keep)
-    pull, n = keep**2 * (y - level - slope * x), len(x)
+    pull = keep**2 * (y - level - slope * x)
+    n = len(x)
     r = float(pull[1:] @ pull[:-1] / max(pull @ pull, 1e-30))
     r = min(0.95, max(0.0, r + (1 + 3 * r) / n))  # without its bias in a short series
-    effective, share = (
-        max(3.0, n * (1 - r) / (1 + r)),
-        max(0.1, float(np.mean(keep * (5 * keep - 4)))),
-    )
+    effective = max(3.0, n * (1 - r) / (1 + r))
+    share = max(0.1, float(np.mean(keep * (5 * keep - 4))))
     return (
         level,
         slope,

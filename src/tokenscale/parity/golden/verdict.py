@@ -14,19 +14,30 @@ import numpy as np
 from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.golden.speed import Speed, compare_speed
 
-IDENTICAL, ROUNDING, DATA, WEIGHTS = "identical", "rounding", "other data", "other initial weights"
-MODEL, UPDATE, DIVERGED = "other loss, mask or model", "other update", "diverged or not finite"
-NORM, SPEED, UNKNOWN = "gradient norm only", "speed only", "cannot tell"
+IDENTICAL = "identical"
+ROUNDING = "rounding"
+DATA = "other data"
+WEIGHTS = "other initial weights"
+MODEL = "other loss, mask or model"
+UPDATE = "other update"
+DIVERGED = "diverged or not finite"
+NORM = "gradient norm only"
+SPEED = "speed only"
+UNKNOWN = "cannot tell"
 # worst first
 KINDS = (DIVERGED, MODEL, WEIGHTS, DATA, UPDATE, NORM, UNKNOWN, SPEED, ROUNDING, IDENTICAL)
 MULTIPLE = 10.0  # differences beyond that many times the largest among floor runs are real
 RESOLUTION = 2.0**-24  # relative spacing of fp32: the smallest floor of a loss or a norm
 #: without floor runs, relative: fp32 rounding at step 1 (measured: 2e-7), its growth a step, more
 #: than bf16's (5e-4)
-FP32, GROWTH, BF16 = 1e-6, 1.1, 1e-3
+FP32 = 1e-6
+GROWTH = 1.1
+BF16 = 1e-3
 #: later differences of one sign are real from this size on; batches whose losses correlate less are
 #: others (or at once)
-SYSTEMATIC, SIMILAR, OTHER_BATCHES = 1e-2, 0.75, 0.5
+SYSTEMATIC = 1e-2
+SIMILAR = 0.75
+OTHER_BATCHES = 0.5
 RATES = json.loads((Path(__file__).parent / "rates.json").read_text(encoding="utf-8"))
 
 
@@ -86,7 +97,9 @@ def judge(old: Curve, new: Curve, floors: Sequence[Curve] = (), fp32: bool = Fal
             f"no loss in common: OLD begins at {old.steps[0]}, NEW at {new.steps[0]}",
             notes=notes,
         )
-    steps, a, b = steps[finite], a[finite], b[finite]
+    steps = steps[finite]
+    a = a[finite]
+    b = b[finite]
     floors = [replace(floor, steps=floor.steps + _find_shift(old, floor)) for floor in floors]
     others = {
         n: v
@@ -111,7 +124,8 @@ def _find_shift(old: Curve, new: Curve) -> int:
     """Return what to add to the steps of `new`: 1 or -1 where one curve counts from 0 and losses
     then fit, else 0.
     """
-    gaps, shift = [], int(old.steps[0] - new.steps[0])
+    gaps = []
+    shift = int(old.steps[0] - new.steps[0])
     for by in (0, shift) if abs(shift) == 1 else ():
         _, x, y = np.intersect1d(old.steps, new.steps + by, return_indices=True)
         gap = np.nan_to_num(np.abs(old.loss[x] - new.loss[y]), nan=np.inf)
@@ -155,11 +169,11 @@ def _measure_floor(
 def _judge_losses(  # noqa: C901
     steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve], fp32: bool
 ) -> Verdict:
-    x, y, unit = old.loss[a], new.loss[b], np.maximum(old.unit[a], new.unit[b])
-    d, scale = (
-        _differences(x, y, old.unit[a], new.unit[b]),
-        np.maximum(np.abs(np.nan_to_num(x)), 1e-30),
-    )
+    x = old.loss[a]
+    y = new.loss[b]
+    unit = np.maximum(old.unit[a], new.unit[b])
+    d = _differences(x, y, old.unit[a], new.unit[b])
+    scale = np.maximum(np.abs(np.nan_to_num(x)), 1e-30)
     r = np.abs(np.nan_to_num(d)) / scale
     k = next(iter(np.flatnonzero(d).tolist()), None)
     growth = FP32 * GROWTH ** np.minimum(np.arange(len(d)), 100)
@@ -172,10 +186,8 @@ def _judge_losses(  # noqa: C901
     )
 
     def say(kind: str, reason: str, place: int | None = k) -> Verdict:
-        step, source = (
-            None if place is None else int(steps[place]),
-            "fp32 rounding" if fp32 else "digits, first steps",
-        )
+        step = None if place is None else int(steps[place])
+        source = "fp32 rounding" if fp32 else "digits, first steps"
         if floor is not None and place is not None:
             source = (
                 f"given: {len(floors)} run(s), which differ by {floor[place]:.1e} at step {step}"
@@ -216,7 +228,8 @@ def _judge_losses(  # noqa: C901
         f"step {steps[k]} differs by {d[k]:+.2g} ({r[k]:.1e} of the loss), at most {r.max():.1e}"
     )
     if floor is not None:
-        beyond, ratio = np.flatnonzero(np.abs(d) > real), float((np.abs(d) / (floor + unit)).max())
+        beyond = np.flatnonzero(np.abs(d) > real)
+        ratio = float((np.abs(d) / (floor + unit)).max())
         sizes += f"; {ratio:.3g} times the floor at most"
         if not len(beyond):
             why = (
@@ -236,17 +249,16 @@ def _judge_losses(  # noqa: C901
             return say(UNKNOWN, f"{sizes}: too few digits are printed; print 7 digits of the loss")
         if not len(beyond):
             moved, norm, *_ = _judge_norms(steps, old, new, a, b, floors, growth, low)
-            sizes, but = (
-                f"{sizes}: as small as rounding in fp32",
-                norm * moved or "over few steps" * (len(d) < 5),
-            )
+            sizes = f"{sizes}: as small as rounding in fp32"
+            but = norm * moved or "over few steps" * (len(d) < 5)
             return (
                 say(UNKNOWN, f"{sizes}, but {but}; give --floor runs")
                 if but
                 else say(ROUNDING, sizes)
             )
     first = k or int(beyond[0])
-    lean, c = _lean(d[first:]), _correlate(x[first:], y[first:])
+    lean = _lean(d[first:])
+    c = _correlate(x[first:], y[first:])
     # rounding grows from far below
     jump = np.median(r[first : first + 3]) / max(np.median(r[first:]), 1e-30)
     others = c is not None and (
@@ -307,7 +319,8 @@ def _correlate(x: np.ndarray, y: np.ndarray) -> float | None:
     """Return how losses of batches correlate, without the trend (second differences); None for
     fewer than 6 steps.
     """
-    one, two = np.diff(x, 2), np.diff(y, 2)
+    one = np.diff(x, 2)
+    two = np.diff(y, 2)
     return float(np.corrcoef(one, two)[0, 1]) if len(one) >= 4 and one.std() and two.std() else None
 
 
@@ -326,16 +339,17 @@ def _judge_norms(
     """
     if old.norm is None or new.norm is None or old.norm_unit is None or new.norm_unit is None:
         return False, "", 0, 0.0
-    x, y, unit = old.norm[a], new.norm[b], np.maximum(old.norm_unit[a], new.norm_unit[b])
-    d, scale = (
-        np.abs(_differences(x, y, old.norm_unit[a], new.norm_unit[b])),
-        np.maximum(np.abs(x), 1e-30),
-    )
+    x = old.norm[a]
+    y = new.norm[b]
+    unit = np.maximum(old.norm_unit[a], new.norm_unit[b])
+    d = np.abs(_differences(x, y, old.norm_unit[a], new.norm_unit[b]))
+    scale = np.maximum(np.abs(x), 1e-30)
     floor, real = _measure_floor(
         steps, [(c, c.norm) for c in (old, *floors) if c.norm is not None], unit, low * scale
     )
     beyond = np.flatnonzero(d > (limit * scale + unit if floor is None else real)).tolist()
-    at, start = next(iter(beyond), 0), float(np.nan_to_num(d[0] / scale[0]))
+    at = next(iter(beyond), 0)
+    start = float(np.nan_to_num(d[0] / scale[0]))
     text = (
         f"the gradient norm moves by {y[at] - x[at]:+.2g} ({d[at] / scale[at]:.1e}) at step "
         f"{steps[at]}"

@@ -44,7 +44,9 @@ class InferenceTokensPerSecond(Figure):
         "formula_bytes",
         "peak_bytes",
     )
-    main, unit, by = "tokens_per_s", (1, " tokens/s"), ("label",)
+    main = "tokens_per_s"
+    unit = (1, " tokens/s")
+    by = ("label",)
     inference_steps: pd.DataFrame
 
     def prepare(self) -> None:
@@ -61,7 +63,8 @@ class InferenceTokensPerSecond(Figure):
             f"{cell} tokens, {_cache(cached)}"
             for cell, cached in zip(cells, rows["cached"], strict=True)
         ]
-        self.rows, self.refusals = rows.assign(cell=cells, label=labels, repeat=rows["round"]), ""
+        self.rows = rows.assign(cell=cells, label=labels, repeat=rows["round"])
+        self.refusals = ""
 
     def data(self) -> pd.DataFrame:
         """Return one row per cell and round; below them, with a `position`, one per stretch of
@@ -127,7 +130,8 @@ class InferenceTokensPerSecond(Figure):
     def caption(self) -> str:
         if self.rows.empty:
             return "No inference benchmark was given for this experiment."
-        first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
+        first = self.rows.iloc[0]
+        n = int(self.rows["round"].nunique())
         counts = sorted(self.rows["threads"].dropna().unique())
         threads = captions.listing([captions.count(int(t), "thread") for t in counts])
         where = (
@@ -187,7 +191,8 @@ class InferenceTokensPerSecond(Figure):
         )
         rows = []
         for (_, run_id, batch, prompt, new), cell in self.rows.groupby(_CELL):
-            kept, without = cell[cell["cached"]], cell[~cell["cached"]]
+            kept = cell[cell["cached"]]
+            without = cell[~cell["cached"]]
             same = (
                 "equal"
                 if cell["same_text"].all()
@@ -235,7 +240,8 @@ def _look(colour: str, cached: bool) -> dict:
 
 
 def _draw_rates(axes, rows: pd.DataFrame, look: dict) -> None:
-    same, others = rows[rows["same_text"]], rows[~rows["same_text"]]
+    same = rows[rows["same_text"]]
+    others = rows[~rows["same_text"]]
     axes.plot(same["new_tokens"], same["tokens_per_s"], **look | {"linestyle": "none"})
     axes.plot(same.groupby("new_tokens")["tokens_per_s"].median(), **look | {"marker": ""})
     axes.plot(

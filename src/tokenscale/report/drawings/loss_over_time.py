@@ -18,10 +18,8 @@ def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["world_size"] == smallest) & rows["loss"].notna()]
 
 
-_TOKENS, _SECONDS = (
-    ("useful_tokens_seen", "useful tokens trained on"),
-    ("training_s", "seconds of training steps"),
-)
+_TOKENS = ("useful_tokens_seen", "useful tokens trained on")
+_SECONDS = ("training_s", "seconds of training steps")
 
 
 class LossOverTime(Figure):
@@ -73,9 +71,12 @@ class LossOverTime(Figure):
         Repeats are thin, their median point by point bold, over the repeats that all series have. A
         cross is a stop.
         """
-        train, held_out, stopped = self.training, self.held_out, self.stopped
+        train = self.training
+        held_out = self.held_out
+        stopped = self.stopped
         names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
-        found, every = panels.layered(looks(names)), panels.thinned(train, 2)
+        found = panels.layered(looks(names))
+        every = panels.thinned(train, 2)
         common = captions.common_repeats(train, ["series"])
         made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
         last = axes_of[2]
@@ -124,7 +125,8 @@ class LossOverTime(Figure):
         return made
 
     def sentences(self) -> str:
-        train, stopped = self.training, self.stopped["run_id"].nunique()
+        train = self.training
+        stopped = self.stopped["run_id"].nunique()
         listed = self.inventory.dropna(subset=["series", "world_size"])
         expected = listed[
             listed["world_size"] == listed.groupby("series")["world_size"].transform("min")
@@ -169,7 +171,8 @@ class LossOverTime(Figure):
 class DdpVerificationLoss(Figure):
     title = "Loss of several ranks against the fewest, step by step"
     queries = ("loss_difference", "inventory")
-    factor, cores_matter = "world_size", False
+    factor = "world_size"
+    cores_matter = False
 
     def finding(self) -> str:
         text = (
@@ -203,7 +206,8 @@ class DdpVerificationLoss(Figure):
         above = self.rows.loc[self.rows["largest_difference"] > 0, "largest_difference"]
         floor = above.min() / 3 if len(above) else 1e-9  # where zeros stand, below all that differ
         names = ordered(self.rows["series"])
-        found, every = panels.layered(looks(names)), panels.thinned(self.rows)
+        found = panels.layered(looks(names))
+        every = panels.thinned(self.rows)
         for name, options in found.items():
             line = {
                 "color": options["color"],
@@ -220,10 +224,8 @@ class DdpVerificationLoss(Figure):
             "largest_difference"
         ].max()
         for y, cell in enumerate(cells):
-            values, options = (
-                panels.at(largest, cell)["largest_difference"],
-                found[cell[0]] | {"linestyle": "none"},
-            )
+            values = panels.at(largest, cell)["largest_difference"]
+            options = found[cell[0]] | {"linestyle": "none"}
             right.plot(
                 values.clip(lower=floor),
                 [y + o for o in jitter(len(values))],
@@ -233,7 +235,8 @@ class DdpVerificationLoss(Figure):
         panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
         left.set_yscale("log")
         right.set_xscale("log")
-        low, high = floor / 2, max(10 * floor, 3 * self.rows["largest_difference"].max())
+        low = floor / 2
+        high = max(10 * floor, 3 * self.rows["largest_difference"].max())
         left.set_ylim(low, high)
         right.set_xlim(low, high)
         for axis in (left.yaxis, right.xaxis):  # powers of ten as `1e-6`

@@ -42,14 +42,16 @@ class TokensPerSecondOverTime(Figure):
 
     def draw(self) -> Drawing:
         """Draw a panel per world size, a line a series."""
-        rows, worlds = self.rows, sorted(int(w) for w in self.rows["world_size"].unique())
+        rows = self.rows
+        worlds = sorted(int(w) for w in self.rows["world_size"].unique())
         made, every = panels.grid(
             len(worlds), 2.7, "seconds of training steps", "useful tokens / s", sharey=True
         )
         if not worlds:
             return self.no_data(made)
         names = style.ordered(rows["series"])
-        found, nth = panels.layered(style.looks(names)), panels.thinned(rows)
+        found = panels.layered(style.looks(names))
+        nth = panels.thinned(rows)
         for axes, world in zip(every, worlds, strict=True):
             here = rows[rows["world_size"] == world]
             for name, options in found.items():
@@ -78,7 +80,8 @@ class TokensPerSecondOverTime(Figure):
         return f"{text}A point is {point}; the first includes the warm-up. {CURVES}"
 
     def numbers(self) -> str:
-        texts, common = [], captions.common_repeats(self.rows)
+        texts = []
+        common = captions.common_repeats(self.rows)
         for name, world, rows in captions.cells(common):
             middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
             texts.append(
@@ -106,14 +109,16 @@ class StepTimeBreakdown(Figure):
     title = "What a step's time is made of"
     queries = ("phases", "inventory")
     factor = "approach"
-    main, unit = "step_s", (1e3, " ms")
+    main = "step_s"
+    unit = (1e3, " ms")
     read = "Stacked bars of a step's time. Median step: {}."
 
     def finding(self) -> str:
         shares = self.rows[list(PARTS)].div(self.rows["step_s"], axis=0).median().dropna()
         if shares.empty:
             return self.title
-        part, share = PARTS[shares.idxmax()][0], number(100 * shares.max(), 2)
+        part = PARTS[shares.idxmax()][0]
+        share = number(100 * shares.max(), 2)
         return f"The largest part of a step is {part}: {share} % of its time"
 
     def draw(self) -> Drawing:
@@ -130,7 +135,8 @@ class StepTimeBreakdown(Figure):
             if here.empty:
                 panels.write_note(axes, y, "no data")
                 continue
-            begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
+            begin = 0.0
+            median = here.iloc[(len(here) - 1) // 2]
             for part, (_, colour, hatch) in PARTS.items():
                 width = 1e3 * max(0.0, median[part])
                 axes.barh(

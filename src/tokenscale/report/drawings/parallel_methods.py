@@ -38,7 +38,8 @@ class Speeds(Figure):
     all cells as bars.
     """
 
-    main, by = "useful_tokens_per_s", ("label",)
+    main = "useful_tokens_per_s"
+    by = ("label",)
     #: columns that name a cell; the first parts blocks of rows
     keys: tuple[str, ...]
     heading = ""
@@ -67,7 +68,8 @@ class Speeds(Figure):
         if not self.cells:
             return self.no_data(made)
         for y, group in enumerate(self.cells):
-            (colour, face), places = self.look(group), [y + offset for offset in jitter(len(group))]
+            (colour, face) = self.look(group)
+            places = [y + offset for offset in jitter(len(group))]
             axes.plot(
                 group[self.main], places, "o", color=colour, markerfacecolor=face, markersize=5
             )
@@ -105,7 +107,8 @@ def _same(group: pd.DataFrame) -> str:
 class ParallelMethods(Speeds):
     title = "Throughput of parallel methods"
     queries = ("parallelism", "inventory")
-    factor, cores_matter = "layout", False
+    factor = "layout"
+    cores_matter = False
     keys = ("world_size", "approach", "factors", "storage", "method", "layout")
 
     def prepare(self) -> None:
@@ -216,7 +219,8 @@ class ParallelMethods(Speeds):
         )
         rows = []
         for group in self.cells:
-            world, alike = group["world_size"].iloc[0], self.compared(group)
+            world = group["world_size"].iloc[0]
+            alike = self.compared(group)
             rows.append(
                 [
                     str(world),
@@ -245,7 +249,8 @@ class ParallelMethods(Speeds):
 class MemoryByMethod(Figure):
     title = "Memory by parallel method, measured and predicted"
     queries = ("memory", "inventory")
-    factor, cores_matter = "layout", False
+    factor = "layout"
+    cores_matter = False
 
     def prepare(self) -> None:
         """Read bytes as numbers with gaps, and name the cells: method or levels of the layout, and
@@ -256,7 +261,8 @@ class MemoryByMethod(Figure):
             name for name in self.rows if name.endswith("bytes") or name == "predicted_per_measured"
         ]
         self.rows = self.rows.astype(dict.fromkeys(numbers, float))
-        several, found = self.rows["approach"].nunique() > 1, []
+        several = self.rows["approach"].nunique() > 1
+        found = []
         for (world, method, series), rows in self.rows.groupby(["world_size", "method", "series"]):
             name = f"{rows['approach'].iloc[0]}, " * several + (series.partition(", ")[2] or method)
             found.append(((name, int(world)), rows))
@@ -327,7 +333,8 @@ class MemoryByMethod(Figure):
             "itself are in neither. "
         )
         known = self.rows["predicted_per_measured"].dropna()
-        low, high = number(known.min()), number(known.max())
+        low = number(known.min())
+        high = number(known.max())
         return text + f"Predicted over measured: {low if low == high else f'{low} to {high}'}. " * (
             len(known) > 0
         )
@@ -482,7 +489,9 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
 class PipelineBubble(Figure):
     title = "Pipelines: waiting, and speed over model parallelism"
     queries = ("pipeline", "inventory")
-    factor, main, by = "layout", "bubble_share", ("label",)
+    factor = "layout"
+    main = "bubble_share"
+    by = ("label",)
     unit = (100, " %")
 
     def prepare(self) -> None:
@@ -559,13 +568,12 @@ class PipelineBubble(Figure):
             return self.no_data(made)
         series = list(dict.fromkeys(key[1:3] for key in self.cells))
         for place, axes in enumerate(axes_of):
-            ranks, (column, (_, factor)) = sizes[place // 2], list(_DRAWN.items())[place % 2]
+            ranks = sizes[place // 2]
+            (column, (_, factor)) = list(_DRAWN.items())[place % 2]
             for (schedule, chunks), shift in zip(series, panels.shifts(len(series)), strict=True):
                 rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
-                (colour, marker, dash), predicted = (
-                    SCHEDULES[schedule],
-                    [_predict(*key) for key in rows.values()],
-                )
+                (colour, marker, dash) = SCHEDULES[schedule]
+                predicted = [_predict(*key) for key in rows.values()]
                 look: dict = {
                     "color": colour,
                     "markerfacecolor": "none",
@@ -630,7 +638,8 @@ class PipelineBubble(Figure):
         )
         rows = []
         for key, group in self.cells.items():
-            alike, predicted = group[group.index.isin(self.common.index)], _predict(*key)
+            alike = group[group.index.isin(self.common.index)]
+            predicted = _predict(*key)
             rows.append(
                 [
                     _name(*key[1:3]),

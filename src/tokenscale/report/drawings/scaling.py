@@ -12,11 +12,13 @@ class Scaling(Figure):
     each pair of runs.
     """
 
-    factor, main = "world_size", "useful_tokens_per_s"
+    factor = "world_size"
+    main = "useful_tokens_per_s"
     measures = {"useful_tokens_per_s": ("useful tokens / s", 1.0)}
 
     def draw(self) -> Drawing:
-        rows, (made, (left, right)) = self.rows, figure(2, height=4.0)
+        rows = self.rows
+        (made, (left, right)) = figure(2, height=4.0)
         for axes in (left, right):
             axes.set_xlabel("world size (ranks)")
         left.set_ylabel("useful tokens / s")
@@ -25,10 +27,8 @@ class Scaling(Figure):
         right.set_ylabel(f"efficiency T(N) / ({times} × T({base})) (%)")
         if rows.empty:
             return self.no_data(made)
-        worlds, series = (
-            sorted(int(w) for w in rows["world_size"].unique()),
-            ordered(rows["series"]),
-        )
+        worlds = sorted(int(w) for w in rows["world_size"].unique())
+        series = ordered(rows["series"])
         line: dict = {"linestyle": ":", "linewidth": 0.9}
         for name, shift in zip(series, panels.shifts(len(series)), strict=True):
             panels.joined(left, rows, "useful_tokens_per_s", 1, name, shift)
@@ -168,7 +168,8 @@ class TrainingTime(Figure):
         "epoch_rows",
         *measures,
     )
-    main, unit = "training_s", (1, " s")
+    main = "training_s"
+    unit = (1, " s")
 
     def draw(self) -> Drawing:
         drawing = panels.joined_panels(self)
@@ -223,7 +224,8 @@ def no_peak(computing: pd.DataFrame) -> str:
 class MfuComparison(Figure):
     title = "Model FLOPs utilisation by approach"
     queries = ("computing", "inventory")
-    factor, main = "approach", "tflops_per_device_s"
+    factor = "approach"
+    main = "tflops_per_device_s"
     columns = (
         "series",
         "world_size",
@@ -242,7 +244,9 @@ class MfuComparison(Figure):
         self.known = bool(self.rows["mfu_palm"].notna().any())
         self.measures = {self.main: ("achieved TFLOP/s of a device", 1.0)}
         if self.known:
-            self.main, self.unit, self.found = "mfu_palm", (100, " %"), "MFU (palm):"
+            self.main = "mfu_palm"
+            self.unit = (100, " %")
+            self.found = "MFU (palm):"
             self.measures = {self.main: ("MFU, convention palm (%)", 100.0)}
 
     def folded(self) -> str:
@@ -264,7 +268,8 @@ class MfuComparison(Figure):
             if here["mfu_palm"].dropna().empty:
                 panels.write_note(axes, y, "no peak known" if len(here) else "no data")
             for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
-                values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
+                values = 100 * here[column].dropna()
+                height = y + 0.27 - 0.18 * place
                 options: dict = {
                     "color": colour,
                     "marker": marker,

@@ -38,10 +38,8 @@ class ScalingSeries:
 
 
 def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
-    colour, marker = (
-        options["color"],
-        {"color": options["color"], "marker": options["marker"], "linestyle": "none"},
-    )
+    colour = options["color"]
+    marker = {"color": options["color"], "marker": options["marker"], "linestyle": "none"}
     fitted = series.runs["world_size"].isin(series.fitted)
     sizes = sorted({int(w) for w in series.runs["world_size"]})
     if series.predictions:
@@ -71,7 +69,8 @@ def _describe_residuals(series: ScalingSeries, model: Projection) -> str:
     # no measurement of scaling
     shared_cores = series.runs["oversubscribed"].fillna(False).astype(bool)
     held_out = series.runs[~series.runs["world_size"].isin(series.fitted) & ~shared_cores]
-    medians, texts = held_out.groupby("world_size")["useful_tokens_per_s"].median(), []
+    medians = held_out.groupby("world_size")["useful_tokens_per_s"].median()
+    texts = []
     for p, (rate, low, high, _) in series.predictions:
         if (median := medians.get(p.world_size)) is not None:
             inside = "inside" if low <= median <= high else "outside"
@@ -103,7 +102,8 @@ class ScalingModel(Figure):
             own = runs[runs["series"] == name]
             sizes = sorted(int(w) for w in own["world_size"].unique())
             fitted = tuple(sizes[:-1] if len(sizes) > 2 else sizes)  # the largest is held out
-            model, obstacle = None, ""
+            model = None
+            obstacle = ""
             try:
                 if len(sizes) > 1:
                     model = project_series(

@@ -149,13 +149,15 @@ class StorageBenchmark(Figure):
         "single_row_ms",
         *_EPOCHS,
     )
-    main, by = "sequential_us_per_token", ("store",)
+    main = "sequential_us_per_token"
+    by = ("store",)
 
     def prepare(self) -> None:
         """Leave out stores without a measurement; compute medians over rounds, one row per way to
         store.
         """
-        self.rows, self.refusals = self.first[self.first["round"].notna()], ""
+        self.rows = self.first[self.first["round"].notna()]
+        self.refusals = ""
         stores = self.data()[self.rows["format"].to_numpy() != "text"].fillna({"codec": _OWN})
         named = ["store", "format", "dtype", "codec", "row_group_rows"]
         self.points = (
@@ -172,7 +174,8 @@ class StorageBenchmark(Figure):
         The vertical line is the entropy of single ids; horizontal lines, each with its engine,
         tokenize on the fly.
         """
-        points, text = self.points, self.rows[self.rows["format"] == "text"]
+        points = self.points
+        text = self.rows[self.rows["format"] == "text"]
         made, axes_of = figure(2, height=4.6, sharex=True)
         for axes, (column, label) in zip(axes_of, _SPEEDS.items(), strict=True):
             axes.set_ylabel(label)
@@ -216,7 +219,8 @@ class StorageBenchmark(Figure):
 
     def _handles(self) -> list[Line2D]:
         """Return what markers and colours mean, of those that are there."""
-        formats, codecs = set(self.points["format"]), set(self.points["codec"])
+        formats = set(self.points["format"])
+        codecs = set(self.points["codec"])
         found: list[dict] = [
             {"color": TEXT, "marker": m, "label": f} for f, m in _MARKERS.items() if f in formats
         ]
@@ -233,7 +237,8 @@ class StorageBenchmark(Figure):
     def caption(self) -> str:
         if self.points.empty:
             return "No storage benchmark was given for this experiment."
-        first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
+        first = self.rows.iloc[0]
+        n = int(self.rows["round"].nunique())
         text = (
             f"{number(first['documents'])} documents of {first['corpus']}, tokenizer "
             f"{first['tokenizer']}, rows of "

@@ -72,13 +72,16 @@ class TokenizationBenchmark(Figure):
         "open_s",
         "not_useful_share",
     )
-    main, by = "us_per_useful_token", ("arm",)
+    main = "us_per_useful_token"
+    by = ("arm",)
 
     def prepare(self) -> None:
         rows = self.first[self.first["left_out"].isna()]
-        self.rows, self.refusals = rows.assign(repeat=rows["round"]), ""
+        self.rows = rows.assign(repeat=rows["round"])
+        self.refusals = ""
         limits = rows["is_limit"].astype(bool)
-        self.limits, self.arms = self.rows[limits], self.rows[~limits]
+        self.limits = self.rows[limits]
+        self.arms = self.rows[~limits]
         self.drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
 
     def finding(self) -> str:
@@ -90,7 +93,8 @@ class TokenizationBenchmark(Figure):
         medians = (
             self.common.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
         )
-        rounds, names = self.rows.groupby("arm")["round"].nunique(), ordered(self.rows["arm"])
+        rounds = self.rows.groupby("arm")["round"].nunique()
+        names = ordered(self.rows["arm"])
         rows = [
             [name, str(rounds[name]), *map(number, medians.reindex([name]).iloc[0])]
             for name in names
@@ -147,7 +151,8 @@ class TokenizationBenchmark(Figure):
                 "The data path was not measured alone in this experiment: no benchmark file was "
                 "given."
             )
-        first, n = rows.iloc[0], int(rows.groupby("arm")["round"].nunique().max())
+        first = rows.iloc[0]
+        n = int(rows.groupby("arm")["round"].nunique().max())
         cold = (
             "; those called cold after their files were dropped from it"
             if (rows["cache"] == "cold").any()

@@ -17,7 +17,10 @@ from tokenscale.report.table import Table, columns
 class MixtureLosses(Figure):
     title = "Validation loss of each corpus by its share of the training data"
     queries = ("source_validation", "inventory")
-    factor, cores_matter, main, by = "corpus", False, "loss", ("cell", "source")
+    factor = "corpus"
+    cores_matter = False
+    main = "loss"
+    by = ("cell", "source")
     columns = (
         "corpus",
         "series",
@@ -99,7 +102,8 @@ class MixtureLosses(Figure):
 class TimeToTargetLoss(Figure):
     title = "Time to a validation loss"
     queries = ("time_to_target", "inventory")
-    factor, main = "approach", "seconds"
+    factor = "approach"
+    main = "seconds"
     measures = {
         "seconds": ("seconds of training steps", 1.0),
         "useful_tokens": ("useful tokens trained on", 1.0),
@@ -121,7 +125,8 @@ class TimeToTargetLoss(Figure):
     )
 
     def finding(self) -> str:
-        runs, target = captions.count(len(self.rows), "run"), number(self.rows["target"].max(), 4)
+        runs = captions.count(len(self.rows), "run")
+        target = number(self.rows["target"].max(), 4)
         reached = (
             f"{int(self.rows['reached'].sum())} of {runs} reached a validation loss of {target} "
             "nats"
@@ -229,7 +234,8 @@ def _draw_cell(
 class Translation(Figure):
     title = "Translation: time of an epoch, tokens per second, and BLEU"
     queries = ("translation", "epochs", "inventory")
-    factor, main = "approach", "bleu"
+    factor = "approach"
+    main = "bleu"
     measures = {
         "epoch_s": ("an epoch of the corpus (s)", 1),
         "target_tokens_per_s": ("target tokens / s", 1),
@@ -310,7 +316,8 @@ class Translation(Figure):
             middle = group[
                 [*self.measures, "training_s", "positions_per_s", "validation_loss"]
             ].median()
-            bleu, each = group["bleu"], group["bleu_by_epoch"].dropna().str.split(", ", expand=True)
+            bleu = group["bleu"]
+            each = group["bleu_by_epoch"].dropna().str.split(", ", expand=True)
             rows.append(
                 [
                     names[name],

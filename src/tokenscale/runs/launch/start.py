@@ -206,7 +206,8 @@ class Launch:
             found["container_digest"] = self.machine.container_digest
         if self.job is None:
             return found
-        job, here = self.job.record(), Path.cwd()
+        job = self.job.record()
+        here = Path.cwd()
         if job["log"] and Path(job["log"]).is_relative_to(here):  # the project may be moved
             job["log"] = str(Path(job["log"]).relative_to(here))
         return found | {"job": job}
@@ -215,7 +216,9 @@ class Launch:
         """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each
         rank (`here`).
         """
-        machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
+        machine = self.machine
+        shape = self.shape
+        outputs = self.outputs(attempt)
         what: dict[str, Any] = {
             "run": self.run.to_json(),
             "directory": self.directory,
@@ -290,10 +293,8 @@ class Launch:
         if self.machine.starter != "srun":
             if shape.nodes == 1:
                 return
-            what, found = (
-                "the run needs several nodes, which only srun can start.",
-                self.machine.gpus_per_node,
-            )
+            what = "the run needs several nodes, which only srun can start."
+            found = self.machine.gpus_per_node
             following = 'set starter = "srun" in the machine file, or use a smaller layout'
             raise UserError(
                 what,
@@ -305,10 +306,8 @@ class Launch:
             following = f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}"
             raise UserError(NO_JOB, machine=self.machine.name, next=following)
         if len(self.job.nodes) < shape.nodes:
-            job, following = (
-                few(self.job.nodes),
-                "do not set `nodes` in the profile, or request as many",
-            )
+            job = few(self.job.nodes)
+            following = "do not set `nodes` in the profile, or request as many"
             what = "the job has fewer nodes than the run needs."
             raise UserError(what, run=needs, job=f"{self.job.id} has {job}", next=following)
 
@@ -323,20 +322,20 @@ def check_memory(
     that a job requests. `vocabulary` is the size of the tokenizer, for settings that do not state
     it; a run whose memory is not predicted passes.
     """
-    machine, entries = (
-        machine or Machine(),
-        run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary,
-    )
+    machine = machine or Machine()
+    entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary
     if run.arm != OURS or entries is None:
         return
     on_gpus = run.device != "cpu" and bool(
         machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")]
     )
     if on_gpus:
-        ranks, room = 1, machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
+        ranks = 1
+        room = machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
     else:
         ranks = geometry(run.layout.world_size, machine.gpus_per_node).ranks_per_node
-        submitted, stated = machine.starter == "srun", machine.memory_mb != Machine.memory_mb
+        submitted = machine.starter == "srun"
+        stated = machine.memory_mb != Machine.memory_mb
         known = [] if submitted else [provenance.read_memory()[0], provenance.cgroup_limits()[1]]
         known += [machine.memory_mb << 20] * (submitted or stated)
         room = min(filter(None, known), default=None)
@@ -406,7 +405,8 @@ def open_run(
         if not path.is_file():
             what = f"the manifest of the {role.replace('_', ' ')} is missing."
             raise UserError(what, path=path, next=f"snakemake {path}")
-    state, directory = _find_state(run), output.parent
+    state = _find_state(run)
+    directory = output.parent
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = attempts.hash_identity(
@@ -498,7 +498,8 @@ def _find_state(run: RunSettings) -> Path | None:
     """Return the record of the state that a run resumes from. Raises UserError if it is missing."""
     if run.resume_from is None:
         return None
-    record, writer = Path(run.resume_from) / "checkpoint.json", parse_run_id(run.resume_from)
+    record = Path(run.resume_from) / "checkpoint.json"
+    writer = parse_run_id(run.resume_from)
     if not record.is_file():
         again = f"rm -r results/runs/{writer}, and snakemake {done_file(writer)} trains it again"
         following = again if writer else "set resume_from to an existing state"

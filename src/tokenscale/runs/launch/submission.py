@@ -154,7 +154,8 @@ def _add(totals: Mapping[str, Total]) -> tuple[float, Counter[str], Counter[str]
     """Return node-hours, and the numbers of runs with an upper bound and of unknown hours, each by
     reason.
     """
-    bounded, unknown = Counter[str](), Counter[str]()
+    bounded = Counter[str]()
+    unknown = Counter[str]()
     for of in totals.values():
         bounded.update(of.bounded)
         unknown.update(of.unknown)

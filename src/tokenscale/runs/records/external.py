@@ -73,7 +73,8 @@ class ExternalRun:
             raise UserError(
                 "the rank is out of range.", **found, next="pass a rank in the expected range"
             )
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._record = {
             "run_id": self.folder.name,
             "attempt": attempt,
@@ -84,7 +85,10 @@ class ExternalRun:
             },
         }
         self._writer = Writer(self.folder / f"attempt={attempt:02d}" / f"rank={rank:05d}")
-        self._step, self._waited, self._paused, self._last = 0, 0.0, 0.0, 0.0
+        self._step = 0
+        self._waited = 0.0
+        self._paused = 0.0
+        self._last = 0.0
 
     def __enter__(self) -> "ExternalRun":
         if self.rank == 0:
@@ -138,7 +142,10 @@ class ExternalRun:
         }
         own = {"step": number, **measured, "data_wait_s": self._waited, "loss_sum": float(loss_sum)}
         self._writer.step(**{**own, **counts, **fields})
-        self._step, self._last, self._waited, self._paused = number + 1, now, 0.0, 0.0
+        self._step = number + 1
+        self._last = now
+        self._waited = 0.0
+        self._paused = 0.0
 
     def validation(self, *, loss_sum: float, useful_tokens: int, rows: int, **fields: Any) -> None:
         """Log the loss on a held-out slice, summed over its useful tokens, after the steps logged

@@ -34,7 +34,8 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
     This process's group and its parents up to the mount may each set a limit.
     """
     group = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
-    cores, memory = [], []
+    cores = []
+    memory = []
     for part in [Path(group[1]), *Path(group[1]).parents] if group else []:
         quota, _, period = read_text(root / "sys/fs/cgroup" / part / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit():  # "max" is no limit
@@ -112,10 +113,12 @@ class Energy:
         if pci_bus_id is None:
             return
         with suppress(OSError, AttributeError):
-            library, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            handle = ctypes.c_void_p()
             find = library.nvmlDeviceGetHandleByPciBusId_v2
             if library.nvmlInit_v2() == 0 and find(pci_bus_id.encode(), ctypes.byref(handle)) == 0:
-                self._library, self._device = library, handle
+                self._library = library
+                self._device = handle
 
     def joules(self) -> float | None:
         if self._library is None:

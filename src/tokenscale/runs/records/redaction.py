@@ -80,7 +80,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     >>> redact_arguments(["train", "--wandb-api-key", "0123456789abcdef", "--password=x", "--tokenizer", "bpe"])
     ['train', '--wandb-api-key', '…', '--password=…', '--tokenizer', 'bpe']
     """
-    found, secret = [], False
+    found = []
+    secret = False
     for argument in arguments:
         name, sign, _ = argument.partition("=")
         named = argument.startswith("-") and _FLAG.search(name) is not None
@@ -114,7 +115,8 @@ def _redact_value(found: re.Match[str]) -> str:
     """Redact a value after a secret's name, unless it is code: an unquoted identifier, a quoted
     sentence or name.
     """
-    quote, plain = found["value"][0], found["value"].strip("\"'")
+    quote = found["value"][0]
+    plain = found["value"].strip("\"'")
     if _PLACEHOLDER.match(found["value"]) or not found["between"].strip(" \"'\t"):
         return found[0]
     if quote in "\"'":

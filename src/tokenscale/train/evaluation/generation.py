@@ -91,13 +91,15 @@ def generate_rows(
     logits, whatever the device. Where the model's forward passes are collectives, every rank must
     call this function, or `wait_for_others`.
     """
-    rows, length = [list(prompt) for prompt in prompts], len(prompts[0])
+    rows = [list(prompt) for prompt in prompts]
+    length = len(prompts[0])
     if any(len(row) != length for row in rows):
         raise ValueError("the prompts of a batch are equally long")
     generators = [torch.Generator().manual_seed(sampling.seed + n) for n in range(len(rows))]
     count = max(0, min(max_new_tokens, positions - length))
     cache = model.new_cache(len(rows), length + count, device) if cached and count else None
-    ended, read = [False] * len(rows), 0
+    ended = [False] * len(rows)
+    read = 0
     for end in range(length, length + count):
         model.any_unfinished(True)
         inputs = torch.tensor([row[read:] for row in rows], device=device)
@@ -281,7 +283,8 @@ class TextModel(LanguageModel):
         super().__init__()
         self.model = parallel.objective.model
         self.settings = self.model.settings
-        self._parallel, self._device = parallel, device
+        self._parallel = parallel
+        self._device = device
 
     def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache | None:
         return self.model.new_cache(rows, length, device)

@@ -33,9 +33,13 @@ class HeldOut:
         writer: Writer,
         beat: Callable[[], None],
     ):
-        self._run, self._trainer, self._writer, self._beat = run, trainer, writer, beat
+        self._run = run
+        self._trainer = trainer
+        self._writer = writer
+        self._beat = beat
         self.slices = load_held_out(run, inputs, vocabulary_size) if run.validation.rows else []
-        self.pairs, self._tokenizer = [], None
+        self.pairs = []
+        self._tokenizer = None
         if run.validation.bleu:
             self._tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(
                 inputs.tokenizer
@@ -58,11 +62,14 @@ class HeldOut:
 
         Raises UserError for a slice without labels.
         """
-        began, sums = time.monotonic(), []
-        trainer, run = self._trainer, self._run
+        began = time.monotonic()
+        sums = []
+        trainer = self._trainer
+        run = self._run
         for held_out in self.slices:
             self._beat()
-            began_slice, accuracy = time.monotonic(), run.validation.accuracy
+            began_slice = time.monotonic()
+            accuracy = run.validation.accuracy
             found = validate(
                 trainer.parallel,
                 held_out,
@@ -107,12 +114,12 @@ class HeldOut:
 
     def translate(self, done: int) -> None:
         """Translate the pairs, each reader its share. BLEU is computed when the logs are read."""
-        trainer, place, run = self._trainer, self._trainer.mesh.place, self._run
-        model, device, readers = (
-            TextModel(trainer.parallel, trainer.world.device),
-            trainer.world.device,
-            run.layout,
-        )
+        trainer = self._trainer
+        place = self._trainer.mesh.place
+        run = self._run
+        model = TextModel(trainer.parallel, trainer.world.device)
+        device = trainer.world.device
+        readers = run.layout
         for found in translate(
             model,
             self.pairs,

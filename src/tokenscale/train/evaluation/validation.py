@@ -54,8 +54,10 @@ def validate(
     read the same rows all compute their loss, and one of them counts it. `accuracy` costs the
     products of the output head once more.
     """
-    world, objective = mesh.world, parallel.objective
-    total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
+    world = mesh.world
+    objective = parallel.objective
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    useful = 0
     objective.correct = (
         torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
     )
@@ -67,7 +69,8 @@ def validate(
             total += parallel.loss(micro_batch(data, rows, world.device))
         useful += objective.count(data.labels_bt[rows])
     parallel.module.train()
-    correct, objective.correct = objective.correct, None
+    correct = objective.correct
+    objective.correct = None
     if accuracy and parallel.pipeline is not None:
         parallel.pipeline.broadcast_from_last(correct)
     counts = mesh.place.is_group_leader
@@ -148,15 +151,14 @@ def scores(
 
     `report` hears of the rows that are done. Dropout is off meanwhile.
     """
-    found, training = Scores(), model.training
+    found = Scores()
+    training = model.training
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for batch in batches:
-        tokens, labels = (
-            torch.from_numpy(batch.tokens_bt).to(device),
-            torch.from_numpy(batch.labels_bt).to(device),
-        )
+        tokens = torch.from_numpy(batch.tokens_bt).to(device)
+        labels = torch.from_numpy(batch.labels_bt).to(device)
         ids = batch.document_ids_bt
         bounds = None if ids is None else Bounds(torch.from_numpy(ids), device)
         with autocast():
@@ -168,7 +170,8 @@ def scores(
         if report is not None:
             report(found.rows)
     model.train(training)
-    found.loss_sum, found.correct = loss_sum.item(), int(correct.item())
+    found.loss_sum = loss_sum.item()
+    found.correct = int(correct.item())
     return found
 
 

@@ -260,7 +260,9 @@ def _varlen(
         more: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]}
     else:  # before 2.12 each query head needs a key head
         groups = query.shape[1] // key.shape[1]
-        key, value, more = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), {}
+        key = key.repeat_interleave(groups, 1)
+        value = value.repeat_interleave(groups, 1)
+        more = {}
     # 2.10
     more |= (
         {"window_size": (-1, 0 if causal else -1)}

@@ -289,7 +289,8 @@ def _names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
 
 
 def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None:
-    missing, unknown = sorted(expected - set(weights)), sorted(set(weights) - expected)
+    missing = sorted(expected - set(weights))
+    unknown = sorted(set(weights) - expected)
     if missing or unknown:
         what = f"these are not the weights of {where}."
         next = "compare the shape that is stated with the one of the weights"
@@ -344,7 +345,8 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
             values.setdefault(ours, value) == value,
             f"as other keys say: {values[ours]}",
         )
-    heads, width = values["heads"], values.pop("head_dimension", None)
+    heads = values["heads"]
+    width = values.pop("head_dimension", None)
     whole = width is None or width * heads == values["dimension"]
     values |= {"name": kind, "head_dim": None if whole else width}
     if kind == "gpt2":
@@ -361,10 +363,8 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
     _require(config, "sliding_window", kind != "mistral" or not config["sliding_window"], without)
     layers = set(config.get("layer_types") or ["full_attention"])
     _require(config, "layer_types", layers == {"full_attention"}, "full_attention in every layer")
-    attention, feeding = (
-        bool(config.get("attention_bias", False)),
-        bool(config.get("mlp_bias", False)),
-    )
+    attention = bool(config.get("attention_bias", False))
+    feeding = bool(config.get("mlp_bias", False))
     _require(config, "mlp_bias", attention or not feeding, "false, as attention_bias")
     if kind == "qwen2" or attention and not feeding:
         values["attention_biases"] = "inputs" if kind == "qwen2" else "all"

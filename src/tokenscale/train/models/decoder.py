@@ -99,9 +99,12 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelSettings, causal: bool, kernel: str):
         super().__init__()
-        self.head_dimension, self.dropout = model.head_dimension, model.dropout
-        self.causal, self.kernel = causal, kernel
-        width, shared = model.attention_width, model.key_value_heads * model.head_dimension
+        self.head_dimension = model.head_dimension
+        self.dropout = model.dropout
+        self.causal = causal
+        self.kernel = kernel
+        width = model.attention_width
+        shared = model.key_value_heads * model.head_dimension
         self.query = linear(model.dimension, width, bias=model.has_bias("query"))
         self.key = linear(model.dimension, shared, bias=model.has_bias("key"))
         self.value = linear(model.dimension, shared, bias=model.has_bias("value"))
@@ -124,11 +127,15 @@ class Attention(nn.Module):
         def split(y: Tensor) -> Tensor:
             return y.view(rows, length, -1, self.head_dimension).transpose(1, 2)
 
-        query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        query = split(self.query(x))
+        key = split(self.key(x))
+        value = split(self.value(x))
         if self.query_key_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query = self.query_norm(query)
+            key = self.key_norm(key)
         if rotation is not None:
-            query, key = rotate(query, *rotation), rotate(key, *rotation)
+            query = rotate(query, *rotation)
+            key = rotate(key, *rotation)
         if past is not None:
             key, value = past.extend(key, value)
         # one position behind others sees them all; in a prompt each sees those before it
@@ -216,7 +223,9 @@ class Decoder(LanguageModel):
         if model.vocabulary_size is None:
             raise ValueError("the vocabulary size is not resolved yet")
         self.settings = model = model.with_positions(sequence_length)
-        self.sequence_length, self.causal, self.kernel = sequence_length, causal, kernel
+        self.sequence_length = sequence_length
+        self.causal = causal
+        self.kernel = kernel
         self.embedding = new_embedding(model.vocabulary_size, model.dimension)
         if model.positions == "learned":
             model.check_positions(sequence_length)
@@ -241,7 +250,8 @@ class Decoder(LanguageModel):
         With a cache, positions go on from its length, and what is read is added to it: a prompt
         first, then one position at a time.
         """
-        start, length = cache.length if cache else 0, tokens_bt.shape[1]
+        start = cache.length if cache else 0
+        length = tokens_bt.shape[1]
         if start and length > 1:
             raise ValueError("after the prompt a cache takes one position at a time")
         if start + length > (cache.keys.shape[3] if cache else self.sequence_length):
@@ -303,10 +313,8 @@ class Decoder(LanguageModel):
                 f"the decoder was built for {self.sequence_length} positions, not {length}"
             )
         layers = tuple(layer for layer, block in enumerate(self.blocks) if block is not None)
-        weight, width = (
-            cast(Block, self.blocks[layers[0]]).attention.key.weight,
-            self.settings.head_dimension,
-        )
+        weight = cast(Block, self.blocks[layers[0]]).attention.key.weight
+        width = self.settings.head_dimension
         shape = (len(layers), rows, weight.shape[0] // width, length, width)
         keys, values = (torch.zeros(shape, dtype=weight.dtype, device=device) for _ in range(2))
         return KVCache(keys, values, layers)

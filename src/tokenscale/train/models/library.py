@@ -52,7 +52,8 @@ class LibraryModel(LanguageModel):
         self.settings = shape
         self.model = _made(shape, objective, torch.float32)
         self.head = self.model.get_output_embeddings()
-        self._head_name, self.states_positions = twin.head_name, twin.states_positions
+        self._head_name = twin.head_name
+        self.states_positions = twin.states_positions
         self.put_head(nn.Identity())
 
     def put_head(self, module: nn.Module) -> None:
@@ -234,7 +235,8 @@ def _twin(shape: ModelSettings, objective: str) -> _Twin:
 def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
     library = _library()
     config_class = _config_class(shape)
-    masked, causal = library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
+    masked = library.MODEL_FOR_MASKED_LM_MAPPING
+    causal = library.MODEL_FOR_CAUSAL_LM_MAPPING
     if config_class not in (masked if objective == "masked" else causal):
         other = [
             word

@@ -101,7 +101,8 @@ def linear_scores(
     """
     loss_sum = torch.zeros((), device=hidden_btd.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
-    hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
+    hidden = hidden_btd.flatten(0, 1)
+    labels = labels_bt.flatten()
     for part in _parts(len(labels), chunk):
         logits = head(hidden[part])
         loss_sum += F.cross_entropy(
@@ -127,7 +128,8 @@ def correct_labels(
     the vocabulary's rows.
     """
     correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
-    hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
+    hidden = hidden_btd.flatten(0, 1)
+    labels = labels_bt.flatten()
     for part in _parts(len(labels), chunk):
         if share is None:
             predicted = head(hidden[part]).argmax(dim=-1)

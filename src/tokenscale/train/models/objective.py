@@ -126,7 +126,8 @@ class Objective(nn.Module):
     def __init__(self, model: LanguageModel, *, loss_chunk: int = 0, compiled: bool = False):
         super().__init__()
         self.model: LanguageModel = model
-        self.loss_chunk, self.compiled = loss_chunk, compiled
+        self.loss_chunk = loss_chunk
+        self.compiled = compiled
         self.correct: Tensor | None = None
         #: set by tensor parallelism: the entries of the output head that this rank has
         self.vocabulary: Vocabulary | None = None
@@ -151,7 +152,9 @@ class Objective(nn.Module):
         return self._loss_of_head(hidden_btd, labels_bt)
 
     def _loss_of_head(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
-        head, chunk, share = self.model.head, self.loss_chunk, self.vocabulary
+        head = self.model.head
+        chunk = self.loss_chunk
+        share = self.vocabulary
         if self.correct is not None:
             self.correct += correct_labels(hidden_btd, head, labels_bt, chunk, share=share)
         if chunk == 0 and share is None:
@@ -196,10 +199,8 @@ def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device
     """Copy rows of a batch to the device. Without rows: one with ignored labels, as collectives
     need every rank.
     """
-    tokens, labels = (
-        torch.from_numpy(batch.tokens_bt[rows]),
-        torch.from_numpy(batch.labels_bt[rows]),
-    )
+    tokens = torch.from_numpy(batch.tokens_bt[rows])
+    labels = torch.from_numpy(batch.labels_bt[rows])
     if len(tokens) == 0:
         tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
         labels = torch.full_like(tokens, IGNORED)

@@ -76,7 +76,9 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         )
 
     wrapped.register_comm_hook(group, reduce_bucket)
-    parallel.module, parallel.no_sync, parallel.bucket_listener = wrapped, wrapped.no_sync, listener
+    parallel.module = wrapped
+    parallel.no_sync = wrapped.no_sync
+    parallel.bucket_listener = listener
     return parallel
 
 
@@ -122,11 +124,9 @@ class RowShards(LocalShards):
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
-        self._index, self._count, self._group = (
-            mesh.index("shard"),
-            mesh.size("shard"),
-            mesh.group("shard"),
-        )
+        self._index = mesh.index("shard")
+        self._count = mesh.size("shard")
+        self._group = mesh.group("shard")
         super().__init__(model, mesh, sharding)
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:

@@ -73,7 +73,9 @@ class DeferredLinear(nn.Linear):
         super().__init__(
             linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
         )
-        self.weight, self.bias, self._deferred = linear.weight, linear.bias, deferred
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self._deferred = deferred
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _DeferredProduct.apply(x, weight, bias, self._deferred)
@@ -98,7 +100,9 @@ class _DeferredProduct(torch.autograd.Function):
         deferred: DeferredWeightGrads,
     ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.deferred = weight, bias, deferred
+        ctx.weight = weight
+        ctx.bias = bias
+        ctx.deferred = deferred
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -114,15 +118,15 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     A tied embedding (which is also the output head) is on the first rank and on the last, and its
     gradient is summed over both.
     """
-    model, sharding, layout = (
-        cast(Decoder, parallel.objective.model),
-        parallel.sharding,
-        mesh.layout,
-    )
-    rank, ranks = mesh.index("pipeline"), layout.pipeline
+    model = cast(Decoder, parallel.objective.model)
+    sharding = parallel.sharding
+    layout = mesh.layout
+    rank = mesh.index("pipeline")
+    ranks = layout.pipeline
     stages = assign_stages(model.settings, model.sequence_length, layout.stages)
     mine = stages[rank::ranks]
-    first, last = rank == 0, rank == ranks - 1
+    first = rank == 0
+    last = rank == ranks - 1
     own_layers = {layer for layers in mine for layer in layers}
     for layer in range(len(model.blocks)):
         if layer not in own_layers:
@@ -164,7 +168,8 @@ class PipelineStage(nn.Module):
         """Run a group of layers. `x_btd` [B, T, d] comes from the stage before; None for the first
         stage.
         """
-        model, bounds = cast(Decoder, self.objective.model), inputs.bounds
+        model = cast(Decoder, self.objective.model)
+        bounds = inputs.bounds
         if bounds is not None:
             bounds.prepare(model.kernel, model.causal)
         x = model.embed(inputs.tokens_bt, bounds) if first else x_btd
@@ -199,7 +204,8 @@ class StageP2P:
     """
 
     def __init__(self, mesh: Mesh, chunks: int):
-        self.rank, self.ranks = mesh.index("pipeline"), mesh.size("pipeline")
+        self.rank = mesh.index("pipeline")
+        self.ranks = mesh.size("pipeline")
 
         def group() -> dist.ProcessGroup:
             return mesh.group_by(lambda place: (place.data_rank, place.tensor))
@@ -241,8 +247,11 @@ class Pipeline:
     """Run a pipeline schedule on one rank."""
 
     def __init__(self, stage: PipelineStage, mesh: Mesh, layers: list[range]):
-        self.stage, self.mesh, self.layers = stage, mesh, layers
-        self.rank, self.ranks = mesh.index("pipeline"), mesh.size("pipeline")
+        self.stage = stage
+        self.mesh = mesh
+        self.layers = layers
+        self.rank = mesh.index("pipeline")
+        self.ranks = mesh.size("pipeline")
         self.messages = StageP2P(mesh, len(layers))
         self.group = mesh.group("pipeline")
         self.deferred: DeferredWeightGrads | None = None

@@ -14,7 +14,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.train.parallel.world import World
 
 #: bytes of the buffer on a GPU and on a CPU, and measured calls, of which the fastest counts
-GPU_BYTES, CPU_BYTES, CALLS = 128 * 2**20, 4 * 2**20, 5
+GPU_BYTES = 128 * 2**20
+CPU_BYTES = 4 * 2**20
+CALLS = 5
 
 
 #: kind of link → what it joins, and what to look for if it is slow

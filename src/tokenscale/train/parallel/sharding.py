@@ -33,7 +33,8 @@ class Mesh:
     def __init__(self, layout: LayoutSettings, world: World):
         if layout.world_size != world.size:
             raise ValueError(f"a layout of {layout.world_size} ranks in a world of {world.size}")
-        self.layout, self.world = layout, world
+        self.layout = layout
+        self.world = world
         self.place: MeshCoordinate = layout.coordinate(world.rank)
         self._axes = tuple(degree for degree in DEGREES if self.size(degree) > 1)
         self._devices: DeviceMesh | None = None
@@ -137,8 +138,10 @@ class LocalShards:
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
-        self.model, self.reductions = model, sharding.reductions
-        self.replica, self.replicas = mesh.place.data, mesh.layout.data
+        self.model = model
+        self.reductions = sharding.reductions
+        self.replica = mesh.place.data
+        self.replicas = mesh.layout.data
         self.group = mesh.copy
         self.by_name: dict[str, LocalShard] = {}
         for name, weight in model.named_parameters():

@@ -148,7 +148,8 @@ def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     Each rank computes some positions only, so their gradients are summed over the group.
     """
     ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
-    model, sharding = cast(Decoder, parallel.objective.model), parallel.sharding
+    model = cast(Decoder, parallel.objective.model)
+    sharding = parallel.sharding
     specs: dict[str, ShardSpec] = {}
     for number, block in enumerate(model.blocks):
         if block is not None:  # else another stage's
@@ -195,7 +196,9 @@ class RowParallelLinear(nn.Linear):
         super().__init__(
             linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
         )
-        self.weight, self.bias, self._ranks = linear.weight, linear.bias, ranks
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self._ranks = ranks
         #: another product where weight gradients are deferred
         self._product = linear.product if isinstance(linear, DeferredLinear) else F.linear
 
@@ -212,7 +215,8 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
     def __init__(self, embedding: nn.Embedding, vocabulary: Vocabulary):
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")
-        self.weight, self._vocabulary = embedding.weight, vocabulary
+        self.weight = embedding.weight
+        self._vocabulary = vocabulary
 
     def forward(self, tokens_bt: Tensor) -> Tensor:
         """Look up this rank's rows, sum over the ranks and scatter by positions."""

@@ -45,9 +45,11 @@ class HfDatasets(ForeignFolder):
     def __init__(self, path: Path, *, column: str | None = None, **_: object):
         if (path / "dataset_dict.json").is_file():
             splits = read_json(path / "dataset_dict.json", "list of splits").get("splits", [])
-            what, found = "the data set holds several splits.", ", ".join(splits)
+            what = "the data set holds several splits."
+            found = ", ".join(splits)
             raise UserError(what, folder=path, found=found, next="name the folder of one")
-        datasets, again = import_datasets(path), "save it again with Dataset.save_to_disk"
+        datasets = import_datasets(path)
+        again = "save it again with Dataset.save_to_disk"
         read_json(path / "dataset_info.json", "description of the data set", again)
         state = read_json(path / "state.json", "state of the data set", again)
         with report_malformed(path / "state.json", "state of the data set", again):
@@ -84,7 +86,8 @@ class HfDatasets(ForeignFolder):
         )
         if not lists or not pa.types.is_integer(kind.value_type):
             raise damaged(path, "no ids", kind, "lists of integers", name=self.column)
-        self.dtype, self._folder = str(kind.value_type), path
+        self.dtype = str(kind.value_type)
+        self._folder = path
 
     def __len__(self) -> int:
         return len(self._data)
@@ -109,7 +112,8 @@ class HfDatasets(ForeignFolder):
                 kept = np.concatenate(([0], np.cumsum(mask != 0)))
                 ends = np.cumsum(lengths)
                 self.padding_dropped += len(ids) - int(kept[-1])
-                ids, lengths = ids[mask != 0], kept[ends] - kept[ends - lengths]
+                ids = ids[mask != 0]
+                lengths = kept[ends] - kept[ends - lengths]
             yield ids, lengths
 
     def _decode(self, column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

@@ -152,7 +152,10 @@ class ReframedDocuments:
     def __init__(
         self, reader: ForeignFormat, framing: Framing, eos: bool, report: Report | None = None
     ):
-        self.reader, self.framing, self.eos, self.report = reader, framing, eos, report
+        self.reader = reader
+        self.framing = framing
+        self.eos = eos
+        self.report = report
         self.origin: Origin
         self._seen = [self._stamp(path) for path in reader.files]
 
@@ -165,7 +168,8 @@ class ReframedDocuments:
         Raises UserError for an id outside of the vocabulary, for BOS or an end id inside a
         document, and if only some documents begin with BOS.
         """
-        counts, number = Counts(), 0
+        counts = Counts()
+        number = 0
         for ids, lengths in self.reader.chunks(0, len(self)):
             counts += self._check_chunk(ids, lengths, number)
             number += len(lengths)
@@ -177,12 +181,14 @@ class ReframedDocuments:
                 f"{counts.begin_with_bos:,} of {counts.documents:,} begin with id "
                 f"{self.framing.bos_id}"
             )
-            source, next = self.reader.files[0], "correct --bos-id, or the source"
+            source = self.reader.files[0]
+            next = "correct --bos-id, or the source"
             raise UserError(what, source=source, found=found, expected="all or none", next=next)
         return counts
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        frame, eos_id = self.framing, self.framing.eos_id if self.eos else None
+        frame = self.framing
+        eos_id = self.framing.eos_id if self.eos else None
         for ids, lengths in self.reader.chunks(first, last):
             starts, ends = find_texts(ids, lengths, frame.bos_id, frame.document_end)
             keep = np.zeros(len(ids) + 1, dtype=np.int8)
@@ -301,7 +307,9 @@ def export_chunks(
 
 def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chunk:
     """Return a chunk with the framing of the foreign format. Updates `count`."""
-    ids, ends, lengths = chunk.ids, np.cumsum(chunk.lengths), chunk.lengths
+    ids = chunk.ids
+    ends = np.cumsum(chunk.lengths)
+    lengths = chunk.lengths
     keep = np.ones(len(ids), dtype=bool)
     if not rule.keep_bos:
         keep[ends - lengths] = False
@@ -340,7 +348,9 @@ class StoreDocuments:
     """Documents of a store with or without EOS after each; see `documents.Documents`."""
 
     def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
-        self._reader, self._manifest, self._eos = reader, manifest, eos
+        self._reader = reader
+        self._manifest = manifest
+        self._eos = eos
         self.report: Callable[[int, int], None] | None = None
         source_keys = (
             *(
@@ -409,10 +419,8 @@ def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) ->
             same = [
                 known[n] for n in (file.name, *known) if n in known and n[-4:] == file.name[-4:]
             ]
-            what, expected = (
-                "the source is not what its record describes.",
-                same[0] if same else "(none of this kind)",
-            )
+            what = "the source is not what its record describes."
+            expected = same[0] if same else "(none of this kind)"
             hashes_of = {"expected": f"sha256 {expected}", "found": f"sha256 {sha256}"}
             next = "convert it again; or remove the record, if the file was changed on purpose"
             raise UserError(what, record=path, file=file.name, **hashes_of, next=next)

@@ -124,11 +124,9 @@ class ShardFolder(ForeignFolder):
 
     def _use(self, index: Path, shards: list[_Shard]) -> None:
         """Set the shards of a source, after they have been checked."""
-        self._shards, self.files, self.dtype = (
-            shards,
-            [index, *(shard.file for shard in shards)],
-            self._type.name,
-        )
+        self._shards = shards
+        self.files = [index, *(shard.file for shard in shards)]
+        self.dtype = self._type.name
         # the first file is the index
         self._firsts = np.cumsum([0, *(len(shard.lengths) for shard in shards)])
         self._bounds = np.cumsum(np.concatenate(([0], *(shard.lengths for shard in shards))))
@@ -147,11 +145,10 @@ class ShardFolder(ForeignFolder):
             self._shards, self._firsts[:-1], self._firsts[1:], strict=True
         ):
             for a, b in group_documents(self._bounds, max(first, int(start)), min(last, int(end))):
-                data, items = (
-                    self._load(shard.file, shard.size, shard.compressed),
-                    slice(a - start, b - start),
-                )
-                starts, lengths = shard.starts[items], shard.lengths[items]
+                data = self._load(shard.file, shard.size, shard.compressed)
+                items = slice(a - start, b - start)
+                starts = shard.starts[items]
+                lengths = shard.lengths[items]
                 ends = starts + lengths * self._type.itemsize
                 pieces = [data[i:j] for i, j in zip(starts.tolist(), ends.tolist(), strict=True)]
                 yield np.concatenate(pieces).view(self._type), lengths
@@ -170,7 +167,8 @@ class ShardFolder(ForeignFolder):
         cls, documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts
     ) -> dict[Path, str]:
         dtype = np.dtype("<u2" if documents.origin.vocabulary_size < SMALL_VOCABULARY else "<i4")
-        (config, head), width = cls.describe(dtype), dtype.itemsize
+        (config, head) = cls.describe(dtype)
+        width = dtype.itemsize
         entries: list[dict[str, Any]] = []
         hashes: dict[str, str] = {}
         with replace_folder(path) as folder:
@@ -200,7 +198,8 @@ class Litdata(ShardFolder):
     not token arrays.
     """
 
-    NAME, SHARD = "a litdata folder", "chunk-0-{}.bin"
+    NAME = "a litdata folder"
+    SHARD = "chunk-0-{}.bin"
 
     def __init__(self, path: Path, **_: object):
         index = path / INDEX
@@ -242,7 +241,8 @@ class Litdata(ShardFolder):
         for what in ("compression", "encryption"):
             if config.get(what):
                 raise damaged(index, "compressed items", f"{what} {config[what]}", f"no {what}")
-        loader, formats = config.get("item_loader", "TokensLoader"), config["data_format"]
+        loader = config.get("item_loader", "TokensLoader")
+        formats = config["data_format"]
         name, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
         found = TYPES.get(name, {}).get(int(code) if code.isdigit() else -1)
         if loader != "TokensLoader" or found is None:
@@ -260,11 +260,9 @@ class Litdata(ShardFolder):
 
     def _open(self, file: Path, chunk: dict[str, Any]) -> _Shard:
         """Return a chunk whose size and offsets have been checked."""
-        items, width, begin = (
-            chunk["chunk_size"],
-            self._type.itemsize,
-            4 * (chunk["chunk_size"] + 2),
-        )
+        items = chunk["chunk_size"]
+        width = self._type.itemsize
+        begin = 4 * (chunk["chunk_size"] + 2)
         check_size(file, chunk["chunk_bytes"])
         offsets = read_offsets(self._load(file, chunk["chunk_bytes"]), file, items)
         ends = offsets - begin
@@ -314,7 +312,8 @@ class Mds(ShardFolder):
     than zstd, and for a folder without a column of ids.
     """
 
-    NAME, SHARD = "an MDS folder", "shard.{:05}.mds"
+    NAME = "an MDS folder"
+    SHARD = "shard.{:05}.mds"
 
     def __init__(
         self, path: Path, *, column: str | None = None, dtype: str | None = None, **_: object
@@ -408,10 +407,8 @@ class Mds(ShardFolder):
         if match is None:
             raise damaged(index, "no ids", encoding, f"{KINDS}, or bytes", name=column)
         if dtype is not None and dtype != match[1]:
-            what, found_type = (
-                "--dtype contradicts the column of the MDS folder.",
-                f"{column} is {encoding}",
-            )
+            what = "--dtype contradicts the column of the MDS folder."
+            found_type = f"{column} is {encoding}"
             raise UserError(
                 what, file=index, found=found_type, requested=dtype, next="leave it out"
             )
@@ -422,10 +419,8 @@ class Mds(ShardFolder):
         raw = path / check_relative_path(shard["raw_data"]["basename"])
         if not shard.get("zip_data") or raw.is_file():
             return raw
-        name, zipped = (
-            shard["compression"],
-            path / check_relative_path(shard["zip_data"]["basename"]),
-        )
+        name = shard["compression"]
+        zipped = path / check_relative_path(shard["zip_data"]["basename"])
         if name.split(":")[0] != "zstd":
             what = "a shard of the MDS folder has a compression that is not read here."
             next = (
@@ -439,7 +434,8 @@ class Mds(ShardFolder):
 
     def _open(self, file: Path, entry: dict[str, Any]) -> _Shard:
         """Return a shard whose size, hashes, offsets and samples have been checked."""
-        raw, compressed = entry["raw_data"], file.name != Path(entry["raw_data"]["basename"]).name
+        raw = entry["raw_data"]
+        compressed = file.name != Path(entry["raw_data"]["basename"]).name
         check_size(file, (entry["zip_data"] if compressed else raw)["bytes"])
         if compressed:
             _check_hashes(np.fromfile(file, np.uint8), entry["zip_data"], file)
@@ -475,7 +471,8 @@ class Mds(ShardFolder):
             f"{self.column}"
         )
         check_items(size > 0, file, problem)
-        axes, bytes_of_number = data[starts] >> 2, 1 << (data[starts] & 3).astype(np.int64)
+        axes = data[starts] >> 2
+        bytes_of_number = 1 << (data[starts] & 3).astype(np.int64)
         check_items((axes == 1) & (1 + bytes_of_number <= size), file, problem)
         lengths = np.zeros(len(starts), np.int64)
         for number in (1, 2, 4, 8):
@@ -600,7 +597,8 @@ def split_shards(
     for int32 in chunks:
         chunk = Chunk(int32.ids.astype(dtype), int32.lengths)
         ends = np.concatenate(([0], np.cumsum(item_bytes(chunk.lengths))))
-        first, documents = 0, len(chunk.lengths)
+        first = 0
+        documents = len(chunk.lengths)
         while first < documents:
             last = max(first, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
             if last == first and not parts:
@@ -611,7 +609,8 @@ def split_shards(
                 first = last
             if first < documents:
                 yield parts
-                parts, room = [], SHARD_BYTES - head_bytes
+                parts = []
+                room = SHARD_BYTES - head_bytes
     if parts:
         yield parts
 
@@ -626,10 +625,8 @@ def pack_offsets(sizes: np.ndarray, gap: int, name: str) -> np.ndarray:
     head = np.concatenate(([len(sizes), 0], np.cumsum(sizes)))
     head[1:] += 4 * len(head) + gap
     if head[-1] >= OFFSETS_END:
-        found, expected = (
-            f"{head[-1]:,} bytes",
-            f"fewer than {OFFSETS_END:,} bytes, which its offsets can count",
-        )
+        found = f"{head[-1]:,} bytes"
+        expected = f"fewer than {OFFSETS_END:,} bytes, which its offsets can count"
         next = "choose another format: --to megatron"
         raise UserError(
             f"a document is too long for {name}.", found=found, expected=expected, next=next
