@@ -197,7 +197,7 @@ class LogHandler(LogHandlerBase):
 
     def _show(self, event: LogEvent, record: LogRecord) -> None:
         if event == LogEvent.RUN_INFO:
-            self.display = Display(self.stream, record.stats)
+            self.display = Display(self.stream, counts=record.stats)
         elif event == LogEvent.JOB_INFO and self.display:
             wildcards = dict(record.wildcards or {})
             self.display.start(
@@ -225,7 +225,9 @@ class Display:
         self.stream = stream
         self.terminal = stream.isatty()
         planned = {rule: count for rule, count in counts.items() if rule not in ("total", *TARGETS)}
-        self.progress = progress.Progress(planned, progress.read_recorded_jobs(), time.time())
+        self.progress = progress.Progress(
+            counts=planned, recorded=progress.read_recorded_jobs(), started_s=time.time()
+        )
         self._lock = threading.RLock()
         self._closed = threading.Event()
         if self.terminal:
@@ -241,7 +243,7 @@ class Display:
                 return
             label = f"{rule} {'/'.join(map(str, wildcards.values()))}".rstrip()
             job = self.progress.start(job_id, rule, label, time.time())
-            self._print(None if self.terminal else self.progress.format_start(job, time.time()))
+            self._print(None if self.terminal else self.progress.format_start(job, now=time.time()))
 
     def finish(self, job_id: int) -> None:
         """Show a job that has finished."""

@@ -91,7 +91,7 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
     Raises UserError for SQL that DuckDB refuses or that lacks the columns it needs.
     """
     asked = {name for claim in ledger.claims.values() for name in claim.experiments}
-    found = {name: ClaimTables(name, tables / name) for name in experiments if name in asked}
+    found = {name: ClaimTables(name, folder=tables / name) for name in experiments if name in asked}
     judged = []
     for name, claim in ledger.claims.items():
         experiment_tables, rows, refused = _points(name, claim, found)
@@ -102,7 +102,15 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
                 else "no experiment of this report has the runs that it needs"
             )
             needs = f"Needs {claim.needs}." if claim.needs else ""
-            judged.append(Judged(name, NOT_TESTED, reason, needs, refused=refused))
+            judged.append(
+                Judged(
+                    id=name,
+                    verdict=NOT_TESTED,
+                    reason=reason,
+                    sentence=needs,
+                    refused=refused,
+                )
+            )
             continue
         cells = _cells(claim, rows)
         if claim.cells != "all":  # chosen after the correction, which knows of the others
@@ -113,7 +121,16 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
             replace(cell, verdict=v, reason=why)
             for cell, (v, why) in zip(cells, verdicts, strict=True)
         ]
-        judged.append(_judged(name, claim, experiment_tables, rows, tuple(cells), refused))
+        judged.append(
+            _judged(
+                name,
+                claim,
+                experiment_tables=experiment_tables,
+                rows=rows,
+                cells=tuple(cells),
+                refused=refused,
+            )
+        )
     for experiment_tables in found.values():
         experiment_tables.close()
     return judged
@@ -135,7 +152,7 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
                 "where": document.where,
                 "published": list(claim.published),
                 "corrected": list(claim.corrected),
-                "reproduced": is_near(low, high, claim.published)
+                "reproduced": is_near(low, high, figures=claim.published)
                 if claim.published and one.cells
                 else None,
                 "number": _finite(number),
@@ -229,8 +246,8 @@ class ClaimTables:
         self.name = name
         self._folder = folder
         self.connection = queries.connect(folder)
-        self.inventory = queries.query("inventory", self.connection)
-        head = read_json(folder / "experiment.json", "experiment's description")
+        self.inventory = queries.query("inventory", source=self.connection)
+        head = read_json(folder / "experiment.json", what="experiment's description")
         self.scale = head.get("scale")
         self.figures = list_figures(head.get("figures") or ())
         self._made: set[str] = set()
@@ -298,9 +315,9 @@ def _points(
         ]
         rows, found_refused = _comparable(claim, rows, experiment_tables.inventory)
         refused = found_refused or refused
-        over = _numbers(name, rows, "baseline") if "baseline" in rows else 1.0
+        over = _numbers(name, rows, column="baseline") if "baseline" in rows else 1.0
         cells = rows["cell"].fillna("").astype(str) if "cell" in rows else ""
-        rows = rows.assign(number=_numbers(name, rows, "value") / over, cell=cells)
+        rows = rows.assign(number=_numbers(name, rows, column="value") / over, cell=cells)
         rows = rows[rows["number"].notna()]  # infinity over infinity: neither run got there
         if len(rows):
             return experiment_tables, rows, refused
@@ -321,7 +338,7 @@ def _comparable(
     out = set(inventory.loc[inventory["external"].fillna(False).astype(bool), "run_id"])
     refused = ""
     if claim.compares is not None and len(rows):
-        unlike = comparability.refusals(inventory, claim.compares)
+        unlike = comparability.refusals(inventory, factor=claim.compares)
         ours = set().union(*(rows[column].dropna() for column in columns))
         refused = comparability.sentences([r for r in unlike if ours & set(r.run_ids)])
         out |= comparability.refused(unlike)
@@ -359,7 +376,17 @@ def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
         shared = len(set(ids)) < len(ids)
         found.append(
             Cell(
-                str(name), len(x), median, low, high, spread.kind, p, smallest, p, smallest, shared
+                name=str(name),
+                n=len(x),
+                number=median,
+                low=low,
+                high=high,
+                kind=spread.kind,
+                p=p,
+                smallest_p=smallest,
+                corrected_p=p,
+                corrected_smallest_p=smallest,
+                repeated=shared,
             )
         )
     corrected = (
@@ -463,7 +490,7 @@ def _judged(
     # after the cells that it is true of, where it is not true of all
     texts = [r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()]
     reason = "; ".join(texts + marks)
-    sentence = _sentence(claim, shown, cells)
+    sentence = _sentence(claim, rows=shown, cells=cells)
     # an experiment that was not made for the claim may have its rows without its figure
     figure = (
         claim.shown_in

@@ -63,7 +63,13 @@ BETWEEN = ("validation", "checkpoint", "translation")
 ORDER = ("run_start", "init_done", "run_stop")
 
 
-@expect("counts, times and norms of steps", "not negative", "definition", "invalid", "1 µs")
+@expect(
+    "counts, times and norms of steps",
+    must="not negative",
+    known_from="definition",
+    word="invalid",
+    tolerance="1 µs",
+)
 def _negative(e: Evidence) -> Iterator[str]:
     for name in NEVER_NEGATIVE:
         wrong = np.flatnonzero(e.raw[name] < (-1e-6 if name.endswith("_s") else 0))
@@ -76,7 +82,12 @@ def _negative(e: Evidence) -> Iterator[str]:
         yield "a step that took no time"
 
 
-@expect("FLOP/s", "at most the peak of the devices or cores", "device", "invalid")
+@expect(
+    "FLOP/s",
+    must="at most the peak of the devices or cores",
+    known_from="device",
+    word="invalid",
+)
 def _speed(e: Evidence) -> Iterator[str]:
     row = e.row
     (tokens, seconds) = e.steps.totals() if len(e.steps) else (0.0, 0.0)
@@ -103,10 +114,10 @@ def _speed(e: Evidence) -> Iterator[str]:
 
 @expect(
     "phases of a step and its wait",
-    "together at most step_s",
-    "same record",
-    "invalid",
-    "10 µs; 5 % on a GPU",
+    must="together at most step_s",
+    known_from="same record",
+    word="invalid",
+    tolerance="10 µs; 5 % on a GPU",
 )
 def _phases(e: Evidence) -> Iterator[str]:
     """The host of a GPU waits for data ahead of the device, so that only the sums of waits are
@@ -156,8 +167,8 @@ def _log_clocks(e: Evidence) -> Iterator[str]:
         if row["start_mono_s"] is not None and (row["duration_s"] or 0) > 0:
             pauses[row["attempt"], row["rank"]].append((row["start_mono_s"], row["duration_s"]))
     for attempt, rank, rows in e.raw.logs():
-        log = _RankLog(e, rows, by_log[attempt, rank])
-        for text in log.find_faults(marks[attempt], pauses[attempt, rank]):
+        log = _RankLog(e=e, rows=rows, events=by_log[attempt, rank])
+        for text in log.find_faults(marks[attempt], pauses=pauses[attempt, rank]):
             yield f"{text} (attempt {attempt}, rank {rank})"
 
 
@@ -299,7 +310,13 @@ def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
     return marks
 
 
-@expect("outcome.ended_unix_s", "the end of the logs", "clocks", "caution", f"{CLOCK_S:g} s")
+@expect(
+    "outcome.ended_unix_s",
+    must="the end of the logs",
+    known_from="clocks",
+    word="caution",
+    tolerance=f"{CLOCK_S:g} s",
+)
 def _ended(e: Evidence) -> Iterator[str]:
     """Of a machine that slept the wall clock went on, and the logs' did not."""
     stops = (stop for stop in e.named("run_stop") if stop["attempt"] == e.get("attempt"))
@@ -316,9 +333,9 @@ def _ended(e: Evidence) -> Iterator[str]:
 
 @expect(
     "steps and clocks of attempts",
-    "each step, and each attempt, after the one before",
-    "logs",
-    "suspect",
+    must="each step, and each attempt, after the one before",
+    known_from="logs",
+    word="suspect",
 )
 def _ordered(e: Evidence) -> Iterator[str]:
     """Attempts of one boot of one machine by the monotonic clock, which nobody sets; else by the
@@ -349,10 +366,10 @@ def _ordered(e: Evidence) -> Iterator[str]:
 
 @expect(
     "run_start, init_done, run_stop of each rank",
-    "once, in this order, as long apart as stated",
-    "clocks",
-    "suspect",
-    "0.25 s and 5 %",
+    must="once, in this order, as long apart as stated",
+    known_from="clocks",
+    word="suspect",
+    tolerance="0.25 s and 5 %",
 )
 def _start(e: Evidence) -> Iterator[str]:
     named: dict[tuple[int, int], list[Row]] = defaultdict(list)
@@ -391,10 +408,10 @@ def _start(e: Evidence) -> Iterator[str]:
 
 @expect(
     "wall clocks of ranks on one boot, and started_unix_s",
-    "those of rank 0",
-    "clocks",
-    "suspect",
-    f"{CLOCK_S:g} s",
+    must="those of rank 0",
+    known_from="clocks",
+    word="suspect",
+    tolerance=f"{CLOCK_S:g} s",
 )
 def _wall_clocks(e: Evidence) -> Iterator[str]:
     if e.row.get("external"):

@@ -89,7 +89,9 @@ class Design:
         steps = [self.steps.get(canonical_json(cell)) for cell in self.cells]
         cells = zip(self.settings, steps, strict=True)
         return [
-            (cell, run, text) for (cell, run), n in cells for text in read_texts(run, self.texts, n)
+            (cell, run, text)
+            for (cell, run), n in cells
+            for text in read_texts(run, self.texts, steps=n)
         ]
 
     @functools.cached_property
@@ -127,10 +129,10 @@ def find_cautions(
         for entry in (entry for entry in table["runs"] if not entry.get("external")):
             runs.append(
                 Run(
-                    decode(RunSettings, entry["run"]),
-                    entry["cell"],
-                    entry["repeat"],
-                    entry["position"],
+                    settings=decode(RunSettings, values=entry["run"]),
+                    cell=entry["cell"],
+                    repeat=entry["repeat"],
+                    position=entry["position"],
                 )
             )
             cell = canonical_json(entry["cell"])
@@ -141,14 +143,19 @@ def find_cautions(
             "left_out": left_out,
             "figures": tuple(table.get("figures") or ()),
         }
-        experiment = Experiment(table["question"], table.get("note") or "", **more)
+        experiment = Experiment(question=table["question"], note=table.get("note") or "", **more)
         sizes = read_sizes((run.settings for run in runs), stores, corpora)
-        design = Design(experiment, runs, sizes, steps=made)
+        design = Design(
+            experiment=experiment,
+            runs=runs,
+            texts=sizes,
+            steps=made,
+        )
         # a LookupError where a cell lacks its factors or its run
         _, _ = design.settings, design.factors
     except (UserError, LookupError, TypeError, ValueError, AttributeError):
         return []
-    found = find_problems(design, OF_RESULTS)
+    found = find_problems(design, checks=OF_RESULTS)
     return [{"level": p.level, "what": p.what, "mark": p.mark} for p in found if p.level != "note"]
 
 
@@ -166,7 +173,8 @@ def check_confounding(design: Design) -> list[Problem]:
         factor for factor in design.experiment.factors if set(factor_keys(factor)) & set(changing)
     ]
     table = [
-        {name: canonical_json(factor_level(cell, name)) for name in names} for cell in design.cells
+        {name: canonical_json(factor_level(cell, factor=name)) for name in names}
+        for cell in design.cells
     ]
     apart = [
         (a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)
@@ -186,7 +194,14 @@ def check_confounding(design: Design) -> list[Problem]:
                 "cannot be separated"
             )
             cure = "run cells that differ in one of them only (check left_out), or fix one"
-            found.append(Problem("refuse", what, f"factors.{name}", cure))
+            found.append(
+                Problem(
+                    level="refuse",
+                    what=what,
+                    key=f"factors.{name}",
+                    next=cure,
+                )
+            )
     cure = "run cells that differ in one factor only, or leave out cells that differ in several"
     key = "left_out" if design.experiment.left_out else "factors"
     for cell in table if not found else ():
@@ -199,10 +214,24 @@ def check_confounding(design: Design) -> list[Problem]:
                 f"cell {level} differs from every other in {listing(fewest)} at once: no other "
                 "cell is comparable"
             )
-            found.append(Problem("refuse", what, key, cure))
+            found.append(
+                Problem(
+                    level="refuse",
+                    what=what,
+                    key=key,
+                    next=cure,
+                )
+            )
     what = "no two cells differ in {} alone: its effect cannot be measured"
     return found + [
-        Problem("refuse", what.format(n), key, cure) for n in names if n not in reported
+        Problem(
+            level="refuse",
+            what=what.format(n),
+            key=key,
+            next=cure,
+        )
+        for n in names
+        if n not in reported
     ]
 
 
@@ -228,7 +257,12 @@ def check_compound_levels(design: Design) -> Iterator[Problem]:
                 f"add levels that differ in {together[-1]} alone, or say in the note what is "
                 "compared"
             )
-            yield Problem("warn", what, f"factors.{factor}", cure)
+            yield Problem(
+                level="warn",
+                what=what,
+                key=f"factors.{factor}",
+                next=cure,
+            )
     for name in design.factors:
         if name.split(".")[0] in ONE_CHOICE or not any(
             isinstance(c[name], dict) for c in design.cells
@@ -248,7 +282,12 @@ def check_compound_levels(design: Design) -> Iterator[Problem]:
                 f"make {name}.{moved[0]} a factor of its own, or say in the question what is "
                 "compared"
             )
-            yield Problem("warn", what, f"factors.{name}", cure)
+            yield Problem(
+                level="warn",
+                what=what,
+                key=f"factors.{name}",
+                next=cure,
+            )
 
 
 def is_weak_scaling(design: Design) -> bool:
@@ -272,7 +311,12 @@ def check_scaling(design: Design) -> Iterator[Problem]:
         _, batch, n = uneven[-1]
         what = f"a batch of {batch} sequences does not divide among {n} data-parallel ranks: "
         what += f"those with {batch // n} wait for those with {-(-batch // n)}"
-        yield Problem("warn", what, "runs.global_batch", f"global_batch: {-(-batch // n) * n}")
+        yield Problem(
+            level="warn",
+            what=what,
+            key="runs.global_batch",
+            next=f"global_batch: {-(-batch // n) * n}",
+        )
     if len(sizes) < 2:
         return
     text = f"{design.experiment.question} {design.experiment.note}".lower()
@@ -287,7 +331,10 @@ def check_scaling(design: Design) -> Iterator[Problem]:
                 "global_batch",
             )
             yield Problem(
-                "warn", what, f"factors.{key}", "say “weak scaling” in the question or the note"
+                level="warn",
+                what=what,
+                key=f"factors.{key}",
+                next="say “weak scaling” in the question or the note",
             )
         return
     passes: dict[str, set[int]] = {}
@@ -306,7 +353,12 @@ def check_scaling(design: Design) -> Iterator[Problem]:
             "per row"
         )
         cure = f"micro_batch: {min(rows)} gives every pass the same number of rows"
-        yield Problem("note", what, "runs.micro_batch", cure)
+        yield Problem(
+            level="note",
+            what=what,
+            key="runs.micro_batch",
+            next=cure,
+        )
 
 
 def check_bases(design: Design) -> Iterator[Problem]:
@@ -329,20 +381,35 @@ def check_bases(design: Design) -> Iterator[Problem]:
                 f"lines begin at different world sizes, {begins}, so their efficiencies have "
                 "different bases"
             )
-            yield Problem("refuse", what, key, f"run every line at world size {min(smallest)}")
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=key,
+                next=f"run every line at world size {min(smallest)}",
+            )
         elif min(smallest) > 1:
             what = (
                 "no cell at world size 1, the base of efficiency T(N) / (N × T(1)); the "
                 f"smallest is {min(smallest)}"
             )
             cure = "add world size 1; where the model does not fit one device, say so in the note"
-            yield Problem("warn", what, key, cure)
+            yield Problem(
+                level="warn",
+                what=what,
+                key=key,
+                next=cure,
+            )
     there = {cell["approach"] for cell in design.cells} if "approach" in design.factors else set()
     for approach in sorted(there & {approach for approach, _ in COMPARISONS}):
         bases = [baseline for of, baseline in COMPARISONS if of == approach]
         if not there & set(bases):
             what = f"approach {approach} has no baseline: it is compared with {' or '.join(bases)}"
-            yield Problem("warn", what, "factors.approach", f"add {bases[0]}")
+            yield Problem(
+                level="warn",
+                what=what,
+                key="factors.approach",
+                next=f"add {bases[0]}",
+            )
     piped = [s.layout for _, s in design.settings if s.layout.pipeline > 1]
     without = {layout.pipeline for layout in piped} - {
         of.pipeline for of in piped if of.schedule == "naive"
@@ -353,7 +420,10 @@ def check_bases(design: Design) -> Iterator[Problem]:
             "the reference for "
         )
         yield Problem(
-            "warn", f"{what}their speed", "factors.layout", "add {pipeline: N, schedule: naive}"
+            level="warn",
+            what=f"{what}their speed",
+            key="factors.layout",
+            next="add {pipeline: N, schedule: naive}",
         )
 
 
@@ -362,7 +432,12 @@ def check_budgets(design: Design) -> Iterator[Problem]:
     kinds = sorted({s.budget.kind for _, s in design.settings})
     if len(kinds) > 1:
         what = f"cells have budgets of different kinds: {listing(kinds)}"
-        yield Problem("refuse", what, "factors.budget", "give all cells a budget of one kind")
+        yield Problem(
+            level="refuse",
+            what=what,
+            key="factors.budget",
+            next="give all cells a budget of one kind",
+        )
     if kinds != ["steps"]:
         return
     equal = "budget: {useful_tokens: …} gives every cell the same number"
@@ -377,7 +452,10 @@ def check_budgets(design: Design) -> Iterator[Problem]:
         changed = f", because {listing(moved)} changes" if moved else ""
         what = f"equal steps do not mean equal tokens: {low:,} to {high:,} positions{changed}"
         yield Problem(
-            "warn", what, "runs.budget.steps", f"compare speeds, or losses by tokens; {equal}"
+            level="warn",
+            what=what,
+            key="runs.budget.steps",
+            next=f"compare speeds, or losses by tokens; {equal}",
         )
     approaches = {s.approach for _, s in design.settings}
     if approaches & set(PADDED) and approaches - set(PADDED):
@@ -386,7 +464,12 @@ def check_budgets(design: Design) -> Iterator[Problem]:
             "differ in useful tokens"
         )
         cure = f"compare losses at equal useful tokens, not at equal steps; {equal}"
-        yield Problem("note", what, "runs.budget.steps", cure)
+        yield Problem(
+            level="note",
+            what=what,
+            key="runs.budget.steps",
+            next=cure,
+        )
 
 
 def _times(numbers: Sequence[float]) -> str:
@@ -407,14 +490,22 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             f"whether data are repeated is not known before the tokens of {listing(built)} are "
             "built"
         )
-        yield Problem("note", what, "runs.corpus", "snakemake tokens, then check again")
+        yield Problem(
+            level="note",
+            what=what,
+            key="runs.corpus",
+            next="snakemake tokens, then check again",
+        )
     if kinds := sorted({run.budget.kind for run in unknown} - set(COUNTED)):
         what = (
             f"with a budget in {listing(kinds)}, it is not known beforehand whether data are "
             "repeated"
         )
         yield Problem(
-            "note", what, "runs.budget", "read the cautions of the report once runs are there"
+            level="note",
+            what=what,
+            key="runs.budget",
+            next="read the cautions of the report once runs are there",
         )
     known = [(cell, run, text) for cell, run, text in design.readings if text.passes is not None]
     again = [
@@ -429,11 +520,11 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
         }
         texts = listing(f"{name} {_times(times)} times" for name, times in of.items())
         yield Problem(
-            "warn",
-            f"mixtures read their text more than once: {texts}",
-            "runs.budget",
-            cure,
-            f"read {texts}",
+            level="warn",
+            what=f"mixtures read their text more than once: {texts}",
+            key="runs.budget",
+            next=cure,
+            mark=f"read {texts}",
         )
     elif again and len(again) == len(known):
         who = (
@@ -442,7 +533,13 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             else "every run reads its"
         )
         what = f"{who} text {_times(passes)} times, so training losses are of text seen before"
-        yield Problem("warn", what, "runs.budget", cure, f"text read {_times(passes)} times")
+        yield Problem(
+            level="warn",
+            what=what,
+            key="runs.budget",
+            next=cure,
+            mark=f"text read {_times(passes)} times",
+        )
     elif again:
         once = [cell for cell, _, text in known if text.passes <= 1]
         scaled = any(
@@ -463,7 +560,13 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             else "; their training loss includes text seen before"
         )
         mark = f"text read up to {max(passes):.2g} times"
-        yield Problem("refuse" if scaled else "warn", what, "runs.budget", cure, mark)
+        yield Problem(
+            level="refuse" if scaled else "warn",
+            what=what,
+            key="runs.budget",
+            next=cure,
+            mark=mark,
+        )
     batches = [
         (text.share * run.global_batch, text.rows)
         for _, run, text in design.readings
@@ -473,7 +576,10 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
         what = f"a batch of {max(small)[0]:g} sequences is larger than its text, which has "
         what += f"{_times([rows for _, rows in small])} rows: a step repeats it"
         yield Problem(
-            "warn", what, "runs.global_batch", "a smaller global_batch, or a larger corpus"
+            level="warn",
+            what=what,
+            key="runs.global_batch",
+            next="a smaller global_batch, or a larger corpus",
         )
 
 
@@ -495,7 +601,13 @@ def check_held_out(design: Design) -> Iterator[Problem]:
         cure = "a larger corpus, or a larger validation_share"
         what = f"validation losses are of few held-out texts: {texts}"
         mark = f"held-out text: {texts}"
-        yield Problem("warn", what, "runs.corpus", cure, mark)
+        yield Problem(
+            level="warn",
+            what=what,
+            key="runs.corpus",
+            next=cure,
+            mark=mark,
+        )
 
 
 def check_mixtures(design: Design) -> Iterator[Problem]:
@@ -520,7 +632,12 @@ def check_mixtures(design: Design) -> Iterator[Problem]:
             cure = (
                 f"raise mixtures.{name}.maximum_repetitions, lower the weight, or train fewer steps"
             )
-            yield Problem("refuse", what, "runs.budget", cure)
+            yield Problem(
+                level="refuse",
+                what=what,
+                key="runs.budget",
+                next=cure,
+            )
     ends: dict[str, tuple[int, int]] = {}
     for run, text in mixed:
         starts = run.mixture.stage_starts(run.sequence_length)
@@ -530,7 +647,10 @@ def check_mixtures(design: Design) -> Iterator[Problem]:
         if last < of:
             what = f"the run ends in stage {last} of the {of} stages of mixture {name}"
             yield Problem(
-                "warn", what, "runs.budget", f"shorter stages in mixtures.{name}, or more steps"
+                level="warn",
+                what=what,
+                key="runs.budget",
+                next=f"shorter stages in mixtures.{name}, or more steps",
             )
 
 
@@ -562,7 +682,10 @@ def check_repeats(design: Design) -> Iterator[Problem]:
         what = f"with {times} of a cell every verdict is “too few runs”: {of} at least {needed}"
         next_step = next_step.format(fewest_pairs(1) if experiment.primary is None else needed)
         yield Problem(
-            "warn", what, key, f"{next_step}; or `primary: []` where counts and equalities answer"
+            level="warn",
+            what=what,
+            key=key,
+            next=f"{next_step}; or `primary: []` where counts and equalities answer",
         )
 
 
@@ -601,7 +724,10 @@ def check_validation(design: Design) -> Iterator[Problem]:
             "cells do not validate"
         )
         yield Problem(
-            "refuse", what, "runs.validation.rows", "validation.rows above 0, or no target_loss"
+            level="refuse",
+            what=what,
+            key="runs.validation.rows",
+            next="validation.rows above 0, or no target_loss",
         )
     for corpus in {
         c.name: c for _, s in design.settings if s.validation.rows for c in s.corpora
@@ -612,18 +738,33 @@ def check_validation(design: Design) -> Iterator[Problem]:
             what = (
                 f"corpus {corpus.name}: {listing(shared)} is used for training and for validation"
             )
-            yield Problem("refuse", what, f"{key}.source.validation_files", "name other files")
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=f"{key}.source.validation_files",
+                next="name other files",
+            )
         elif corpus.source.has_own_validation and not corpus.cleaning.deduplicate:
             what = (
                 f"corpus {corpus.name}: validation documents that also occur in its training "
                 "text are trained on"
             )
             key += ".cleaning.deduplicate"
-            yield Problem("refuse", what, key, f"{key}: true")
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=key,
+                next=f"{key}: true",
+            )
         elif not corpus.source.has_own_validation and corpus.validation_share == 0:
             what = f"corpus {corpus.name} holds out no documents, but runs validate on it"
             cure = "validation_share above 0, or runs.validation.rows: 0"
-            yield Problem("refuse", what, f"{key}.validation_share", cure)
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=f"{key}.validation_share",
+                next=cure,
+            )
 
 
 def check_devices(design: Design) -> Iterator[Problem]:
@@ -641,7 +782,12 @@ def check_devices(design: Design) -> Iterator[Problem]:
                 "and cores"
             )
             cure = "start them one at a time (share 1), and say so where efficiency is shown"
-            yield Problem("note", what, "factors.layout", cure)
+            yield Problem(
+                level="note",
+                what=what,
+                key="factors.layout",
+                next=cure,
+            )
         return
     if design.gpus is None:
         return
@@ -650,18 +796,18 @@ def check_devices(design: Design) -> Iterator[Problem]:
     if design.gpus and auto and max(auto) > design.gpus:
         what = f"{max(auto)} ranks need a GPU each, but this machine has {design.gpus}"
         yield Problem(
-            "refuse",
-            what,
-            "factors.layout",
-            "fewer ranks, or --machine FILE for the one it runs on",
+            level="refuse",
+            what=what,
+            key="factors.layout",
+            next="fewer ranks, or --machine FILE for the one it runs on",
         )
     if auto and not design.gpus:
         what = "this machine has no GPU: the runs would use its CPU"
         yield Problem(
-            "warn",
-            what,
-            "runs.device",
-            "--machine FILE or --profile NAME for the machine it runs on",
+            level="warn",
+            what=what,
+            key="runs.device",
+            next="--machine FILE or --profile NAME for the machine it runs on",
         )
     if design.cores and on_cpu and max(on_cpu) > design.cores:
         what = (
@@ -669,7 +815,10 @@ def check_devices(design: Design) -> Iterator[Problem]:
             "correctness, not speed"
         )
         yield Problem(
-            "warn", what, "factors.layout", f"do not measure scaling above {design.cores} ranks"
+            level="warn",
+            what=what,
+            key="factors.layout",
+            next=f"do not measure scaling above {design.cores} ranks",
         )
     elif len(on_cpu) > 1:
         what = (
@@ -677,7 +826,12 @@ def check_devices(design: Design) -> Iterator[Problem]:
             "measure scaling"
         )
         cure = "--cores 1 gives every rank one thread, also in a run of one rank"
-        yield Problem("note", what, "factors.layout", cure)
+        yield Problem(
+            level="note",
+            what=what,
+            key="factors.layout",
+            next=cure,
+        )
 
 
 def check_number_formats(design: Design) -> Iterator[Problem]:
@@ -694,7 +848,12 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
             what = (
                 f"with bf16-true and beta2 {optimizer.beta2} a second moment in bf16 never decays"
             )
-            found[what] = Problem("warn", what, "runs.optimizer.moments", "optimizer.moments: fp32")
+            found[what] = Problem(
+                level="warn",
+                what=what,
+                key="runs.optimizer.moments",
+                next="optimizer.moments: fp32",
+            )
         if optimizer.learning_rate < weight * 2**-9:
             what = (
                 f"with bf16-true and a peak rate of {optimizer.learning_rate:g}, updates of "
@@ -705,7 +864,10 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
                 "rounded away"
             )
             found[what] = Problem(
-                "warn", what, "runs.precision", "precision: bf16, which keeps fp32 weights"
+                level="warn",
+                what=what,
+                key="runs.precision",
+                next="precision: bf16, which keeps fp32 weights",
             )
     yield from found.values()
 

@@ -69,7 +69,16 @@ def expect(
     """Register the decorated function as the `find` of an expectation."""
 
     def register(find: Find) -> Find:
-        of.append(Expectation(value, must, known_from, tolerance, word, find))
+        of.append(
+            Expectation(
+                value=value,
+                must=must,
+                known_from=known_from,
+                tolerance=tolerance,
+                word=word,
+                find=find,
+            )
+        )
         return find
 
     return register

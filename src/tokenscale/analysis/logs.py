@@ -73,7 +73,7 @@ def numbered(directory: Path, word: str) -> list[tuple[int, Path]]:
 def read_launched(attempt: Path) -> dict[str, Any]:
     """What the launcher left for an attempt; nothing where that is missing or damaged."""
     with suppress(OSError, UserError):
-        return read_record(attempt / "attempt.json", "attempt's record", unsealed=True)
+        return read_record(attempt / "attempt.json", what="attempt's record", unsealed=True)
     return {}
 
 
@@ -84,7 +84,7 @@ def read_lines(path: Path, kind: str) -> Lines:
     newline.
     """
     if not path.is_file():
-        return Lines(SCHEMAS[kind].empty_table(), [])
+        return Lines(SCHEMAS[kind].empty_table(), broken=[])
     content = path.read_bytes()
     tables = [SCHEMAS[kind].empty_table()]
     broken: list[dict[str, Any]] = []
@@ -98,10 +98,15 @@ def read_lines(path: Path, kind: str) -> Lines:
             else 0
         )
         end = end or content.rfind(b"\n", begin) + 1 or len(content)
-        table = _clean(content, begin, end, kind)
+        table = _clean(
+            content,
+            begin,
+            end,
+            kind=kind,
+        )
         found = []
         if table is None:
-            table, found = _by_line(content[begin:end], line, kind)
+            table, found = _by_line(content[begin:end], before=line, kind=kind)
         tables.append(table)
         broken += found
         begin = end
@@ -109,7 +114,9 @@ def read_lines(path: Path, kind: str) -> Lines:
     if broken and not content.endswith(b"\n"):
         broken[-1]["benign"] = broken[-1]["line"] == line
     return Lines(
-        pa.concat_tables(tables).combine_chunks(), broken, hashlib.sha256(content).hexdigest()
+        table=pa.concat_tables(tables).combine_chunks(),
+        broken=broken,
+        sha256=hashlib.sha256(content).hexdigest(),
     )
 
 
@@ -125,7 +132,7 @@ def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
         return None
     if not isinstance(first, dict):
         return None
-    found = _parsed(content[begin:end], kind, set(first))
+    found = _parsed(content[begin:end], kind, first=set(first))
     if found is None or REQUIRED[kind] not in found or found[REQUIRED[kind]].null_count:
         return None
     if "schema" in found and (pc.max(found["schema"]).as_py() or 0) > VERSION:
@@ -207,7 +214,7 @@ def parse(raw: bytes, kind: str) -> dict[str, Any]:
         raise Broken("not JSON" if raw.strip(b"\0 \t\r") else "no text") from None
     if not isinstance(record, dict):
         raise Broken("not an object")
-    row = {name: _typed(name, sql, record.get(name)) for name, sql in FIELDS[kind].items()}
+    row = {name: _typed(name, sql, value=record.get(name)) for name, sql in FIELDS[kind].items()}
     if row["schema"] is not None and row["schema"] > VERSION:
         raise Broken(f"schema {row['schema']} is newer than this reader's {VERSION}")
     if row[REQUIRED[kind]] is None:
@@ -364,18 +371,23 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     hashes: dict[str, str] = {}
     aside = sorted((folder / "superseded").glob("*/"))  # attempts of other code or inputs
     for number, path in [
-        attempt for place in (folder, *aside) for attempt in numbered(place, "attempt")
+        attempt for place in (folder, *aside) for attempt in numbered(place, word="attempt")
     ]:
         inside = path.parent == folder
         stated = read_launched(path).get("digest")
         stated = stated if isinstance(stated, str) else None
         found.append(
-            Attempt(number, path.relative_to(folder).as_posix(), stated, superseded=not inside)
+            Attempt(
+                number=number,
+                folder=path.relative_to(folder).as_posix(),
+                digest=stated,
+                superseded=not inside,
+            )
         )
     newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
     for attempt in found:
         attempt.superseded |= attempt.digest is not None and attempt.digest != (digest or newest)
-        for rank, directory in numbered(folder / attempt.folder, "rank"):
+        for rank, directory in numbered(folder / attempt.folder, word="rank"):
             read = {kind: read_lines(directory / f"{kind}.jsonl", kind) for kind in SCHEMAS}
             where = directory.relative_to(folder).as_posix()
             for kind, lines in read.items():
@@ -390,7 +402,7 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
             ]
             if not attempt.superseded:
                 events += event_rows
-                spans.append(_placed("spans", read["spans"].table, place))
+                spans.append(_placed("spans", rows=read["spans"].table, place=place))
     logged = [
         (a.number, *log)
         for a in found
@@ -409,7 +421,13 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     }
     order = [("attempt", "ascending"), ("rank", "ascending"), ("start_mono_s", "ascending")]
     return RunLog(
-        run_id, found, whole["steps"], whole["spans"].sort_by(order), events, quarantine, hashes
+        run_id=run_id,
+        all=found,
+        steps=whole["steps"],
+        spans=whole["spans"].sort_by(order),
+        events=events,
+        quarantine=quarantine,
+        hashes=hashes,
     )
 
 

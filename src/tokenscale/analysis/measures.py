@@ -43,11 +43,11 @@ def _select(kind: str, column: str) -> str:
 
 FILES = ("points.sql", "once.sql")
 _FIELDS = {
-    "summed_steps": _select("steps", "{over}::DOUBLE AS {name}"),
-    "steps": _select("steps", '{name} AS "{part}/{name}"'),
-    "validations": _select("events", '{name}::DOUBLE AS "validation/{name}"'),
-    "events": _select("events", "{name}"),
-    "summed_events": _select("events", "{over}::DOUBLE AS {name}"),
+    "summed_steps": _select("steps", column="{over}::DOUBLE AS {name}"),
+    "steps": _select("steps", column='{name} AS "{part}/{name}"'),
+    "validations": _select("events", column='{name}::DOUBLE AS "validation/{name}"'),
+    "events": _select("events", column="{name}"),
+    "summed_events": _select("events", column="{over}::DOUBLE AS {name}"),
 }
 
 
@@ -74,7 +74,9 @@ def read_points(directory: Path, *, ended: bool) -> tuple[list[Point], dict[str,
         for step, after, t_unix_s, name, value in connection.execute(
             of_steps, {"ended": ended}
         ).fetchall():
-            points.setdefault((step, after), Point(step, t_unix_s, {})).values[name] = value
+            points.setdefault((step, after), Point(step=step, t_unix_s=t_unix_s, values={})).values[
+                name
+            ] = value
         once = dict(connection.execute(of_run).fetchall())
         speed, stalls = (
             next(iter(query_rows(connection, name)), {}) for name in ("throughput", "stalls")
@@ -115,7 +117,9 @@ def read_facts(directory: Path) -> Facts:
     broken.
     """
     record = read_json(
-        directory / "run.json", "run's record", next="name a folder of a run: results/runs/RUN_ID"
+        directory / "run.json",
+        what="run's record",
+        next="name a folder of a run: results/runs/RUN_ID",
     )
     if not isinstance(record, dict) or "run_id" not in record:
         next = "name the folder of a run, such as results/runs/RUN_ID"
@@ -149,7 +153,7 @@ def _tokenizer(record: dict[str, Any]) -> Any:
     for flag, text in zip(argv, argv[1:], strict=False):
         path = Path(str(text))
         if flag == "--store" and path.is_file() and sha256_file(path) == expected:
-            return read_json(path, "manifest").get("tokenizer")
+            return read_json(path, what="manifest").get("tokenizer")
     return None
 
 

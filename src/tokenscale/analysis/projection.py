@@ -79,7 +79,9 @@ def project(
     Raises UserError without runs, for an unknown series, and where `project_series` does.
     """
     with closing(connect(Path(tables))) as connection:
-        runs = measured_runs(query("inventory", connection), query("throughput", connection))
+        runs = measured_runs(
+            query("inventory", source=connection), throughput=query("throughput", source=connection)
+        )
         experiment = connection.execute("SELECT any_value(experiment) FROM runs").fetchone()[0]
     if runs.empty:
         what = (
@@ -90,13 +92,24 @@ def project(
     groups = {name: runs[runs["series"] == name] for name in dict.fromkeys(runs["series"])}
     if series is not None:
         if series not in groups:
-            raise unknown("series", series, groups, tables=tables)
+            raise unknown(
+                "series",
+                word=series,
+                words=groups,
+                tables=tables,
+            )
         groups = {series: groups[series]}
     else:  # among several series, one with a single world size is no mistake
         groups = {name: g for name, g in groups.items() if not g["external"].all()} or groups
         groups = {name: g for name, g in groups.items() if g["world_size"].nunique() > 1} or groups
     return [
-        project_series(name, group, world_sizes, ranks_per_node) for name, group in groups.items()
+        project_series(
+            name,
+            runs=group,
+            world_sizes=world_sizes,
+            per_node=ranks_per_node,
+        )
+        for name, group in groups.items()
     ]
 
 
@@ -182,18 +195,27 @@ def project_series(
         {*found.sizes, *held_out, *(found.sizes[-1] * 2**n for n in range(1, 5))}
     )
     obstacles = {
-        n: obstacle for n in sizes if (obstacle := _find_obstacle(found, n, per_replica, per_node))
+        n: obstacle
+        for n in sizes
+        if (
+            obstacle := _find_obstacle(
+                found,
+                size=n,
+                per_replica=per_replica,
+                per_node=per_node,
+            )
+        )
     }
     if obstacles and world_sizes:
         raise next(iter(obstacles.values()))
     notes += dict.fromkeys(f"not predicted: {obstacle.what}" for obstacle in obstacles.values())
     tokens = float((runs["useful_tokens"] / runs["world_size"]).mean())
     return Projection(
-        name,
-        found,
-        tuple(predict(found, n) for n in sizes if n not in obstacles),
-        tokens,
-        tuple(notes),
+        series=name,
+        fit=found,
+        predictions=tuple(predict(found, world_size=n) for n in sizes if n not in obstacles),
+        tokens_per_rank=tokens,
+        notes=tuple(notes),
     )
 
 

@@ -53,7 +53,7 @@ VIEWS = ("steps_global", "validation")
 def sql(name: str) -> str:
     """Return the text of a query. Its definition is the comment at its head."""
     if name not in PARAMETERS:
-        raise unknown("query", name, PARAMETERS)
+        raise unknown("query", word=name, words=PARAMETERS)
     return read_file(f"sql/{name}.sql")
 
 
@@ -129,11 +129,11 @@ def query(
     text = sql(name)
     for key in parameters:
         if key not in PARAMETERS[name]:
-            raise unknown(f"parameter of query {name}", key, PARAMETERS[name])
+            raise unknown(f"parameter of query {name}", word=key, words=PARAMETERS[name])
     values = PARAMETERS[name] | parameters
     if not isinstance(source, duckdb.DuckDBPyConnection):
         with closing(connect(source)) as connection:
-            return query(name, connection, **parameters)
+            return query(name, source=connection, **parameters)
     with damage_reported(source):
         return source.execute(text, values or None).df()
 
@@ -167,15 +167,17 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
         return None
     found = {"status": record["outcome"]["status"], "steps": record["outcome"]["steps"]}
     with closing(connect_logs(directory)) as connection:
-        losses = [row["loss"] for row in query_rows(connection, "loss") if row["loss"] is not None]
-        held_out = query_rows(connection, "validation")
+        losses = [
+            row["loss"] for row in query_rows(connection, name="loss") if row["loss"] is not None
+        ]
+        held_out = query_rows(connection, name="validation")
         mixed = bool(record.get("run", {}).get("mixture"))
         sources = (
-            [row for row in query_rows(connection, "source_validation") if row["last"]]
+            [row for row in query_rows(connection, name="source_validation") if row["last"]]
             if mixed
             else []
         )
-        speed = next(iter(query_rows(connection, "throughput")), {})
+        speed = next(iter(query_rows(connection, name="throughput")), {})
     found |= {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")}
     found |= {
         "loss": losses[-1] if losses else None,
@@ -226,7 +228,7 @@ def current_throughput(attempt: Path) -> dict[str, float] | None:
         connection.register("tails", pa.Table.from_pylist(rows))
         connection.execute("INSERT INTO logged_steps BY NAME FROM tails")
         _create_run(connection)
-        speed = next(iter(query_rows(connection, "throughput")), None)
+        speed = next(iter(query_rows(connection, name="throughput")), None)
     return speed and {
         "step_s": speed["median_step_s"],
         "useful_tokens_per_s": speed["useful_tokens_per_s"],

@@ -79,7 +79,16 @@ def read_texts(
             if rows and sequences and share is not None
             else run.budget.epochs
         )
-        found.append(Reading(name, sequences, share, rows, passes, limits.get(name)))
+        found.append(
+            Reading(
+                corpus=name,
+                sequences=sequences,
+                share=share,
+                rows=rows,
+                passes=passes,
+                limit=limits.get(name),
+            )
+        )
     return found
 
 

@@ -87,7 +87,8 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
         figures = [figure for figure in load_figures() if figure.experiment in experiments]
         names = dict.fromkeys(figure.experiment for figure in figures)
         opened = {
-            name: stack.enter_context(closing(ClaimTables(name, tables / name))) for name in names
+            name: stack.enter_context(closing(ClaimTables(name, folder=tables / name)))
+            for name in names
         }
         of_runs = {
             name: of.rows(FILES[1], read_file(FILES[1]))
@@ -157,7 +158,7 @@ def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any
     of `claims.json`.
     """
     ours = {tuple(one["of"]): one for one in measured}
-    rows = [_of_figure(figure, ours.get(tuple(figure.key))) for figure in load_figures()]
+    rows = [_of_figure(figure, ours=ours.get(tuple(figure.key))) for figure in load_figures()]
     rows += [_of_claim(claim) for claim in claims if claim["study"]]
     return sorted(rows, key=lambda row: row.study)
 
@@ -170,7 +171,13 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
         else f"{_text(figure.corrected)} ({figure.reason})"
     )
     cell = f"{figure.cell}: {figure.quantity}"
-    row = Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–")
+    row = Row(
+        study=figure.study,
+        table=figure.table,
+        cell=cell,
+        published=_text(figure.published),
+        corrected=corrected or "–",
+    )
     if ours is None:
         return row
     number, low, high = _spread(ours)
@@ -178,7 +185,9 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     text = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
     verdict = UNDECIDED
     if figure.quantity in COUNTS or statistics.order_statistic_rank(ours["n"]):
-        verdict = {True: SAME, False: OTHER, None: UNDECIDED}[is_near(low, high, (expected,))]
+        verdict = {True: SAME, False: OTHER, None: UNDECIDED}[
+            is_near(low, high, figures=(expected,))
+        ]
         same_side = low > 1 if expected > 1 else high < 1
         verdict = (
             DIRECTION
@@ -186,14 +195,29 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
             else verdict
         )
     return replace(
-        row, ours=text, ratio=_ratio(number, low, high, expected, ours["kind"]), verdict=verdict
+        row,
+        ours=text,
+        ratio=_ratio(
+            number,
+            low,
+            high=high,
+            expected=expected,
+            kind=ours["kind"],
+        ),
+        verdict=verdict,
     )
 
 
 def _of_claim(claim: dict[str, Any]) -> Row:
-    corrected = " to ".join(written(one, claim["unit"]) for one in claim["corrected"])
+    corrected = " to ".join(written(one, unit=claim["unit"]) for one in claim["corrected"])
     corrected = f"{corrected} ({claim['remark']})" if corrected else "–"
-    row = Row(claim["study"], "Claims", claim["claim"], claim["figure"] or "–", corrected)
+    row = Row(
+        study=claim["study"],
+        table="Claims",
+        cell=claim["claim"],
+        published=claim["figure"] or "–",
+        corrected=corrected,
+    )
     if claim["experiment"] is None:
         return row
     number, low, high = _spread(claim)
@@ -202,8 +226,18 @@ def _of_claim(claim: dict[str, Any]) -> Row:
         f"{claim['verdict']})"
     )
     expected = claim["corrected"] or claim["published"]
-    ratio = _ratio(number, low, high, expected[0], claim["kind"]) if len(expected) == 1 else "–"
-    near = is_near(low, high, expected) if expected else True
+    ratio = (
+        _ratio(
+            number,
+            low,
+            high=high,
+            expected=expected[0],
+            kind=claim["kind"],
+        )
+        if len(expected) == 1
+        else "–"
+    )
+    near = is_near(low, high, figures=expected) if expected else True
     if claim["verdict"] not in (SUPPORTED, CONTRADICTED):
         verdict = UNDECIDED
     elif claim["verdict"] == SUPPORTED:

@@ -107,7 +107,7 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
         )
     steps = np.concatenate(list(groups.values()))
     columns = np.stack([np.ones(len(sizes)), np.log2(sizes / sizes[0])], axis=1)
-    a, b = map(float, solve_nonnegative(columns / steps[:, None], np.ones(len(sizes))))
+    a, b = map(float, solve_nonnegative(columns / steps[:, None], targets=np.ones(len(sizes))))
     a = max(a, LEAST_START * float(steps.min()))
     noise, quantile, source = _estimate_noise(list(groups.values()))
     misfit = 0.0
@@ -120,14 +120,14 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
         source = f"{100 * misfit:.2g} % (the line misses the runs)"
     last_s = math.exp(np.log(list(groups.values())[-1]).mean())
     return Fit(
-        tuple(map(int, sizes)),
-        a,
-        b,
-        last_s,
-        min(noise, LARGEST_NOISE),
-        quantile,
-        source,
-        fully_sharded,
+        sizes=tuple(map(int, sizes)),
+        start_s=a,
+        slope_s=b,
+        last_s=last_s,
+        noise=min(noise, LARGEST_NOISE),
+        quantile=quantile,
+        noise_source=source,
+        fully_sharded=fully_sharded,
     )
 
 
@@ -172,6 +172,13 @@ def predict(found: Fit, world_size: int) -> Prediction:
         measure = min(
             world_size, largest * 2 ** max(1, math.ceil(doublings - REACH[found.fully_sharded]))
         )
-        if world_size > largest and predict(found, largest).measure:
+        if world_size > largest and predict(found, world_size=largest).measure:
             measure = largest  # its runs are too noisy: they need repeats
-    return Prediction(world_size, step_s, low, high, found.last_s, measure)
+    return Prediction(
+        world_size=world_size,
+        step_s=step_s,
+        low_s=low,
+        high_s=high,
+        stays_s=found.last_s,
+        measure=measure,
+    )

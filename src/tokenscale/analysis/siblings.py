@@ -137,8 +137,10 @@ class Siblings:
     def __init__(self, gaps: Sequence[str] = ()) -> None:
         #: what the run table lacks, in words
         self.gaps = gaps
-        self.values = Values(OF_RUN, ("step_s", "own_s", "loss_sum", "grad_norm", "order_digest"))
-        self.validations = Values(OF_RUN, ("loss_sum",), fewest=2)
+        self.values = Values(
+            OF_RUN, fields=("step_s", "own_s", "loss_sum", "grad_norm", "order_digest")
+        )
+        self.validations = Values(size=OF_RUN, fields=("loss_sum",), fewest=2)
         #: run → rows of (step, order digest, useful tokens)
         self.counts: dict[str, np.ndarray] = {}
         #: run → mean loss of its last third of steps, and of its last validation
@@ -213,7 +215,7 @@ class Siblings:
         self.stores = {
             store["manifest_sha256"]: store for store in stores if store.get("manifest_sha256")
         }
-        found = judge_together(self, [row["run_id"] for row in runs])
+        found = judge_together(self, run_ids=[row["run_id"] for row in runs])
         return [found[row["run_id"]].add_to(row) for row in runs]
 
     def groups(self, *columns: str) -> Iterator[list[str]]:
@@ -417,10 +419,10 @@ def _find_training_splits(siblings: Siblings) -> Found:
 
 @expect(
     "validation loss",
-    "not that of a step beside it or of another validation",
-    "logs",
-    "invalid",
-    "1e-9",
+    must="not that of a step beside it or of another validation",
+    known_from="logs",
+    word="invalid",
+    tolerance="1e-9",
 )
 def _find_training_losses(evidence: Evidence) -> Iterator[str]:
     """After step 0, where a model that knows nothing may have the same loss on any text; and not of
@@ -595,7 +597,7 @@ def _find_unlisted(ours: list[Row], path: Path, runs: Path) -> list[str]:
     for record in sorted(runs.glob("*/run.json")):
         if record.parent.name not in known and record.parent.name.rpartition("-")[0] in names:
             with suppress(UserError, ValueError):
-                run = read_json(record, "run record").get("run")
+                run = read_json(record, what="run record").get("run")
                 if isinstance(run, dict) and _without_repeat(run) in settings:
                     found.append(record.parent.name)
     others = path.parent.parent.glob(f"*/{path.name}") if found else ()
@@ -615,7 +617,12 @@ def _listed(values: Sequence[object]) -> str:
     )
 
 
-@expect("repeat and levels of a cell", "those of the run's settings", "the plan", "invalid")
+@expect(
+    "repeat and levels of a cell",
+    must="those of the run's settings",
+    known_from="the plan",
+    word="invalid",
+)
 def _find_other_levels(evidence: Evidence) -> Iterator[str]:
     """The run table says which cell a run belongs to, its settings say what it did."""
     if evidence.run is None or evidence.row.get("external"):

@@ -78,17 +78,39 @@ def summary(values: Sequence[float]) -> Summary:
         raise ValueError("a value is not finite")
     n = len(x)
     if n == 0:
-        return Summary(0, math.nan, math.nan, math.nan, "no runs")
+        return Summary(
+            n=0,
+            median=math.nan,
+            low=math.nan,
+            high=math.nan,
+            kind="no runs",
+        )
     median = float(np.median(x))
     if n == 1:
-        return Summary(1, median, median, median, "single run")
+        return Summary(
+            n=1,
+            median=median,
+            low=median,
+            high=median,
+            kind="single run",
+        )
     found = order_statistic_rank(n)
     if found is None:
-        return Summary(n, median, float(x[0]), float(x[-1]), "range, not an interval")
+        return Summary(
+            n=n,
+            median=median,
+            low=float(x[0]),
+            high=float(x[-1]),
+            kind="range, not an interval",
+        )
     k, covered = found
     percent = math.floor(1000 * covered) / 10  # no more is promised than holds
     return Summary(
-        n, median, float(x[k - 1]), float(x[n - k]), f"order-statistic {percent:g} % interval"
+        n=n,
+        median=median,
+        low=float(x[k - 1]),
+        high=float(x[n - k]),
+        kind=f"order-statistic {percent:g} % interval",
     )
 
 
@@ -260,7 +282,13 @@ def drift(
         if start[i] != start[j]
     ]
     if not pairs:
-        return Drift(sum(map(len, groups)), math.nan, math.nan, 1.0, 1.0)
+        return Drift(
+            n=sum(map(len, groups)),
+            slope=math.nan,
+            share=math.nan,
+            p=1.0,
+            smallest_p=1.0,
+        )
     slope = float(np.median([(log[j] - log[i]) / (start[j] - start[i]) for i, j in pairs]))
     times = [start[g] - start[g].mean() for g in groups]
     parts = [log[g] - np.median(log[g]) for g in groups]
@@ -278,7 +306,13 @@ def drift(
         p = (1 + int((np.abs(sums) >= observed - tolerance).sum())) / (1 + DRAWS)
         smallest = max(smallest, 1 / (1 + DRAWS))
     used = start[np.concatenate(groups)]
-    return Drift(len(used), slope, float(np.expm1(slope * np.ptp(used))), p, smallest)
+    return Drift(
+        n=len(used),
+        slope=slope,
+        share=float(np.expm1(slope * np.ptp(used))),
+        p=p,
+        smallest_p=smallest,
+    )
 
 
 @dataclass(frozen=True)
@@ -317,7 +351,7 @@ def order_kept(positions: Sequence[float], started_s: Sequence[float]) -> OrderK
         if math.isfinite(p) and math.isfinite(t)
     )
     pairs = list(itertools.combinations((started for _, started in known), 2))
-    return OrderKept(len(pairs), sum(a > b for a, b in pairs))
+    return OrderKept(len(pairs), inversions=sum(a > b for a, b in pairs))
 
 
 def _positive(values: Sequence[float]) -> np.ndarray:

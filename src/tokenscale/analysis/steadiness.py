@@ -35,10 +35,10 @@ SAMPLE = 2400
 
 @expect(
     "time of a step per token",
-    "that of the run's other steps",
-    "the run's own steps",
-    "suspect",
-    (
+    must="that of the run's other steps",
+    known_from="the run's own steps",
+    word="suspect",
+    tolerance=(
         f"{SPREADS:g} spreads of its steps and {LEAST_RATIO:g}×; single steps "
         f"{100 * SINGLE_SHARE:.0f} % of the time"
     ),
@@ -59,7 +59,7 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
     if len(log) < FEWEST_STEPS:
         raise NotCheckedError(f"fewer than {FEWEST_STEPS} measured steps")
     apart, name, members = max(
-        ((_distance(log, m), name, m) for name, m in _parts(log)), key=lambda part: part[0]
+        ((_distance(log, members=m), name, m) for name, m in _parts(log)), key=lambda part: part[0]
     )
     ratio = math.exp(np.median(log[members]) - np.median(log[~members]))
     if apart > SPREADS and max(ratio, 1 / ratio) > LEAST_RATIO:

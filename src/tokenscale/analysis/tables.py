@@ -114,7 +114,7 @@ def write_manifest(folder: Path) -> None:
     """Write the manifest of a folder whose files are complete; equal files give equal bytes."""
     paths = [folder / name for name in file_names()]
     files = [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in paths]
-    write_sealed(folder / MANIFEST, {"columns": column_digest(), "files": files})
+    write_sealed(folder / MANIFEST, record={"columns": column_digest(), "files": files})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -133,11 +133,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(
             "the tables have no manifest with their hashes.", path=path, reason=reason, next=next
         )
-    manifest = read_record(path, "manifest of the tables", next)
-    with report_malformed(path, "manifest of the tables", next):
-        check_types(manifest, {"columns": str, "files": list})
+    manifest = read_record(path, what="manifest of the tables", next=next)
+    with report_malformed(path, what="manifest of the tables", next=next):
+        check_types(manifest, fields={"columns": str, "files": list})
         for file in manifest["files"]:
-            check_types(file, {"name": str, "bytes": int, "sha256": str})
+            check_types(file, fields={"name": str, "bytes": int, "sha256": str})
     if manifest["columns"] != column_digest():
         what = "the tables have the columns of another version of tokenscale."
         expected = f"columns {column_digest()}"
@@ -159,7 +159,7 @@ def check(folder: Path, *names: str) -> None:
     """
     for file in read_manifest(folder)["files"]:
         if not names or file["name"] in names:
-            _check_file(folder / file["name"], file["bytes"], file["sha256"])
+            _check_file(folder / file["name"], size=file["bytes"], sha256=file["sha256"])
 
 
 def _check_file(path: Path, size: int, sha256: str) -> None:

@@ -47,7 +47,7 @@ class TensorBoard:
         self._last = 0
         started = facts.started_unix_s
         self._write(hparams_pb(dict(facts.settings), facts.run_id, started or None), started)
-        self._texts(facts, started)
+        self._texts(facts, at=started)
         self._writer.flush()
 
     def add(self, points: list[Point]) -> None:
@@ -64,7 +64,7 @@ class TensorBoard:
         """
         if ended:
             at = facts.ended_unix_s or 0.0
-            self.add([Point(self._last, at, summary)])
+            self.add([Point(step=self._last, t_unix_s=at, values=summary)])
             self._texts(facts, at)
             self._write(_session_end(facts.status == "complete", at), at)
         self._writer.close()
@@ -171,7 +171,7 @@ class Mlflow:
         if not ended:
             return
         at = facts.ended_unix_s or 0.0
-        self.add([Point(self._last, at, summary)])
+        self.add([Point(step=self._last, t_unix_s=at, values=summary)])
         self._facts(facts)
         self._client.set_terminated(
             self._run, STATUS.get(facts.status, "KILLED"), int(at * 1000) or None
@@ -274,7 +274,7 @@ def track(
     ended and is not followed; nothing is written then.
     """
     if to not in TRACKERS:
-        raise unknown("tracker", to, TRACKERS)
+        raise unknown("tracker", word=to, words=TRACKERS)
     # not imported yet: its class sets what it reads at its import
     if importlib.util.find_spec(to) is None:
         raise UserError(f"the package {to} is not installed.", next=f"python -m pip install {to}")
@@ -285,7 +285,16 @@ def track(
         raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
     with ExitStack() as stack:
         jobs = [
-            stack.enter_context(closing(_export(path, TRACKERS[to], output, log)))
+            stack.enter_context(
+                closing(
+                    _export(
+                        path,
+                        tracker=TRACKERS[to],
+                        output=output,
+                        log=log,
+                    )
+                )
+            )
             for path in directories
         ]
         began = time.monotonic()
@@ -345,7 +354,7 @@ def _export(
                         raise UserError(
                             "the output is the folder of the run itself.", output=folder, next=next
                         )
-                    stack.enter_context(lock_folder(folder, f"the export of {facts.run_id}"))
+                    stack.enter_context(lock_folder(folder, what=f"the export of {facts.run_id}"))
                 elif marks[: len(handed)] != handed and exporter is not None:
                     log(
                         f"anew   {directory.name}: a later attempt repeats steps, or logs were "

@@ -57,7 +57,12 @@ def load_arm(name: str) -> Arm:
     """Read an arm's `arm.yaml`. Raises UserError for an unknown arm and a malformed file."""
     path = ARMS / name / "arm.yaml"
     if not path.is_file():
-        raise unknown("arm", name, list_arms(), folder=ARMS)
+        raise unknown(
+            "arm",
+            word=name,
+            words=list_arms(),
+            folder=ARMS,
+        )
     facts: dict[str, Any] = {"repository": None, "torch": True, "programs": []} | read_yaml(path)
     wrong = sorted(facts.keys() - {"description", "repository", "torch", "programs"})
     repository = facts["repository"]
@@ -75,7 +80,13 @@ def load_arm(name: str) -> Arm:
             file=path,
             next="correct the file (docs/arms.md)",
         )
-    return Arm(name, facts["description"], repository, facts["torch"], tuple(facts["programs"]))
+    return Arm(
+        name=name,
+        description=facts["description"],
+        repository=repository,
+        torch=facts["torch"],
+        programs=tuple(facts["programs"]),
+    )
 
 
 def list_files(name: str) -> list[str]:
@@ -97,7 +108,7 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
     arm = load_arm(name)
     folder = record.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, f"the environment of {name}", wait=True):
+    with lock_folder(folder, what=f"the environment of {name}", wait=True):
         record.unlink(missing_ok=True)
         began = time.monotonic()
         built = False
@@ -111,7 +122,7 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
             if missing := [program for program in arm.programs if shutil.which(program) is None]:
                 raise PreparationError(f"{', '.join(missing)} not found on the PATH")
             if arm.repository is not None:
-                found["source"] = _fetch(arm, source_of(record), log)
+                found["source"] = _fetch(arm, folder=source_of(record), log=log)
             found["lock"], built = _install(arm, record, log)
             listed = _run(
                 [
@@ -134,9 +145,9 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
             # apart from the record, which is equal for equal environments
             write_json(
                 folder / "build.json",
-                {"seconds": round(time.monotonic() - began, 1), "bytes": size},
+                value={"seconds": round(time.monotonic() - began, 1), "bytes": size},
             )
-        write_sealed(record, found)
+        write_sealed(record, record=found)
     return found
 
 
@@ -202,7 +213,7 @@ def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
         raise PreparationError(
             f"the source has tree {tree}, expected {repository['tree']} (arm.yaml)"
         )
-    write_json(stamp, repository)
+    write_json(stamp, value=repository)
     return repository
 
 
@@ -238,5 +249,5 @@ def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
             else ["--constraint", CONSTRAINTS]
         )
         _run([*pip, *locked, "--requirement", requirements])
-        write_json(stamp, wanted)
+        write_json(stamp, value=wanted)
     return wanted["requirements"] if requirements == lock else None, missing

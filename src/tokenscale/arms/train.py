@@ -109,12 +109,15 @@ def write_contract(
                 "total_tokens": batch.total_tokens,
                 "order_digest": batch.order_digest,
                 "learning_rate": learning_rate(
-                    step, run.budget.steps, run.optimizer.learning_rate, run.schedule
+                    step,
+                    run.budget.steps,
+                    peak=run.optimizer.learning_rate,
+                    schedule=run.schedule,
                 ),
             }
         )
     np.save(folder / "tokens.npy", np.stack(blocks))
-    _write_weights(run, shape, folder / "weights")
+    _write_weights(run, shape, folder=folder / "weights")
     for module in ("contract", "recorder"):  # what adapters may import of this project
         path = (
             Path(__file__).with_name("contract.py")
@@ -126,7 +129,7 @@ def write_contract(
     here = folder.resolve()
     write_json(
         folder / "contract.json",
-        {
+        value={
             "schema": 1,
             "arm": run.arm,
             "run": to_dict(run),
@@ -165,10 +168,12 @@ def _write_weights(run: RunSettings, shape: ModelSettings, folder: Path) -> None
     model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
     initialise(model, run.effective_seed)
     config, weights = to_hf(
-        shape, {name: p.detach() for name, p in model.named_parameters()}, run.sequence_length
+        shape,
+        weights={name: p.detach() for name, p in model.named_parameters()},
+        sequence_length=run.sequence_length,
     )
     folder.mkdir(exist_ok=True)
-    write_json(folder / "config.json", config | {"torch_dtype": "float32"})
+    write_json(folder / "config.json", value=config | {"torch_dtype": "float32"})
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}
     save_file(contiguous, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
@@ -196,7 +201,7 @@ def run_adapter(
     }
     environment |= variables or {}
     log = folder / "output.log"
-    with open(open_file(log, REPLACE, follow=False), "w", encoding="utf-8") as output:
+    with open(open_file(log, flags=REPLACE, follow=False), "w", encoding="utf-8") as output:
         try:
             process = subprocess.Popen(
                 [*command, str((folder / "contract.json").resolve())],
@@ -354,31 +359,63 @@ def train(
     writer.event("run_start", world_size=world_size, boot=get_boot_id())
     began = time.monotonic()
     prepared = read_record(environment)
-    state = _start_record(run, directory, attempt, device, prepared) if rank == 0 else {}
+    state = (
+        _start_record(
+            run,
+            directory,
+            attempt=attempt,
+            device=device,
+            prepared=prepared,
+        )
+        if rank == 0
+        else {}
+    )
     steps: list[dict[str, Any]] = []
     expected: list[dict[str, Any]] = []
     reason = prepared["error"]
     if reason is None:
-        batches = open_batches(run, Inputs(store=store, rank=rank, world_size=world_size))
+        batches = open_batches(run, inputs=Inputs(store=store, rank=rank, world_size=world_size))
         expected = write_contract(
-            run, batches, folder, record=environment, rank=rank, device=device
+            run,
+            batches,
+            folder=folder,
+            record=environment,
+            rank=rank,
+            device=device,
         )
         state |= _count(run, batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)
         print(f"{run.identity}: {run.arm}", flush=True)
-        reason = run_adapter(run.arm, environment, folder, peers=attempt_directory, hang_s=hang_s)
+        reason = run_adapter(
+            run.arm,
+            record=environment,
+            folder=folder,
+            peers=attempt_directory,
+            hang_s=hang_s,
+        )
         steps, wrong = read_steps(folder, expected)
         reason = reason or wrong
-    _write_steps(writer, run, steps, expected)
+    _write_steps(
+        writer,
+        run,
+        steps,
+        expected=expected,
+    )
     status = "failed" if reason else "complete"
     writer.event("run_stop", status=status, step=len(steps))
     writer.close()
     folder.mkdir(exist_ok=True)
     if reason:
-        write_text(folder / "failed.txt", reason)
-    write_text(folder / "ended.txt", status)
+        write_text(folder / "failed.txt", text=reason)
+    write_text(folder / "ended.txt", text=status)
     if rank == 0:
-        _seal(run, directory, attempt_directory, state, steps)
+        _seal(
+            run,
+            directory,
+            attempt=attempt_directory,
+            state=state,
+            steps=steps,
+        )
 
 
 def _write_steps(
@@ -454,7 +491,9 @@ def _seal(
         for name in ("weights", "work", "lib"):  # of the inputs, the contract and the log are kept
             shutil.rmtree(rank / name, ignore_errors=True)
         (rank / "tokens.npy").unlink(missing_ok=True)
-    provenance.seal_record(directory, state, outcome | {"logs": records.log_hashes(directory)})
+    provenance.seal_record(
+        directory, record=state, outcome=outcome | {"logs": records.log_hashes(directory)}
+    )
 
 
 def _start_record(
@@ -476,7 +515,7 @@ def _start_record(
     }
     return provenance.start_record(
         directory,
-        {
+        record={
             **launched,
             **facts,
             "arm": arm,

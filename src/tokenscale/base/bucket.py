@@ -37,7 +37,10 @@ class Bucket:
         self._root = self.address.split("://", 1)[1]
         # other machines write here, too: listings are not cached
         self._system = open_system(
-            address, "cloud", use_listings_cache=False, skip_instance_cache=True
+            address,
+            extra="cloud",
+            use_listings_cache=False,
+            skip_instance_cache=True,
         )
 
     def list(self, prefix: str = "") -> dict[str, int]:

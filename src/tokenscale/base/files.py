@@ -97,7 +97,7 @@ def _remove_left_over(folder: Path) -> None:
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
         with (
             suppress(OSError, UserError),
-            open(open_file(left, os.O_RDWR, follow=False), "rb+") as file,
+            open(open_file(left, flags=os.O_RDWR, follow=False), "rb+") as file,
         ):
             if acquire(file):
                 left.unlink()
@@ -201,7 +201,9 @@ def lock_folder(
     reported = False
     since = time.monotonic()
     with open(
-        open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+", encoding="utf-8"
+        open_file(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False),
+        "a+",
+        encoding="utf-8",
     ) as file:
         while True:
             try:
@@ -309,7 +311,7 @@ class HashedFile:
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "HashedFile":
-        self._file = open(open_file(self._path, REPLACE, follow=False), "wb")
+        self._file = open(open_file(self._path, flags=REPLACE, follow=False), "wb")
         return self
 
     def write(self, data: Any) -> None:
@@ -340,13 +342,13 @@ def utc_now() -> str:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON with sorted keys and indentation, atomically; equal values give equal bytes."""
-    write_text(path, pretty_json(value))
+    write_text(path, text=pretty_json(value))
 
 
 def write_sealed(path: str | Path, record: dict[str, Any], key: str = "seal") -> None:
     """Write a record that others trust as JSON, with the digest of its own content as `key`."""
     body = {k: v for k, v in record.items() if k != key}
-    write_json(path, body | {key: sha256_text(canonical_json(body))})
+    write_json(path, value=body | {key: sha256_text(canonical_json(body))})
 
 
 def is_sealed(record: Any, key: str = "seal") -> bool:
@@ -394,7 +396,7 @@ def read_manifest_file(
     Raises UserError for a missing, broken, changed, too new or too old manifest. `next` is the
     command to rebuild it.
     """
-    manifest = read_json(path, f"manifest of the {what}", next)
+    manifest = read_json(path, what=f"manifest of the {what}", next=next)
     version = manifest.get("schema_version", 0) if isinstance(manifest, dict) else None
     if type(version) is not int:
         raise UserError(f"the file is not a manifest of a {what}.", manifest=path, next=next)
@@ -408,7 +410,7 @@ def read_manifest_file(
         following = ("upgrade tokenscale, or rebuild: " if version > newest else "rebuild: ") + next
         raise UserError(f"the {what} was written by {writer} tokenscale.", **facts, next=following)
     if sealed:
-        return read_record(path, f"manifest of the {what}", next)
+        return read_record(path, what=f"manifest of the {what}", next=next)
     build = Path(path).with_name("build.json")
     try:
         stated = read_json(build)["manifest_sha256"]
@@ -452,7 +454,7 @@ def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
         ):
             raise TypeError(f"{name} is {type(value).__name__}")
         if isinstance(kind, dict):
-            check_types(value, kind)
+            check_types(value, fields=kind)
 
 
 def check_file_name(name: Any) -> str:
@@ -545,7 +547,7 @@ def write_arguments(path: str | Path, words: list[str]) -> str:
     Linux takes at most 128 KiB in one argument; lists of files and settings have no limit.
     """
     if not Path(path).is_file() or read_json(path) != words:
-        write_json(path, words)
+        write_json(path, value=words)
     return f"@{path}"
 
 
@@ -556,7 +558,7 @@ def read_arguments(words: list[str]) -> list[str]:
     found: list[str] = []
     for word in words:
         words_of = (
-            read_json(word[1:], "file of arguments")
+            read_json(word[1:], what="file of arguments")
             if word[:1] == "@" and word.endswith(".json")
             else [word]
         )

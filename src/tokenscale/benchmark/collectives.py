@@ -102,7 +102,7 @@ def measure(
             )
         result = read_json(written)
     if output is not None:
-        write_json(output, result)
+        write_json(output, value=result)
     return result
 
 
@@ -124,7 +124,12 @@ def format_table(result: dict[str, Any]) -> str:
     for collective in result["fits"]:
         for size, seconds in _group_times(result, collective).items():
             median = statistics.median(seconds)
-            algorithm, bus = bandwidths(collective, size, result["world_size"], median)
+            algorithm, bus = bandwidths(
+                collective,
+                size_bytes=size,
+                ranks=result["world_size"],
+                seconds=median,
+            )
             spread = f"{min(seconds) * 1e6:.0f}-{max(seconds) * 1e6:.0f}"
             shown = (
                 f"{median * 1e6:>10.1f} {spread:>19} {algorithm / 1e9:>11.3f} {bus / 1e9:>11.3f}"
@@ -157,7 +162,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
             )
     for collective in settings["collectives"]:
         if collective not in COLLECTIVES:
-            raise unknown("collective", collective, COLLECTIVES)
+            raise unknown("collective", word=collective, words=COLLECTIVES)
     least = BYTES * settings["world_size"]
     # rounded down to a multiple, as measured
     sizes = [size // least * least for size in settings["sizes"]]
@@ -172,13 +177,13 @@ def _check_settings(settings: dict[str, Any]) -> None:
 
 def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
     """Run the sweep on one rank. The first rank gathers, fits, writes and returns the result."""
-    world = join(settings["world_size"], settings["device"])
+    world = join(settings["world_size"], device=settings["device"])
     cells = [(name, size) for name in settings["collectives"] for size in settings["sizes"]]
     calls = {cell: _Call(*cell, world) for cell in cells}
     for call in calls.values():
         call.seconds()  # warm up connections, buffers and algorithms
     records = []
-    for number, cell in interleave(cells, settings["rounds"]):
+    for number, cell in interleave(cells, rounds=settings["rounds"]):
         call = calls[cell]
         place = {
             "collective": cell[0],
@@ -189,7 +194,7 @@ def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] |
         records.append(place | {"seconds": call.seconds()})
     result = _build_result(settings, world, records) if world.rank == 0 else None
     if result is not None and output is not None:
-        write_json(output, result)
+        write_json(output, value=result)
     world.close()
     return result
 
@@ -250,7 +255,9 @@ def _build_result(
         "versions": find_versions(),
         "records": records,
     }
-    return result | {"fits": {name: _fit_link(result, name) for name in settings["collectives"]}}
+    return result | {
+        "fits": {name: _fit_link(result, collective=name) for name in settings["collectives"]}
+    }
 
 
 def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
@@ -266,7 +273,13 @@ def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
     sizes = [size / parts for size in times]
 
     def link(seconds: Sequence[float]) -> Any:
-        return fit_link(collective, sizes, seconds, ranks, result["latency"])
+        return fit_link(
+            collective,
+            sizes,
+            seconds=seconds,
+            ranks=ranks,
+            latency=result["latency"],
+        )
 
     found, residuals = link([statistics.median(seconds) for seconds in times.values()])
     rounds = [link(seconds)[0] for seconds in zip(*times.values(), strict=True)]
@@ -289,4 +302,4 @@ def _group_times(result: dict[str, Any], collective: str) -> dict[int, list[floa
 
 
 if __name__ == "__main__":
-    _run_rank(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    _run_rank(json.loads(sys.argv[1]), output=Path(sys.argv[2]))

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
             next="--output gpu-results, or --dry-run",
         )
     elif arguments.case:
-        print(format_case(run_case(arguments.case, arguments.output)))
+        print(format_case(run_case(arguments.case, folder=arguments.output)))
     else:
         measure(
             arguments.output,
@@ -175,19 +175,37 @@ def _build_full(
 ) -> Case:
     """Return a case with every optimization."""
     common: dict[str, Any] = {"compile": True, "fused": True, "loss_chunk": 2048, "target": target}
-    return Case(f"{name}-b{rows}", model, length, rows, **(common | changes))
+    return Case(
+        name=f"{name}-b{rows}",
+        model=model,
+        sequence_length=length,
+        rows=rows,
+        **(common | changes),
+    )
 
 
 def build_ladder(name: str, model: str, length: int, rows: int, **changes: Any) -> list[Case]:
     """Return four cases from eager to every optimization, each with one change more."""
-    eager = Case(f"{name}-eager-b{rows}", model, length, rows, **changes)
+    eager = Case(
+        name=f"{name}-eager-b{rows}",
+        model=model,
+        sequence_length=length,
+        rows=rows,
+        **changes,
+    )
     compiled = replace(eager, name=f"{name}-compiled-b{rows}", compile=True)
     fused = replace(compiled, name=f"{name}-fused-b{rows}", fused=True)
     return [eager, compiled, fused, replace(fused, name=f"{name}-chunked-b{rows}", loss_chunk=2048)]
 
 
 def _build_peer(name: str, model: str, length: int, rows: int) -> Case:
-    return Case(f"{name}-transformers-b{rows}", model, length, rows, peer=True)
+    return Case(
+        name=f"{name}-transformers-b{rows}",
+        model=model,
+        sequence_length=length,
+        rows=rows,
+        peer=True,
+    )
 
 
 _8B = "llama-8b-nemo"
@@ -200,50 +218,236 @@ _PADDED: dict[str, Any] = {"vocabulary_size": 50_304}  # of 50,257: a multiple o
 #: at a time. Targets in tokens/s on an H200: what the best published trainers reach at such shapes
 #: (docs/training.md).
 CASES = [
-    _build_full("8b-2048", _8B, 2048, 4, 12_000),
-    _build_peer("8b-2048", _8B, 2048, 4),
-    _build_full("gpt2-124m", _124M, 1024, 64, 520_000, **_PADDED),
-    _build_peer("gpt2-124m", _124M, 1024, 64),
-    _build_full("8b-8192", _8B, 8192, 1, 9_500),
-    _build_peer("8b-8192", _8B, 8192, 1),
-    _build_full("8b-8192-float8", _8B, 8192, 1, 14_500, float8=True),
-    _build_full("gpt2-355m", _355M, 1024, 32, 200_000, **_PADDED),
-    _build_peer("gpt2-355m", _355M, 1024, 32),
-    _build_full("1.4b", _1_4B, 2048, 16),
-    _build_peer("1.4b", _1_4B, 2048, 16),
-    _build_full("8b-2048-selective", _8B, 2048, 8, 12_000, **_SELECTIVE),
-    _build_full("8b-2048-float8", _8B, 2048, 4, float8=True),
-    _build_full("8b-4096", _8B, 4096, 2),
-    _build_full("8b-4096-selective", _8B, 4096, 4, **_SELECTIVE),
-    _build_full("8b-8192-selective", _8B, 8192, 2, 9_500, **_SELECTIVE),
-    _build_full("8b-8192-float8-selective", _8B, 8192, 2, 14_500, float8=True, **_SELECTIVE),
-    *build_ladder("8b-2048", _8B, 2048, 1),
-    _build_peer("8b-2048", _8B, 2048, 1),
-    _build_full("8b-2048", _8B, 2048, 2),
-    _build_full("8b-2048-block", _8B, 2048, 8, activation_checkpointing="block"),
-    *build_ladder("gpt2-124m", _124M, 1024, 16),
-    _build_peer("gpt2-124m", _124M, 1024, 16),
-    *(_build_full(f"1.4b-{backend}", _1_4B, 2048, 8, attention=backend) for backend in BACKENDS),
+    _build_full(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=4,
+        target=12_000,
+    ),
+    _build_peer(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=4,
+    ),
+    _build_full(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=64,
+        target=520_000,
+        **_PADDED,
+    ),
+    _build_peer(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=64,
+    ),
+    _build_full(
+        "8b-8192",
+        model=_8B,
+        length=8192,
+        rows=1,
+        target=9_500,
+    ),
+    _build_peer(
+        "8b-8192",
+        model=_8B,
+        length=8192,
+        rows=1,
+    ),
+    _build_full(
+        "8b-8192-float8",
+        model=_8B,
+        length=8192,
+        rows=1,
+        target=14_500,
+        float8=True,
+    ),
+    _build_full(
+        "gpt2-355m",
+        model=_355M,
+        length=1024,
+        rows=32,
+        target=200_000,
+        **_PADDED,
+    ),
+    _build_peer(
+        "gpt2-355m",
+        model=_355M,
+        length=1024,
+        rows=32,
+    ),
+    _build_full(
+        "1.4b",
+        model=_1_4B,
+        length=2048,
+        rows=16,
+    ),
+    _build_peer(
+        "1.4b",
+        model=_1_4B,
+        length=2048,
+        rows=16,
+    ),
+    _build_full(
+        "8b-2048-selective",
+        model=_8B,
+        length=2048,
+        rows=8,
+        target=12_000,
+        **_SELECTIVE,
+    ),
+    _build_full(
+        "8b-2048-float8",
+        model=_8B,
+        length=2048,
+        rows=4,
+        float8=True,
+    ),
+    _build_full(
+        "8b-4096",
+        model=_8B,
+        length=4096,
+        rows=2,
+    ),
+    _build_full(
+        "8b-4096-selective",
+        model=_8B,
+        length=4096,
+        rows=4,
+        **_SELECTIVE,
+    ),
+    _build_full(
+        "8b-8192-selective",
+        model=_8B,
+        length=8192,
+        rows=2,
+        target=9_500,
+        **_SELECTIVE,
+    ),
+    _build_full(
+        "8b-8192-float8-selective",
+        model=_8B,
+        length=8192,
+        rows=2,
+        target=14_500,
+        float8=True,
+        **_SELECTIVE,
+    ),
+    *build_ladder(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=1,
+    ),
+    _build_peer(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=1,
+    ),
+    _build_full(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=2,
+    ),
+    _build_full(
+        "8b-2048-block",
+        model=_8B,
+        length=2048,
+        rows=8,
+        activation_checkpointing="block",
+    ),
+    *build_ladder(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=16,
+    ),
+    _build_peer(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=16,
+    ),
     *(
         _build_full(
-            f"gpt2-124m-{kernel}", _124M, 1024, 32, attention=kernel, document_mask=True, **_PADDED
+            f"1.4b-{backend}",
+            model=_1_4B,
+            length=2048,
+            rows=8,
+            attention=backend,
+        )
+        for backend in BACKENDS
+    ),
+    *(
+        _build_full(
+            f"gpt2-124m-{kernel}",
+            model=_124M,
+            length=1024,
+            rows=32,
+            attention=kernel,
+            document_mask=True,
+            **_PADDED,
         )
         for kernel in ("varlen", "flex")
     ),
     *(
-        _build_full(f"gpt2-124m-{precision}", _124M, 1024, 16, precision=precision, **_PADDED)
+        _build_full(
+            f"gpt2-124m-{precision}",
+            model=_124M,
+            length=1024,
+            rows=16,
+            precision=precision,
+            **_PADDED,
+        )
         for precision in ("bf16", "fp16", "fp32")
     ),
-    _build_full("gpt2-124m-float8", _124M, 1024, 16, float8=True, **_PADDED),
+    _build_full(
+        "gpt2-124m-float8",
+        model=_124M,
+        length=1024,
+        rows=16,
+        float8=True,
+        **_PADDED,
+    ),
 ]
 _TOY: dict[str, Any] = {"vocabulary_size": 512}
 TOY = [
     case
     for model in ("llama-micro", "gpt2-micro")
     for case in (
-        *build_ladder(model, model, 64, 1, **_TOY),
-        _build_full(model, model, 64, 2, **_TOY, **_SELECTIVE),
-        *(replace(_build_peer(model, model, 64, rows), **_TOY) for rows in (1, 2)),
+        *build_ladder(
+            model,
+            model,
+            length=64,
+            rows=1,
+            **_TOY,
+        ),
+        _build_full(
+            model,
+            model,
+            length=64,
+            rows=2,
+            **_TOY,
+            **_SELECTIVE,
+        ),
+        *(
+            replace(
+                _build_peer(
+                    model,
+                    model,
+                    length=64,
+                    rows=rows,
+                ),
+                **_TOY,
+            )
+            for rows in (1, 2)
+        ),
     )
 ]
 
@@ -261,7 +465,7 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     bandwidth = memory_bandwidth(device_name)
     number = case.precision.removesuffix("-true")
     peak = peak_flops(device_name, number)
-    fast = peak_flops(device_name, "fp8" if case.float8 else number)
+    fast = peak_flops(device_name, number="fp8" if case.float8 else number)
     if peak is None or fast is None or bandwidth is None:
         return None
     shape = case.shape
@@ -269,7 +473,10 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     count = weights(shape)
     head = shape.vocabulary_size * shape.dimension
     computed = hardware_flops_per_token(
-        shape, case.sequence_length, Convention.CAUSAL, case.activation_checkpointing
+        shape,
+        case.sequence_length,
+        convention=Convention.CAUSAL,
+        checkpointing=case.activation_checkpointing,
     )
     linear = 6 * (count.matrices - head)
     if case.activation_checkpointing == "block":
@@ -310,7 +517,7 @@ def count_steps(case: Case, device_name: str) -> int:
 
 def predicted_bytes(case: Case) -> int:
     """Return the predicted memory of the trainer on a GPU, of eager kernels without float8."""
-    return memory(replace(case.run, float8=False, compile=False), 0, "cuda").total
+    return memory(replace(case.run, float8=False, compile=False), rank=0, device="cuda").total
 
 
 def format_plan() -> str:
@@ -408,7 +615,7 @@ def measure(
             except subprocess.TimeoutExpired:
                 failed = [f"not done within {limit:.0f} s"]
         if failed or not path.is_file():
-            write_json(path, {"case": asdict(case), "failed": (failed or ["no result"])[0]})
+            write_json(path, value={"case": asdict(case), "failed": (failed or ["no result"])[0]})
         print(format_case(read_json(path)), flush=True)
     return {
         name: read_json(folder / f"{name}.json")
@@ -444,15 +651,22 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         laps: list[dict[str, float]] = []
         joules = energy.joules()
-        steps = count_steps(case, name_of_device) if cuda else 3
-        seconds = _time_steps(step, steps, device, laps)
+        steps = count_steps(case, device_name=name_of_device) if cuda else 3
+        seconds = _time_steps(
+            step,
+            steps,
+            device,
+            laps=laps,
+        )
         used = None if joules is None else energy.joules() - joules
         loss = float(step(0))
     tokens = case.rows * case.sequence_length
     median = statistics.median(seconds)
-    peak = peak_flops(name_of_device, case.run.number_format)
-    floor = roofline(case, name_of_device)
-    flops = {c.value: flops_per_token(shape, case.sequence_length, c) for c in Convention}
+    peak = peak_flops(name_of_device, number=case.run.number_format)
+    floor = roofline(case, device_name=name_of_device)
+    flops = {
+        c.value: flops_per_token(shape, case.sequence_length, convention=c) for c in Convention
+    }
     record = {
         "schema": 2,
         "case": asdict(case),
@@ -480,7 +694,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         "versions": find_versions(),
         "git": read_git_state()[0],
     }
-    write_json(folder / f"{case.name}.json", record)
+    write_json(folder / f"{case.name}.json", value=record)
     return record
 
 
@@ -514,7 +728,7 @@ def _time_steps(
     if timer:
         timer.read()
     if device.type != "cuda":
-        seconds = [_time_synchronized(step, k, False) for k in range(steps)]
+        seconds = [_time_synchronized(step, k, cuda=False) for k in range(steps)]
     else:
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
         marks[0].record()
@@ -536,7 +750,17 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
     kernel = choose_kernel(
         requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout
     )
-    trainer = Trainer(run, run.model, World(0, 1, 0, device), kernel)
+    trainer = Trainer(
+        run=run,
+        shape=run.model,
+        world=World(
+            rank=0,
+            size=1,
+            local_rank=0,
+            device=device,
+        ),
+        kernel=kernel,
+    )
     batches = _make_batches(case)
     useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
     timer = timer_of(device)
@@ -546,7 +770,7 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
         timer.end()
         return stepped.loss_sum / useful
 
-    step.timer = timer
+    step.timer = timer  # type: ignore[attr-defined]
     step.kernel = kernel  # type: ignore[attr-defined]
     return step
 
@@ -564,7 +788,9 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
 
     with torch.device("meta"):
         empty = build(shape, case.sequence_length, objective="causal", kernel="sdpa")
-        config, _ = to_hf(shape, dict(empty.named_parameters()), case.sequence_length)
+        config, _ = to_hf(
+            shape, weights=dict(empty.named_parameters()), sequence_length=case.sequence_length
+        )
     config_class: Any = transformers.CONFIG_MAPPING[config["model_type"]]
     with device:
         model = transformers.AutoModelForCausalLM.from_config(

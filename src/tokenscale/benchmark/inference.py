@@ -86,12 +86,13 @@ def run(arguments: argparse.Namespace) -> int | None:
                 "--run",
             ]
             file = write_arguments(
-                arguments.output.with_suffix(".arguments.json"), [*words, *map(str, arguments.run)]
+                arguments.output.with_suffix(".arguments.json"),
+                words=[*words, *map(str, arguments.run)],
             )
             start = importlib.import_module("tokenscale.runs.launch.start")
             return start.run_single_rank(machine, ["benchmark", file])
-    settings = from_json(InferenceBenchmarkSettings, arguments.settings)
-    print(format_table(measure(settings, arguments.run, arguments.output)))
+    settings = from_json(InferenceBenchmarkSettings, text=arguments.settings)
+    print(format_table(measure(settings, runs=arguments.run, output=arguments.output)))
     return None
 
 
@@ -131,7 +132,7 @@ class Writer:
         """Generate and return the new tokens of each row, [batch][new tokens]."""
         return generate_rows(
             self.opened.model,
-            self.prompts(cell),
+            prompts=self.prompts(cell),
             max_new_tokens=cell[2],
             positions=self.opened.positions,
             vocabulary_size=self.engine.vocabulary_size,
@@ -145,7 +146,7 @@ class Writer:
     def cache_bytes(self, cell: Cell) -> int:
         """Return the bytes of the model's cache tensors, created on the meta device."""
         batch, prompt, new = cell
-        cache = self.opened.model.new_cache(batch, prompt + new, torch.device("meta"))
+        cache = self.opened.model.new_cache(batch, length=prompt + new, device=torch.device("meta"))
         return 0 if cache is None else cache.keys.nbytes + cache.values.nbytes
 
 
@@ -182,7 +183,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
         "generations": answers,
         "records": records,
     }
-    write_sealed(output, result)
+    write_sealed(output, record=result)
     return result
 
 
@@ -192,7 +193,7 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     again = f"snakemake -f {folder}/done.json   trains it again"
     if not (weights / RECORD).is_file():
         raise UserError("the run's weights are missing.", checkpoint=weights, next=again)
-    record = read_json(weights / RECORD, "checkpoint's record", again)
+    record = read_json(weights / RECORD, what="checkpoint's record", next=again)
     opened = open_causal(weights, device=record["run"].get("device", "auto"))
     if settings.bf16:
         opened.model.to(torch.bfloat16)
@@ -208,7 +209,12 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     ids = np.concatenate(
         [*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]
     ).tolist()
-    return Writer(opened, folder.name, engine, ids)
+    return Writer(
+        opened=opened,
+        run_id=folder.name,
+        engine=engine,
+        ids=ids,
+    )
 
 
 @contextmanager
@@ -268,7 +274,15 @@ def _time_cells(
         (w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached
     }
     for number, (writer, cell, cached) in interleave(measurements, settings.rounds):
-        yield {"round": number, **_time_cell(writer, cell, cached, expected[writer.run_id, cell])}
+        yield {
+            "round": number,
+            **_time_cell(
+                writer,
+                cell,
+                cached,
+                expected=expected[writer.run_id, cell],
+            ),
+        }
 
 
 def _time_cell(
@@ -283,8 +297,8 @@ def _time_cell(
         "of_run": writer.run_id,
         **dict(zip(("batch", "prompt_tokens", "new_tokens"), cell, strict=True)),
         "cached": cached,
-        "parts": group_by_position(times, cell[1]),
-        **compare_rows(found, expected, cell[1]),
+        "parts": group_by_position(times, prompt=cell[1]),
+        **compare_rows(found, expected, prompt=cell[1]),
         "cache_bytes": writer.cache_bytes(cell) if cached else 0,
         "peak_bytes": torch.cuda.max_memory_allocated(device) - before
         if device.type == "cuda"

@@ -69,19 +69,31 @@ def open_arm(
         encode, bos, _ = _load_tokenizer(tokenizer)
         texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
         return StudyBatches(
-            _stream_rows(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows
+            _stream_rows(
+                lambda i: encode(str(texts[i].as_py())),
+                count=len(texts),
+                bos=bos,
+                length=length,
+            ),
+            rows,
         )
     if arm == "studies' padded":
-        encode, _, pad = _load_tokenizer(tokenizer, length + 1)
+        encode, _, pad = _load_tokenizer(tokenizer, padded_to=length + 1)
         texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
         return StudyBatches(
-            _iterate_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows
+            _iterate_rows(lambda i: encode(str(texts[i].as_py())), count=len(texts), pad=pad), rows
         )
     bos, pad = _read_ids(tokenizer)
     if arm == "studies' token-list":
         lists = pq.read_table(_list_files(stores["token-list"]), memory_map=True)["tokens"]
         return StudyBatches(
-            _stream_rows(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows
+            _stream_rows(
+                lambda i: lists[i].as_py()[:length],
+                count=len(lists),
+                bos=bos,
+                length=length,
+            ),
+            rows,
         )
     table = pq.read_table(_list_files(stores["padded"]), memory_map=True)
     ids = table["input_ids"]
@@ -91,7 +103,7 @@ def open_arm(
         masks[i].as_py()  # decoded but not used, as in the study
         return ids[i].as_py()
 
-    return StudyBatches(_iterate_rows(padded, len(ids), pad), rows)
+    return StudyBatches(_iterate_rows(padded, count=len(ids), pad=pad), rows)
 
 
 def _stream_rows(

@@ -50,9 +50,19 @@ LEAST_CUT = 0.001
 class AdviceSettings(TextOptions):
     """Settings of the planned training, and of the sample."""
 
-    sequence_length: int = option(2048, "positions a row", ge=8)
-    documents: int = option(5000, "documents in the sample", ge=2, le=100_000)
-    json: str | None = option(None, "write the same facts to this file", metavar="FILE", path=True)
+    sequence_length: int = option(2048, description="positions a row", ge=8)
+    documents: int = option(
+        5000,
+        description="documents in the sample",
+        ge=2,
+        le=100_000,
+    )
+    json: str | None = option(
+        None,
+        description="write the same facts to this file",
+        metavar="FILE",
+        path=True,
+    )
 
 
 FLAGS = flags.build_flags(AdviceSettings, aliases={"tokenizer_name": ("--tokenizer",)})
@@ -62,16 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s FILE … [--tokenizer NAME] [options]"
     text = "Parquet, JSON lines or text; also patterns ('*.jsonl')"
     parser.add_argument("files", nargs="+", type=expand_path, metavar="FILE", help=text)
-    flags.add_flags(parser, FLAGS)
+    flags.add_flags(parser, flags=FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the advice, and write the facts if --json is given."""
-    settings = AdviceSettings(**flags.parse_flags(arguments, FLAGS))
-    facts = advise(settings, tuple(arguments.files), print)
+    settings = AdviceSettings(**flags.parse_flags(arguments, flags=FLAGS))
+    facts = advise(settings, files=tuple(arguments.files), log=print)
     print(render(facts))
     if settings.json:
-        write_json(Path(settings.json), facts)
+        write_json(Path(settings.json), value=facts)
 
 
 def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -> dict[str, Any]:
@@ -85,23 +95,37 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     source = SourceSettings(kind="files", files=files, separator=settings.unescaped_separator)
     try:
         paths = expand_patterns(files)
-        source = choose_text_column(paths[0], source, settings.text_column, log)
+        source = choose_text_column(
+            paths[0],
+            source,
+            given=settings.text_column,
+            log=log,
+        )
         found = draw_sample(paths, source, settings.documents)
     except UserError as error:
         raise reword_for_flags(error) from None
     wanted = settings.sequence_length
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
-        tokenizer = _load_tokenizer(settings.tokenizer_name, Path(folder), log)
+        tokenizer = _load_tokenizer(settings.tokenizer_name, folder=Path(folder), log=log)
         some = found.texts[:: -(-len(found.texts) // LOSS_DOCUMENTS)]
         log(
             losses.describe(
                 tokenizer,
-                losses.measure(tokenizer, [text[:LOSS_CHARACTERS] for text in some], files[0]),
+                found=losses.measure(
+                    tokenizer, sample=[text[:LOSS_CHARACTERS] for text in some], corpus=files[0]
+                ),
             )
         )
         chunk = encode_chunk(tokenizer, found.texts, eos=False)
         stores = {
-            name: _write_store(name, wanted, chunk, tokenizer, Path(folder)) for name in FORMATS
+            name: _write_store(
+                name,
+                sequence_length=wanted,
+                chunk=chunk,
+                tokenizer=tokenizer,
+                folder=Path(folder),
+            )
+            for name in FORMATS
         }
     scale = found.documents / len(found.texts)
     text_bytes = sum(len(text.encode()) for text in found.texts)
@@ -148,7 +172,9 @@ def _write_store(
     bytes.
     """
     store = StoreSettings(name, sequence_length=sequence_length)
-    documents = HeldDocuments(chunk, describe_origin(tokenizer, {"sample": "of advise"}))
+    documents = HeldDocuments(
+        chunk, origin=describe_origin(tokenizer, source={"sample": "of advise"})
+    )
     manifest = load_writer(name)(store, documents, folder / f"store-{name}")
     size = sum(file["bytes"] for file in list_files(manifest))
     return {
@@ -165,13 +191,18 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     `lengths` are tokens of whole documents with BOS, `t` positions a row; `gain` is the ratio of
     useful tokens a row.
     """
-    padding = costs.padding_share(lengths, t)
+    padding = costs.padding_share(lengths, sequence_length=t)
     fill = costs.fill_share(
-        lengths, t, len(best_fit_decreasing(split_documents(lengths, t)[2], t + 1)[1]) - 1
+        lengths,
+        sequence_length=t,
+        rows=len(
+            best_fit_decreasing(split_documents(lengths, sequence_length=t)[2], capacity=t + 1)[1]
+        )
+        - 1,
     )
     cut = {
-        "cut": costs.cut_share(lengths, t),
-        "cut_documents": costs.cut_documents_share(lengths, t),
+        "cut": costs.cut_share(lengths, sequence_length=t),
+        "cut_documents": costs.cut_documents_share(lengths, sequence_length=t),
     }
     return {"padding": padding, **cut, "fill_packed": fill, "gain": fill / (1 - padding)}
 

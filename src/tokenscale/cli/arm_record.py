@@ -28,8 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = RunSettings.from_json(arguments.run)
     folder = arguments.output.parent
-    with hold_run_folder(folder, f"the recording of {settings.identity}", wait=True) as held:
-        reason = record(settings, arguments.store, arguments.arm, folder, keep=(held,))
+    with hold_run_folder(folder, what=f"the recording of {settings.identity}", wait=True) as held:
+        reason = record(
+            settings,
+            arguments.store,
+            environment=arguments.arm,
+            folder=folder,
+            keep=(held,),
+        )
     if reason:
         print(
             f"tokenscale: {settings.identity} has no recording.\n  reason  {reason}",

@@ -67,16 +67,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.every <= 0:
         raise UserError("--every must be above 0.", found=arguments.every, next="--every 60")
     if arguments.worker:
-        return work(arguments.bucket, arguments.experiment, arguments.ranks, arguments.every)
+        return work(
+            arguments.bucket,
+            arguments.experiment,
+            arguments.ranks,
+            every_s=arguments.every,
+        )
     config = main.load_configuration(arguments)
-    for line in stage(arguments.bucket, arguments.experiment, arguments.ranks, config):
+    for line in stage(
+        arguments.bucket,
+        arguments.experiment,
+        arguments.ranks,
+        config=config,
+    ):
         print(line, flush=True)
     return 0
 
 
 def open_bucket(address: str, key: str = "--bucket") -> Bucket:
     """Open a bucket. Raises UserError for an address that is incomplete or contains credentials."""
-    if (problem := find_address_problem(address, "bucket")) is not None:
+    if (problem := find_address_problem(address, kind="bucket")) is not None:
         raise UserError(
             f"{problem}.", key=key, next="name a bucket and a folder in it: s3://BUCKET/PREFIX"
         )
@@ -115,7 +125,7 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     if changed := [
         (path, sha256) for sha256, path in missing.items() if sha256_file(path) != sha256
     ]:
-        _raise_changed(Path(changed[0][0]), f"sha256 {changed[0][1]}")
+        _raise_changed(Path(changed[0][0]), expected=f"sha256 {changed[0][1]}")
     bucket.write(MARKER, pretty_json(marker).encode())
     for sha256, path in missing.items():
         bucket.upload(Path(path), f"inputs/{sha256}")
@@ -164,7 +174,7 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
         raise UserError(
             what, address=bucket.address, expected=f"the object {MARKER}", next=following
         )
-    marker = _parse(found or b'{"schema": 1}', bucket, MARKER)
+    marker = _parse(found or b'{"schema": 1}', bucket, key=MARKER)
     differs = []
     for section in NAMED:
         named = getattr(config, section)
@@ -215,14 +225,14 @@ def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
     """
     if str(path) in files:
         return
-    content = read_json(path, "manifest")
+    content = read_json(path, what="manifest")
     for beside in (path, path.with_name("build.json")):
         if beside.is_file():
             files[str(beside)] = {"sha256": sha256_file(beside), "bytes": beside.stat().st_size}
     for listed in _list_files(content):
         file = path.parent / check_relative_path(listed["name"])
         if not file.is_file() or file.stat().st_size != listed["bytes"]:
-            _raise_changed(file, f"{listed['bytes']:,} bytes ({path})")
+            _raise_changed(file, expected=f"{listed['bytes']:,} bytes ({path})")
         files[str(file)] = {
             "sha256": listed.get("sha256") or sha256_file(file),
             "bytes": listed["bytes"],
@@ -273,9 +283,9 @@ def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
             if key != MARKER
             else {name: dict for name in NAMED if name in found}
         )
-        check_types(found, {"schema": int, **plan})
+        check_types(found, fields={"schema": int, **plan})
         for facts in found.get("files", {}).values():
-            check_types(facts, {"sha256": str, "bytes": int})
+            check_types(facts, fields={"sha256": str, "bytes": int})
             check_file_name(facts["sha256"])
         if found["schema"] == 1 and all(isinstance(run, str) for run in found.get("runs", [])):
             return found
@@ -302,7 +312,7 @@ def pull(config: "Config", experiments: list[str]) -> str:
         files |= _parse(bucket.read(key) or b"", bucket, key)["files"]
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
-            fetch_input(bucket, _checked_path(path), facts)
+            fetch_input(bucket, path=_checked_path(path), facts=facts)
     listed = bucket.list("runs/")
     fetched = 0
     ended = [
@@ -362,7 +372,10 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     bucket = open_bucket(address)
     key = _plan_key(experiment, ranks)
     if (data := bucket.read(key)) is None:
-        facts = {"address": bucket.address, "has": find_nearest(key, bucket.list("experiments/"))}
+        facts = {
+            "address": bucket.address,
+            "has": find_nearest(key, words=bucket.list("experiments/")),
+        }
         following = (
             f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the "
             "project"
@@ -372,7 +385,7 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     plan = _parse(data, bucket, key)
     failed = {}
     for path, facts in plan["files"].items():
-        fetch_input(bucket, _checked_path(path), facts)
+        fetch_input(bucket, path=_checked_path(path), facts=facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
         if (code := train_run(bucket, settings, every_s)) == RESUME_EXIT_CODE:
             return code
@@ -416,15 +429,21 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
 
     output = Path(done_file(settings.identity))
     manifests = {role: Path(path) for role, path in list_manifests(settings).items()}
-    launch = Launch(settings, Machine(), output.parent)
+    launch = Launch(run=settings, machine=Machine(), directory=output.parent)
     record = launch.record() | {"nodes": 1}
-    mirror = Mirror(bucket, settings, output.parent)
+    mirror = Mirror(bucket=bucket, settings=settings, directory=output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         for key in bucket.list(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/"):
             if not (path := Path("results", _checked_path(key))).is_file():
                 bucket.download(key, path)
     mirror.fetch()
-    with open_run(settings, output, manifests, launch=record, check=check_repetitions) as (
+    with open_run(
+        settings,
+        output,
+        manifests=manifests,
+        launch=record,
+        check=check_repetitions,
+    ) as (
         identity,
         attempt,
         held,
@@ -533,7 +552,12 @@ class Mirror:
 
         self._push_checkpoints()
         self._push_logs()
-        if not write_done_file(self._directory, output, identity, self._settings):
+        if not write_done_file(
+            self._directory,
+            output,
+            identity,
+            run=self._settings,
+        ):
             return False
         self._push_files([self._directory / "run.json"])
         self._bucket.upload(output, f"{self._key}done.json")

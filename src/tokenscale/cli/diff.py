@@ -30,5 +30,5 @@ def run(arguments: argparse.Namespace) -> int:
             f"# Two reports\n\n{head}\n",
             *(f"## {title}\n\n{table.markdown(rows)}" for title, rows in found),
         ]
-        write_text(arguments.output, "\n".join(parts))
+        write_text(arguments.output, text="\n".join(parts))
     return 0

@@ -139,7 +139,7 @@ def examine(results: Path, only: Container[str] | None = None) -> dict[str, Find
                 findings[name] = check(context)
         except Exception as error:
             fact = f"the check itself failed: {type(error).__name__}: {error}"
-            findings[name] = Finding("no", fact, "report this as a bug")
+            findings[name] = Finding(verdict="no", fact=fact, next="report this as a bug")
     return findings
 
 
@@ -156,8 +156,10 @@ def render(findings: Mapping[str, Finding]) -> str:
     lines = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"]
     column = max(map(len, findings))
     for name, finding in findings.items():
-        lines += wrap_text(f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact, 120)
-        lines += wrap_text(" " * (column + 8) + "next: ", as_typed(finding.next), 120)
+        lines += wrap_text(
+            f"{name:<{column}}  {finding.verdict:<4}  ", text=finding.fact, width=120
+        )
+        lines += wrap_text(" " * (column + 8) + "next: ", text=as_typed(finding.next), width=120)
     first = find_first_lack(findings)
     chosen = as_typed("`tokenscale ready` says whether the chosen experiments can start")
     lines += [
@@ -239,16 +241,20 @@ def check_python(context: Context) -> Finding:
     version = platform.python_version()
     wanted = read_requirements().get("python", "")
     if not wanted:
-        return Finding("note", f"{version}; the required version is unknown", "work in a clone")
-    if not satisfies(version, wanted):
+        return Finding(
+            verdict="note",
+            fact=f"{version}; the required version is unknown",
+            next="work in a clone",
+        )
+    if not satisfies(version, bounds=wanted):
         cure = (
             "make setup PYTHON=python3.13 (`uv python install 3.13`, or "
             "https://www.python.org/downloads)"
         )
-        return Finding("no", f"{version}; {wanted} is required", cure)
+        return Finding(verdict="no", fact=f"{version}; {wanted} is required", next=cure)
     return Finding(
         "ok",
-        f"{version} ({wanted}){', not in a virtual environment' * (sys.prefix == sys.base_prefix)}",
+        fact=f"{version} ({wanted}){', not in a virtual environment' * (sys.prefix == sys.base_prefix)}",
     )
 
 
@@ -284,7 +290,7 @@ def check_packages(group: str, context: Context) -> Finding:
                 )
             )
     if not (wrong := [name for name, _ in missing + others]):
-        return Finding("ok", f"{fact}: " + ", ".join(text for _, text in fine))
+        return Finding("ok", fact=f"{fact}: " + ", ".join(text for _, text in fine))
     parts = [f"missing: {', '.join(text for _, text in missing)}"] * bool(missing) + [
         text for _, text in others
     ]
@@ -297,7 +303,9 @@ def check_packages(group: str, context: Context) -> Finding:
     python = Path(sys.executable)  # in a message short, if it lies in this folder
     python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     return Finding(
-        "note" if ONLY.keys() >= set(wrong) else "no", fact, f"{python} -m pip install {cure}"
+        verdict="note" if ONLY.keys() >= set(wrong) else "no",
+        fact=fact,
+        next=f"{python} -m pip install {cure}",
     )
 
 
@@ -338,7 +346,7 @@ def run_python(*arguments: str) -> tuple[int | None, str]:
     path = os.pathsep.join(
         filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")])
     )
-    return run_command([sys.executable, *arguments], LIMIT_S, PYTHONPATH=path)
+    return run_command([sys.executable, *arguments], timeout_s=LIMIT_S, PYTHONPATH=path)
 
 
 def describe_exit(code: int | None) -> str:
@@ -430,7 +438,9 @@ def check_project_folder(context: Context) -> Finding:
     )
     if missing := [name for name in needed if not Path(name).is_file()]:
         return Finding(
-            "no", f"not in this folder: {', '.join(missing)}", "cd to a clone of the repository"
+            verdict="no",
+            fact=f"not in this folder: {', '.join(missing)}",
+            next="cd to a clone of the repository",
         )
     if absent := [name for name in ("make", "git") if shutil.which(name) is None]:
         cure = (
@@ -438,13 +448,17 @@ def check_project_folder(context: Context) -> Finding:
             "name no commit"
         )
         return Finding(
-            "note", f"workflow and configuration are here, but not {' and '.join(absent)}", cure
+            verdict="note",
+            fact=f"workflow and configuration are here, but not {' and '.join(absent)}",
+            next=cure,
         )
     if not Path("alps/config.yaml").is_file():  # a download or a file system without symbolic links
         return Finding(
-            "note", "the link `alps` does not point to profiles/alps", "ln -sfn profiles/alps alps"
+            verdict="note",
+            fact="the link `alps` does not point to profiles/alps",
+            next="ln -sfn profiles/alps alps",
         )
-    return Finding("ok", "workflow, configuration and profiles are here")
+    return Finding("ok", fact="workflow, configuration and profiles are here")
 
 
 def check_cores(context: Context) -> Finding:
@@ -461,8 +475,13 @@ def check_cores(context: Context) -> Finding:
             f": a control group allows {quota:g}, but Snakemake's `cores: all` counts all "
             f"{visible} visible"
         )
-        return Finding("note", f"{usable} {fact}", f"snakemake --cores {usable}", values)
-    return Finding("ok", f"{usable} {fact}", values=values)
+        return Finding(
+            verdict="note",
+            fact=f"{usable} {fact}",
+            next=f"snakemake --cores {usable}",
+            values=values,
+        )
+    return Finding(verdict="ok", fact=f"{usable} {fact}", values=values)
 
 
 def check_memory(context: Context) -> Finding:
@@ -481,7 +500,9 @@ def check_memory(context: Context) -> Finding:
         return Finding("ok", fact)
     fact += f"; the demo needs {format_bytes(DEMO_MEMORY)}, larger models more"
     return Finding(
-        "no" if least < DEMO_MEMORY else "note", fact, "close other programs, or raise the limit"
+        verdict="no" if least < DEMO_MEMORY else "note",
+        fact=fact,
+        next="close other programs, or raise the limit",
     )
 
 
@@ -491,10 +512,14 @@ def check_memory(context: Context) -> Finding:
 def find_torch_problem(context: Context) -> Finding | None:
     """Return the finding that explains why the child reported nothing of torch; None if it did."""
     if "version" not in context.torch:
-        return Finding("no", "unknown without torch", "see trainer packages")
+        return Finding(verdict="no", fact="unknown without torch", next="see trainer packages")
     if "devices" not in context.torch:
         fact = f"the process that tries it ended early: {context.ended or 'no result'}"
-        return Finding("no", fact, "repeat the command; if it fails again, report it as a bug")
+        return Finding(
+            verdict="no",
+            fact=fact,
+            next="repeat the command; if it fails again, report it as a bug",
+        )
     return None
 
 
@@ -503,7 +528,9 @@ def check_gpus(context: Context) -> Finding:
     there, why = query_driver()
     seen = f"the driver sees {len(there)} ({', '.join(dict.fromkeys(there))})" if there else why
     if problem := find_torch_problem(context):
-        return Finding("no", f"{seen}; GPUs seen by torch: {problem.fact}", problem.next)
+        return Finding(
+            verdict="no", fact=f"{seen}; GPUs seen by torch: {problem.fact}", next=problem.next
+        )
     torch = context.torch
     devices = context.torch["devices"]
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -525,15 +552,24 @@ def check_gpus(context: Context) -> Finding:
         )
         if failing := [f"GPU {n}: {d['error']}" for n, d in enumerate(devices) if "error" in d]:
             cure = "install a torch built for this GPU"
-            return Finding("no", f"{fact}; {'; '.join(failing)}", cure, {"devices": devices})
+            return Finding(
+                verdict="no",
+                fact=f"{fact}; {'; '.join(failing)}",
+                next=cure,
+                values={"devices": devices},
+            )
         fewer = (
             f"; {seen}; CUDA_VISIBLE_DEVICES is {hidden or 'not set'}"
             if len(there) > len(devices)
             else ""
         )
-        return Finding("note" if fewer else "ok", fact + fewer, values={"devices": devices})
+        return Finding(
+            verdict="note" if fewer else "ok", fact=fact + fewer, values={"devices": devices}
+        )
     if not there:
-        return Finding("no", f"none: {seen}; training runs on the CPU", values={"devices": []})
+        return Finding(
+            verdict="no", fact=f"none: {seen}; training runs on the CPU", values={"devices": []}
+        )
     if not build:
         why = f"torch {torch['version']} is a build for CPUs"
         cure = "make setup without PIP_ARGS installs a build for CUDA"
@@ -543,7 +579,12 @@ def check_gpus(context: Context) -> Finding:
     else:
         why = f"torch for {build} cannot use them: {torch.get('error') or 'it gives no reason'}"
         cure = "update the driver, or install a torch for an older CUDA"
-    return Finding("no", f"{seen}, but {why}; training runs on the CPU", cure, {"devices": []})
+    return Finding(
+        verdict="no",
+        fact=f"{seen}, but {why}; training runs on the CPU",
+        next=cure,
+        values={"devices": []},
+    )
 
 
 def query_driver() -> tuple[list[str], str]:
@@ -563,11 +604,12 @@ def check_nccl(context: Context) -> Finding:
     devices = context.torch.get("devices")
     if devices is not None and not context.torch["nccl"]:
         return Finding(
-            "no", f"not in this build of torch ({context.torch['version']}); needed only for GPUs"
+            "no",
+            fact=f"not in this build of torch ({context.torch['version']}); needed only for GPUs",
         )
     if devices is not None and len(devices) < 2:
         fact = "one GPU needs no all-reduce" if devices else "torch sees no GPU"
-        return Finding("ok" if devices else "no", f"in this build of torch; {fact}")
+        return Finding("ok" if devices else "no", fact=f"in this build of torch; {fact}")
     cure = (
         "NCCL_DEBUG=INFO shows why; NCCL_P2P_DISABLE=1 often helps if GPUs cannot reach each other"
     )
@@ -592,24 +634,26 @@ def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
                 f"try again when the machine is idle (its load is {os.getloadavg()[0]:.0f}); "
                 f"else {cure}"
             )
-            return Finding("note", f"an all-reduce did not end within {LIMIT_S:g} s", again)
+            return Finding(
+                verdict="note", fact=f"an all-reduce did not end within {LIMIT_S:g} s", next=again
+            )
         if code != 0:
             found = (
                 re.findall(r"^(?:[\w.]+Error|tokenscale): .*", text, re.MULTILINE)
                 or text.splitlines()[-1:]
             )
             return Finding(
-                "no",
-                f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}",
-                cure,
+                verdict="no",
+                fact=f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}",
+                next=cure,
             )
         seconds = min(
             r["seconds"] for r in json.loads(output.read_text())["records"] if r["bytes"] == size
         )
     rate = size / seconds / 1e9  # bus bandwidth of two ranks, as in nccl-tests
     return Finding(
-        "ok",
-        f"2 ranks completed an all-reduce, at {rate:.3g} GB/s",
+        verdict="ok",
+        fact=f"2 ranks completed an all-reduce, at {rate:.3g} GB/s",
         values={"ranks": 2, "gb_s": rate},
     )
 
@@ -659,7 +703,9 @@ def try_folder(folder: Path) -> tuple[str, float]:
                     "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | "
                     "fcntl.LOCK_NB)"
                 )
-                code, text = run_command([sys.executable, "-S", "-c", again, str(old)], 10)
+                code, text = run_command(
+                    [sys.executable, "-S", "-c", again, str(old)], timeout_s=10
+                )
                 if code == 0 or "BlockingIOError" not in text:
                     raise OSError(
                         errno.ENOLCK, text if code else "two processes acquired the same lock"
@@ -695,11 +741,13 @@ def check_results_folder(context: Context) -> Finding:
             if "flock" in failed and kind == "lustre"
             else cure
         )
-        return Finding("no", f"{fact}; {failed}", cure)
+        return Finding(verdict="no", fact=f"{fact}; {failed}", next=cure)
     fact += "; rename and flock work"
     if free < DEMO_DISK:
         return Finding(
-            "no", fact, f"free {format_bytes(DEMO_DISK)}: the demo's results take half of it"
+            verdict="no",
+            fact=fact,
+            next=f"free {format_bytes(DEMO_DISK)}: the demo's results take half of it",
         )
     on_network = kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse")
     skewed = (
@@ -717,13 +765,18 @@ def check_results_folder(context: Context) -> Finding:
         (skewed, "synchronize both clocks with NTP"): abs(skew) > 1.0,
         ("little free space beyond the demo", "free some space"): free < 20 * DEMO_DISK,
     }
-    return make_finding(fact, [note for note, holds in notes.items() if holds])
+    return make_finding(fact, notes=[note for note, holds in notes.items() if holds])
 
 
 def make_finding(fact: str, notes: list[tuple[str, str]], **values: Any) -> Finding:
     """Return an `ok` finding, or a `note` with each (reason, next step)."""
     fact = "; ".join([fact, *(why for why, _ in notes)])
-    return Finding("note" if notes else "ok", fact, "; ".join(cure for _, cure in notes), values)
+    return Finding(
+        verdict="note" if notes else "ok",
+        fact=fact,
+        next="; ".join(cure for _, cure in notes),
+        values=values,
+    )
 
 
 # -- SLURM
@@ -739,13 +792,17 @@ def check_slurm(context: Context) -> Finding:
             "alps -n"
         )
         return Finding(
-            "no", f"{', '.join(missing)} not found; needed only for --profile alps", cure
+            verdict="no",
+            fact=f"{', '.join(missing)} not found; needed only for --profile alps",
+            next=cure,
         )
     code, text = run_command(["sinfo", "--noheader", "--format=%P %G"])
     if code != 0:
         first = text.splitlines()[0] if text else describe_exit(code)
         cure = "scontrol ping; then contact the administrators"
-        return Finding("no", f"its controller does not respond: {first[:160]}", cure)
+        return Finding(
+            verdict="no", fact=f"its controller does not respond: {first[:160]}", next=cure
+        )
     partitions: dict[str, int] = {}
     for name, _, resources in (line.partition(" ") for line in text.splitlines()):
         gpus = sum(int(count) for count in re.findall(r"gpu:(?:[^,:()]+:)?(\d+)", resources))

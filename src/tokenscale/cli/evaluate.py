@@ -105,22 +105,34 @@ def evaluate(
             raise UserError(
                 "--bleu cannot be combined with --store or --rows.", found=other, next=next
             )
-        opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
-        return format_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
+        opened, translated = evaluate_bleu(
+            checkpoint,
+            corpus,
+            pairs=bleu,
+            split=split,
+            **options,
+        )
+        return format_bleu(
+            opened, found=translated, data=f"{corpus or opened.run.corpus.name}, split {split}"
+        )
     if store is not None:
         opened, found = evaluate_store(checkpoint, store, **options)
-        return format_scores(opened, found, str(resolve_store(store)[0]))
+        return format_scores(opened, found, data=str(resolve_store(store)[0]))
     corpus = corpus or _read_training_corpus(checkpoint)
     try:
         opened, found = evaluate_text(
-            checkpoint, corpus, split=split, text_column=text_column, **options
+            checkpoint,
+            where=corpus,
+            split=split,
+            text_column=text_column,
+            **options,
         )
     except UserError as error:
         raise (
             reword_for_flags(error) if "source." in error.facts.get("key", "") else error
         ) from None
     return format_scores(
-        opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}"
+        opened, found, data=corpus if Path(corpus).is_file() else f"{corpus}, split {split}"
     )
 
 
@@ -150,7 +162,7 @@ def _align(lines: dict[str, str]) -> str:
 
 def format_bleu(opened: CheckpointModel, found: list[Translation], data: str) -> str:
     """Format the BLEU score of translations, and the first of them."""
-    score = bleu_of([t.hypothesis for t in found], [t.pair.reference for t in found])
+    score = bleu_of([t.hypothesis for t in found], references=[t.pair.reference for t in found])
     lines = {
         "checkpoint": opened.name,
         "data": f"{data}: the first {len(found):,} pairs",
@@ -190,11 +202,17 @@ def evaluate_bleu(
         raise UserError(what, checkpoint=opened.name, next=f"{next} with eos, on a corpus of pairs")
     folder = _find_corpus(corpus or opened.run.corpus.name)
     if folder is None:
-        raise _unknown_corpus("corpus", corpus or opened.run.corpus.name)
+        raise _unknown_corpus("corpus", where=corpus or opened.run.corpus.name)
     found = []
     engine = load_tokenizer(opened.tokenizer)
-    held_out = held_out_pairs(folder, pairs, split)
-    for translation in translate(opened.model, held_out, engine, opened.positions, opened.device):
+    held_out = held_out_pairs(folder, count=pairs, split=split)
+    for translation in translate(
+        opened.model,
+        pairs=held_out,
+        tokenizer=engine,
+        positions=opened.positions,
+        device=opened.device,
+    ):
         found.append(translation)
         if report is not None:
             report(len(found))
@@ -208,8 +226,8 @@ def _read_training_corpus(checkpoint: Path) -> str:
         raise UserError(what, checkpoint=checkpoint, next=f"{next}, or --store MANIFEST")
     path = checkpoint / RECORD
     hint = "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
-    record = read_json(path, "checkpoint's record", next=hint)
-    with report_malformed(path, "checkpoint's record", next=hint):
+    record = read_json(path, what="checkpoint's record", next=hint)
+    with report_malformed(path, what="checkpoint's record", next=hint):
         run = RunSettings.from_json(canonical_json(record["run"]))
     if run.mixture is not None:
         what = "the checkpoint was trained on a mixture: name the corpus to evaluate on."
@@ -243,7 +261,12 @@ def evaluate_store(
     }
     facts |= {"vocabulary_size": opened.model.settings.vocabulary_size}
     settings = StoreSettings("packed", **manifest["options"])
-    manifest = open_store(store, settings, requested_by="the checkpoint", **facts)
+    manifest = open_store(
+        store,
+        expected=settings,
+        requested_by="the checkpoint",
+        **facts,
+    )
     reader = PackedStore(store, manifest)
     last = len(reader) if rows is None else min(rows, len(reader))
 
@@ -253,7 +276,13 @@ def evaluate_store(
             ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
             yield Rows(*reader.rows(numbers), ids, numbers)
 
-    return opened, _score(opened, batches(), manifest, store, report)
+    return opened, _score(
+        opened,
+        batches=batches(),
+        stored=manifest,
+        where=store,
+        report=report,
+    )
 
 
 def _score(
@@ -266,7 +295,12 @@ def _score(
     """Score rows with the labels and the masks that the run was trained with. `stored`: facts of
     the rows' ids.
     """
-    change = open_change(opened.run, Inputs(tokenizer=opened.tokenizer), [stored], held_out=True)
+    change = open_change(
+        opened.run,
+        inputs=Inputs(tokenizer=opened.tokenizer),
+        manifests=[stored],
+        held_out=True,
+    )
 
     def requested() -> Iterator[Rows]:
         for rows in batches:
@@ -275,10 +309,10 @@ def _score(
 
     found = scores(
         opened.model,
-        requested(),
-        opened.device,
-        autocast_of(opened.run.precision, opened.device),
-        report,
+        batches=requested(),
+        device=opened.device,
+        autocast=autocast_of(opened.run.precision, opened.device),
+        report=report,
     )
     if found.useful_tokens == 0:
         raise UserError(
@@ -315,7 +349,14 @@ def evaluate_text(
         made = 0
         for texts in batches:
             for text, ids in zip(
-                texts, encode_documents(engine, texts, run.eos, pairs), strict=True
+                texts,
+                encode_documents(
+                    engine,
+                    texts,
+                    run.eos,
+                    pairs=pairs,
+                ),
+                strict=True,
             ):
                 if rows is not None and made >= rows:
                     return
@@ -325,8 +366,19 @@ def evaluate_text(
 
     facts = {"document_parts": pairs, "bos_id": engine.bos_id, "eos_id": engine.eos_id}
     # causal attention does not see padding, which comes last; bidirectional attention would
-    requested = rows_of_documents(documents(), run.sequence_length, run.micro_batch, padded=causal)
-    found = _score(opened, requested, facts, where, report)
+    requested = rows_of_documents(
+        documents(),
+        run.sequence_length,
+        rows=run.micro_batch,
+        padded=causal,
+    )
+    found = _score(
+        opened,
+        batches=requested,
+        stored=facts,
+        where=where,
+        report=report,
+    )
     if causal and not pairs:
         found.text_bytes = text_bytes
     return opened, found
@@ -356,5 +408,8 @@ def _find_corpus(where: str) -> Path | None:
 
 def _unknown_corpus(kind: str, where: str) -> UserError:
     return unknown(
-        kind, where, [path.parent.name for path in CORPORA.glob("*/manifest.json")], folder=CORPORA
+        kind,
+        word=where,
+        words=[path.parent.name for path in CORPORA.glob("*/manifest.json")],
+        folder=CORPORA,
     )

@@ -190,7 +190,7 @@ class Parser(argparse.ArgumentParser):
         code 2.
         """
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        near = find_nearest(found[1], re.findall(r"[\w.-]+", found[2])) if found else None
+        near = find_nearest(found[1], words=re.findall(r"[\w.-]+", found[2])) if found else None
         hint = f"did you mean {near}?  " if near else ""
         self._refuse(UserError(f"{message.removesuffix('.')}.", next=f"{hint}{self.prog} --help"))
 
@@ -210,7 +210,7 @@ class Parser(argparse.ArgumentParser):
                 continue  # a value, as argparse sees it
             if flag not in flags and not (flag[1:2] != "-" and flag[:2] in flags):  # -n4 is -n 4
                 shown = [name for name, action in flags.items() if action.help != argparse.SUPPRESS]
-                near = find_nearest(flag.replace("_", "-"), shown)
+                near = find_nearest(flag.replace("_", "-"), words=shown)
                 hint = f"did you mean {near}?" if near else f"{self.prog} --help"
                 self._refuse(UserError(f"unknown flag {flag}.", command=self.prog, next=hint))
 
@@ -248,7 +248,9 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> int | None:
         if command not in COMMANDS:
             raise unknown(
-                "command", command, [name for group in GROUPS if group for name in GROUPS[group]]
+                "command",
+                word=command,
+                words=[name for group in GROUPS if group for name in GROUPS[group]],
             )
         module = importlib.import_module(f"tokenscale.cli.{command}")
         command_parser = Parser(
@@ -257,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
-    return exit_code(run, f"tokenscale {command} --help")
+    return exit_code(run, help_command=f"tokenscale {command} --help")
 
 
 def exit_code(run: Callable[[], int | None], help_command: str) -> int:
@@ -308,7 +310,7 @@ def load_configuration(
     files = tuple(map(expand_path, arguments.configfile))
     for file in files:
         if not Path(file).exists():
-            near = find_nearest(file, map(str, Path().glob("*.yaml")))
+            near = find_nearest(file, words=map(str, Path().glob("*.yaml")))
             hint = "name an existing file; put targets and names of experiments before --configfile"
             found = f"did you mean {near}?" if near else hint
             raise UserError("the configuration file is missing.", file=file, next=found)

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
             found=found,
             next="one manifest for each name",
         )
-    write_mixture(dict(zip(arguments.names, arguments.sources, strict=True)), arguments.output)
+    write_mixture(dict(zip(arguments.names, arguments.sources, strict=True)), path=arguments.output)
     print(f"{arguments.output}: {', '.join(arguments.names)}")
 
 
@@ -56,9 +56,9 @@ def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
         listed.append({"name": name, "manifest": relative, "sha256": sha256_file(manifest)})
     content = {"schema_version": VERSION, "sources": listed}
     try:
-        same = read_record(path, "mixture") == content
+        same = read_record(path, what="mixture") == content
     except UserError:
         same = False
     if not same:
-        write_sealed(path, content)
+        write_sealed(path, record=content)
     return content

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.always and arguments.output is None:
         raise UserError("--always needs --output.", next="--output certificate.json")
-    names = read_json(arguments.names, "map of names") if arguments.names else {}
+    names = read_json(arguments.names, what="map of names") if arguments.names else {}
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         expected = '{"A\'s name": "B\'s name", …}'
         next = "write the names of parameters that the command lists as in one model only"
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     try:
         certificate = certify(
-            compare(read_recording(arguments.a), read_recording(arguments.b), names)
+            compare(read_recording(arguments.a), b=read_recording(arguments.b), names=names)
         )
     except UserError as error:
         if not arguments.always:
@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
         reason = [*filter(None, reasons), error.what][0]
         write_sealed(
             arguments.output,
-            {"schema_version": CERTIFICATE_VERSION, "verdict": "none", "reason": reason},
+            record={"schema_version": CERTIFICATE_VERSION, "verdict": "none", "reason": reason},
         )
         print(f"no certificate: {reason}")
         return 0
     print(summarise(certificate))
     if arguments.output:
-        write_sealed(arguments.output, certificate)
+        write_sealed(arguments.output, record=certificate)
     return int(certificate["verdict"] == DIFFERENT and not arguments.always)

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(
                 "--output takes one experiment.", found=", ".join(names), next="name one experiment"
             )
-        write_sealed(arguments.output, config.table(names[0]))
+        write_sealed(arguments.output, record=config.table(names[0]))
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
     print(*plan(config, names), *render_rent(config, names, gpus), sep="\n")
@@ -113,7 +113,9 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
             yield f"{line}, {sum(steps for steps, _ in own):,} steps, {tokens:,} tokens{others}"
         if experiment.inference_benchmark is not None:
             yield f"  {experiment.inference_benchmark.describe(len(runs))}"
-        yield from render_memory([run.settings for run in runs], config.machine.gpu_memory_gib)
+        yield from render_memory(
+            [run.settings for run in runs], gpu_gib=config.machine.gpu_memory_gib
+        )
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
@@ -145,10 +147,10 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     for name in names:
         runs = config.runs(name)
         ended = sum(prices.is_done(run.run_id) for run in runs)
-        rows.append(_format_row(name, ended, sum_prices(prices.price(run) for run in runs)))
+        rows.append(_format_row(name, done=ended, of=sum_prices(prices.price(run) for run in runs)))
     done = {run_id for run_id in every if prices.is_done(run_id)}
     if len(names) > 1:
-        rows.append(_format_row("total", len(done), of_all))
+        rows.append(_format_row("total", done=len(done), of=of_all))
     yield from _render_table(rows)
     charged = "from start to end of a run, times its nodes (whole ones are charged)"
     yield f"  node-hours: {charged}; {heading[4]}: times its ranks"
@@ -183,9 +185,9 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
             yield """          or, for a GPU: echo 'device = "NVIDIA H100 80GB HBM3"' > machine.toml"""
             yield as_typed(f"          tokenscale plan{chosen} --machine machine.toml{scale}")
     if of_all.timed:
-        yield from _describe_assumptions(config, every.values(), of_all)
+        yield from _describe_assumptions(config, runs=every.values(), of_all=of_all)
         yield from _describe_budget(
-            config, prices, [run_id for run_id in every if run_id not in done]
+            config, prices, left=[run_id for run_id in every if run_id not in done]
         )
 
 
@@ -203,7 +205,7 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
         of_all = sum_prices(prices.price(run) for run in config.all_runs(names).values())
         for why, number in of_all.unknown.items():
             unknown[f"  hours of {number} runs on {name} are not known: {why}"] = None
-        hours = _format_row(name, 0, of_all)[4]
+        hours = _format_row(name, done=0, of=of_all)[4]
         if price.usd_per_gpu_hour is None:
             rows.append((name, hours, "not set", ""))
             continue
@@ -402,7 +404,7 @@ def _predict_memory(
         whole = replace(
             run, model=run.model.with_vocabulary(vocabulary), compile=False, float8=False
         )
-        predicted = largest_memory(whole, "cpu" if run.device == "cpu" else "cuda")
+        predicted = largest_memory(whole, device="cpu" if run.device == "cpu" else "cuda")
     except (ImportError, UserError):
         return (
             None,

@@ -50,10 +50,12 @@ class GpuPrice:
     """
 
     usd_per_gpu_hour: float | None = option(
-        None, "US dollars for a GPU and hour; null: not set", ge=0
+        None, description="US dollars for a GPU and hour; null: not set", ge=0
     )
-    source: str = option("", "provider, and kind of machine")
-    date: datetime.date | None = option(None, "day on which the provider charged this price")
+    source: str = option("", description="provider, and kind of machine")
+    date: datetime.date | None = option(
+        None, description="day on which the provider charged this price"
+    )
 
 
 def read_gpu_prices(file: Path) -> dict[str, GpuPrice]:
@@ -90,7 +92,10 @@ class RunPrices:
             settings = run.settings
             vocabulary = self.read_vocabulary(run.settings)
             price = costs.estimate_run(
-                settings, self._machine, vocabulary, self._read_rows(settings)
+                settings,
+                self._machine,
+                vocabulary_size=vocabulary,
+                rows=self._read_rows(settings),
             )
             if seconds := self._measure(run):
                 price = replace(
@@ -133,7 +138,7 @@ class RunPrices:
                 return None
             seconds = outcome["ended_unix_s"] - record["started_unix_s"]
             steps = outcome["steps"] - outcome["begins_at"]
-            whole = outcome["steps"] - start_step(decode(RunSettings, record["run"]))
+            whole = outcome["steps"] - start_step(decode(RunSettings, values=record["run"]))
             return folder.name, _cell_of(record["run"]), seconds * whole / steps
         except (ValueError, LookupError, TypeError, ArithmeticError, UserError):
             return None  # incomplete, or of another version
@@ -191,7 +196,12 @@ class RunPrices:
         files = sum(len(f) + 2 for f in existing)
         # 2 files more: manifest.json and build.json
         return StoreCounts(
-            len(existing), size, files, len(predicted), sum(predicted), tuple(unknown)
+            existing=len(existing),
+            existing_bytes=size,
+            existing_files=files,
+            predicted=len(predicted),
+            predicted_bytes=sum(predicted),
+            unknown=tuple(unknown),
         )
 
     def _read_rows(self, run: RunSettings) -> StoreSize | None:
@@ -210,13 +220,30 @@ class RunPrices:
         stream = BATCHES[run.approach].streams
         if manifest is not None:
             rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
-            return StoreSize(rows, manifest["tokens_useful"])
+            return StoreSize(rows, useful_tokens=manifest["tokens_useful"])
         if run.budget.kind == "useful_tokens":
-            useful = costs.min_useful_tokens(run, stream)
-            return StoreSize(1, useful, "the fewest useful tokens per row") if useful else None
+            useful = costs.min_useful_tokens(run, streams=stream)
+            return (
+                StoreSize(
+                    per_epoch=1, useful_tokens=useful, bound="the fewest useful tokens per row"
+                )
+                if useful
+                else None
+            )
         documents, tokens, source = self._bound_text_size(run, store)
-        rows = costs.max_rows(run, stream, documents, tokens)
-        return StoreSize(rows, 0, f"the most rows of an epoch, from {source}") if rows else None
+        rows = costs.max_rows(
+            run,
+            streams=stream,
+            documents=documents,
+            tokens=tokens,
+        )
+        return (
+            StoreSize(
+                per_epoch=rows, useful_tokens=0, bound=f"the most rows of an epoch, from {source}"
+            )
+            if rows
+            else None
+        )
 
     def _bound_text_size(
         self, run: RunSettings, store: StoreSettings
@@ -229,7 +256,9 @@ class RunPrices:
         """
         corpus = run.corpus
         if (
-            similar := self._find_similar_store(corpus.name, run.tokenizer.name, store)
+            similar := self._find_similar_store(
+                corpus.name, tokenizer=run.tokenizer.name, store=store
+            )
         ) is not None:
             return similar["documents"], _count_tokens(similar), "another store of the same text"
         built = self.read_manifest("corpus", corpus.name)

@@ -72,12 +72,24 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     progress = Progress(name, total=documents if part is None else None)
     corpus = arguments.corpus.parent
     directory = arguments.output.parent
-    with hold_run_folder(directory, f"the {name}", wait=wait):
+    with hold_run_folder(directory, what=f"the {name}", wait=wait):
         if part is None and parts > 1:
-            manifest = merge_store(store, corpus, directory, parts)
+            manifest = merge_store(
+                store,
+                corpus_directory=corpus,
+                directory=directory,
+                parts=parts,
+            )
         else:
             options = {"engine": arguments.engine, "part": None if part is None else (part, parts)}
-            manifest = write_store(store, corpus, tokenizer.parent, directory, progress, **options)
+            manifest = write_store(
+                store,
+                corpus_directory=corpus,
+                tokenizer_directory=tokenizer.parent,
+                directory=directory,
+                report=progress,
+                **options,
+            )
     progress.close()
     if manifest["documents"] == 0:
         print(f"{progress.line()}; no documents fall into this part")

@@ -122,7 +122,7 @@ def _run(arguments: argparse.Namespace, signals: Any) -> int:
         return PORT_TAKEN
     with wait_for_root_cause(world):
         if arguments.least_links:
-            world = check_links(world, arguments.least_links)
+            world = check_links(world, least=arguments.least_links)
         # an interruption is not a failure, which would kill the other ranks; the launcher reads it
         # from the log
         with suppress(Interrupted):

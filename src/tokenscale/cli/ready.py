@@ -64,9 +64,27 @@ def run(arguments: argparse.Namespace) -> int:
     findings = doctor.examine(
         Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE
     )
-    lacks = list(judge_machine(config, names, findings, arguments.profile))
-    lacks += find_problems(config, names, prices, arguments.profile)
-    for text in render(config, names, prices, lacks, colour=sys.stdout.isatty()):
+    lacks = list(
+        judge_machine(
+            config,
+            names,
+            findings,
+            profile=arguments.profile,
+        )
+    )
+    lacks += find_problems(
+        config,
+        names,
+        prices,
+        profile=arguments.profile,
+    )
+    for text in render(
+        config,
+        names,
+        prices=prices,
+        lacks=lacks,
+        colour=sys.stdout.isatty(),
+    ):
         print(text)
     return 2 if any(lack.refuses for lack in lacks) else 0
 
@@ -87,7 +105,9 @@ def render(
     left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
     total = sum_prices(map(prices.price, left))
     warnings = len(lacks) - missing
-    parts = [f"{missing} missing"] * bool(missing) + [count(warnings, "warning")] * bool(warnings)
+    parts = [f"{missing} missing"] * bool(missing) + [count(warnings, noun="warning")] * bool(
+        warnings
+    )
     parts += [
         f"{', '.join(names)} at scale {config.settings.scale}",
         f"{len(left)} of {len(runs)} runs to do",
@@ -123,28 +143,28 @@ def judge_machine(
         if finding.verdict == "no" and name not in unneeded:
             yield Lack(f"{name}: {finding.fact}", finding.next)
         elif finding.verdict == "note" and name == "slurm":
-            yield Lack(f"{name}: {finding.fact}", finding.next, refuses=False)
+            yield Lack(what=f"{name}: {finding.fact}", next=finding.next, refuses=False)
     if 0 < devices < on_gpus:
         what = f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}"
-        yield Lack(what, "CUDA_VISIBLE_DEVICES= make run")
+        yield Lack(what, next="CUDA_VISIBLE_DEVICES= make run")
     partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
     wanted = _read_resources(profile).get("slurm_partition") if profile else None
     if partitions and wanted and wanted not in partitions:
         file = f"profiles/{Path(profile or '').name}/config.yaml"
         following = f"slurm_partition: one of {', '.join(partitions)}, in {file}"
-        yield Lack(f"the cluster has no partition {wanted}", following)
+        yield Lack(f"the cluster has no partition {wanted}", next=following)
     elif 0 < (there := partitions.get(wanted, 0)) < (machine.gpus_per_node or 0):
         what = (
             f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for "
             f"{machine.gpus_per_node}"
         )
         yield Lack(
-            what, f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
+            what, next=f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
         )
     if machine.container is not None and (image := _find_missing_image(machine.container)):
         yield Lack(
             f"the image of trainings is missing: {image}",
-            "build it: profiles/alps/README.md, step 5",
+            next="build it: profiles/alps/README.md, step 5",
         )
 
 
@@ -174,7 +194,9 @@ def find_problems(
             if problem.level != "note":
                 what = check.describe(config, name, problem)
                 yield Lack(
-                    f"{name}: {what}" if name else what, problem.next, problem.level == "refuse"
+                    what=f"{name}: {what}" if name else what,
+                    next=problem.next,
+                    refuses=problem.level == "refuse",
                 )
     runs = config.all_runs(list(names))
     left = [run_id for run_id in runs if not prices.is_done(run_id)]
@@ -200,12 +222,12 @@ def find_problems(
             for key, text in found.facts.items()
             if key in ("needed", "found", "budget")
         )
-        yield Lack(f"{found.what} {facts}".strip(), str(found.facts.get("next", "")))
+        yield Lack(f"{found.what} {facts}".strip(), next=str(found.facts.get("next", "")))
     stores = prices.count_stores(list(names)).predicted_bytes if left else 0
     needed = sum_prices(prices.price(runs[run_id]) for run_id in left).bytes + stores
     if needed > (free := shutil.disk_usage(".").free):
         what = f"results take about {format_bytes(needed)}, {format_bytes(free)} are free"
-        yield Lack(what, "free space (`df -h .`)")
+        yield Lack(what, next="free space (`df -h .`)")
 
 
 def _read_resources(profile: str) -> dict[str, Any]:

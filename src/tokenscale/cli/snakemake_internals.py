@@ -54,7 +54,9 @@ class JobEvents(logging.Handler):
         try:
             if event := read_job_event(record):
                 how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                with open(open_file(self.file, how, follow=False), "a", encoding="utf-8") as opened:
+                with open(
+                    open_file(self.file, flags=how, follow=False), "a", encoding="utf-8"
+                ) as opened:
                     opened.write(json.dumps(event) + "\n")
         except Exception:  # as every handler of logging: it must not end the workflow
             self.handleError(record)
@@ -90,10 +92,10 @@ def record_jobs(workflow: Any) -> None:
     """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has
     none.
     """
-    manager = get_internal(workflow, "logger_manager")
-    for log in get_internal(manager, "get_logfile")():
+    manager = get_internal(workflow, path="logger_manager")
+    for log in get_internal(manager, path="get_logfile")():
         if log.endswith(".snakemake.log"):
-            get_internal(manager, "logger").addHandler(
+            get_internal(manager, path="logger").addHandler(
                 JobEvents(str(Path(log).with_suffix(".jsonl")))
             )
 
@@ -192,12 +194,12 @@ def is_planned(workflow: Any) -> bool:
     """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do
     not.
     """
-    return get_internal(workflow, "scheduler") is not None
+    return get_internal(workflow, path="scheduler") is not None
 
 
 def get_jobs_to_run(workflow: Any, unfinished: bool = False) -> list[Any]:
     """Return the jobs that this call runs or has run, or only those that have not finished."""
-    return list(get_internal(workflow, "dag.needrun_jobs")(exclude_finished=unfinished))
+    return list(get_internal(workflow, path="dag.needrun_jobs")(exclude_finished=unfinished))
 
 
 def find_outputs(workflow: Any, rule: str) -> list[str]:
@@ -205,13 +207,13 @@ def find_outputs(workflow: Any, rule: str) -> list[str]:
     up to date.
     """
     return sorted(
-        job.output[0] for job in get_internal(workflow, "dag").jobs if job.rule.name == rule
+        job.output[0] for job in get_internal(workflow, path="dag").jobs if job.rule.name == rule
     )
 
 
 def get_jobs_to_submit(workflow: Any) -> list[Any]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
-    local = get_internal(workflow, "_localrules")
+    local = get_internal(workflow, path="_localrules")
     return [
         job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun
     ]
@@ -221,7 +223,9 @@ def submits_jobs(workflow: Any) -> bool:
     """Return whether this process submits jobs, instead of running them here or inside such a
     job.
     """
-    return get_internal(workflow, "non_local_exec") and not get_internal(workflow, "remote_exec")
+    return get_internal(workflow, path="non_local_exec") and not get_internal(
+        workflow, path="remote_exec"
+    )
 
 
 def get_given_resources(workflow: Any) -> dict[str, Any]:
@@ -229,7 +233,7 @@ def get_given_resources(workflow: Any) -> dict[str, Any]:
     names = {"default-resources": "default_resources", "set-resources": "overwrite_resources"}
     names["set-threads"] = "overwrite_threads"
     return {
-        option: get_internal(workflow, f"resource_settings.{name}") or {}
+        option: get_internal(workflow, path=f"resource_settings.{name}") or {}
         for option, name in names.items()
     }
 
@@ -244,7 +248,7 @@ def check_call(
             raise UserError(
                 f"{flag} must be at least 1.", flag=flag, found=number, next=f"{flag} 2, or all"
             )
-    rules = list(get_internal(workflow, "rules"))
+    rules = list(get_internal(workflow, path="rules"))
     for target in targets:
         # the report of another configuration may be there
         there = os.path.exists(target) and not target.startswith("results/report")

@@ -97,7 +97,12 @@ class Progress:
             and sum(job.rule == rule for job in self._jobs.values()) >= self.planned[rule]
         ):
             self.planned[rule] += 1
-        self.running[job_id] = self._jobs[job_id] = Job(number, rule, label, now)
+        self.running[job_id] = self._jobs[job_id] = Job(
+            number=number,
+            rule=rule,
+            label=label,
+            started_s=now,
+        )
         return self._jobs[job_id]
 
     def finish(self, job_id: int, now: float) -> tuple[Job, float] | None:

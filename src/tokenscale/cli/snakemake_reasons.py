@@ -86,7 +86,10 @@ def find_causes(jobs: list[Job]) -> list[Cause]:
         dependents = [jobs[n] for n in sorted(reached - set(direct))]
         found.append(
             Cause(
-                label, _describe_cause(label, sorted(texts)), [jobs[n] for n in direct], dependents
+                label=label,
+                text=_describe_cause(label, texts=sorted(texts)),
+                jobs=[jobs[n] for n in direct],
+                dependents=dependents,
             )
         )
     return sorted(
@@ -121,7 +124,7 @@ def _find_direct_causes(
         if reason == "updated":
             for file in files:
                 if f"{LISTINGS}/" in file:
-                    changed = list_changes(Path(file), ran_with.get((log, file), ""))
+                    changed = list_changes(Path(file), sha256=ran_with.get((log, file), ""))
                     yield from (("code", name) for name in changed or ["one of its source files"])
                 else:
                     yield "data", file
@@ -211,13 +214,20 @@ def render(jobs: list[Job], targets: list[str], call: Call) -> str:
     trainings = [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
-        lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, 118)]
-        lines += wrap_text(" " * 12, listing(_list_jobs(cause.jobs)), 118)
+        lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, width=118)]
+        lines += wrap_text(" " * 12, text=listing(_list_jobs(cause.jobs)), width=118)
         if cause.dependents:
             lines += wrap_text(
-                " " * 9 + "-> ", listing(_list_jobs(cause.dependents, counted=True)), 118
+                " " * 9 + "-> ", text=listing(_list_jobs(cause.dependents, counted=True)), width=118
             )
-    hints = list(_suggest_commands(jobs, found, targets, call))
+    hints = list(
+        _suggest_commands(
+            jobs,
+            found,
+            targets,
+            call=call,
+        )
+    )
     return "\n".join([*lines, *([""] if hints else []), *map(as_typed, hints)])
 
 
@@ -225,7 +235,7 @@ def _describe_total(jobs: list[Job]) -> str:
     counts = Counter(job.kind if job.kind in ("run", "store") else "job" for job in jobs)
     parts = [_count(counts[kind], kind) for kind in ("run", "store") if counts[kind]]
     if counts["job"]:
-        parts.append(_count(counts["job"], "job").replace(" ", " other " if parts else " "))
+        parts.append(_count(counts["job"], kind="job").replace(" ", " other " if parts else " "))
     return f"{listing(parts)} would run."
 
 
@@ -308,4 +318,4 @@ def _suggest_commands(
 
 
 def _count(number: int, kind: str) -> str:
-    return count(number, kind, KINDS[kind][0] if kind in KINDS else None)
+    return count(number, noun=kind, plural=KINDS[kind][0] if kind in KINDS else None)

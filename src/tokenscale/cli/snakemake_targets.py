@@ -125,7 +125,7 @@ class Targets:
         target.
         """
         if "/" not in target:
-            return find_nearest(target, rules)
+            return find_nearest(target, words=rules)
         figures = [
             f"results/figures/{e}/{f}.svg" for e in self.experiments for f in (*FIGURES, *ALIASES)
         ]
@@ -143,7 +143,7 @@ class Targets:
             for name in ("index.html", "report.pdf", "SHA256SUMS")
         ]
         return find_nearest(
-            target, [*files, *stores, *self.table_files(self.experiments), *figures, *reports]
+            target, words=[*files, *stores, *self.table_files(self.experiments), *figures, *reports]
         )
 
     # --- inputs of rules
@@ -180,7 +180,7 @@ class Targets:
 
     def run_of(self, run_id: str) -> RunSettings:
         if run_id not in self.runs:
-            near = find_nearest(run_id, self.runs)
+            near = find_nearest(run_id, words=self.runs)
             hint = f"did you mean {near}?" if near else "snakemake -n -p runs lists them"
             folder = self.config.settings.experiments_folder
             raise UserError(f"no experiment has a run {run_id}.", folder=folder, next=hint)
@@ -272,7 +272,7 @@ class Targets:
         """Return the fingerprint of a corpus's or a part's source files: it shows Snakemake changes
         of large files.
         """
-        return fingerprint_sources(self.config.corpora[corpus], CORPORA, part)
+        return fingerprint_sources(self.config.corpora[corpus], folder=CORPORA, number=part)
 
     def claims_digest(self) -> str:
         """Return a digest of the claims' content. Raises UserError for wrong claims."""

@@ -179,7 +179,13 @@ def collect_status(folder: Path = Path()) -> StatusReport:
     results = folder / "results"
     runs = read_runs(results, found.jobs, now)
     parents = tuple(map(str, list_folders(results)))
-    return StatusReport(found, runs, is_snakemake_running(folder), now, parents)
+    return StatusReport(
+        queue=found,
+        runs=runs,
+        snakemake_running=is_snakemake_running(folder),
+        unix_s=now,
+        folders=parents,
+    )
 
 
 def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
@@ -212,7 +218,7 @@ def _format_job(job: QueuedJob) -> tuple[str, ...]:
     # a job in its first second runs, although its used time is 0
     began = job.used_s or (job.used_s == 0 and job.state == "RUNNING")
     used = f"{format_duration(job.used_s)} of {limit}" if began else f"limit {limit}"
-    return job.id, job.state_name, job.label, used, job.nodes or count(job.node_count, "node")
+    return job.id, job.state_name, job.label, used, job.nodes or count(job.node_count, noun="node")
 
 
 def _explain_waiting(job: QueuedJob, now: datetime, indent: str) -> Iterator[str]:
@@ -241,4 +247,9 @@ def _format_run(run: RunState) -> tuple[str, ...]:
 
 def _wrap(text: str, width: int) -> list[str]:
     start = text[: len(text) - len(text.lstrip())]
-    return wrap_text(start, text.strip(), width, len(start) + 6)
+    return wrap_text(
+        start,
+        text=text.strip(),
+        width=width,
+        indent=len(start) + 6,
+    )

@@ -140,7 +140,7 @@ def query_queue(folder: Path = Path()) -> Queue:
     if shutil.which("squeue") is None:
         return Queue(here=False)
     code, text = run_command(
-        ["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], LIMIT_S
+        ["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], timeout_s=LIMIT_S
     )
     if code != 0:
         first = next(iter(text.splitlines()), "") or f"squeue ended with {code}"

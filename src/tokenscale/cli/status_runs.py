@@ -88,7 +88,9 @@ def read_runs(
     ]
     # a job that was submitted by hand is named in the lock that it holds
     return [
-        _read_run(f, queued.get(f.name) or by_id.get(_read_owner(f, r"job (\S+)")), now)
+        _read_run(
+            f, job=queued.get(f.name) or by_id.get(_read_owner(f, pattern=r"job (\S+)")), now=now
+        )
         for f in begun
     ]
 
@@ -175,7 +177,7 @@ def _is_alive(folder: Path, written: float | None, now: float) -> bool:
     # a run that ended normally removed the owner
     if lock.is_file() and not read_tail(lock).strip():
         return False
-    boot = _read_owner(folder, "boot ([0-9a-f]+)")
+    boot = _read_owner(folder, pattern="boot ([0-9a-f]+)")
     elsewhere = boot != (get_boot_id() or "")[:8] or not Path("/proc/locks").is_file()
     return elsewhere and written is not None and now - written < FRESH_S
 

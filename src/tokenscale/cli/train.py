@@ -19,10 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = as_typed(
         usage + "       torchrun --nproc-per-node N -m tokenscale train [options]"
     )
-    flags.add_flags(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
+    flags.add_flags(
+        parser.add_argument_group("what to train, on what"), flags=source_studies.TRAIN_FLAGS
+    )
     flags.add_flags(
         parser.add_argument_group("the settings of a run (docs/settings.md)"),
-        source_studies.RUN_FLAGS,
+        flags=source_studies.RUN_FLAGS,
     )
 
 

@@ -38,7 +38,7 @@ def train_together(arguments: argparse.Namespace) -> int:
     Only rank 0 prints its UserError.
     """
     # joining needs only this setting; rank 0 reports a value that is not allowed, like all others
-    world = join(None, arguments.device or "auto")
+    world = join(None, device=arguments.device or "auto")
     with ExitStack() as stack:
         plan = None
         failure = None
@@ -59,7 +59,13 @@ def train_together(arguments: argparse.Namespace) -> int:
             run = RunSettings.from_json(plan["run"])
             inputs: dict[str, Any] = {role: Path(path) for role, path in plan["inputs"].items()}
             try:
-                train(run, Inputs(**inputs), Path(plan["directory"]), world, plan["attempt"])
+                train(
+                    run,
+                    inputs=Inputs(**inputs),
+                    directory=Path(plan["directory"]),
+                    world=world,
+                    attempt=plan["attempt"],
+                )
                 plan["exit"] = 0
                 if world.rank == 0 and not write_done_file(*finishing):
                     plan["exit"] = 1

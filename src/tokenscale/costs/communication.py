@@ -91,6 +91,8 @@ def fit_link(
         [hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes
     ]
     columns = np.asarray(laws) / np.asarray(seconds, dtype=float)[:, None]
-    constants = solve_nonnegative(columns, np.ones(len(sizes)))
+    constants = solve_nonnegative(columns, targets=np.ones(len(sizes)))
     alpha, beta = map(float, constants)
-    return Link(alpha, beta, latency), [float(r) for r in columns @ constants - 1]
+    return Link(alpha_s=alpha, beta_s_per_byte=beta, latency=latency), [
+        float(r) for r in columns @ constants - 1
+    ]

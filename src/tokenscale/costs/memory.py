@@ -46,23 +46,27 @@ def exchanged_bytes(run: RunSettings) -> int:
     ranks reduce their shards of gradients.
     """
     layout = run.layout
-    weights = _local_weights(run, layout.coordinate(0))
+    weights = _local_weights(run, coordinate=layout.coordinate(0))
     elements = sum(prod(w.shape) for w in weights)
     size = 2 if run.precision == "bf16-true" else 4
     reduced = 2 if layout.compression == "bf16" else size
     if layout.shard == 1:
-        return round(bus_factor("all_reduce", layout.data) * reduced * elements)
-    half = bus_factor("all_gather", layout.shard)
+        return round(bus_factor("all_reduce", ranks=layout.data) * reduced * elements)
+    half = bus_factor("all_gather", ranks=layout.shard)
     if layout.sharding == "zero1":
         return round(half * (2 * reduced + size) * elements)
-    padded = sum(_padded(w, layout.shard) for w in weights)
+    padded = sum(_padded(w, shards=layout.shard) for w in weights)
     gathered = float(padded)
     if layout.sharding == "zero3":
-        passes = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-        blocks = sum(_padded(w, layout.shard) for w in weights if w.layer is not None)
-        again = half if layout.reshard_to is None else bus_factor("all_gather", layout.reshard_to)
+        passes = micro_steps(
+            run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+        )
+        blocks = sum(_padded(w, shards=layout.shard) for w in weights if w.layer is not None)
+        again = (
+            half if layout.reshard_to is None else bus_factor("all_gather", ranks=layout.reshard_to)
+        )
         gathered = passes * (padded + blocks * again / half)
-    replicas = bus_factor("all_reduce", layout.data) * size * padded / layout.shard
+    replicas = bus_factor("all_reduce", ranks=layout.data) * size * padded / layout.shard
     return round(
         half * ((2 if layout.gather == "bf16" else size) * gathered + size * padded) + replicas
     )
@@ -103,15 +107,21 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
         coordinate = layout.coordinate(rank)
         local = _local_weights(run, coordinate)
         mine = [
-            len(shard_rows(w.shape[0], coordinate.shard, layout.shard)) * prod(w.shape[1:])
+            len(shard_rows(w.shape[0], index=coordinate.shard, count=layout.shard))
+            * prod(w.shape[1:])
             for w in local
         ]
         whole = sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine)
         scalars = len(mine)
         if not (run.compile or run.float8):
-            activations = _Forward(run, coordinate, device).total_bytes(local)
+            activations = _Forward(run=run, coordinate=coordinate, device=device).total_bytes(local)
     moment = 4 if run.optimizer.moments == "fp32" else size
-    return Memory(size * whole, size * whole, 2 * moment * sum(mine) + 4 * scalars, activations)
+    return Memory(
+        parameters=size * whole,
+        gradients=size * whole,
+        optimizer=2 * moment * sum(mine) + 4 * scalars,
+        activations=activations,
+    )
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
@@ -142,7 +152,7 @@ def _local_weights(run: RunSettings, coordinate: MeshCoordinate) -> list[Weight]
     layers = {layer for stage in _local_layers(run, coordinate) for layer in stage}
 
     def tensor_rows(rows: int) -> range:
-        return shard_rows(rows, coordinate.tensor, layout.tensor)
+        return shard_rows(rows, index=coordinate.tensor, count=layout.tensor)
 
     first = coordinate.pipeline == 0
     last = coordinate.pipeline == layout.pipeline - 1
@@ -177,9 +187,11 @@ class _Forward:
         self.fused = device == "cuda"
         self.first = coordinate.pipeline == 0
         self.last = coordinate.pipeline == layout.pipeline - 1
-        self.steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
+        self.steps = micro_steps(
+            run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+        )
         self.rows = len(
-            rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size)
+            rank_slots(run.global_batch, coordinate.data_rank, world_size=layout.data_parallel_size)
         )
         # a rank without rows computes an ignored one
         rows = max(1, min(run.micro_batch, self.rows))
@@ -210,7 +222,11 @@ class _Forward:
         passes = 1
         if layout.pipeline > 1:
             order = build_schedule(
-                layout.schedule, place, layout.pipeline, self.steps, layout.stages_per_rank
+                layout.schedule,
+                rank=place,
+                ranks=layout.pipeline,
+                micro_batches=self.steps,
+                chunks=layout.stages_per_rank,
             )
             passes = max_in_flight(order)
         layers = stages[0]
@@ -229,7 +245,9 @@ class _Forward:
         saved += self.embedding_bytes() if self.first else 0
         saved += self.loss_bytes() if self.last and len(stages) == 1 else 0
         return (
-            passes * saved + self.message_bytes(passes, len(stages)) + self.gathered_bytes(weights)
+            passes * saved
+            + self.message_bytes(passes, stages=len(stages))
+            + self.gathered_bytes(weights)
         )
 
     def message_bytes(self, passes: int, stages: int) -> int:
@@ -257,10 +275,10 @@ class _Forward:
         stay = [w for w in weights if w.layer is None or layout.sharding == "zero2"]
         if layout.embedding_group:
             stay = [w for w in stay if w.name != "embedding"]
-        elements = sum(_padded(w, layout.shard) for w in stay)
+        elements = sum(_padded(w, shards=layout.shard) for w in stay)
         if layout.reshard_to:
             elements += (
-                sum(_padded(w, layout.shard) for w in weights if w.layer is not None)
+                sum(_padded(w, shards=layout.shard) for w in weights if w.layer is not None)
                 // layout.reshard_to
             )
         return self.stream * elements
@@ -359,7 +377,11 @@ class _Forward:
         """
         model = self.model
         elements = self.all * self.model.dimension
-        entries = len(shard_rows(model.vocabulary_size, self.coordinate.tensor, self.layout.tensor))
+        entries = len(
+            shard_rows(
+                model.vocabulary_size, index=self.coordinate.tensor, count=self.layout.tensor
+            )
+        )
         vocabulary = aligned_rows(entries, self.device)
         if self.run.loss_chunk or self.layout.tensor > 1:
             return self.norm_bytes() + self.stream * (elements + vocabulary * model.dimension)

@@ -153,13 +153,18 @@ def estimate_run(
         unknown = (
             f"the tokenizer {run.tokenizer.name}, which decides the vocabulary, is not built yet"
         )
-        steps, _ = _count_steps(run, None, rows)
+        steps, _ = _count_steps(run, model=None, rows=rows)
     else:
         model = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
         try:
             weighs = weights(model).total
             steps, unknown = _count_steps(run, model, rows)
-            seconds, slow = _estimate_seconds(run, model, machine, steps)
+            seconds, slow = _estimate_seconds(
+                run,
+                model,
+                machine,
+                steps=steps,
+            )
             unknown = None if seconds is not None else slow or unknown
         except (ImportError, UserError):
             unknown = (
@@ -179,7 +184,15 @@ def estimate_run(
     submitted = machine.starter == "srun"  # SLURM's own log is kept as well
     files += RUN_FILES + submitted + layout.world_size * (RANK_FILES + (run.profile.steps > 0))
     return Price(
-        layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown, bound
+        ranks=layout.world_size,
+        nodes=nodes,
+        seconds=seconds,
+        steps=steps,
+        bytes=logs + kept,
+        passing_bytes=passing,
+        files=files,
+        unknown=unknown,
+        bound=bound,
     )
 
 
@@ -233,7 +246,10 @@ def _count_steps(
         last = budget.steps
     elif budget.kind == "flops":
         row = run.sequence_length * flops_per_token(
-            model, run.sequence_length, Convention.FULL, run.objective
+            model,
+            run.sequence_length,
+            convention=Convention.FULL,
+            objective=run.objective,
         )
         last = max(1, math.ceil(budget.flops / (row * run.global_batch)))
     elif rows is None:
@@ -260,13 +276,17 @@ def _estimate_seconds(
         return None, "they keep to the CPU (device: cpu)"
     if machine.device is None:
         return None, f"the machine ({machine.name}) states no device"
-    peak = peak_flops(machine.device, run.number_format)
+    peak = peak_flops(machine.device, number=run.number_format)
     if peak is None:
         return None, f"no peak of {machine.device} in {run.number_format} is known"
     # FLOP/s of all ranks
     speed = run.layout.world_size * peak * UTILISATION * (1 - pipeline_bubble(run))
     row = run.sequence_length * hardware_flops_per_token(
-        model, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
+        model,
+        run.sequence_length,
+        convention=Convention.FULL,
+        checkpointing=run.activation_checkpointing,
+        objective=run.objective,
     )
     if run.budget.kind == "wall_s":
         training = run.budget.wall_s
@@ -287,7 +307,9 @@ def pipeline_bubble(run: RunSettings) -> float:
     layout = run.layout
     if layout.pipeline == 1:
         return 0.0
-    passes = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
+    passes = micro_steps(
+        run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+    )
     return _cached_bubble(layout.schedule, layout.pipeline, passes, layout.stages_per_rank)
 
 

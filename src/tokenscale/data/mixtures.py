@@ -51,11 +51,17 @@ def read_mixture(path: Path) -> dict[str, Path]:
     is missing or has changed.
     """
     next = f"snakemake -f {path}"
-    manifest = read_manifest_file(path, "mixture", VERSION, next, sealed=True)
+    manifest = read_manifest_file(
+        path,
+        what="mixture",
+        newest=VERSION,
+        next=next,
+        sealed=True,
+    )
     found = {}
-    with report_malformed(path, "manifest of the mixture", next):
+    with report_malformed(path, what="manifest of the mixture", next=next):
         for source in manifest["sources"]:
-            check_types(source, {"name": str, "manifest": str, "sha256": str})
+            check_types(source, fields={"name": str, "manifest": str, "sha256": str})
     for source in manifest["sources"]:
         file = Path(os.path.normpath(path.parent / source["manifest"]))
         if not file.is_file():
@@ -88,4 +94,6 @@ def open_order(run: RunSettings, sizes: list[int]) -> ShuffledOrder | MixtureOrd
             raise UserError(what, mixture=run.corpus.name, source=corpus.name, next=next)
     weights = [[stage.weights[n] for n in mixture.trained] for stage in mixture.stages]
     starts = mixture.stage_starts(run.sequence_length)
-    return MixtureOrder(sizes, list(zip(starts, weights, strict=True)), run.effective_seed)
+    return MixtureOrder(
+        sizes=sizes, stages=list(zip(starts, weights, strict=True)), seed=run.effective_seed
+    )

@@ -50,7 +50,7 @@ def write_records(
     """
     table: list[np.ndarray] = []
     first = number = 0
-    with open(open_file(path, REPLACE, follow=False), "wb") as file:
+    with open(open_file(path, flags=REPLACE, follow=False), "wb") as file:
         for values, lengths in parts:
             data = memoryview(np.ascontiguousarray(values, dtype=dtype)).cast("B")
             file.write(data)
@@ -157,17 +157,28 @@ class Records:
             start, checksum, end = _ENTRY.unpack_from(table, row * _ROW)
         if not 0 <= start <= end <= file["bytes"] // width:
             raise self._changed(
-                number, None, "impossible positions", record=f"{row:,} of {file['records']:,}"
+                number,
+                expected=None,
+                found="impossible positions",
+                record=f"{row:,} of {file['records']:,}",
             )
         values = np.empty(end - start, dtype=self._dtype)
         os.preadv(descriptor, [values], start * width)
         if (found := xxh3_64_intdigest(values, row)) != checksum:
             place = f"{row:,} of {file['records']:,}, byte {start * width:,} on"
-            raise self._changed(number, f"XXH3 {checksum:016x}", f"XXH3 {found:016x}", record=place)
+            raise self._changed(
+                number,
+                expected=f"XXH3 {checksum:016x}",
+                found=f"XXH3 {found:016x}",
+                record=place,
+            )
         # faster than max()
         if self._limit and end > start and values[values.argmax()] >= self._limit:
             raise vocabulary_error(
-                self._paths[number], int(values.max()), self._limit, self._rebuild(file["name"])
+                self._paths[number],
+                found=int(values.max()),
+                vocabulary_size=self._limit,
+                next=self._rebuild(file["name"]),
             )
         return values
 
@@ -198,13 +209,23 @@ class Records:
         if (found := xxh3_64_intdigest(table)) != checksum:
             expected = f"XXH3 {checksum:016x}"
             place = f"from byte {position:,} on"
-            raise self._changed(number, expected, f"XXH3 {found:016x}", table=place)
+            raise self._changed(
+                number,
+                expected,
+                found=f"XXH3 {found:016x}",
+                table=place,
+            )
         return table
 
     def _changed(self, number: int, expected: str | None, found: str, **place: str) -> UserError:
         next = self._rebuild(self._files[number]["name"])
         return changed_error(
-            f"a file of the {self._what}", self._paths[number], expected, found, next, **place
+            f"a file of the {self._what}",
+            file=self._paths[number],
+            expected=expected,
+            found=found,
+            next=next,
+            **place,
         )
 
 

@@ -156,8 +156,8 @@ class ParityRecorder:
             name: parameter.detach().clone() for name, parameter in self._parameters.items()
         }
         if self.step < self.detailed_steps:
-            self._keep("gradient_clipped", gradients)
-            self._keep("before", self._before)
+            self._keep("gradient_clipped", values=gradients)
+            self._keep("before", values=self._before)
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -174,14 +174,14 @@ class ParityRecorder:
             "update_norm": math.hypot(*updates.values()),
         }
         if self.step < self.detailed_steps:
-            self._keep("after", after)
+            self._keep("after", values=after)
             row["gradient_norms"] = {
                 name: float(square) ** 0.5 for name, square in self._squares.items()
             }
             row["update_norms"] = updates
-            self._keep("gradient", self._unclipped)
+            self._keep("gradient", values=self._unclipped)
             for number, gradients in enumerate(self._micro_batches):
-                self._keep(f"micro-batch-{number}", gradients)
+                self._keep(f"micro-batch-{number}", values=gradients)
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         self.step += 1
@@ -282,7 +282,7 @@ class ParityRecorder:
                 "attributes": numbers,
             }
             entry["number"] = len(self._trace)
-            entry["inputs"] = self._keep_trace(entry["number"], "in", [args, kwargs])
+            entry["inputs"] = self._keep_trace(entry["number"], kind="in", values=[args, kwargs])
             open_entries.setdefault(name, []).append(entry)
             self._trace.append(entry)
 
@@ -290,7 +290,7 @@ class ParityRecorder:
             if not open_entries.get(name):
                 return
             entry = open_entries[name].pop()
-            entry["outputs"] = self._keep_trace(entry["number"], "out", output)
+            entry["outputs"] = self._keep_trace(entry["number"], kind="out", values=output)
             if module is self.model:
                 for hook in self._hooks:
                     hook.remove()
@@ -324,7 +324,7 @@ class ParityRecorder:
         options = dict(zip(names, args, strict=False)) | options
         value = self._cross_entropy(input, target, **options)
         numbers = {k: v for k, v in options.items() if isinstance(v, (int, float, str))}
-        kept = self._keep_trace(number, "cross_entropy", [input, target])
+        kept = self._keep_trace(number, kind="cross_entropy", values=[input, target])
         self._loss_calls.append(
             numbers
             | {"tensors": kept, "value": float(value.detach()) if value.numel() == 1 else None}

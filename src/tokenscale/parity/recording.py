@@ -76,11 +76,16 @@ def read_recording(folder: Path) -> Recording:
         )
     next = "use the recorder.py of this version of tokenscale, and record again"
     facts = read_manifest_file(
-        path, "recording", SCHEMA_VERSION, next, oldest=SCHEMA_VERSION, sealed=True
+        path,
+        what="recording",
+        newest=SCHEMA_VERSION,
+        next=next,
+        oldest=SCHEMA_VERSION,
+        sealed=True,
     )
-    with report_malformed(path, "recording", RECORD_AGAIN):
+    with report_malformed(path, what="recording", next=RECORD_AGAIN):
         for name, fault in walk(
-            folder, [{"name": name, "sha256": s} for name, s in facts["files"].items()]
+            folder, files=[{"name": name, "sha256": s} for name, s in facts["files"].items()]
         ):
             raise UserError(
                 "the recording is truncated.", file=folder / name, found=fault, next=RECORD_AGAIN
@@ -117,7 +122,14 @@ def read_recording(folder: Path) -> Recording:
                 "the recording is truncated.", reason=error, next=RECORD_AGAIN
             ) from None
     floors = [read_recording(path) for path in sorted(folder.glob("floor-*"))]
-    return Recording(folder, facts, steps, trace, details, floors)
+    return Recording(
+        folder=folder,
+        facts=facts,
+        steps=steps,
+        trace=trace,
+        details=details,
+        floors=floors,
+    )
 
 
 def check_comparable(a: Recording, b: Recording) -> None:
@@ -256,7 +268,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
     varied_a = [name for name in left_a if of_a[name]["constant"] is None]
     for name in list(varied_a):
         if other := next(
-            (o for o in varied_b if o in left_b and same_values([of_a[name]], [of_b[o]])), None
+            (o for o in varied_b if o in left_b and same_values([of_a[name]], b=[of_b[o]])), None
         ):
             match([name], [other])
     for fused, left_fused, parts, left_parts, turned in (
@@ -267,7 +279,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
             varied = [part for part in left_parts if parts[part]["constant"] is None]
             windows = [varied[i : i + n] for n in (2, 3, 4) for i in range(len(varied) - n + 1)]
             if found := next(
-                (w for w in windows if same_values([fused[name]], [parts[p] for p in w])), None
+                (w for w in windows if same_values([fused[name]], b=[parts[p] for p in w])), None
             ):
                 match(*((found, [name]) if turned else ([name], found)))
     if len(matches) < 0.5 * min(len(varied_a), len(varied_b)):
@@ -284,7 +296,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
         for name in [name for name in left if described[name]["constant"] is None]:
             for known in matches:
                 partner = getattr(known, side)[0]
-                if others[partner]["tied"] and same_values([described[name]], [others[partner]]):
+                if others[partner]["tied"] and same_values([described[name]], b=[others[partner]]):
                     untied[name] = partner
     if set(of_a) == set(of_b):  # versions of one program, of which one may not call a module
         for name in [
@@ -295,10 +307,16 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
                 and of_a[name]["constant"] == of_b[name]["constant"]
             ):
                 match([name], [name])
-    for constant in _match_constants(a, b, orders, (left_a, left_b), list(matches)):
+    for constant in _match_constants(
+        a,
+        b,
+        orders=orders,
+        left=(left_a, left_b),
+        matches=list(matches),
+    ):
         match(constant.a, constant.b)
     for aligned in matches:
-        aligned.layout = _find_layout(a, b, aligned)
+        aligned.layout = _find_layout(a, b, match=aligned)
     reordered = {
         name.rpartition(".")[0] for found in matches if found.layout is None for name in found.a
     }
@@ -308,10 +326,16 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
             aligned.layout = None
     matches.sort(key=lambda found: orders[0].index(found.a[0]))
     unequal = [
-        m for m in matches if not same_values([of_a[n] for n in m.a], [of_b[n] for n in m.b])
+        m for m in matches if not same_values([of_a[n] for n in m.a], b=[of_b[n] for n in m.b])
     ]
     only = [[name for name in left if name not in untied] for left in (left_a, left_b)]
-    return Alignment(matches, only[0], only[1], untied, unequal)
+    return Alignment(
+        matches=matches,
+        only_a=only[0],
+        only_b=only[1],
+        untied=untied,
+        unequal=unequal,
+    )
 
 
 def _match_constants(
@@ -360,13 +384,13 @@ def _match_constants(
             sum(math.prod(shape) for shape in shapes) for shapes in (shapes_a, shapes_b)
         )
         if shapes_a != shapes_b and size_a == size_b and 1 in (len(ours), len(theirs)):
-            found.append(Match(ours, theirs))
+            found.append(Match(ours, b=theirs))
             continue
         free = list(theirs)
         for name, shape in zip(ours, shapes_a, strict=True):
             if other := next((o for o in free if b.parameters[o]["shape"] == shape), None):
                 free.remove(other)
-                found.append(Match([name], [other]))
+                found.append(Match([name], b=[other]))
     return found
 
 
@@ -479,7 +503,8 @@ def find_anchors(a: Recording, b: Recording, alignment: Alignment) -> list[Ancho
         uses.append(found)
     shared = [key for key in uses[0] if key in uses[1]]
     return [
-        Anchor([alignment.matches[i] for i in key[0]], uses[0][key], uses[1][key]) for key in shared
+        Anchor(matches=[alignment.matches[i] for i in key[0]], a=uses[0][key], b=uses[1][key])
+        for key in shared
     ]
 
 

@@ -82,7 +82,7 @@ def find_answers(
     comparison of losses: what they are losses of.
     """
     inventory = rows("inventory")
-    refused = paired_comparisons.differences(comparability.refusals(inventory, "approach"))
+    refused = paired_comparisons.differences(comparability.refusals(inventory, factor="approach"))
     padding, validation = (
         found[~found["run_id"].isin(refused)] for found in map(rows, ("padding", "validation"))
     )
@@ -93,7 +93,12 @@ def find_answers(
     }
     found = answer_dropped(dropped) + answer_padding(padding)
     found += paired_comparisons.answers(compared)
-    found += answer_loss(validation, inventory, refused, dropped_shares(dropped))
+    found += answer_loss(
+        validation,
+        inventory,
+        refused,
+        dropped=dropped_shares(dropped),
+    )
     found += answer_scaling(rows("scaling")) if not caution else []
     # part of the question only where a figure of the experiment shows it
     found += answer_memory(rows("parallelism")) if shown["memory"] else []
@@ -249,7 +254,7 @@ def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
     """
     found: dict[tuple[str, int], float] = {}
     for _, cells in rows.groupby("world_size"):
-        medians = captions.common_repeats(cells, ["series"]).groupby(["series", "world_size"])[
+        medians = captions.common_repeats(cells, by=["series"]).groupby(["series", "world_size"])[
             "not_useful_share"
         ]
         found |= {
@@ -273,7 +278,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     listed = _by_text(
         {n: f"{number(100 * shares[n])} %" for n in sorted(names, key=lambda n: -shares[n])}
     )
-    rows = captions.common_repeats(rows, ["series"])
+    rows = captions.common_repeats(rows, by=["series"])
     apart = max(
         100 * (values.max() - values.min())
         for _, values in rows.groupby("series")["not_useful_share"]
@@ -305,8 +310,10 @@ def answer_loss(
         return []
     planned = inventory[inventory["world_size"] == rows["world_size"].min()]
     names = ordered(rows["series"])
-    rows = captions.common_repeats(rows, ["series"])
-    left_out = paired_comparisons.describe_left_out(planned, set(rows["run_id"]), refused)
+    rows = captions.common_repeats(rows, by=["series"])
+    left_out = paired_comparisons.describe_left_out(
+        planned, used=set(rows["run_id"]), refused=refused
+    )
     if rows.empty:
         return _not_compared("loss", names, left_out)
     tokens = float(rows.loc[rows["last"].astype(bool), "useful_tokens_seen"].min())
@@ -345,7 +352,7 @@ def answer_loss(
     if updates[low] != updates[high]:
         verdict += paired_comparisons.UNEQUAL_UPDATES
         spread.append(f"after {updates[low]} against {updates[high]} updates")
-    if note := unequal_text(dropped, low, high):
+    if note := unequal_text(dropped, of=low, over=high):
         verdict += UNEQUAL_TEXT
         spread.append(note)
     spread += [left_out] if left_out else []
@@ -364,7 +371,7 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
     world = int(rows["world_size"].max())
     rows = rows[rows["world_size"] == world]
     names = ordered(rows["series"])
-    rows = captions.common_repeats(rows, ["series"])
+    rows = captions.common_repeats(rows, by=["series"])
     if rows.empty:
         return _not_compared("scaling", names)
     base = _numbers(sorted(rows["base_world_size"].unique()))
@@ -396,10 +403,10 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     alone = rows[rows["world_size"] == 1]
     rows = rows[rows["world_size"] == world]
     names = sorted(rows["method"].unique())
-    rows = captions.common_repeats(rows, ["method"])
+    rows = captions.common_repeats(rows, by=["method"])
     if rows.empty:
         return _not_compared("memory", names)
-    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB")
+    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), unit=" MB")
     single = (
         f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank" if len(alone) else ""
     )
@@ -419,14 +426,19 @@ def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
     stages, count = schedules[schedules > 1].index.max()
     rows = rows[(rows["pipeline"] == stages) & (rows["micro_batches"] == count)]
     names = sorted(rows["schedule"].unique())
-    rows = captions.common_repeats(rows, ["schedule", "stages_per_rank"])
+    rows = captions.common_repeats(rows, by=["schedule", "stages_per_rank"])
     if rows.empty:
         return _not_compared("waiting", names)
     groups = rows.groupby(["schedule", "stages_per_rank"])["bubble_share"]
     shares = groups.median().sort_values(ascending=False, kind="stable")
     most = groups.size().max()
     expected = (
-        bubble_share(schedule, int(stages), int(count), int(chunks))
+        bubble_share(
+            schedule,
+            ranks=int(stages),
+            micro_batches=int(count),
+            chunks=int(chunks),
+        )
         for schedule, chunks in shares.index
     )
     predicted = ", ".join(f"{number(100 * share)} %" for share in expected)

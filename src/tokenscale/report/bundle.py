@@ -137,7 +137,7 @@ def write(
     files = {path: (output / path).read_bytes() for path in _there(output, also)}
     files |= {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
     for name, part in parts.items():
-        files |= _figures(part, figures / name) | _tables(part, figures / name)
+        files |= _figures(part, figures=figures / name) | _tables(part, figures=figures / name)
         with save.Tables(tables / name) as opened:
             rows = measured_runs(opened.rows)
         files |= {
@@ -165,14 +165,21 @@ def write(
         for name, part in parts.items()
     }
     record = {"schema": 1, **(built or built_by()), "order": list(parts), "experiments": of}
-    record |= {"logs": _pack(experiments, tables, output / LOGS, logs)}
+    record |= {
+        "logs": _pack(
+            experiments,
+            tables,
+            output=output / LOGS,
+            wanted=logs,
+        )
+    }
     if "runs" in record["logs"]:
         files[LOGS] = (output / LOGS).read_bytes()
     files["README.md"] = _readme(record, files).encode()
     files["provenance.json"] = (canonical_json(record) + "\n").encode()
     _settle(output, files)
     sums = {name: sha256_file(output / name) for name in sorted(files)}
-    write_text(output / SUMS, "".join(f"{sha256}  {name}\n" for name, sha256 in sums.items()))
+    write_text(output / SUMS, text="".join(f"{sha256}  {name}\n" for name, sha256 in sums.items()))
     return record
 
 
@@ -180,7 +187,7 @@ def _pack(experiments: list[str], tables: Path, output: Path, wanted: bool) -> d
     """Pack the logs beside the report; return the number of runs in them, or why there are none."""
     try:
         if wanted:
-            return {"runs": pack(experiments, tables, output)}
+            return {"runs": pack(experiments, folder=tables, output=output)}
         reason = "left out by a setting (report_logs)"
     except UserError as error:  # the report is as right without them
         path = Path(error.facts.get("path", tables.parent))
@@ -268,7 +275,7 @@ def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     name = part["name"]
     for key, table in found.items():
         files[f"tables/{name}/{key}.md"] = markdown(table).encode()
-        files[f"tables/{name}/{key}.tex"] = latex(table, f"tab:{name}-{key}").encode()
+        files[f"tables/{name}/{key}.tex"] = latex(table, label=f"tab:{name}-{key}").encode()
     return files
 
 

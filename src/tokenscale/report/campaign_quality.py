@@ -28,7 +28,9 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
         of = throughput[(throughput["series"] == name) & (throughput["world_size"] == world)][
             "useful_tokens_per_s"
         ]
-        between = number(100 * (of.max() - of.min()) / of.median(), 2) if len(of) > 1 else "–"
+        between = (
+            number(100 * (of.max() - of.min()) / of.median(), digits=2) if len(of) > 1 else "–"
+        )
         rows.append(
             [
                 *(name, str(world), str(len(group)), spread(1e3 * group["median_s"])),
@@ -36,7 +38,7 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
                     number((group[f"{tail}_s"] / group["median_s"]).median())
                     for tail in ("p95", "p99", "slowest")
                 ),
-                *(number(100 * group["iqr_share"].median(), 2), between),
+                *(number(100 * group["iqr_share"].median(), digits=2), between),
                 *([spread(1e3 * group["late_s"].dropna())] if late else []),
             ]
         )
@@ -57,7 +59,9 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
         "throughput over the "
     )
     return Table(
-        heads, rows, f"After warm-up; steps are as long as on the slowest rank. {text}median."
+        columns=heads,
+        rows=rows,
+        caption=f"After warm-up; steps are as long as on the slowest rank. {text}median.",
     )
 
 
@@ -171,7 +175,9 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
         )
     ]
     return Table(
-        heads, rows, "Digests name the samples of a step by their numbers, not their content."
+        columns=heads,
+        rows=rows,
+        caption="Digests name the samples of a step by their numbers, not their content.",
     )
 
 
@@ -214,7 +220,11 @@ def design(
     if len(canary):
         done = f"{len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}"
         notes.append(f"Canary, between the others: {done}.")
-    return Table(columns("cell", *(f"repeat {r}" for r in repeats), ">done"), rows, " ".join(notes))
+    return Table(
+        columns=columns("cell", *(f"repeat {r}" for r in repeats), ">done"),
+        rows=rows,
+        caption=" ".join(notes),
+    )
 
 
 def inventory_table(runs: pd.DataFrame) -> Table:
@@ -261,7 +271,7 @@ def inventory_table(runs: pd.DataFrame) -> Table:
     parts = (
         f"Not checked in {n} run{'s' * (n > 1)}: {text}." for text, n in unchecked.items() if text
     )
-    return Table(heads, rows, " ".join(parts))
+    return Table(columns=heads, rows=rows, caption=" ".join(parts))
 
 
 def _newest_log(run: Any) -> str:
@@ -280,7 +290,7 @@ def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
     heads = columns("file", ">line", "reason", "benign", "text")
     return Table(
         heads,
-        [
+        rows=[
             [f, str(n), why, "yes" if benign else "no", text[:120]]
             for f, n, why, benign, text in rows
         ],

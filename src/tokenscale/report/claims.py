@@ -28,7 +28,7 @@ _DIGITS = dict(
 
 def read_claims(path: Path) -> list[dict[str, Any]]:
     """The judged claims as the verb `claims` wrote them."""
-    return read_json(path, "judged claims", next=f"snakemake {path}")["claims"]
+    return read_json(path, what="judged claims", next=f"snakemake {path}")["claims"]
 
 
 def write_claims(
@@ -41,15 +41,15 @@ def write_claims(
     """
     latex = macros(claims)
     write_json(
-        output / "claims.json", {"schema": 1, "claims": claims, "replication": list(measured)}
+        output / "claims.json", value={"schema": 1, "claims": claims, "replication": list(measured)}
     )
-    write_text(output / "claims.tex", latex)
+    write_text(output / "claims.tex", text=latex)
 
 
 def read_replication(path: Path) -> list[replication.Row]:
     """The source studies' figures beside ours, from the judged claims."""
-    judged = read_json(path, "judged claims", next=f"snakemake {path}")
-    return replication.replicate(judged["claims"], judged["replication"])
+    judged = read_json(path, what="judged claims", next=f"snakemake {path}")
+    return replication.replicate(judged["claims"], measured=judged["replication"])
 
 
 def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
@@ -72,7 +72,7 @@ def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, 
         for row in of:
             cell, published, corrected, ours, ratio, verdict = row.texts
             texts.append([f"{row.table}: {cell}", verdict, published, ours, ratio, corrected])
-        found.append((study, f"{len(texts)} figures: {counts}", Table(heads, texts)))
+        found.append((study, f"{len(texts)} figures: {counts}", Table(heads, rows=texts)))
     return found
 
 
@@ -124,8 +124,8 @@ def _rule(claim: dict[str, Any]) -> str:
     >>> _rule({"direction": "equal", "bound": 1.0, "margin": 0.01, "unit": "ratio"})
     'within 1.00 % of 1.00'
     """
-    bound = written(claim["bound"], claim["unit"])
-    margin = written(claim["margin"], "percent")
+    bound = written(claim["bound"], unit=claim["unit"])
+    margin = written(claim["margin"], unit="percent")
     if claim["direction"] == "equal":
         return f"within {margin} of {bound}"
     return f"{claim['direction']} {bound}" + (f", by more than {margin}" if claim["margin"] else "")
@@ -161,7 +161,7 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
     taken: dict[str, str] = {}
     for claim in claims:
         parts = {
-            part.capitalize(): written(claim[part], claim["unit"])
+            part.capitalize(): written(claim[part], unit=claim["unit"])
             for part in ("number", "low", "high")
         }
         parts = {

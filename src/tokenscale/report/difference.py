@@ -78,7 +78,7 @@ def read(folder: Path) -> Report:
     again = "build that report again, or name another one"
     for path in (record, claims, *paths):
         listing = {"name": path.name, "sha256": listed.get(path.relative_to(folder).as_posix())}
-        for _, fault in walk(path.parent, [listing]) if path.is_file() else ():
+        for _, fault in walk(path.parent, files=[listing]) if path.is_file() else ():
             what = "a file of a report has changed since it was built."
             raise UserError(what, file=path, found=f"{fault}  ({bundle.SUMS})", next=again)
     try:
@@ -97,12 +97,12 @@ def read(folder: Path) -> Report:
         raise UserError(
             "the cells of a report cannot be read.", folder=folder, reason=reason, next=again
         ) from None
-    origin = read_json(record, "record of the report's origin")
+    origin = read_json(record, what="record of the report's origin")
     return Report(
-        str(folder),
-        cells,
-        origin,
-        _claims(read_json(claims, "claims")) if claims.is_file() else None,
+        name=str(folder),
+        cells=cells,
+        origin=origin,
+        claims=_claims(read_json(claims, what="claims")) if claims.is_file() else None,
     )
 
 
@@ -119,7 +119,7 @@ def _claims(value: Any) -> dict[str, dict[str, Any]]:
 def difference(a: Report, b: Report) -> dict[str, Table]:
     """Return heading → table of how `b` differs from `a`, without empty tables."""
     rows = [
-        [*_place(key), measure, *_compare(measure, sides, _other_text(a, b, sides))]
+        [*_place(key), measure, *_compare(measure, sides, other=_other_text(a, b, sides))]
         for key in b.cells
         for measure in bundle.NAMES
         if len(
@@ -146,11 +146,15 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
     ]
     numeric = (">runs, A and B", ">median, A", ">median, B", ">B / A", ">spread")
     found = {
-        "Cells": Table(columns("experiment", "cell", "measure", *numeric, "verdict"), rows, text),
-        "In one report only": Table(
-            columns("experiment", "cell", "only in", ">runs"), sorted(only)
+        "Cells": Table(
+            columns=columns("experiment", "cell", "measure", *numeric, "verdict"),
+            rows=rows,
+            caption=text,
         ),
-        "Claims whose verdict differs": _claim_table(a.claims, b.claims),
+        "In one report only": Table(
+            columns("experiment", "cell", "only in", ">runs"), rows=sorted(only)
+        ),
+        "Claims whose verdict differs": _claim_table(a.claims, b=b.claims),
         "What may explain it": suspects(a, b),
     }
     return {heading: table for heading, table in found.items() if table.rows}
@@ -163,11 +167,12 @@ def _place(key: tuple) -> list[str]:
 def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
     """Return the columns behind the measure: runs, medians, ratio, spread and verdict."""
     x, y = (rows[measure] for rows in sides)
-    texts = [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)]
+    texts = [f"{len(x)}, {len(y)}", number(x.median(), digits=5), number(y.median(), digits=5)]
     ratios = ["–", "–"]
     if min(x.min(), y.min()) > 0:
         ratio, low, high = (
-            number(r, 4) for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min())
+            number(r, digits=4)
+            for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min())
         )
         ratios = [ratio, f"{low}–{high}"]
     if sides[0]["seal"].notna().all() and set(sides[0]["seal"]) == set(sides[1]["seal"]):
@@ -280,7 +285,9 @@ def suspects(a: Report, b: Report) -> Table:
         ]
     heads = columns(">rank", "what differs", "A", "B", "what it could change")
     text = "Values over all runs of a report that have a record, those first that explain most."
-    return Table(heads, [[str(rank), *row] for rank, row in enumerate(rows, 1)], text)
+    return Table(
+        columns=heads, rows=[[str(rank), *row] for rank, row in enumerate(rows, 1)], caption=text
+    )
 
 
 def _spread(report: Report) -> float:
@@ -298,6 +305,6 @@ def _text(values: set) -> str:
         return f"{number(min(known))} to {number(max(known))}"
     texts = [v if isinstance(v, str) else json.dumps(v) for v in known]
     return (
-        few([v[:12] if v in known and len(v) in (16, 40, 64) else v for v in texts], 4)
+        few([v[:12] if v in known and len(v) in (16, 40, 64) else v for v in texts], shown=4)
         or "not recorded"
     )

@@ -134,11 +134,11 @@ def restore(archive: Path, output: Path) -> list[str]:
         path = output / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    write_json(output / INDEX, [asdict(inputs) for inputs in experiments])
+    write_json(output / INDEX, value=[asdict(inputs) for inputs in experiments])
     for inputs in experiments:
         folder = output / "tables" / inputs.experiment
-        inputs.ingest(output, folder)
-        _add_judged(folder, judged.get(inputs.experiment, {}))
+        inputs.ingest(output, output=folder)
+        _add_judged(folder, judged=judged.get(inputs.experiment, {}))
     return [inputs.experiment for inputs in experiments]
 
 
@@ -160,7 +160,7 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
         raise UserError(
             "the archive of logs cannot be read.", path=archive, reason=error, next=next
         ) from None
-    with report_malformed(archive, "archive of logs", next=next):
+    with report_malformed(archive, what="archive of logs", next=next):
         if type(content["schema"]) is not int or content["schema"] != 1:
             raise ValueError(f"schema is {content['schema']!r}, and 1 is read")
         experiments = [TableInputs(**inputs) for inputs in content["experiments"]]
@@ -174,7 +174,7 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
         }
         judged = {name: dict(of) for name, of in content.get("judged", {}).items()}
         for row in (row for of in judged.values() for row in of.values()):
-            check_types(row, dict.fromkeys(row.keys() & {*JUDGED}, (str, type(None))))
+            check_types(row, fields=dict.fromkeys(row.keys() & {*JUDGED}, (str, type(None))))
         return experiments, files, judged
 
 
@@ -195,5 +195,5 @@ def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
                 if packed["reasons"] != row["reasons"]
                 else packed | {"validity": row["validity"]}
             )
-    tables.write(folder / "runs.parquet", "runs", rows)
+    tables.write(folder / "runs.parquet", table="runs", rows=rows)
     tables.write_manifest(folder)

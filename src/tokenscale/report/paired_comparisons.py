@@ -161,9 +161,18 @@ def comparisons(
         pairs = main
         sentences = refused + sentences
     started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
-    judged = judge(pairs, measure_drift(throughput, runs), started)
+    judged = judge(pairs, drift=measure_drift(throughput, runs), started=started)
     found = [_add_notes(comparison, runs, validation) for comparison in judged]
-    found += (Judged(pair, pair.result(), np.nan, np.nan, EXPLORATORY) for pair in others)
+    found += (
+        Judged(
+            pair=pair,
+            result=pair.result(),
+            p=np.nan,
+            smallest_p=np.nan,
+            verdict=EXPLORATORY,
+        )
+        for pair in others
+    )
     return found, " ".join(dict.fromkeys(sentences))
 
 
@@ -174,7 +183,7 @@ def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Dr
     timed = throughput.merge(_ours(runs)[["run_id", "started_unix_s"]].dropna(), on="run_id")
     timed = timed.sort_values("started_unix_s", kind="stable")
     cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    return statistics.drift(timed["started_unix_s"], timed[RATE], cells)
+    return statistics.drift(timed["started_unix_s"], values=timed[RATE], cells=cells)
 
 
 def _ours(runs: pd.DataFrame) -> pd.DataFrame:
@@ -204,7 +213,7 @@ def _primary_pairs(
         quantity = comparison["quantity"]
         rows = ours[ours["cell"].isin([of, over])]
         known = numbers.get(quantity, {})
-        refusals = comparability.refusals(rows, comparison["factor"])
+        refusals = comparability.refusals(rows, factor=comparison["factor"])
         sentences += [refusal.sentence for refusal in refusals]
         refused = differences(refusals)
         rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(known)]
@@ -213,7 +222,18 @@ def _primary_pairs(
             for cell in (of, over)
         )
         of_name, over_name, at = map(_shorten, (*comparison["names"], comparison["at"]))
-        found.append(Pair(of, over, (of_name, over_name), at, quantity, values, bases, refused))
+        found.append(
+            Pair(
+                of=of,
+                over=over,
+                names=(of_name, over_name),
+                at=at,
+                quantity=quantity,
+                values=values,
+                bases=bases,
+                refused=refused,
+            )
+        )
     return found, sentences
 
 
@@ -224,7 +244,7 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     Factors of the Parquet store are those of the approach that is compared; its baseline reads
     none.
     """
-    refusals = comparability.refusals(runs, "approach")
+    refusals = comparability.refusals(runs, factor="approach")
     refused = differences(refusals)
     names = runs.set_index("run_id")["cell"]
     cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
@@ -245,7 +265,18 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     for key, (cell, base) in groups.items():
         of, over = (names[next(iter(cells[side].values()))[0]] for side in (cell, base))
         at = ", ".join(filter(None, [*key[2:], f"world size {cell[-1]}" * several]))
-        pairs.append(Pair(of, over, key[:2], at, RATE, cells[cell], cells[base], refused))
+        pairs.append(
+            Pair(
+                of=of,
+                over=over,
+                names=key[:2],
+                at=at,
+                quantity=RATE,
+                values=cells[cell],
+                bases=cells[base],
+                refused=refused,
+            )
+        )
     return pairs, [refusal.sentence for refusal in refusals]
 
 
@@ -274,13 +305,23 @@ def judge(
     )
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
-        verdict = statistics.verdict(c.spread, p, smallest)
+        verdict = statistics.verdict(c.spread, p, smallest_p=smallest)
         for word, own in zip(("faster", "slower"), QUANTITIES[pair.quantity], strict=False):
             verdict = verdict.replace(word, own)
-        found.append(Judged(pair, c, p, smallest, verdict))
+        found.append(
+            Judged(
+                pair=pair,
+                result=c,
+                p=p,
+                smallest_p=smallest,
+                verdict=verdict,
+            )
+        )
     if drift.verdict == "drift":
         steady = judge(
-            [pair.without_drift(drift.slope, started) for pair in pairs], replace(drift, p=1.0), {}
+            [pair.without_drift(drift.slope, started) for pair in pairs],
+            drift=replace(drift, p=1.0),
+            started={},
         )
         found = [_hold_against(*both, drift) for both in zip(found, steady, strict=True)]
     return [_add_order(judged, started) for judged in found]
@@ -509,8 +550,8 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
             _ends(c.result.spread),
             *(
                 c.result.spread.kind * (c.result.spread.n > 1),
-                number(c.p, 2),
-                number(c.smallest_p, 2),
+                number(c.p, digits=2),
+                number(c.smallest_p, digits=2),
                 c.verdict,
                 c.pair.parity,
             ),
@@ -535,7 +576,7 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     if any(c.verdict == EXPLORATORY for c in compared):
         text += " “exploratory”: not a primary comparison of this experiment, so it is not tested."
     return Table(
-        columns(*(heads[i] for i in shown)),
-        [[row[i] for i in shown] for row in rows],
-        f"{text} {refused}".strip(),
+        columns=columns(*(heads[i] for i in shown)),
+        rows=[[row[i] for i in shown] for row in rows],
+        caption=f"{text} {refused}".strip(),
     )

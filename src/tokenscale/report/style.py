@@ -182,7 +182,7 @@ def narrow() -> Iterator[None]:
 def settle(made: Figure) -> None:
     """Lay a figure out, for good: with a layout engine every saving would draw twice."""
     with style():
-        text_layout.fit(made, lambda: made.get_layout_engine().execute(made))
+        text_layout.fit(made, layout=lambda: made.get_layout_engine().execute(made))
         made.set_layout_engine(None)
 
 
@@ -193,7 +193,12 @@ def look(name: str) -> dict:
     colour, marker, dash, filled = (
         APPROACHES.get(_approach(name)) or _MORE[sum(map(ord, name)) % len(_MORE)]
     )
-    return _options(colour, marker, dash, colour if filled else "none")
+    return _options(
+        colour,
+        marker,
+        dash,
+        face=colour if filled else "none",
+    )
 
 
 def looks(names: Sequence[str]) -> dict[str, dict]:
@@ -207,7 +212,15 @@ def looks(names: Sequence[str]) -> dict[str, dict]:
     colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
     dashes = [_DASHES[(i // len(PALETTE) + i) % len(_DASHES)] for i in range(len(names))]
     each = zip(names, colours, itertools.cycle(_MARKERS), dashes, strict=False)
-    return {name: _options(colour, marker, dash, colour) for name, colour, marker, dash in each}
+    return {
+        name: _options(
+            colour,
+            marker,
+            dash,
+            face=colour,
+        )
+        for name, colour, marker, dash in each
+    }
 
 
 def _options(colour: str, marker: str, dash: str, face: str) -> dict:

@@ -83,7 +83,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     folder = tables / name
     # a description from the cache holds as long as the tables are those of the manifest
     check_tables(folder)
-    return dict(_experiment(name, folder, sha256_file(folder / MANIFEST)))
+    return dict(_experiment(name, folder, digest=sha256_file(folder / MANIFEST)))
 
 
 @lru_cache(maxsize=64)
@@ -106,7 +106,13 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         )
         stores = opened.connection.execute("FROM stores").df()
         cautions = answers.find_cautions(
-            runs, throughput, scaling, rows("stragglers"), verdicts, stores, design
+            runs,
+            throughput,
+            scaling=scaling,
+            stragglers=rows("stragglers"),
+            verdicts=verdicts,
+            stores=stores,
+            design=design,
         )
         proof = campaign_quality.proof(rows("order"))
         figures = drawn_figures(head)
@@ -124,9 +130,21 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "digest": digest,
             "caution": crowded,
             "cautions": answers.caution_dropped(dropped) + cautions,
-            "answers": answers.find_answers(rows, compared, proof, figures, crowded, marks),
-            "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
-            "throughput": throughput_table(throughput, rows("stalls"), runs, dropped),
+            "answers": answers.find_answers(
+                rows,
+                compared,
+                proof=proof,
+                figures=figures,
+                caution=crowded,
+                marks=marks,
+            ),
+            "design": campaign_quality.design(runs, planned, not_run=head.get("left_out") or []),
+            "throughput": throughput_table(
+                throughput,
+                stalls=rows("stalls"),
+                runs=runs,
+                dropped=dropped,
+            ),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
             "validation": validation_table(validation, dropped),
             "generations": generations_table(rows("generations")),
@@ -177,7 +195,7 @@ def campaign_text(
     runs of equal settings. `planned` is cell → repeats; further repeats are runs of the canary.
     """
     order = statistics.order_kept(
-        runs["position"].astype(float), runs["started_unix_s"].astype(float)
+        runs["position"].astype(float), started_s=runs["started_unix_s"].astype(float)
     )
     if not order.pairs:
         return ""
@@ -223,8 +241,8 @@ def throughput_table(
     """Return a row for each series and world size: medians with their spread; runs that no
     comparison of approaches uses are counted beside the others.
     """
-    head, cell = _dropped_column(dropped, throughput)
-    refusals = comparability.refusals(runs, "approach")
+    head, cell = _dropped_column(dropped, rows=throughput)
+    refusals = comparability.refusals(runs, factor="approach")
     refused = comparability.refused(refusals)
     shares = answers.not_useful_shares(throughput[~throughput["run_id"].isin(refused)])
     rows = []
@@ -258,16 +276,16 @@ def throughput_table(
     text += " Not useful: over the repeats that all approaches have, where they share any."
     notes = [
         text,
-        kinds(by_cell(throughput, "useful_tokens_per_s")),
+        kinds(by_cell(throughput, column="useful_tokens_per_s")),
         left_out(runs),
         comparability.sentences(refusals),
     ]
-    return Table(heads, rows, " ".join(filter(None, notes)))
+    return Table(columns=heads, rows=rows, caption=" ".join(filter(None, notes)))
 
 
 def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Table:
     """A row a series and world size: the loss after the last step."""
-    head, cell = _dropped_column(dropped, validation)
+    head, cell = _dropped_column(dropped, rows=validation)
     counted = validation["accuracy"].notna().any()
     rows = []
     for name, world, group in cells(validation):
@@ -282,7 +300,11 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
                     spread(last["step"]),
                     spread(last["useful_tokens_seen"]),
                 ),
-                *(spread(first["loss"], 5), spread(last["loss"], 5), spread(last["perplexity"])),
+                *(
+                    spread(first["loss"], digits=5),
+                    spread(last["loss"], digits=5),
+                    spread(last["perplexity"]),
+                ),
                 *([spread(100 * last["accuracy"].dropna())] if counted else []),
                 *cell(name),
             ]
@@ -305,7 +327,9 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
     )
     text += "in brackets." + " Accuracy: labels that have the largest logit." * bool(counted)
     return Table(
-        heads, rows, f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}"
+        columns=heads,
+        rows=rows,
+        caption=f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}",
     )
 
 
@@ -367,7 +391,7 @@ def generations_table(generations: pd.DataFrame) -> Table:
         texts = (_printable(r.prompt), _printable(r.text), _sampling(r))
         rows.append([*texts, count(r.tokens), str(r.model), count(r.model_step), str(r.run_id)])
     if not rows:
-        return Table(heads, [])
+        return Table(heads, rows=[])
     same = generations["same_uncached"].dropna().astype(bool)
     compared = f"{int(same.sum())} of {len(same)} answers are the same, token by token."
     text = (
@@ -375,7 +399,11 @@ def generations_table(generations: pd.DataFrame) -> Table:
         if len(same)
         else "No model here keeps keys and values."
     )
-    return Table(heads, rows, f"Final weights of each run; {_NEWLINE} is the end of a line. {text}")
+    return Table(
+        columns=heads,
+        rows=rows,
+        caption=f"Final weights of each run; {_NEWLINE} is the end of a line. {text}",
+    )
 
 
 def _printable(text: str | None) -> str:

@@ -66,7 +66,10 @@ def fit(made: Figure, layout: Callable[[], None]) -> None:
     }
     tight = TIGHT if width == WIDE else width
     for _ in range(3):  # other widths of panels leave other room
-        wrapped = [_wrap(text, whole[text], _ends(text, whole, made)) for text in whole]
+        wrapped = [
+            _wrap(text, whole=whole[text], end=_ends(text, others=whole, made=made))
+            for text in whole
+        ]
         thinned = [
             _thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < tight
         ]

@@ -125,7 +125,7 @@ def check_tables(folder: Path, results: Path) -> Link:
     try:
         link.differs += (
             f"{folder / n}: {fault}"
-            for n, fault in walk(folder, tables.read_manifest(folder)["files"])
+            for n, fault in walk(folder, files=tables.read_manifest(folder)["files"])
         )
     except UserError as error:
         (link.differs if at_hand else link.unchecked).append(_one_line(error))
@@ -139,7 +139,7 @@ def check_tables(folder: Path, results: Path) -> Link:
     with TemporaryDirectory() as temporary:
         again = Path(temporary, folder.name)
         try:
-            inputs.ingest(results, again)
+            inputs.ingest(results, output=again)
         # an input that is at hand and cannot be read is not the one of these tables
         except UserError as error:
             at_hand = all((results / name).is_file() for name in inputs.names())
@@ -154,7 +154,7 @@ def check_tables(folder: Path, results: Path) -> Link:
             return link
         for path, other in ((folder / name, again / name) for name in tables.file_names()):
             if not _is_equal(path, other):
-                difference = _name_difference(path, other)
+                difference = _name_difference(path, again=other)
                 why = (
                     "equal values in other bytes: another pyarrow, or inputs of runs were at "
                     "hand then or are now"
@@ -198,8 +198,13 @@ def verify(path: Path, signers: Path | None = None, results: Path | None = None)
         raise UserError(what, file=path, expected=expected, next="tokenscale verify FOLDER")
     with TemporaryDirectory() as temporary:
         if not (report / SUMS).is_file() and not (report / RECORD).is_file():
-            return _check_claims(report, Path(temporary))
-        return _check_report(report, Path(temporary), signers, results)
+            return _check_claims(report, results=Path(temporary))
+        return _check_report(
+            report,
+            again=Path(temporary),
+            signers=signers,
+            results=results,
+        )
 
 
 def _check_claims(report: Path, results: Path) -> Chain:
@@ -211,18 +216,24 @@ def _check_claims(report: Path, results: Path) -> Chain:
     logs = Link()
     claims = Link()
     path = report / build.CLAIMS
-    chain = Chain(str(report), {"logs": logs, "claims": claims})
+    chain = Chain(str(report), links={"logs": logs, "claims": claims})
     try:
-        experiments = restore(report / LOGS, results)
+        experiments = restore(report / LOGS, output=results)
     except UserError as error:
         logs.differs.append(_one_line(error))
         claims.unchecked.append(f"{LOGS} is damaged")
         return chain
-    _check_logs(logs, results, {})
+    _check_logs(logs, results, record={})
     if missing := [str(file) for file in (path, LEDGER) if not file.is_file()]:
         claims.unchecked.append(f"there is no {missing[0]}")
     elif not _is_equal(
-        path, judged := build.judge(LEDGER, results / "tables", experiments, results)
+        path,
+        judged := build.judge(
+            LEDGER,
+            tables=results / "tables",
+            experiments=experiments,
+            output=results,
+        ),
     ):
         claims.differs.append(f"{build.CLAIMS}: {_name_difference(path, judged)}")
     return chain
@@ -252,9 +263,15 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         page.differs.append(f"{SUMS}: {error.what}")
     _check_signature(chain, report, signers)
     try:
-        experiments = restore(report / LOGS, again)
-        _check_logs(logs, again, record)
-        _make_again(chain, report, again, experiments, record)
+        experiments = restore(report / LOGS, output=again)
+        _check_logs(logs, results=again, record=record)
+        _make_again(
+            chain,
+            report,
+            results=again,
+            experiments=experiments,
+            record=record,
+        )
     except UserError as error:
         why = _one_line(error)
         left_out = record.get("logs", {}).get("left_out")
@@ -287,7 +304,11 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         elif made and not path.is_file():
             chain.of(name).differs.append(f"{name}: missing")
         elif made and not equal:
-            text = _name_difference(path, other) if name in made else "the logs give no such file"
+            text = (
+                _name_difference(path, again=other)
+                if name in made
+                else "the logs give no such file"
+            )
             chain.add(chain.of(name), name, text)
     if results is None or not record:
         return chain
@@ -301,13 +322,13 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
     for other in sorted((again / "figures").rglob("*.*")) if not stale else ():
         path = results / other.relative_to(again)
         if path.is_file() and not _is_equal(path, other):
-            chain.add(chain.links["figures"], str(path), _name_difference(path, other))
+            chain.add(chain.links["figures"], str(path), _name_difference(path, again=other))
     return chain
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    record = read_json(path, "record of the report's origin")
-    with report_malformed(path, "record of the report's origin", next="take the report again"):
+    record = read_json(path, what="record of the report's origin")
+    with report_malformed(path, what="record of the report's origin", next="take the report again"):
         built = {
             "tokenscale": str,
             "git": dict,
@@ -316,11 +337,13 @@ def _read_record(path: Path) -> dict[str, Any]:
             "zlib": str,
             "code": dict,
         }
-        check_types(record, {"order": list, "experiments": dict, "logs": dict, **built})
+        check_types(record, fields={"order": list, "experiments": dict, "logs": dict, **built})
         for name in record["order"]:
-            check_types(record["experiments"][check_file_name(name)], {"tables": str, "runs": dict})
+            check_types(
+                record["experiments"][check_file_name(name)], fields={"tables": str, "runs": dict}
+            )
             for facts in record["experiments"][name]["runs"].values():
-                check_types(facts, {"packages": dict})
+                check_types(facts, fields={"packages": dict})
     return record
 
 
@@ -344,10 +367,10 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     packages = [facts["packages"] | {"tokenscale": now["tokenscale"]} for facts in runs.values()]
     going = sorted(run for run, facts in runs.items() if facts.get("seal") is None)
     for what, found in (
-        ("the report was built with other packages", name_differences(then, here)),
+        ("the report was built with other packages", name_differences(then, now=here)),
         (
             "runs were trained with other packages",
-            [text for of in packages for text in name_differences(of, here)],
+            [text for of in packages for text in name_differences(of, now=here)],
         ),
         (
             (
@@ -360,12 +383,14 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     ):
         if found:
             chain.notes.append(f"{what}: {few([*dict.fromkeys(found)], 5)}")
-    drawing = name_differences({name: then[name] for name in bundle.DRAWING if name in then}, here)
+    drawing = name_differences(
+        {name: then[name] for name in bundle.DRAWING if name in then}, now=here
+    )
     if changed or then["tokenscale"] != here["tokenscale"]:
         version = f"tokenscale {then['tokenscale']} then, {here['tokenscale']} now"
         drawing.append(f"{version}, {few(changed, 1)}" if changed else version)
     rows = [text for text in drawing if text.startswith(("pyarrow ", "tokenscale "))]
-    chain.unsure = dict.fromkeys(DRAWN, few(drawing, 5)) | {".parquet": few(rows, 5)}
+    chain.unsure = dict.fromkeys(DRAWN, few(drawing, shown=5)) | {".parquet": few(rows, shown=5)}
     chain.unsure[""] = f"runs had not ended: {few(going)}" if going else ""
 
 
@@ -389,7 +414,11 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
         elif seals.get(run) not in (None, (sealed or {}).get("seal")):
             faults = [f"{path}: another sealed record than the report's"]
         else:  # records of other programs may lack hashes: their tables are compared
-            faults = check_sealed(folder, sealed) if sealed and "logs" in sealed["outcome"] else []
+            faults = (
+                check_sealed(folder, record=sealed)
+                if sealed and "logs" in sealed["outcome"]
+                else []
+            )
         link.differs += [f"{LOGS}: {fault.replace(f'{results}/', '')}" for fault in faults]
 
 
@@ -397,7 +426,7 @@ def check_sealed(folder: Path, record: dict[str, Any]) -> list[str]:
     """Return what is wrong with the files that a run's sealed record names: its logs and its
     diff.
     """
-    with report_malformed(folder / "run.json", "run's record", "train the run again"):
+    with report_malformed(folder / "run.json", what="run's record", next="train the run again"):
         files = [
             {"name": name, "sha256": sha256}
             for name, sha256 in (record["outcome"].get("logs") or {}).items()
@@ -431,7 +460,14 @@ def _make_again(
     }
     copied |= {"ledger": ledger} if ledger.is_file() and (report / build.CLAIMS).is_file() else {}
     built = {name: record[name] for name in bundle.built_by()} if record else None
-    build.write(experiments, results / "tables", results / "figures", again, **copied, built=built)
+    build.write(
+        experiments,
+        tables=results / "tables",
+        figures=results / "figures",
+        output=again,
+        **copied,
+        built=built,
+    )
     now = read_json(again / RECORD)
     for name, part in now["experiments"].items() if record else ():
         if part["tables"] != (stated := record["experiments"].get(name, {}).get("tables")):
@@ -442,7 +478,7 @@ def _make_again(
                 "not what the logs give",
                 ".parquet",
             )
-    write_text(again / RECORD, canonical_json(now) + "\n")
+    write_text(again / RECORD, text=canonical_json(now) + "\n")
 
 
 def _is_equal(path: Path, other: Path) -> bool:
@@ -460,7 +496,7 @@ def _name_difference(path: Path, again: Path) -> str:
     equal.
     """
     if path.suffix == ".parquet":
-        return tables.first_difference(path, again)
+        return tables.first_difference(path, other=again)
     found = path.read_bytes()
     made = again.read_bytes()
     if path.suffix in (".png", ".pdf", ".xz"):

@@ -250,7 +250,7 @@ def write_listing(*given: str | None) -> str:
         return str(path)
     try:
         if before is not None:
-            _keep_copy(path, before)
+            _keep_copy(path, text=before)
         write_text(path, text)
         if before is None:
             # As old as the newest file listed: without records Snakemake compares times, and a
@@ -298,4 +298,4 @@ def list_changes(listing: Path, sha256: str) -> list[str]:
     old = json.loads(before)["files"]
     new = json.loads(now)["files"]
     changed = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
-    return [_display_path(PACKAGE.parent / name, Path.cwd().resolve()) for name in changed]
+    return [_display_path(PACKAGE.parent / name, root=Path.cwd().resolve()) for name in changed]

@@ -88,7 +88,7 @@ class SubmissionBudget:
     """Limits on the jobs that one call submits to a cluster."""
 
     node_hours: float = option(
-        50.0, "largest estimate by `plan`; above it nothing is submitted", ge=0
+        50.0, description="largest estimate by `plan`; above it nothing is submitted", ge=0
     )
 
 
@@ -97,48 +97,59 @@ class ConfigFile:
     """config/config.yaml."""
 
     scale: str = option(
-        BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (source studies)"
+        BASE_SCALE,
+        description="overlay of the experiments: demo, workstation, alps, study (source studies)",
     )
     experiments: tuple[str, ...] = option(
-        ("demo",), "experiments of the report, named as their files"
+        ("demo",), description="experiments of the report, named as their files"
     )
     experiments_folder: str = option(
-        "config/experiments", "folder of the experiments' files", path=True
+        "config/experiments", description="folder of the experiments' files", path=True
     )
     machine: str | None = option(
-        None, "file of the machine, from cluster profiles; by default this one", path=True
+        None,
+        description="file of the machine, from cluster profiles; by default this one",
+        path=True,
     )
-    budget: SubmissionBudget = option(SubmissionBudget, "limits on submitted jobs")
+    budget: SubmissionBudget = option(SubmissionBudget, description="limits on submitted jobs")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
-        (
+        description=(
             "library that tokenizes for token stores; auto: the fastest installed one with exact "
             "ids. It never changes ids"
         ),
     )
     corpus: str | None = option(
-        None, "corpus for all experiments, instead of theirs; BPE tokenizers are trained on it"
+        None,
+        description="corpus for all experiments, instead of theirs; BPE tokenizers are trained on it",
     )
     device: Literal["auto", "cpu"] | None = option(
-        None, "device of all runs, instead of theirs: auto (or cuda, gpu), cpu", synonyms=GPU
+        None,
+        description="device of all runs, instead of theirs: auto (or cuda, gpu), cpu",
+        synonyms=GPU,
     )
     claims: str = option(
-        "config/claims.yaml", "file of the claims that the report tests against the data", path=True
+        "config/claims.yaml",
+        description="file of the claims that the report tests against the data",
+        path=True,
     )
     strict_claims: bool = option(
-        False, "true: the target `claims` fails if a claim no longer holds at its `holds_at`"
+        False,
+        description="true: the target `claims` fails if a claim no longer holds at its `holds_at`",
     )
     report_logs: bool = option(
-        True, "false: the report's folder has no packed logs, and `verify` cannot prove it"
+        True,
+        description="false: the report's folder has no packed logs, and `verify` cannot prove it",
     )
     bucket: str | None = option(
-        None, "s3://BUCKET/PREFIX of the command `cloud`; the target `report_now` fetches from it"
+        None,
+        description="s3://BUCKET/PREFIX of the command `cloud`; the target `report_now` fetches from it",
     )
-    corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
+    corpora: dict[str, dict[str, Any]] = option(dict, description="name → CorpusSettings")
     mixtures: dict[str, dict[str, Any]] = option(
-        dict, "name → NamedMixture: weighted mixtures of the corpora"
+        dict, description="name → NamedMixture: weighted mixtures of the corpora"
     )
-    tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
+    tokenizers: dict[str, dict[str, Any]] = option(dict, description="name → TokenizerSettings")
 
 
 class Config:
@@ -178,13 +189,18 @@ class Config:
         errors: list[UserError] = []
         for name, given in settings.corpora.items():
             with collect(errors):
-                self.corpora[name] = self._build_named(CorpusSettings, "corpora", name, given)
+                self.corpora[name] = self._build_named(
+                    CorpusSettings,
+                    section="corpora",
+                    name=name,
+                    values=given,
+                )
         for name, given in settings.tokenizers.items():
             with collect(errors):
-                self.tokenizers[name] = self._build_tokenizer(name, given)
+                self.tokenizers[name] = self._build_tokenizer(name, values=given)
         for name, given in settings.mixtures.items():
             with collect(errors):
-                self.mixtures[name] = self._build_mixture(name, given)
+                self.mixtures[name] = self._build_mixture(name, values=given)
         with collect(errors):
             self.machine = machine.load_machine(settings.machine, root)
         options.raise_errors([*errors, *self._find_errors()], file=self.file_of)
@@ -206,19 +222,34 @@ class Config:
     def _find_errors(self) -> Iterator[UserError | tuple[str, str]]:
         settings = self.settings
         if settings.scale not in SCALES:
-            yield unknown("scale", settings.scale, SCALES, key="scale")
+            yield unknown(
+                "scale",
+                word=settings.scale,
+                words=SCALES,
+                key="scale",
+            )
         if settings.corpus in settings.mixtures:
             yield (
                 "corpus",
                 "a mixture cannot replace every corpus: name it as runs.corpus of an experiment",
             )
         elif settings.corpus is not None and settings.corpus not in settings.corpora:
-            yield unknown("corpus", settings.corpus, settings.corpora, key="corpus")
+            yield unknown(
+                "corpus",
+                word=settings.corpus,
+                words=settings.corpora,
+                key="corpus",
+            )
         for name, times in Counter(settings.experiments).items():
             if times > 1:
                 yield "experiments", f"{name} is listed twice: list it once"
             if name not in self.available:
-                yield unknown("experiment", name, self.available, key="experiments")
+                yield unknown(
+                    "experiment",
+                    word=name,
+                    words=self.available,
+                    key="experiments",
+                )
 
     def _build_named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
         key = f"{section}.{name}"
@@ -233,23 +264,37 @@ class Config:
                 **values,
                 "source": {"kind": SourceSettings.infer_kind(source), **source, **lists},
             }
-        found: Any = options.decode(cls, {**values, "name": name}, file=self.file_of, key=key)
+        found: Any = options.decode(
+            cls,
+            values={**values, "name": name},
+            file=self.file_of,
+            key=key,
+        )
         options.raise_errors(found.problems(), file=self.file_of, key=key)
         return found
 
     def _build_tokenizer(self, name: str, values: dict[str, Any]) -> TokenizerSettings:
         tokenizer: TokenizerSettings = self._build_named(
-            TokenizerSettings, "tokenizers", name, values
+            TokenizerSettings,
+            section="tokenizers",
+            name=name,
+            values=values,
         )
         if tokenizer.kind not in TOKENIZERS:  # `unknown`, of a converted store, cannot be built
             raise unknown(
-                "tokenizer kind", tokenizer.kind, TOKENIZERS, key=f"tokenizers.{name}.kind"
+                "tokenizer kind",
+                word=tokenizer.kind,
+                words=TOKENIZERS,
+                key=f"tokenizers.{name}.kind",
             )
         if tokenizer.corpus is None:
             return tokenizer
         if tokenizer.corpus not in self.settings.corpora:
             raise unknown(
-                "corpus", tokenizer.corpus, self.settings.corpora, key=f"tokenizers.{name}.corpus"
+                "corpus",
+                word=tokenizer.corpus,
+                words=self.settings.corpora,
+                key=f"tokenizers.{name}.corpus",
             )
         return replace(tokenizer, learnt_from=self.corpora.get(tokenizer.corpus))
 
@@ -268,7 +313,14 @@ class Config:
             for corpus in weights
         ]
         errors = [
-            unknown("corpus", corpus, known, key=at) for corpus, at in used if corpus not in known
+            unknown(
+                "corpus",
+                word=corpus,
+                words=known,
+                key=at,
+            )
+            for corpus, at in used
+            if corpus not in known
         ]
         options.raise_errors([*find_mixture_problems(named), *errors], file=self.file_of, key=key)
         if not named.names <= self.corpora.keys():
@@ -290,8 +342,8 @@ class Config:
             where = {"file": self.file_of("scale"), "folder": self.settings.experiments_folder}
             raise unknown(
                 "scale of the experiments",
-                self.settings.scale,
-                {BASE_SCALE, *scales},
+                word=self.settings.scale,
+                words={BASE_SCALE, *scales},
                 key="scale",
                 **where,
             )
@@ -313,7 +365,9 @@ class Config:
         merged: dict[str, Any] = functools.reduce(
             merge_settings, (dict(values) for _, values in files)
         )
-        known: ConfigFile = options.decode(ConfigFile, _without_nulls(merged), file=self.file_of)
+        known: ConfigFile = options.decode(
+            ConfigFile, values=_without_nulls(merged), file=self.file_of
+        )
         chosen = replace(self.settings, experiments=tuple(experiments or self.settings.experiments))
         given = {
             key: getattr(chosen, key)
@@ -370,7 +424,10 @@ class Config:
     def _read_experiment(self, name: str) -> dict[str, Any]:
         if name not in self.available:
             raise unknown(
-                "experiment", name, self.available, folder=self.settings.experiments_folder
+                "experiment",
+                word=name,
+                words=self.available,
+                folder=self.settings.experiments_folder,
             )
         if name not in self._raw:
             self._raw[name] = read_yaml(self.available[name])
@@ -395,9 +452,15 @@ class Config:
             raise UserError(
                 what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}"
             )
-        base: Experiment = options.decode(Experiment, raw, file=file)
+        base: Experiment = options.decode(Experiment, values=raw, file=file)
         for found in base.scales.keys() - SCALES:
-            raise unknown("scale", found, SCALES, file=file, key="scales")
+            raise unknown(
+                "scale",
+                word=found,
+                words=SCALES,
+                file=file,
+                key="scales",
+            )
         overlay = base.scales.get(scale, {})
         if not self.has_scale(name):
             what = f"the experiment {name} has no settings for scale {scale}."
@@ -514,7 +577,7 @@ class Config:
         if name not in self._tables:
             experiment = self.experiment(name)
             with self._explain_corpus(name):
-                self._tables[name] = self._build_runs(experiment, str(self.available[name]))
+                self._tables[name] = self._build_runs(experiment, file=str(self.available[name]))
         return self._tables[name]
 
     def usable(self, required: Sequence[str]) -> list[str]:
@@ -578,10 +641,15 @@ class Config:
             with collect(errors):
                 table.append(
                     Run(
-                        design.resolve_settings(experiment, cell, build, file),
-                        cell,
-                        repeat,
-                        position,
+                        settings=design.resolve_settings(
+                            experiment,
+                            cell,
+                            build,
+                            file=file,
+                        ),
+                        cell=cell,
+                        repeat=repeat,
+                        position=position,
                     )
                 )
         options.raise_errors(errors, file=file)
@@ -616,7 +684,7 @@ class Config:
             for key, hint in filled.items()
             if key in values
         ]
-        given = merge_settings(values, {"repeat": repeat})
+        given = merge_settings(values, overlay={"repeat": repeat})
         given.pop("mixture", None)
         if (mixture := str(given.get("corpus"))) in self.mixtures:
             given["mixture"] = self.mixtures[mixture]
@@ -637,7 +705,14 @@ class Config:
             elif found is None:
                 errors.append((f"runs.{key}", f"is missing: {', '.join(known[key])}"))
             elif not isinstance(found, str) or found not in known[key]:
-                errors.append(unknown(key, str(found), known[key], key=f"runs.{key}"))
+                errors.append(
+                    unknown(
+                        key,
+                        word=str(found),
+                        words=known[key],
+                        key=f"runs.{key}",
+                    )
+                )
             else:
                 given[key] = known[key][found]
                 continue
@@ -645,10 +720,22 @@ class Config:
         with collect(errors):
             given["model"] = self._build_model(given.pop("model", "llama-tiny"), file)
         with collect(errors):
-            run: RunSettings = options.decode(RunSettings, given, file=file, key="runs")
+            run: RunSettings = options.decode(
+                RunSettings,
+                values=given,
+                file=file,
+                key="runs",
+            )
         options.raise_errors(errors, file=file)
         if run.arm != OURS and run.arm not in self._arms:
-            errors.append(unknown("arm", run.arm, [OURS, *self._arms], key="runs.arm"))
+            errors.append(
+                unknown(
+                    "arm",
+                    word=run.arm,
+                    words=[OURS, *self._arms],
+                    key="runs.arm",
+                )
+            )
         errors += [(f"runs.{key}", text) for key, text in run.problems()]
         # fail before anything runs if the ranks do not fill whole nodes
         with collect(errors):
@@ -666,7 +753,13 @@ class Config:
         changes = dict(value) if isinstance(value, dict) else {"preset": value}
         preset = changes.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-            raise unknown("model preset", str(preset), PRESETS, file=file, key="runs.model")
+            raise unknown(
+                "model preset",
+                word=str(preset),
+                words=PRESETS,
+                file=file,
+                key="runs.model",
+            )
         base = PRESETS[preset] if preset is not None else ModelSettings()
         if not changes:
             return base
@@ -900,6 +993,8 @@ def load_config(
     """
     if profile is not None:
         configfiles = configfiles or list_texts(load_profile(profile, root)[1].get("configfile"))
-    layers = Call(tuple(map(str, configfiles)), overrides or {}, profile).layers(root, file)
+    layers = Call(
+        configfiles=tuple(map(str, configfiles)), config=overrides or {}, profile=profile
+    ).layers(root, file)
     values = functools.reduce(merge_settings, (dict(layer) for _, layer in layers))
     return Config(values, root=root, file=str(file), layers=layers)

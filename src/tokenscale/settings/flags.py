@@ -67,7 +67,15 @@ def build_flags(
             found += build_flags(hint, left_out=left_out, aliases=aliases, prefix=f"{key}.")
         else:
             names = tuple(dict.fromkeys((*aliases.get(key, ()), spell(key))))
-            found.append(Flag(key, names, hint, field.metadata, get_default(field)))
+            found.append(
+                Flag(
+                    key=key,
+                    names=names,
+                    hint=hint,
+                    metadata=field.metadata,
+                    default=get_default(field),
+                )
+            )
     return found
 
 
@@ -125,8 +133,8 @@ def parse_value(flag: Flag, text: str) -> Any:
     rules += [SynonymRule(found)] if (found := flag.metadata.get("synonyms")) else []
     return decode(
         Annotated[hint, pydantic.Field(**bounds), *rules],
-        text,
-        "strings",
+        values=text,
+        form="strings",
         key=flag.name,
         label="flag",
     )
@@ -141,7 +149,7 @@ def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
             for key, value in values.items()
             if key.startswith(f"{name}.")
         }
-        own[name] = replace_values(getattr(settings, name), inner)
+        own[name] = replace_values(getattr(settings, name), values=inner)
     return dataclasses.replace(settings, **own)
 
 

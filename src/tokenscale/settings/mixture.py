@@ -14,9 +14,9 @@ from tokenscale.settings.options import option, settings_class
 class MixtureSource:
     """Corpus of a mixture."""
 
-    corpus: CorpusSettings = option(CorpusSettings, "settings of the corpus")
+    corpus: CorpusSettings = option(CorpusSettings, description="settings of the corpus")
     maximum_repetitions: float | None = option(
-        1.0, "passes over the corpus; null: no limit", science=False
+        1.0, description="passes over the corpus; null: no limit", science=False
     )
 
 
@@ -24,17 +24,17 @@ class MixtureSource:
 class MixtureStage:
     """Stage of a mixture. `weights` has one share for each source; they add up to 1."""
 
-    tokens: int | None = option(None, "length in tokens; null: to the end")
-    weights: tuple[float, ...] = option(tuple, "share of each source in the sequences")
+    tokens: int | None = option(None, description="length in tokens; null: to the end")
+    weights: tuple[float, ...] = option(tuple, description="share of each source in the sequences")
 
 
 @settings_class
 class MixtureSettings:
     """Mixture of a run, with the settings of its corpora."""
 
-    sources: tuple[MixtureSource, ...] = option(tuple, "corpora of the mixture")
+    sources: tuple[MixtureSource, ...] = option(tuple, description="corpora of the mixture")
     stages: tuple[MixtureStage, ...] = option(
-        tuple, "stages, of which the last one lasts to the end"
+        tuple, description="stages, of which the last one lasts to the end"
     )
 
     @property
@@ -93,14 +93,14 @@ class NamedStage:
 
     tokens: int | None = option(
         None,
-        "length of the stage: sequences × sequence_length, over all ranks and rounded up to "
+        description="length of the stage: sequences × sequence_length, over all ranks and rounded up to "
         "whole sequences. The last "
         "stage has none and lasts to the end",
         ge=1,
         le=1 << 53,
     )
     weights: dict[str, Any] = option(
-        dict, "corpus → weight of its sequences in this stage; 0 for other corpora"
+        dict, description="corpus → weight of its sequences in this stage; 0 for other corpora"
     )
 
 
@@ -110,17 +110,17 @@ class NamedMixture:
 
     weights: dict[str, Any] = option(
         dict,
-        (
+        description=(
             "corpus → weight of its sequences, of any sum. A corpus of weight 0 is not trained on, "
             "and is still validated"
         ),
     )
     stages: tuple[NamedStage, ...] = option(
-        tuple, "weights that change during the run, instead of `weights`"
+        tuple, description="weights that change during the run, instead of `weights`"
     )
     maximum_repetitions: Any = option(
         1.0,
-        "passes that a run may make over a corpus: a number for all corpora, or corpus → number "
+        description="passes that a run may make over a corpus: a number for all corpora, or corpus → number "
         "(1 for those that are "
         "not named); null: no limit. A run that needs more is refused before it starts",
     )
@@ -150,11 +150,16 @@ def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) 
     by_name = limits if isinstance(limits, dict) else dict.fromkeys(names, limits)
     sums = [math.fsum(stage.weights.values()) for stage in stages]
     return MixtureSettings(
-        tuple(MixtureSource(corpora[name], by_name.get(name, 1.0)) for name in names),
         tuple(
+            MixtureSource(corpora[name], maximum_repetitions=by_name.get(name, 1.0))
+            for name in names
+        ),
+        stages=tuple(
             MixtureStage(
                 stage.tokens,
-                tuple(round(stage.weights.get(name, 0) / total, SHARE_DIGITS) for name in names),
+                weights=tuple(
+                    round(stage.weights.get(name, 0) / total, SHARE_DIGITS) for name in names
+                ),
             )
             for stage, total in zip(stages, sums, strict=True)
         ),

@@ -246,7 +246,7 @@ def decode(
 
 def from_json(cls: type[T], text: str) -> T:
     """Return a settings object from JSON. Raises UserError for other text and invalid values."""
-    return decode(cls, text, "json")
+    return decode(cls, values=text, form="json")
 
 
 def as_list(function: Callable[..., Iterator[T]]) -> Callable[..., list[T]]:
@@ -337,10 +337,10 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         )
     if entry["type"] in UNKNOWN_KEY:
         word = str(entry["loc"][-1])
-        fields = _list_fields(cls, entry["loc"][:-1])
+        fields = _list_fields(cls, location=entry["loc"][:-1])
         homes = [home for find in HOMES for home in find(word)]
         # a key that belongs elsewhere is not taken for one that is only similar
-        near = find_nearest(word, fields, 0.8 if homes else 0.6)
+        near = find_nearest(word, words=fields, cutoff=0.8 if homes else 0.6)
         hints = [f"did you mean {near!r}?"] * bool(near) + [
             f"write it as {' or '.join(homes)}"
         ] * bool(homes)
@@ -352,7 +352,7 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     if expected and isinstance(value, str) and value in REMOVED:
         return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
     near = (
-        find_nearest(value, expected.replace(" or ", ", ").split(", "))
+        find_nearest(value, words=expected.replace(" or ", ", ").split(", "))
         if isinstance(value, str)
         else None
     )

@@ -49,7 +49,7 @@ def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
     return (
         dict(config)
         if isinstance(config, Mapping)
-        else dict(parse_pair(t, str(file)) for t in list_texts(config))
+        else dict(parse_pair(t, file=str(file)) for t in list_texts(config))
     )
 
 
@@ -63,7 +63,7 @@ def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, 
     available = sorted({path.parent.name for path in Path(root).glob("profiles/*/*.yaml")})
     expected = f"config.yaml in {Path(root) / profile} or {Path(root) / 'profiles' / profile}"
     facts = {"expected": expected, "found": ", ".join(available) or "no profile"}
-    near = find_nearest(profile, available)
+    near = find_nearest(profile, words=available)
     following = f"did you mean {near}?" if near else "use a profile's name or folder"
     raise UserError("there is no such profile.", profile=profile, **facts, next=following)
 
@@ -214,4 +214,4 @@ def parse_call(
     files = tuple(
         str(path.relative_to(here) if path.is_relative_to(here) else path) for path in named
     )
-    return Call(files, dict(config), profile)
+    return Call(configfiles=files, config=dict(config), profile=profile)

@@ -46,7 +46,7 @@ class TrainOptions:
 
     dataset: str = option(
         "dummy",
-        (
+        description=(
             "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or "
             "mixture in "
             "config/config.yaml"
@@ -54,25 +54,29 @@ class TrainOptions:
         path=True,
     )
     data_path: str | None = option(
-        None, "local file instead of the corpus's download", metavar="FILE", path=True
+        None,
+        description="local file instead of the corpus's download",
+        metavar="FILE",
+        path=True,
     )
     dataset_type: (
         Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None
     ) = option(
         None,
-        "how documents become sequences (default: packed, or the format of a pretokenized file)",
+        description="how documents become sequences (default: packed, or the format of a pretokenized file)",
     )
     approach: Literal[*dict.fromkeys(APPROACH_OF.values())] | None = option(  # type: ignore[valid-type]
         None,
-        "the setting `approach`, in place of --dataset-type and --pretokenized",
+        description="the setting `approach`, in place of --dataset-type and --pretokenized",
         metavar="NAME",
     )
     pretokenized: bool = option(
-        False, "the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before"
+        False,
+        description="the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before",
     )
     tokenizer_name: str | None = option(
         None,
-        "a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of "
+        description="a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of "
         "Mistral-Nemo (the same), "
         "or NAME@COMMIT on the Hugging Face hub (default: that of the pretokenized file; else "
         "tekken, or, if the "
@@ -81,40 +85,65 @@ class TrainOptions:
         path=True,
     )
     text_column: str | None = option(
-        None, "column or key of a file's text (default text)", metavar="NAME"
+        None, description="column or key of a file's text (default text)", metavar="NAME"
     )
-    target_column: str | None = option(None, "column or key of the translations", metavar="NAME")
+    target_column: str | None = option(
+        None, description="column or key of the translations", metavar="NAME"
+    )
     separator: str | None = option(
-        None, "separator of documents in a text file (default: one document per file)"
+        None, description="separator of documents in a text file (default: one document per file)"
     )
-    model: str | None = option(None, f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET")
-    model_size: Literal["small", "medium"] | None = option(None, "short for --model study-SIZE")
-    batch_size: int | None = option(None, "sequences per forward pass of one rank", ge=1)
+    model: str | None = option(
+        None, description=f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET"
+    )
+    model_size: Literal["small", "medium"] | None = option(
+        None, description="short for --model study-SIZE"
+    )
+    batch_size: int | None = option(
+        None, description="sequences per forward pass of one rank", ge=1
+    )
     gradient_accumulation_steps: int | None = option(
-        None, "forward passes per optimizer step", ge=1
+        None, description="forward passes per optimizer step", ge=1
     )
     epochs: float | None = option(
-        None, "passes over the training data, instead of --training-steps", gt=0, le=10**9
+        None,
+        description="passes over the training data, instead of --training-steps",
+        gt=0,
+        le=10**9,
     )
-    world_size: int | None = option(None, "number of ranks to start here; sets --layout.data", ge=1)
-    distributed: bool = option(False, "use the ranks of torchrun; implied under torchrun")
+    world_size: int | None = option(
+        None, description="number of ranks to start here; sets --layout.data", ge=1
+    )
+    distributed: bool = option(
+        False, description="use the ranks of torchrun; implied under torchrun"
+    )
     config: str | None = option(
-        None, "preset file such as config/presets/small_model.yaml", metavar="FILE", path=True
+        None,
+        description="preset file such as config/presets/small_model.yaml",
+        metavar="FILE",
+        path=True,
     )
-    output_dir: str = option("results/runs", "parent of the run's folder", metavar="DIR", path=True)
+    output_dir: str = option(
+        "results/runs",
+        description="parent of the run's folder",
+        metavar="DIR",
+        path=True,
+    )
     n_epochs: int | None = option(
-        None, "study 003: --epochs; --batch-size counts the sequences of all ranks", ge=1
+        None,
+        description="study 003: --epochs; --batch-size counts the sequences of all ranks",
+        ge=1,
     )
-    model_max_length: int | None = option(None, "study 003: --sequence-length", ge=8)
+    model_max_length: int | None = option(None, description="study 003: --sequence-length", ge=8)
     model_parallel_mode: Literal["model_parallel", "pipeline_parallel"] | None = option(
         None,
-        "study 003: split the layers over all ranks (by default 2, else --world-size). "
+        description="study 003: split the layers over all ranks (by default 2, else --world-size). "
         "model_parallel: one batch at a "
         "time (--layout.schedule naive); pipeline_parallel: --n-chunk micro-batches "
         "(--layout.schedule gpipe)",
     )
     n_chunk: int | None = option(
-        None, f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1
+        None, description=f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1
     )
 
     @property
@@ -228,39 +257,43 @@ class StudyModel:
     head.
     """
 
-    hidden_size: int = option(768, "width of the residual stream", ge=8)
-    num_layers: int = option(12, "number of blocks", ge=1)
-    num_heads: int = option(12, "attention heads a layer", ge=1)
+    hidden_size: int = option(768, description="width of the residual stream", ge=8)
+    num_layers: int = option(12, description="number of blocks", ge=1)
+    num_heads: int = option(12, description="attention heads a layer", ge=1)
     vocab_size: int | None = option(
-        None, "rows of the embedding; by default the tokenizer's size", ge=2
+        None, description="rows of the embedding; by default the tokenizer's size", ge=2
     )
-    max_seq_len: int | None = option(None, "positions a row", ge=8)
+    max_seq_len: int | None = option(None, description="positions a row", ge=8)
 
 
 @settings_class
 class StudyTraining:
     """Section `training`."""
 
-    batch_size: int | None = option(None, "rows of one rank in a forward pass", ge=1)
-    gradient_accumulation_steps: int | None = option(None, "forward passes an optimizer step", ge=1)
-    learning_rate: float | None = option(None, "peak learning rate", gt=0)
-    max_steps: int | None = option(None, "optimizer steps", ge=1)
-    warmup_steps: int | None = option(None, "steps of linear warm-up", ge=0)
+    batch_size: int | None = option(None, description="rows of one rank in a forward pass", ge=1)
+    gradient_accumulation_steps: int | None = option(
+        None, description="forward passes an optimizer step", ge=1
+    )
+    learning_rate: float | None = option(None, description="peak learning rate", gt=0)
+    max_steps: int | None = option(None, description="optimizer steps", ge=1)
+    warmup_steps: int | None = option(None, description="steps of linear warm-up", ge=0)
 
 
 @settings_class
 class StudyDistributed:
     """Section `distributed`."""
 
-    backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
+    backend: Literal["nccl", "gloo"] | None = option(
+        None, description="for information: the device decides"
+    )
     mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(
-        None, "16 bits: autocast over fp32 weights"
+        None, description="16 bits: autocast over fp32 weights"
     )
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] | None = option(
-        None, "FSDP over all ranks: zero3, zero2, or replicas"
+        None, description="FSDP over all ranks: zero3, zero2, or replicas"
     )
     activation_checkpointing: bool | None = option(
-        None, "compute the activations of each block again"
+        None, description="compute the activations of each block again"
     )
 
 
@@ -268,9 +301,9 @@ class StudyDistributed:
 class StudyFile:
     """A preset file."""
 
-    model: StudyModel | None = option(None, "the decoder's shape")
-    training: StudyTraining = option(StudyTraining, "batch, learning rate and length")
-    distributed: StudyDistributed = option(StudyDistributed, "backend and precision")
+    model: StudyModel | None = option(None, description="the decoder's shape")
+    training: StudyTraining = option(StudyTraining, description="batch, learning rate and length")
+    distributed: StudyDistributed = option(StudyDistributed, description="backend and precision")
 
     def model_settings(self, name: str) -> ModelSettings | None:
         """Return the model settings, named as a matching preset; None if the file has no section
@@ -340,5 +373,10 @@ def load_preset_file(path: str) -> StudyFile:
 def find_preset(name: str, flag: str) -> ModelSettings:
     """Return the model preset with this name. Raises UserError for an unknown name."""
     if name not in PRESETS:
-        raise unknown("model preset", name, PRESETS, flag=flag)
+        raise unknown(
+            "model preset",
+            word=name,
+            words=PRESETS,
+            flag=flag,
+        )
     return PRESETS[name]

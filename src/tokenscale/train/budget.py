@@ -63,12 +63,23 @@ class Budget:
     def learning_rate(self, step: int, peak: float, schedule: ScheduleSettings) -> float:
         """Return the learning rate of step `step`; call it once a step, in their order."""
         if self.steps is not None:
-            return learning_rate(step, self.steps, peak, schedule)
+            return learning_rate(
+                step,
+                self.steps,
+                peak,
+                schedule=schedule,
+            )
         share = self.share(step)
         if step <= max(self._warmup - 1, 0):
             self._warm = share
         since = (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0  # the peak
-        return learning_rate(step, None, peak, schedule, since)
+        return learning_rate(
+            step,
+            steps=None,
+            peak=peak,
+            schedule=schedule,
+            share=since,
+        )
 
     def exchange(self, useful_tokens: int, stop_requested: bool = False) -> Tensor:
         """Return the useful tokens of the global batch, from those of this rank: a scalar in fp32

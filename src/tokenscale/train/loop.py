@@ -56,7 +56,15 @@ def train(
     Interrupted where a signal ended it (`watchdog.py`), with a resume state on disk and the record
     not sealed. `hang_s` seconds without a step end the process (`watchdog.py`).
     """
-    return Training(run, inputs, directory, world, attempt, signals=signals, hang_s=hang_s).run()
+    return Training(
+        run=run,
+        inputs=inputs,
+        directory=directory,
+        world=world,
+        attempt=attempt,
+        signals=signals,
+        hang_s=hang_s,
+    ).run()
 
 
 class Training:
@@ -82,7 +90,7 @@ class Training:
         folder = directory / f"attempt={attempt:02d}"
         self.launched = record.launched(folder)
         self.writer = Writer(folder / f"rank={world.rank:05d}")
-        self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
+        self.watch = Watchdog(self.writer.directory / "stacks.txt", limit_s=hang_s)
         self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
 
         # build: data, model and optimizer, budget, held-out rows
@@ -102,10 +110,19 @@ class Training:
         }
         state = self._find_state()
         self.trainer = Trainer(
-            run, shape, world, _kernel(run, world.device), unset=state is not None
+            run=run,
+            shape=shape,
+            world=world,
+            kernel=_kernel(run, world.device),
+            unset=state is not None,
         )
         self.rows_per_epoch = self._rows_per_epoch()
-        per_token = flops_per_token(shape, run.sequence_length, Convention.FULL, run.objective)
+        per_token = flops_per_token(
+            shape,
+            run.sequence_length,
+            convention=Convention.FULL,
+            objective=run.objective,
+        )
         self.steps = steps_of(
             run.budget,
             rows_per_epoch=self.rows_per_epoch,
@@ -113,18 +130,33 @@ class Training:
             flops_per_row=run.sequence_length * per_token,
         )
         leads = self.place.is_group_leader
-        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps, counts=leads)
+        self.budget = Budget(
+            settings=run.budget,
+            steps=self.steps,
+            world=world,
+            warmup_steps=run.schedule.warmup_steps,
+            counts=leads,
+        )
         self.held_out = HeldOut(
-            run, inputs, self.batches.vocabulary_size, self.trainer, self.writer, self.watch.beat
+            run=run,
+            inputs=inputs,
+            vocabulary_size=self.batches.vocabulary_size,
+            trainer=self.trainer,
+            writer=self.writer,
+            beat=self.watch.beat,
         )
 
         # what is written and measured
         self.running = self._start_record(shape)
         self.clock = timer_of(world.device)
         self.log = StepLog(
-            self.writer, self.clock, world, scaled=run.precision == "fp16", counts=leads
+            writer=self.writer,
+            timer=self.clock,
+            world=world,
+            scaled=run.precision == "fp16",
+            counts=leads,
         )
-        self.trace = Trace(run.profile, self.writer.directory, world.device)
+        self.trace = Trace(settings=run.profile, folder=self.writer.directory, device=world.device)
         self.energy = Energy(record.pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
         self.progress = Progress(self.steps, enabled=world.rank == 0)
@@ -170,7 +202,14 @@ class Training:
             facts["earlier_schedule"] = earlier
         # of all ranks, found at the end; null where nothing was to be compiled
         facts["compilation"] = None
-        return record.start(run, self.directory, self.attempt, self.world, self.launched, facts)
+        return record.start(
+            run,
+            self.directory,
+            attempt=self.attempt,
+            world=self.world,
+            launched=self.launched,
+            facts=facts,
+        )
 
     def _describe(self, inputs: Inputs, *, counts_rows: bool) -> None:
         """Print what is trained, and what of its data needs caution."""
@@ -239,14 +278,20 @@ class Training:
         self.watch.beat()
         self.trace.before(step)
         # memory is measured in the first step of an attempt
-        probe = None if self.log.last else memory.Probe(self.trainer.model, self.world.device, run)
+        probe = (
+            None
+            if self.log.last
+            else memory.Probe(model=self.trainer.model, device=self.world.device, run=run)
+        )
 
         # batch: this rank's rows, the useful tokens of all ranks, and the learning rate
         batch = clock.wait_for(self.batches.next)
         useful = self.budget.exchange(
             batch.useful_tokens, stop_requested=self.signals.stop_requested is not None
         )
-        rate = self.budget.learning_rate(step, run.optimizer.learning_rate, run.schedule)
+        rate = self.budget.learning_rate(
+            step, peak=run.optimizer.learning_rate, schedule=run.schedule
+        )
 
         # forward and backward, clip, update
         self.trainer.seed(step)
@@ -312,12 +357,12 @@ class Training:
                 and (best is None or loss < best)
             ):
                 self.checkpoints.best = loss
-                self._save("best", "model")
+                self._save("best", kind="model")
         # before the resume state, behind which nothing of this step is done again
         if "translate" in due:
             self.held_out.translate(self.done)
         if "save" in due:
-            self._save(f"step={self.done:08d}", "resume")
+            self._save(f"step={self.done:08d}", kind="resume")
         log_checkpoints(self.writer.event, self.checkpoints)
 
     def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
@@ -331,7 +376,13 @@ class Training:
             "tokenizer": run.tokenizer.name,
             **{key: self.launched.get(key) for key in ("digest", "code_sha256", "inputs")},
         }
-        return Checkpoints(run, self.directory, self.world, facts, inputs.tokenizer)
+        return Checkpoints(
+            run=run,
+            directory=self.directory,
+            world=self.world,
+            record=facts,
+            tokenizer=inputs.tokenizer,
+        )
 
     def _save(self, name: str, kind: str) -> None:
         resume = kind == "resume"
@@ -360,7 +411,7 @@ class Training:
             step = found.record["step"]
             tokens = round(found.record["budget"]["useful_tokens"])
             theirs = find_other_schedule(
-                decode(RunSettings, found.record["run"]), self.settings, step
+                decode(RunSettings, values=found.record["run"]), mine=self.settings, steps=step
             )
             theirs = (found.record.get("earlier_schedule") or {}) | theirs
             self.earlier = {
@@ -400,8 +451,8 @@ class Training:
         ranks have written.
         """
         if self._state_after != self.done:
-            self._save(f"step={self.done:08d}", "resume")
-        self._close("interrupted", self.done, joules)
+            self._save(f"step={self.done:08d}", kind="resume")
+        self._close("interrupted", step=self.done, joules=joules)
         if self.world.rank == 0:
             self.status.update(force=True, step=self.done, steps=self.steps, state="interrupted")
             stop_requested = self.signals.stop_requested or "a signal to another rank"
@@ -425,14 +476,14 @@ class Training:
         stopped = self.log.stopped_at
         done, state = (self.done, "complete") if stopped is None else (stopped["step"], "nonfinite")
         if stopped is None and self.settings.checkpoints.final:
-            self._save("final", "model")
+            self._save("final", kind="model")
         self._log_compilation()
         if self._compiled:
             totals = self.world.sum(*self._compiled.values(), integer=True)
             self.running["compilation"] = dict(zip(self._compiled, totals, strict=True))
         if stopped is None and self.held_out.pairs:
             self.held_out.translate(done)
-        self._close(state, done, joules)
+        self._close(state, step=done, joules=joules)
         energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
         if self.world.rank == 0:
             outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
@@ -450,7 +501,9 @@ class Training:
                     f"  next    rm -r {self.directory}, and train it again"
                 )
             provenance.seal_record(
-                self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)}
+                self.directory,
+                record=self.running,
+                outcome=outcome | {"logs": record.log_hashes(self.directory)},
             )
             if stopped is None:
                 self.checkpoints.forget()

@@ -108,7 +108,7 @@ def update(
         return norm, norm / divisor, bad
     # attributes that torch.optim.AdamW reads for the fused kernel, as torch.amp.GradScaler sets
     # them
-    optimizer.grad_scale = divisor * loss_scale
+    optimizer.grad_scale = divisor * loss_scale  # type: ignore[attr-defined]
     optimizer.found_inf = bad  # type: ignore[attr-defined]
     try:
         optimizer.step()

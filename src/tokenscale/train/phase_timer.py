@@ -55,7 +55,7 @@ class HostTimer:
 
     def end(self) -> None:
         now = time.monotonic()
-        self._steps.append(Laps(self._laps, now - self._began, now))
+        self._steps.append(Laps(seconds=self._laps, step_s=now - self._began, ended_mono_s=now))
         self._began = now
         self._last = now
         self._laps = {}
@@ -138,7 +138,9 @@ class CudaTimer(HostTimer):
                 seconds[part] = seconds.get(part, 0.0) + before.elapsed_time(event) / 1e3
                 before = event
             ended = now - end.elapsed_time(last) / 1e3 if end is not last else now
-            result.append(Laps(seconds, began.elapsed_time(end) / 1e3, ended))
+            result.append(
+                Laps(seconds=seconds, step_s=began.elapsed_time(end) / 1e3, ended_mono_s=ended)
+            )
         # an event can be recorded anew once it has been read; the last end is the beginning of the
         # step to come
         used = {

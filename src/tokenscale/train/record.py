@@ -28,7 +28,7 @@ from tokenscale.train.trainer import StepResult
 def launched(attempt_directory: Path) -> dict[str, Any]:
     """Return the facts that the launcher wrote for this attempt: digests of its code and inputs."""
     prepared = attempt_directory / "attempt.json"
-    return read_record(prepared, "attempt's record") if prepared.is_file() else {}
+    return read_record(prepared, what="attempt's record") if prepared.is_file() else {}
 
 
 def start(
@@ -51,7 +51,7 @@ def start(
     }
     return provenance.start_record(
         directory,
-        {
+        record={
             **launched,
             "run_id": run.identity,
             "run": to_dict(run),
@@ -68,10 +68,20 @@ def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
     when the record is read.
     """
     counted = {
-        c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention
+        c.value: flops_per_token(
+            shape,
+            run.sequence_length,
+            convention=c,
+            objective=run.objective,
+        )
+        for c in Convention
     }
     repeated = hardware_flops_per_token(
-        shape, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
+        shape,
+        run.sequence_length,
+        convention=Convention.FULL,
+        checkpointing=run.activation_checkpointing,
+        objective=run.objective,
     )
     return {"flops_per_token": counted | {"hardware": repeated}, "number_format": run.number_format}
 

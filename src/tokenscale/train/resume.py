@@ -124,7 +124,9 @@ class Checkpoints:
                 what, checkpoint=where, next="run the other one with checkpoints.keep_resume_state"
             )
         if (
-            other := find_difference(decode(RunSettings, found.record["run"]), self._run)
+            other := find_difference(
+                decode(RunSettings, values=found.record["run"]), mine=self._run
+            )
         ) is not None:
             setting, there, here = other
             what = "the checkpoint is of another run."

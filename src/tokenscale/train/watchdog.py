@@ -36,7 +36,7 @@ class Watchdog:
         if limit_s:
             file.parent.mkdir(parents=True, exist_ok=True)
             # kept open: it must be writable when nothing else works
-            descriptor = open_file(file, REPLACE, follow=False)
+            descriptor = open_file(file, flags=REPLACE, follow=False)
             self._file = open(descriptor, "w", encoding="utf-8")  # noqa: SIM115
             self.beat()
             threading.Thread(target=self._end, name="watchdog", daemon=True).start()

@@ -311,6 +311,6 @@ class RowBatches(Batches):
             self.prepare(indices)
             self._first, self._digests = int(steps[0]), row_digests(steps, self.slots, indices)
             i = step - self._first
-        batch = self.batch(i, step, self._digests[i])
+        batch = self.batch(i, step, order_digest=self._digests[i])
         self._step = step + 1
         return batch

@@ -32,11 +32,13 @@ def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, run.engine)
     documents = [
-        OnlineDocuments(run, manifest_path(path).parent, loaded)
-        for path in list_sources(run, corpus)
+        OnlineDocuments(run=run, corpus_directory=manifest_path(path).parent, tokenizer=loaded)
+        for path in list_sources(run, where=corpus)
     ]
     for source in documents:
-        found = measure(loaded, draw_sample(source.text.directory), source.text.manifest["name"])
+        found = measure(
+            loaded, sample=draw_sample(source.text.directory), corpus=source.text.manifest["name"]
+        )
         inputs.losses.append(found)
     return documents
 
@@ -45,7 +47,7 @@ class OnlineDocuments:
     """Whole documents, tokenized on the fly."""
 
     def __init__(self, run: RunSettings, corpus_directory: Path, tokenizer: Tokenizer):
-        self.text = RawText(corpus_directory, "train")
+        self.text = RawText(corpus_directory, split="train")
         self._read_text = self.text.open_documents()
         self.tokenizer = tokenizer
         self.eos = run.eos
@@ -78,15 +80,15 @@ class OnlineDocuments:
         """Return the ids of several documents, tokenized in one call."""
         return encode_documents(
             self.tokenizer,
-            [self._read_text(i) for i in np.asarray(indices).tolist()],
-            self.eos,
-            self.text.pairs,
+            texts=[self._read_text(i) for i in np.asarray(indices).tolist()],
+            eos=self.eos,
+            pairs=self.text.pairs,
         )
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
         return pad_documents(
-            self.documents(indices), self._sequence_length + 1, self.tokenizer.pad_id
+            self.documents(indices), width=self._sequence_length + 1, pad_id=self.tokenizer.pad_id
         )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
@@ -101,7 +103,7 @@ class PaddedBatches(RowBatches):
 
     def __init__(self, run: RunSettings, inputs: Inputs):
         sources = open_documents(run, inputs)
-        order = open_order(run, [len(source) for source in sources])
+        order = open_order(run, sizes=[len(source) for source in sources])
         super().__init__(
             join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs
         )
@@ -124,7 +126,12 @@ class PaddedBatches(RowBatches):
 
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
     sources = open_documents(run, inputs)
-    return StreamBatches(sources, run, sources[0].tokenizer.vocabulary_size, inputs)
+    return StreamBatches(
+        sources=sources,
+        run=run,
+        vocabulary_size=sources[0].tokenizer.vocabulary_size,
+        inputs=inputs,
+    )
 
 
 #: approach → function that opens its batches

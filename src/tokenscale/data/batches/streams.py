@@ -99,7 +99,11 @@ class StreamBatches(Batches):
         self._streams = [
             [
                 _Stream(
-                    documents, slot, run.global_batch, order.source_seed(number), firsts[number]
+                    documents=documents,
+                    slot=slot,
+                    global_batch=run.global_batch,
+                    seed=order.source_seed(number),
+                    first_document=firsts[number],
                 )
                 for number, documents in enumerate(sources)
             ]
@@ -145,7 +149,9 @@ class StreamBatches(Batches):
                 stream.seek(*position)
         rows = np.full((len(unknown), 1), self._step, dtype=np.int64)
         if unknown and self._order:
-            rows = self._order.count_by_slot(self._step, self._global_batch, self.slots[unknown])
+            rows = self._order.count_by_slot(
+                self._step, self._global_batch, slots=self.slots[unknown]
+            )
         for n, counts in zip(unknown, rows.tolist(), strict=True):
             for stream, count in zip(self._streams[n], counts, strict=True):
                 stream.seek_token(count * self._sequence_length)
@@ -257,6 +263,6 @@ class _Stream:
             positions = self._slot + numbers * self._stride
             self._block_start, self._block = (
                 number,
-                get_samples(positions, len(self._documents), self._seed),
+                get_samples(positions, n=len(self._documents), seed=self._seed),
             )
         return self._block[number - self._block_start :]

@@ -46,7 +46,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
                 what, store=f"{self.where} has the format {declared['format']}", next=next
             )
         self.manifest = open_store(
-            self.where, StoreSettings(declared["format"], **declared["options"])
+            self.where, expected=StoreSettings(declared["format"], **declared["options"])
         )
         self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
@@ -116,7 +116,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
         while True:
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
             rows = get_samples(
-                steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed
+                steps[:, None] * self._global_batch + self._slots[None, :],
+                n=self._rows,
+                seed=self._seed,
             )
             for step, indices in zip(steps.tolist(), rows.tolist(), strict=True):
                 if step != self._step:  # a state was loaded
@@ -164,7 +166,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         batches = open_batches(self._run, self._inputs)
         batches.seek(self._state)
         end = None if self._steps is None else self._state["step"] + self._steps
-        skip_batches(batches, worker)
+        skip_batches(batches, count=worker)
         while end is None or batches.state()["step"] < end:
             batch = batches.next().copy()
             yield {
@@ -175,7 +177,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
                 "order_digest": batch.order_digest,
                 "state": batches.state(),
             }
-            skip_batches(batches, workers - 1)
+            skip_batches(batches, count=workers - 1)
 
 
 def skip_batches(batches: Any, count: int) -> None:

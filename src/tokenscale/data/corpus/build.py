@@ -130,7 +130,12 @@ def clean(
                 counts["duplicates"] += 1
                 continue
         counts["kept"] += 1
-        yield Document(text, origin, encoded, sha256)
+        yield Document(
+            text=text,
+            origin=origin,
+            encoded=encoded,
+            sha256=sha256,
+        )
 
 
 def collapse(text: str) -> str:
@@ -203,7 +208,7 @@ class Source(NamedTuple):
         ):
             next = "run this command again when the files are complete"
             raise UserError(
-                "a source file changed while it was read.", files=few(changed, 8), next=next
+                "a source file changed while it was read.", files=few(changed, shown=8), next=next
             )
         hashes = {
             (key, file["name"]): file["sha256"]
@@ -227,7 +232,12 @@ def open_source(
 ) -> Source:
     source = settings.source
     if source.kind not in SOURCES:
-        raise unknown("corpus source", source.kind, SOURCES, key="corpus.source.kind")
+        raise unknown(
+            "corpus source",
+            word=source.kind,
+            words=SOURCES,
+            key="corpus.source.kind",
+        )
 
     def list_stamps() -> dict[tuple[str, str], tuple[int, int]]:
         lists = (
@@ -244,7 +254,13 @@ def open_source(
     description = functions.describe(*arguments)
     documents = functions.documents(*arguments)
     validation = functions.validation_documents(*arguments) if source.has_own_validation else None
-    return Source(documents, description, validation, list_stamps, stamps)
+    return Source(
+        documents=documents,
+        description=description,
+        validation=validation,
+        list_stamps=list_stamps,
+        stamps=stamps,
+    )
 
 
 def build(
@@ -261,7 +277,13 @@ def build(
     which is recorded. Raises UserError for an unknown source, missing or unreadable files or
     packages, a source file that changes while it is read, or an empty training split.
     """
-    return write_corpus(open_source(settings, downloads), settings, directory, report, content)
+    return write_corpus(
+        open_source(settings, downloads),
+        settings,
+        directory=directory,
+        report=report,
+        content=content,
+    )
 
 
 def build_from(
@@ -338,8 +360,8 @@ def write_manifest(
         "machine": platform.node(),
         "platform": platform.platform(),
     }
-    write_sealed(directory / "build.json", facts)
-    write_json(directory / "manifest.json", manifest)
+    write_sealed(directory / "build.json", record=facts)
+    write_json(directory / "manifest.json", value=manifest)
 
 
 def assign_split(sha256: bytes, validation_share: float) -> str:
@@ -418,7 +440,11 @@ class SplitWriter:
         self._pool.shutdown()
         rows = sum(file["rows"] for file in self.files)
         return describe_split(
-            rows, self.utf8_bytes, self.digest.hexdigest(), self.lengths, self.files
+            rows,
+            self.utf8_bytes,
+            text_sha256=self.digest.hexdigest(),
+            lengths=self.lengths,
+            files=self.files,
         )
 
     def _flush(self) -> None:
@@ -495,7 +521,13 @@ def write_corpus(
         writers = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
         for split, texts in (("train", source.documents), ("validation", source.validation or ())):
             seen = set[bytes]() if settings.cleaning.deduplicate or not by_hash else None
-            for document in clean(texts, settings.cleaning, counts, seen, trained):
+            for document in clean(
+                texts,
+                settings=settings.cleaning,
+                counts=counts,
+                seen=seen,
+                trained=trained,
+            ):
                 if by_hash:
                     split = assign_split(document.sha256, settings.validation_share)
                 writers[split].add(document)
@@ -505,6 +537,13 @@ def write_corpus(
         splits = {name: of_split.close() for name, of_split in writers.items()}
         manifest = describe(settings, source.description, counts, splits, directory)
         read = source.list_read_files()
-        replace_files(building, directory, sorted(path.name for path in building.iterdir()))
-    write_manifest(directory, manifest, settings, started, files=read, content=content)
+        replace_files(building, directory, names=sorted(path.name for path in building.iterdir()))
+    write_manifest(
+        directory,
+        manifest,
+        settings=settings,
+        started=started,
+        files=read,
+        content=content,
+    )
     return manifest

@@ -81,11 +81,13 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         if source.kind == "hub"
         else {}
     )
-    with lock_folder(directory, f"the download of {settings.name}"):
+    with lock_folder(directory, what=f"the download of {settings.name}"):
         record = directory / RECORD
         recorded_at = monotonic()
         used_names = {RECORD, MANIFEST}
-        hashes: dict[str, str] = read_json(record, "record of hashes") if record.exists() else {}
+        hashes: dict[str, str] = (
+            read_json(record, what="record of hashes") if record.exists() else {}
+        )
         try:
             for key in FILE_LISTS:
                 declared = dict(file.partition("#sha256=")[::2] for file in getattr(source, key))
@@ -95,7 +97,12 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                     used_names.add(_check_local_name(local, name))
                     target = directory / local
                     hashes[name] = _fetch_file(
-                        fetch, source, name, target, declared.get(name), hashes.get(name)
+                        fetch,
+                        source,
+                        name=name,
+                        target=target,
+                        declared=declared.get(name),
+                        recorded=hashes.get(name),
                     )
                     entry = {
                         "name": local,
@@ -105,12 +112,12 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                     }
                     manifest.setdefault(key, []).append(entry)
                     if monotonic() - recorded_at > RECORD_S:
-                        write_json(record, hashes)
+                        write_json(record, value=hashes)
                         recorded_at = monotonic()
         finally:
             if hashes:
-                write_json(record, hashes)
-        write_sealed(directory / MANIFEST, manifest)
+                write_json(record, value=hashes)
+        write_sealed(directory / MANIFEST, record=manifest)
     return manifest
 
 
@@ -209,7 +216,13 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
     while True:
         before = _size(part)
         try:
-            _receive(open_file, address, part, record, resumable)
+            _receive(
+                open_file,
+                address,
+                part=part,
+                record=record,
+                resumable=resumable,
+            )
             record.unlink(missing_ok=True)
             return
         except Retry as retry:
@@ -242,7 +255,7 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
 
 def _receive(open_file: Opener, address: str, part: Path, record: Path, resumable: bool) -> None:
     """Request the missing bytes once and append them. Raises Retry if bytes are missing."""
-    known = read_json(record, "record of a begun download") if record.exists() else {}
+    known = read_json(record, what="record of a begun download") if record.exists() else {}
     named = sha256_text(address)  # an address may hold a signature
     received = (
         _size(part)
@@ -258,15 +271,17 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
         )
         if changed or answer.start != received:
             raise Retry(
-                "the server sends other bytes than before; starting over", 0.0, restart=True
+                reason="the server sends other bytes than before; starting over",
+                pause_s=0.0,
+                restart=True,
             )
         facts = {key: known.get(key) if value is None else value for key, value in facts.items()}
     progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=facts["size"])
     how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if answer.start else os.O_TRUNC)
-    with open(open_regular(part, how, follow=False), "ab" if answer.start else "wb") as file:
+    with open(open_regular(part, flags=how, follow=False), "ab" if answer.start else "wb") as file:
         # bytes of an earlier version are gone before the new one is recorded
         os.fsync(file.fileno())
-        write_json(record, facts)
+        write_json(record, value=facts)
         for piece in answer.pieces:
             file.write(piece)
             progress(0, len(piece))
@@ -308,12 +323,12 @@ def _expand_patterns(
                 flush=True,
             )
         if not matches:
-            near = find_nearest(pattern, names)
+            near = find_nearest(pattern, words=names)
             next = f"did you mean {near}?" if near else "correct `files` of the source"
             raise UserError(
                 "no file of the source fits its pattern.",
                 requested=pattern,
-                has=few(names, 8),
+                has=few(names, shown=8),
                 next=next,
             )
         found |= dict.fromkeys(sorted(matches))
@@ -371,7 +386,10 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
         encoding.endswith("gzip") and urlsplit(address).path.endswith((".gz", ".tgz"))
     ):
         return Answer(
-            _read(address, response), first, int(size) if size.isdigit() else None, version
+            pieces=_read(address, response),
+            start=first,
+            size=int(size) if size.isdigit() else None,
+            version=version,
         )
     if encoding not in ("gzip", "x-gzip", "deflate"):
         next = "download the file with another program, and use its path"
@@ -382,8 +400,15 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
             next=next,
         )
     if first:
-        raise Retry("the server compresses the file; starting over", 0.0, restart=True)
-    return Answer(_read(address, response, decode=True), 0, None, None)
+        raise Retry(
+            reason="the server compresses the file; starting over", pause_s=0.0, restart=True
+        )
+    return Answer(
+        pieces=_read(address, response, decode=True),
+        start=0,
+        size=None,
+        version=None,
+    )
 
 
 def _read(address: str, response: requests.Response, decode: bool = False) -> Iterator[bytes]:
@@ -415,11 +440,14 @@ def _check_response(address: str, response: requests.Response) -> None:
         except urllib3.exceptions.InvalidHeader:
             pause = None
         raise Retry(
-            f"the server answers {response.status_code}", pause and min(LONGEST_PAUSE_S, pause)
+            f"the server answers {response.status_code}",
+            pause_s=pause and min(LONGEST_PAUSE_S, pause),
         )
     if response.status_code == 416:
         raise Retry(
-            "the partial file is not shorter than the server's; starting over", 0.0, restart=True
+            reason="the partial file is not shorter than the server's; starting over",
+            pause_s=0.0,
+            restart=True,
         )
     if not response.ok:
         answer = f"{response.status_code} {response.reason}"
@@ -452,10 +480,15 @@ def resolve_objects(
         folder = re.split(r"[*?[]", path)[0].rpartition("/")[0]
         return [], [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
 
-    system = open_system(files[0], "s3") if files else None
+    system = open_system(files[0], extra="s3") if files else None
     paths = {
         name: name.split("://", 1)[1]
-        for name in _expand_patterns(files, recorded, find, access_error)
+        for name in _expand_patterns(
+            files,
+            recorded,
+            find,
+            error_of=access_error,
+        )
     }
     keys = {address: path.partition("/")[2] for address, path in paths.items()}
     return keys if len(set(keys.values())) == len(keys) else paths  # of several buckets
@@ -465,7 +498,7 @@ def open_object(address: str, start: int, version: str | None) -> Answer:
     """Open an object of a bucket. Raises UserError if it is missing or not allowed, and Retry for
     other errors.
     """
-    system = open_system(address, "s3")
+    system = open_system(address, extra="s3")
 
     def inspect() -> tuple[int, str]:
         with _translate_bucket_errors(address):
@@ -484,11 +517,18 @@ def open_object(address: str, start: int, version: str | None) -> Answer:
             yield piece
             first += len(piece)
         if inspect() != (size, now):
-            raise Retry("the file changed meanwhile; starting over", 0.0, restart=True)
+            raise Retry(
+                reason="the file changed meanwhile; starting over", pause_s=0.0, restart=True
+            )
 
     size, now = inspect()
     first = start if version == now and start <= size else 0
-    return Answer(read(first), first, size, now)
+    return Answer(
+        pieces=read(first),
+        start=first,
+        size=size,
+        version=now,
+    )
 
 
 @contextmanager
@@ -522,7 +562,10 @@ def resolve_hub_files(
         return [name for name in list_files() if fnmatch(name, pattern)], sorted(list_files())
 
     names = _expand_patterns(
-        files, recorded, find, lambda pattern, error: _hub_error(source, pattern, error)
+        files,
+        recorded,
+        find,
+        error_of=lambda pattern, error: _hub_error(source, name=pattern, error=error),
     )
     return {name: name for name in names}
 

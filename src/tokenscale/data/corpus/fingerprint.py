@@ -58,7 +58,7 @@ def fingerprint_sources(
             what, expected=expected, next="name one of these, or change `parts` of the corpus"
         )
     if len(listed["files"]) < corpus.parts:
-        raise too_many_parts_error(corpus, len(listed["files"]))
+        raise too_many_parts_error(corpus, files=len(listed["files"]))
     part = None if number is None else (number, corpus.parts)
     paths = {
         (key, name): path
@@ -104,12 +104,12 @@ def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
             cache[str(path)], changed = {"stamp": stamp, "sha256": sha256_file(path)}, True
     if changed:
         with suppress(OSError):  # read-only project: the next parse hashes again
-            write_json(memory, cache)
+            write_json(memory, value=cache)
     return {key: cache[str(path)]["sha256"] for key, path in paths.items()}
 
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        return read_record(path, "record of hashes", unsealed=True)
+        return read_record(path, what="record of hashes", unsealed=True)
     except UserError:
         return {}

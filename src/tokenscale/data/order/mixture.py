@@ -109,7 +109,15 @@ class MixtureOrder:
                 raise ValueError("a source with a weight has no samples")
             if self._stages:
                 before = before + self._stages[-1].count(first - self._stages[-1].first)
-            self._stages.append(_Stage(number, first, weights, before, seed))
+            self._stages.append(
+                _Stage(
+                    number=number,
+                    first=first,
+                    weights=weights,
+                    before=before,
+                    seed=seed,
+                )
+            )
         self._firsts = np.array([stage.first for stage in self._stages], dtype=np.int64)
 
     def source_seed(self, source: int) -> int:
@@ -150,7 +158,7 @@ class MixtureOrder:
         for source in np.unique(sources).tolist():
             own = sources == source
             found[own] = self.first_samples[source] + get_samples(
-                numbers[own], int(self.sizes[source]), self.source_seed(source)
+                numbers[own], n=int(self.sizes[source]), seed=self.source_seed(source)
             )
         return found
 

@@ -57,7 +57,9 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
     values = _feistel(index.ravel().astype(np.uint64), keys, bits)
     outside = np.flatnonzero(values >= np.uint64(n))
     while outside.size:
-        walked = _feistel(values[outside], keys if key.size == 1 else keys[:, outside], bits)
+        walked = _feistel(
+            values[outside], keys=keys if key.size == 1 else keys[:, outside], bits=bits
+        )
         values[outside] = walked
         outside = outside[walked >= np.uint64(n)]
     return values.astype(np.int64).reshape(index.shape)
@@ -89,10 +91,20 @@ def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
     found = np.empty_like(positions)
     first, last = (int(epochs.min()), int(epochs.max())) if epochs.size else (0, -1)
     if last - first > 8:  # small data, many epochs
-        return permute(indices, n, seed, epochs)
+        return permute(
+            indices,
+            n,
+            seed,
+            epoch=epochs,
+        )
     for epoch in range(first, last + 1):  # one key per epoch is far cheaper than one per index
         in_epoch = slice(None) if first == last else epochs == epoch
-        found[in_epoch] = permute(indices[in_epoch], n, seed, epoch).reshape(found[in_epoch].shape)
+        found[in_epoch] = permute(
+            indices[in_epoch],
+            n,
+            seed,
+            epoch=epoch,
+        ).reshape(found[in_epoch].shape)
     return found
 
 
@@ -108,7 +120,7 @@ class ShuffledOrder:
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
         """Return the sample at each position p >= 0, int64 of the shape of `positions`."""
-        return get_samples(positions, self.rows, self._seed)
+        return get_samples(positions, n=self.rows, seed=self._seed)
 
     def source_seed(self, source: int) -> int:
         """Return the seed of a source's own order."""

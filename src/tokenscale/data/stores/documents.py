@@ -30,7 +30,7 @@ class Chunk:
         ends = np.cumsum(self.lengths)
         start = int(ends[first - 1]) if first else 0
         end = int(ends[last - 1]) if last > first else start
-        return Chunk(self.ids[start:end], self.lengths[first:last])
+        return Chunk(self.ids[start:end], lengths=self.lengths[first:last])
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: i
         written += length + more
         if eos_id is not None:
             result[written - 1] = eos_id
-    return Chunk(result, lengths + more)
+    return Chunk(result, lengths=lengths + more)
 
 
 def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) -> Chunk:
@@ -116,10 +116,15 @@ def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) 
     >>> frame_pairs(np.array([5, 6, 7], np.int32), np.array([2, 1]), 0, 1).ids.tolist()
     [0, 5, 6, 1, 7, 1]
     """
-    parts = frame_documents(ids, lengths, bos_id, eos_id)
+    parts = frame_documents(
+        ids,
+        lengths,
+        bos_id,
+        eos_id=eos_id,
+    )
     keep = np.ones(len(parts.ids), dtype=bool)
     keep[(np.cumsum(parts.lengths) - parts.lengths)[1::2]] = False  # drop the BOS of targets
-    return Chunk(parts.ids[keep], parts.lengths[0::2] + parts.lengths[1::2] - 1)
+    return Chunk(parts.ids[keep], lengths=parts.lengths[0::2] + parts.lengths[1::2] - 1)
 
 
 class IdsDigest:

@@ -128,7 +128,13 @@ class _Part:
         file = self._files.get(f"{name}.npy")
         if file is not None:
             next = rebuild_command(self.where)
-            check_file(path, file["bytes"], file["sha256"], what="token store", next=next)
+            check_file(
+                path,
+                size=file["bytes"],
+                sha256=file["sha256"],
+                what="token store",
+                next=next,
+            )
         # indexing this object costs many times as much as a plain view
         table = np.load(path, mmap_mode="r")
         self.__dict__[name] = np.frombuffer(_map_file(path), table.dtype, table.size, table.offset)
@@ -172,7 +178,13 @@ class PackedStore:
         self._parts: list[_Part] = []
         row = document = 0
         for folder, content in stores:
-            self._parts += _list_parts(folder, content, verify, row, document)
+            self._parts += _list_parts(
+                folder,
+                manifest=content,
+                verify=verify,
+                row=row,
+                document=document,
+            )
             row = row + content["rows"]
             document = document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
@@ -195,7 +207,12 @@ class PackedStore:
         """Return buffers for batches of `rows` rows; use `out` int32 to widen ids later, on a
         device.
         """
-        return Buffers(rows, self.sequence_length, self._dtype, out)
+        return Buffers(
+            rows=rows,
+            sequence_length=self.sequence_length,
+            dtype=self._dtype,
+            out=out,
+        )
 
     def plan(self, indices: np.ndarray) -> Plan:
         """Prepare reading batches of rows, `indices` [batches, n]. Raises IndexError for a row that
@@ -205,10 +222,15 @@ class PackedStore:
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"a row outside 0 … {len(self) - 1}")
         batches, rows = indices.shape
-        flat, pointers = self._ignored(indices.reshape(-1), rows)
+        flat, pointers = self._ignored(indices.reshape(-1), batch=rows)
         ends = pointers[::rows].tolist() if rows else [0] * (batches + 1)
         fresh = bool(self._is_unseen(indices).any())
-        return Plan(indices, flat, ends, self._row_checksums(indices).tolist() if fresh else None)
+        return Plan(
+            indices=indices,
+            ignored=flat,
+            ends=ends,
+            checksums=self._row_checksums(indices).tolist() if fresh else None,
+        )
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
         """Read batch i of a plan into the buffers; labels are −100 on padding and on each piece's
@@ -221,17 +243,22 @@ class PackedStore:
             self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
         else:  # page faults of a mapping would read a row's pages one by one
             for (number, position), target in zip(
-                self._places(indices, self._row_bytes), into.row_bytes, strict=True
+                self._places(indices, size=self._row_bytes), into.row_bytes, strict=True
             ):
                 os.preadv(self._open[number], [target], position)
         if plan.checksums is not None:
             if (hashes := list(map(xxh3_64_intdigest, into.row_bytes))) != plan.checksums[i]:
-                raise self._changed_row_error(indices, hashes, plan.checksums[i])
+                raise self._changed_row_error(indices, hashes, right=plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 part = self._parts[self._part_numbers(indices[into.ids.max(axis=1).argmax()])]
                 size = self.manifest["vocabulary_size"]
                 next = rebuild_command(part.where)
-                raise vocabulary_error(part.tokens_path, largest, size, next)
+                raise vocabulary_error(
+                    part.tokens_path,
+                    found=largest,
+                    vocabulary_size=size,
+                    next=next,
+                )
             np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
         into.tokens_bt[...] = into.inputs
         into.labels_bt[...] = into.targets
@@ -249,10 +276,10 @@ class PackedStore:
         self._calls += 1
         if self._in_memory and self._calls % 8:
             return
-        place = next(self._places(indices[:1], self._row_bytes))
+        place = next(self._places(indices[:1], size=self._row_bytes))
         self._resident = self._resident + 1 if self._is_resident(*place) else 0
         if not self._in_memory:
-            for number, position in self._places(indices, self._row_bytes):
+            for number, position in self._places(indices, size=self._row_bytes):
                 os.posix_fadvise(
                     self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED
                 )
@@ -298,7 +325,9 @@ class PackedStore:
         for part, end in zip(self._parts, ends, strict=True):
             if part.first_document < last and end > first:
                 begin = part.first_document
-                yield from self._chunks_of(part, max(0, first - begin), min(end, last) - begin)
+                yield from self._chunks_of(
+                    part, first=max(0, first - begin), last=min(end, last) - begin
+                )
 
     def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
         all_pieces = part.pieces
@@ -337,7 +366,7 @@ class PackedStore:
             positions = np.repeat(begins[pieces] - offsets, piece_sizes) + np.arange(
                 piece_sizes.sum()
             )
-            yield Chunk(flat[positions].astype(np.int32), lengths[begin:end])
+            yield Chunk(flat[positions].astype(np.int32), lengths=lengths[begin:end])
             begin = end
 
     @cached_property
@@ -449,7 +478,12 @@ class PackedStore:
         found = f"XXH3 {hashes[n]:016x}"
         next = rebuild_command(part.where)
         return changed_error(
-            "a row of the token store", part.tokens_path, expected, found, next, row=place
+            "a row of the token store",
+            file=part.tokens_path,
+            expected=expected,
+            found=found,
+            next=next,
+            row=place,
         )
 
 
@@ -466,7 +500,14 @@ def _list_parts(
     parts = []
     for part in manifest.get("parts", [manifest | {"folder": "."}]):
         folder = resolve_store(where)[0] / part["folder"]
-        parts.append(_Part(folder, files.get(part["folder"], []), row, document))
+        parts.append(
+            _Part(
+                where=folder,
+                files=files.get(part["folder"], []),
+                first_row=row,
+                first_document=document,
+            )
+        )
         row = row + part["rows"]
         document = document + part["documents"]
     return parts

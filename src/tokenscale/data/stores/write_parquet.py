@@ -53,9 +53,20 @@ def write_padded(
         mask = group["attention_mask"][0].astype(bool)
         return group["input_ids"][0][mask], np.count_nonzero(mask.reshape(-1, width), axis=1)
 
-    with open_store_writer(store, documents, directory, single) as writer:
+    with open_store_writer(
+        store,
+        documents,
+        directory,
+        single=single,
+    ) as writer:
         types = {"input_ids": store.dtype, "attention_mask": "int8"}
-        names, records = _write_shards(writer, single, types, pad, strip_padding)
+        names, records = _write_shards(
+            writer,
+            single,
+            types=types,
+            to_columns=pad,
+            to_documents=strip_padding,
+        )
         facts = {
             "sequence_length": store.sequence_length,
             "dtype": store.dtype,
@@ -79,13 +90,18 @@ def write_token_list(
         read.add(Chunk(ids.astype(np.int32), lengths))
         return ids, lengths
 
-    with open_store_writer(store, documents, directory, single) as writer:
+    with open_store_writer(
+        store,
+        documents,
+        directory,
+        single=single,
+    ) as writer:
         names, records = _write_shards(
             writer,
             single,
-            {"tokens": store.dtype},
-            lambda chunk: {"tokens": (chunk.ids, chunk.lengths)},
-            add_to_digest,
+            types={"tokens": store.dtype},
+            to_columns=lambda chunk: {"tokens": (chunk.ids, chunk.lengths)},
+            to_documents=add_to_digest,
         )
         if read.close() != writer.digest.close():
             next = "check the disk and the memory of this machine, and build the store again"
@@ -121,14 +137,21 @@ def _write_shards(
     records = []
     for number, first in enumerate(range(0, count, count if single else SHARD_ROWS)):
         path = writer.folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
-        shard = Shard(path, writer.store, types, writer.documents.origin.tokenizer["name"])
+        shard = Shard(
+            path=path,
+            store=writer.store,
+            columns=types,
+            tokenizer=writer.documents.origin.tokenizer["name"],
+        )
         for chunk in writer.chunks(first, count if single else min(first + SHARD_ROWS, count)):
             shard.add(**to_columns(chunk))
         shard.close()
         # FILE.bin would be the name of a file of nanoGPT's
         target = path.with_suffix(".records" if single else ".bin")
         records.append(
-            write_records(target, map(to_documents, read_back(path, list(types))), dtype)
+            write_records(
+                target, parts=map(to_documents, read_back(path, columns=list(types))), dtype=dtype
+            )
         )
         names.append(path.name)
     return names, records

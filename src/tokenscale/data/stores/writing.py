@@ -97,7 +97,10 @@ class StoreWriter:
         with ThreadPoolExecutor(2) as pool:
             files = list(
                 pool.map(
-                    lambda name: _describe_file(self.folder / name, (hashes or {}).get(name)), names
+                    lambda name: _describe_file(
+                        self.folder / name, sha256=(hashes or {}).get(name)
+                    ),
+                    names,
                 )
             )
         if checks is not None:
@@ -187,7 +190,7 @@ def open_store_writer(
     manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
     shutil.rmtree(folder, ignore_errors=True)  # of a killed writer
     folder.mkdir()
-    writer = StoreWriter(store, documents, folder)
+    writer = StoreWriter(store=store, documents=documents, folder=folder)
     try:
         yield writer
     except BaseException:
@@ -200,11 +203,16 @@ def open_store_writer(
     if single is None:
         _remove_data(directory, keep=names)
         shutil.rmtree(directory / "parts", ignore_errors=True)  # of an earlier store in parts
-    move_files(folder, directory, sorted(names))
+    move_files(folder, directory, names=sorted(names))
     shutil.rmtree(folder, ignore_errors=True)
     command = single.command if single else documents.origin.command
-    write_build_record(manifest, time.monotonic() - started, documents.origin.engine, command)
-    write_sealed(manifest, writer.manifest, SEAL)
+    write_build_record(
+        manifest,
+        duration_s=time.monotonic() - started,
+        engine=documents.origin.engine,
+        command=command,
+    )
+    write_sealed(manifest, record=writer.manifest, key=SEAL)
 
 
 def _remove_data(directory: Path, keep: Container[str] = ()) -> None:
@@ -229,7 +237,9 @@ def write_build_record(
         "machine": platform.node(),
         "manifest": manifest.name,
     }
-    write_sealed(build_record_path(manifest), record | ({"command": command} if command else {}))
+    write_sealed(
+        build_record_path(manifest), record=record | ({"command": command} if command else {})
+    )
 
 
 #: counts that are added over parts
@@ -267,7 +277,13 @@ def merge_store(
     for number in range(parts):
         folder = part_folder(directory, number)
         manifest = read_store_manifest(folder)
-        _check_part(folder, manifest, (number, parts, documents), corpus, first)
+        _check_part(
+            folder,
+            manifest,
+            expected=(number, parts, documents),
+            corpus=corpus,
+            first=first,
+        )
         documents += manifest["documents"]
         if manifest["documents"] == 0:
             continue
@@ -280,11 +296,11 @@ def merge_store(
             merged |= {key: merged[key] + manifest[key] for key in SUMMED if key in merged}
         groups += [bytes.fromhex(group) for group in manifest["part"]["groups"]]
         occurrences += np.load(folder / OCCURRENCES)
-        merged["files"] += [_move_file(file, name) for file in manifest["files"]]
+        merged["files"] += [_move_file(file, folder=name) for file in manifest["files"]]
         if "records" in manifest:
             merged.setdefault("records", {"dtype": manifest["records"]["dtype"], "files": []})
             merged["records"]["files"] += [
-                _move_file(file, name) for file in manifest["records"]["files"]
+                _move_file(file, folder=name) for file in manifest["records"]["files"]
             ]
         listed.append(
             {"folder": name, "rows": manifest["rows"], "documents": manifest["documents"]}
@@ -310,14 +326,16 @@ def merge_store(
     remove_other_parts(directory, parts)
     records = [build_record_path(directory / part["folder"] / "manifest.json") for part in listed]
     built = [
-        read_record(r, "build record of the part", unsealed=True) if r.is_file() else {}
+        read_record(r, what="build record of the part", unsealed=True) if r.is_file() else {}
         for r in records
     ]
     seconds = [record.get("duration_s") for record in built]
     engines = sorted({record.get("engine", "") for record in built} - {""})
     # of all jobs together
-    write_build_record(path, None if None in seconds else sum(seconds), ", ".join(engines))
-    write_sealed(path, merged, SEAL)
+    write_build_record(
+        path, duration_s=None if None in seconds else sum(seconds), engine=", ".join(engines)
+    )
+    write_sealed(path, record=merged, key=SEAL)
     return merged
 
 
@@ -343,7 +361,7 @@ def write_empty_part(
         "part": {"number": number, "parts": parts},
     }
     build_record_path(directory / "manifest.json").unlink(missing_ok=True)
-    write_sealed(directory / "manifest.json", manifest, SEAL)
+    write_sealed(directory / "manifest.json", record=manifest, key=SEAL)
     return manifest
 
 
@@ -377,8 +395,8 @@ def _check_part(
         sha256 = file["sha256"] if file["name"] == OCCURRENCES else None
         check_file(
             folder / file["name"],
-            file["bytes"],
-            sha256,
+            size=file["bytes"],
+            sha256=sha256,
             what="token store",
             next=rebuild_command(folder),
         )
@@ -419,9 +437,14 @@ def write_store(
     def write(tokenizer: Tokenizer) -> dict[str, Any]:
         documents: Documents
         documents = TextDocuments(
-            corpus_directory, tokenizer, store.split, store.eos, report, batch_documents
+            corpus_directory=corpus_directory,
+            tokenizer=tokenizer,
+            split=store.split,
+            eos=store.eos,
+            report=report,
+            batch_documents=batch_documents,
         )
-        log(describe(tokenizer, documents.origin.source["text_sample"]))
+        log(describe(tokenizer, found=documents.origin.source["text_sample"]))
         if part is not None and len(documents):
             documents = DocumentRange(documents, *part)
             if len(documents) == 0:
@@ -434,4 +457,4 @@ def write_store(
         if engine != "auto":
             raise
         log(f"{error.render()}\nstarting over with {REFERENCE}")
-    return write(load_tokenizer(tokenizer_directory, REFERENCE))
+    return write(load_tokenizer(tokenizer_directory, engine=REFERENCE))

@@ -517,7 +517,7 @@ class EngineTokenizer(Tokenizer):
         """
         if self.engine == REFERENCE:
             return None
-        return find_difference(self._engine, self._open(REFERENCE), texts)
+        return find_difference(self._engine, reference=self._open(REFERENCE), texts=texts)
 
     def _choose(self, requested: str) -> tuple[str, Engine]:
         """Return the requested engine with its name; for auto, the fastest that is installed and
@@ -554,7 +554,7 @@ class EngineTokenizer(Tokenizer):
         """
         path = self.path.parent / "build.json"
         known = (
-            read_json(path, "record of the tokenizer's build").get("engines", {})
+            read_json(path, what="record of the tokenizer's build").get("engines", {})
             if path.is_file()
             else {}
         )
@@ -565,7 +565,9 @@ class EngineTokenizer(Tokenizer):
         except Unavailable:
             return False
         return (
-            find_difference(engine, reference, _list_encodable(reference, make_fuzz_texts()))
+            find_difference(
+                engine, reference, texts=_list_encodable(reference, texts=make_fuzz_texts())
+            )
             is None
         )
 
@@ -601,7 +603,7 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         names = find_control(data, manifest) | {
             token["id"]: token["content"] for token in data["added_tokens"]
         }
-    texts = _list_encodable(reference, make_fuzz_texts(list(names.values())))
+    texts = _list_encodable(reference, texts=make_fuzz_texts(list(names.values())))
     if difference := find_difference(reference, reference, texts):
         raise random_error(manifest["name"], **difference)
     results: dict[str, Any] = {}

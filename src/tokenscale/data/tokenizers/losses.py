@@ -38,7 +38,7 @@ def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
     in total.
     """
     # the whole files are checked when they are read in order
-    text = RawText(corpus_directory, split, verify=False)
+    text = RawText(directory=corpus_directory, split=split, verify=False)
     places = np.linspace(0, len(text), PLACES + 1, dtype=np.int64).tolist()
     # a long document fills a place
     step = DOCUMENTS if text.split["utf8_bytes"] < PLACE_BYTES * len(text) else 1
@@ -97,7 +97,12 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         else 0.0,
     }
     if found["lost"] > tokenizer.accepted_loss:
-        raise _loss_error(tokenizer, found, lost, corpus)
+        raise _loss_error(
+            tokenizer,
+            found,
+            lost,
+            corpus=corpus,
+        )
     return found
 
 
@@ -123,8 +128,8 @@ def _find_removed(tokenizer: Tokenizer, text: str, normal: str) -> Counter[str]:
     """Return what the normalisation removes of a text: characters that it removes anywhere, and of
     the others, if there are fewer afterwards, an equal share of each.
     """
-    before = _count(text, "NFKC")
-    after = _count(normal, "NFKC")
+    before = _count(text, form="NFKC")
+    after = _count(normal, form="NFKC")
     frame = tokenizer.normalize("aa")
     gone = before - after
     removed = Counter({c: n for c, n in gone.items() if tokenizer.normalize(f"a{c}a") == frame})

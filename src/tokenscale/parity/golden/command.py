@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             + "|---" * 7
             + "|"
         )
-    print(*(_row(name, v) if table else _lines(v) for name, v in verdicts), sep="\n")
+    print(*(_row(name, verdict=v) if table else _lines(v) for name, v in verdicts), sep="\n")
     return int(any(verdict.kind not in {IDENTICAL, ROUNDING, *expected} for _, verdict in verdicts))
 
 
@@ -98,7 +98,9 @@ def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
         elif a or b:  # else a file without losses in both
             yield (
                 name,
-                Verdict(UNKNOWN, f"{'NEW' if a else 'OLD'} has no readable losses of this name"),
+                Verdict(
+                    UNKNOWN, reason=f"{'NEW' if a else 'OLD'} has no readable losses of this name"
+                ),
             )
 
 
@@ -113,7 +115,7 @@ def _list_curves(folder: Path, front: str = "") -> Iterator[str]:
         if is_run(path) and path.name[0] != ".":
             yield front + path.name
         elif path.is_dir():
-            yield from _list_curves(path, f"{front}{path.name}/")
+            yield from _list_curves(path, front=f"{front}{path.name}/")
 
 
 def _row(name: str, verdict: Verdict) -> str:

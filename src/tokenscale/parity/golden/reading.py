@@ -127,8 +127,8 @@ def read(path: str | Path) -> Curve:
     try:
         return _pick(
             path,
-            _read_folder(Path(path)) if Path(path).is_dir() else _read_file(Path(path)),
-            chosen,
+            rows=_read_folder(Path(path)) if Path(path).is_dir() else _read_file(Path(path)),
+            chosen=chosen,
         )
     except OSError as error:
         raise GoldenError(f"{path} cannot be read: {error.strerror}.") from None
@@ -431,4 +431,12 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:  # noqa: C901
             1.0, values[2], out=np.full(len(values[2]), math.nan), where=values[2] > 0
         )
     norms, seconds = (found if np.isfinite(found).any() else None for found in values[1:])
-    return Curve(np.array(sorted(table)), values[0], units[0], norms, units[1], seconds, notes)
+    return Curve(
+        steps=np.array(sorted(table)),
+        loss=values[0],
+        unit=units[0],
+        norm=norms,
+        norm_unit=units[1],
+        time=seconds,
+        notes=notes,
+    )

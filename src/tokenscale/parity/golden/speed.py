@@ -44,7 +44,12 @@ def compare_speed(old: np.ndarray, new: np.ndarray) -> Speed | None:
     low, high, *drifts = (
         math.expm1(value) for value in (change - width, change + width, a[1], b[1])
     )
-    return Speed(math.expm1(change), (low, high), (drifts[0], drifts[1]), moved)
+    return Speed(
+        change=math.expm1(change),
+        interval=(low, high),
+        drifts=(drifts[0], drifts[1]),
+        moved=moved,
+    )
 
 
 def _fit_line(values: np.ndarray) -> tuple[float, float, float, float] | None:

@@ -93,14 +93,14 @@ def judge(old: Curve, new: Curve, floors: Sequence[Curve] = (), fp32: bool = Fal
     notes += [] if finite.all() else [f"losses are not finite in both at {np.sum(~finite)} steps"]
     if not finite.any():
         return Verdict(
-            UNKNOWN,
-            f"no loss in common: OLD begins at {old.steps[0]}, NEW at {new.steps[0]}",
+            kind=UNKNOWN,
+            reason=f"no loss in common: OLD begins at {old.steps[0]}, NEW at {new.steps[0]}",
             notes=notes,
         )
     steps = steps[finite]
     a = a[finite]
     b = b[finite]
-    floors = [replace(floor, steps=floor.steps + _find_shift(old, floor)) for floor in floors]
+    floors = [replace(floor, steps=floor.steps + _find_shift(old, new=floor)) for floor in floors]
     others = {
         n: v
         for n, f in enumerate(floors, 1)
@@ -110,10 +110,18 @@ def judge(old: Curve, new: Curve, floors: Sequence[Curve] = (), fp32: bool = Fal
         f"floor run {n} does not repeat OLD and is left out: {v.title}" for n, v in others.items()
     ]
     floors = [floor for n, floor in enumerate(floors, 1) if n not in others]
-    verdict = _judge_losses(steps, old, new, a, b, floors, fp32)
+    verdict = _judge_losses(
+        steps,
+        old,
+        new=new,
+        a=a,
+        b=b,
+        floors=floors,
+        fp32=fp32,
+    )
     verdict.notes = notes + verdict.notes
     if old.time is not None and new.time is not None:
-        verdict.speed = compare_speed(old.time, new.time)
+        verdict.speed = compare_speed(old.time, new=new.time)
         verdict.notes += [] if verdict.speed else ["too few times of steps to compare speed"]
         if verdict.speed and verdict.speed.moved and verdict.kind in (IDENTICAL, ROUNDING):
             verdict.kind, verdict.reason = SPEED, f"losses are {verdict.kind}: {verdict.reason}"
@@ -172,17 +180,32 @@ def _judge_losses(  # noqa: C901
     x = old.loss[a]
     y = new.loss[b]
     unit = np.maximum(old.unit[a], new.unit[b])
-    d = _differences(x, y, old.unit[a], new.unit[b])
+    d = _differences(
+        x,
+        y,
+        unit_x=old.unit[a],
+        unit_y=new.unit[b],
+    )
     scale = np.maximum(np.abs(np.nan_to_num(x)), 1e-30)
     r = np.abs(np.nan_to_num(d)) / scale
     k = next(iter(np.flatnonzero(d).tolist()), None)
     growth = FP32 * GROWTH ** np.minimum(np.arange(len(d)), 100)
     low = growth * (not fp32)  # smaller floors are fp32's
     floor, real = _measure_floor(
-        steps, [(old, old.loss), *((f, f.loss) for f in floors)], unit, low * scale
+        steps,
+        curves=[(old, old.loss), *((f, f.loss) for f in floors)],
+        unit=unit,
+        low=low * scale,
     )
     moved, norm, at, start = _judge_norms(
-        steps, old, new, a, b, floors, growth if fp32 else BF16, low
+        steps,
+        old,
+        new=new,
+        a=a,
+        b=b,
+        floors=floors,
+        limit=growth if fp32 else BF16,
+        low=low,
     )
 
     def say(kind: str, reason: str, place: int | None = k) -> Verdict:
@@ -198,13 +221,13 @@ def _judge_losses(  # noqa: C901
             else []
         )
         return Verdict(
-            kind,
-            reason,
-            step,
-            float(r[place or 0]),
-            float(r.max()),
-            source if k is not None else "",
-            notes,
+            kind=kind,
+            reason=reason,
+            step=step,
+            first=float(r[place or 0]),
+            largest=float(r.max()),
+            floor=source if k is not None else "",
+            notes=notes,
         )
 
     for i in np.flatnonzero(np.isnan(d)).tolist():
@@ -248,7 +271,16 @@ def _judge_losses(  # noqa: C901
         if (unit / scale).max() > 2e-5 and np.all(np.abs(d) <= 2.01 * unit):
             return say(UNKNOWN, f"{sizes}: too few digits are printed; print 7 digits of the loss")
         if not len(beyond):
-            moved, norm, *_ = _judge_norms(steps, old, new, a, b, floors, growth, low)
+            moved, norm, *_ = _judge_norms(
+                steps,
+                old,
+                new=new,
+                a=a,
+                b=b,
+                floors=floors,
+                limit=growth,
+                low=low,
+            )
             sizes = f"{sizes}: as small as rounding in fp32"
             but = norm * moved or "over few steps" * (len(d) < 5)
             return (
@@ -258,7 +290,7 @@ def _judge_losses(  # noqa: C901
             )
     first = k or int(beyond[0])
     lean = _lean(d[first:])
-    c = _correlate(x[first:], y[first:])
+    c = _correlate(x[first:], y=y[first:])
     # rounding grows from far below
     jump = np.median(r[first : first + 3]) / max(np.median(r[first:]), 1e-30)
     others = c is not None and (
@@ -342,10 +374,20 @@ def _judge_norms(
     x = old.norm[a]
     y = new.norm[b]
     unit = np.maximum(old.norm_unit[a], new.norm_unit[b])
-    d = np.abs(_differences(x, y, old.norm_unit[a], new.norm_unit[b]))
+    d = np.abs(
+        _differences(
+            x,
+            y,
+            unit_x=old.norm_unit[a],
+            unit_y=new.norm_unit[b],
+        )
+    )
     scale = np.maximum(np.abs(x), 1e-30)
     floor, real = _measure_floor(
-        steps, [(c, c.norm) for c in (old, *floors) if c.norm is not None], unit, low * scale
+        steps,
+        curves=[(c, c.norm) for c in (old, *floors) if c.norm is not None],
+        unit=unit,
+        low=low * scale,
     )
     beyond = np.flatnonzero(d > (limit * scale + unit if floor is None else real)).tolist()
     at = next(iter(beyond), 0)

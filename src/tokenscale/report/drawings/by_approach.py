@@ -13,7 +13,7 @@ class ByApproach(Figure):
     def draw(self) -> Drawing:
         drawing = panels.strips(self)
         if self.cores_matter and len(self.first):
-            panels.heading(drawing.axes[-1], captions.crowded(self.inventory), ends=True)
+            panels.heading(drawing.axes[-1], text=captions.crowded(self.inventory), ends=True)
         return drawing
 
 
@@ -167,15 +167,17 @@ class BatchSizeComparison(Figure):
         rows, self.inventory = (
             rows[rows["world_size"] == smallest] for rows in (self.first, self.inventory)
         )
-        rows, along = captions.comparable(rows, self.inventory, "micro_batch")
-        rows, across = captions.comparable(rows, self.inventory, "approach")
+        rows, along = captions.comparable(rows, self.inventory, factor="micro_batch")
+        rows, across = captions.comparable(rows, self.inventory, factor="approach")
         self.refusals = along if along == across else f"{along} {across}".strip()
         rows = rows.merge(self.inventory[["run_id", "micro_batch", "sequence_length"]], on="run_id")
-        series = captions.without(rows["series"], "micro_batch")
+        series = captions.without(rows["series"], key="micro_batch")
         self.rows = rows.assign(series=series).dropna(subset=["micro_batch"])
 
     def draw(self) -> Drawing:
-        return panels.joined_panels(self, "micro_batch", "micro-batch (rows of a forward pass)")
+        return panels.joined_panels(
+            self, key="micro_batch", label="micro-batch (rows of a forward pass)"
+        )
 
     def sentences(self) -> str:
         text = (

@@ -95,7 +95,7 @@ class InferenceTokensPerSecond(Figure):
             axes.set_xlabel("position" if place % 2 else "new tokens")
             axes.set_ylabel("ms / new token" if place % 2 else "tokens / s\n(log scale)")
             if not shown:
-                no_data(axes, "no data: 0 of 0 rounds")
+                no_data(axes, text="no data: 0 of 0 rounds")
         colours = {
             n: PALETTE[i % len(PALETTE)]
             for i, n in enumerate(sorted(self.rows["prompt_tokens"].unique()))
@@ -109,9 +109,11 @@ class InferenceTokensPerSecond(Figure):
                 here = frame[(frame["run_id"] == run) & (frame["batch"] == batch)]
                 for (prompt, cached), rows in here.groupby(["prompt_tokens", "cached"]):
                     draw(axes, rows, _look(colours[prompt], cached))
-            panels.heading(left, f"{self.called[run]}, {captions.count(batch, 'prompt')} at once")
+            panels.heading(
+                left, text=f"{self.called[run]}, {captions.count(batch, 'prompt')} at once"
+            )
             panels.doublings(
-                left, sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique())
+                left, sizes=sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique())
             )
             left.set_yscale("log")
             plain(left.yaxis, log=True)
@@ -124,7 +126,7 @@ class InferenceTokensPerSecond(Figure):
                 every[0].plot(
                     [], [], **_look(colour, cached), label=f"prompt of {prompt}, {_cache(cached)}"
                 )
-        panels.legend(made, every[0], 4)
+        panels.legend(made, axes=every[0], most=4)
         return made
 
     def caption(self) -> str:
@@ -156,8 +158,8 @@ class InferenceTokensPerSecond(Figure):
             )
         else:
             text += "With the cache and without it the texts are the same, token by token. "
-        text += captions.reasons(self.first[self.first["left_out"].notna()], "model")
-        return text + captions.kinds(self.groups(), "round")
+        text += captions.reasons(self.first[self.first["left_out"].notna()], column="model")
+        return text + captions.kinds(self.groups(), one="round")
 
     def numbers(self) -> str:
         longest = self.rows["new_tokens"] == self.rows.groupby("run_id")["new_tokens"].transform(
@@ -224,7 +226,7 @@ class InferenceTokensPerSecond(Figure):
             "positions × bytes of a "
             "number × prompts. Peak: allocated beside the weights, on devices that count it."
         )
-        return Table(heads, rows, caption)
+        return Table(columns=heads, rows=rows, caption=caption)
 
 
 def _look(colour: str, cached: bool) -> dict:

@@ -55,7 +55,7 @@ class LossOverTime(Figure):
 
     def finding(self) -> str:
         found = captions.common_extremes(
-            self.held_out[self.held_out["last"].astype(bool)], "loss", " nats"
+            self.held_out[self.held_out["last"].astype(bool)], column="loss", unit=" nats"
         )
         return f"Final validation loss: {found}" if found else self.title
 
@@ -76,8 +76,8 @@ class LossOverTime(Figure):
         stopped = self.stopped
         names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
         found = panels.layered(looks(names))
-        every = panels.thinned(train, 2)
-        common = captions.common_repeats(train, ["series"])
+        every = panels.thinned(train, times=2)
+        common = captions.common_repeats(train, by=["series"])
         made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
         last = axes_of[2]
         for axes, (_, label) in zip(axes_of, (_TOKENS, _SECONDS, _TOKENS), strict=True):
@@ -96,7 +96,15 @@ class LossOverTime(Figure):
                 for _, run in here.drop(alike.index).groupby("run_id"):
                     axes.plot(run[x].iloc[::every], run["loss"].iloc[::every], **thin)
                 if len(alike):
-                    panels.curve(axes, alike, x, "loss", options, name, every)
+                    panels.curve(
+                        axes,
+                        rows=alike,
+                        x=x,
+                        y="loss",
+                        options=options,
+                        label=name,
+                        every=every,
+                    )
                 elif len(here):
                     axes.plot([], [], **options, label=name)
                 for _, run in stopped[stopped["series"] == name].groupby("run_id"):
@@ -119,9 +127,9 @@ class LossOverTime(Figure):
                 self.no_data(made, axes)
                 continue
             axes.set_xlim(left=0)
-            panels.steps_of(axes.xaxis, 3)
+            panels.steps_of(axes.xaxis, most=3)
             plain(axes.yaxis)
-        panels.legend(made, axes_of[0], order=names)
+        panels.legend(made, axes=axes_of[0], order=names)
         return made
 
     def sentences(self) -> str:
@@ -137,7 +145,9 @@ class LossOverTime(Figure):
             f"world size; {captions.counted(train['run_id'].nunique(), expected)}. "
         )
         if train["run_id"].nunique() > train["series"].nunique():
-            text += CURVES + captions.over(train, captions.common_repeats(train, ["series"]))
+            text += CURVES + captions.over(
+                train, shared=captions.common_repeats(train, by=["series"])
+            )
         if stopped:
             runs = captions.count(stopped, "run")
             text += (
@@ -164,7 +174,11 @@ class LossOverTime(Figure):
 
     def numbers(self) -> str:
         return captions.medians(
-            self.training.groupby("run_id").tail(1), "loss", 1, " nats", ["series"]
+            self.training.groupby("run_id").tail(1),
+            column="loss",
+            factor=1,
+            unit=" nats",
+            by=["series"],
         )
 
 
@@ -232,7 +246,7 @@ class DdpVerificationLoss(Figure):
                 **options,
                 clip_on=False,
             )
-        panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
+        panels.name_rows(right, texts=panels.names(cells, ranks_only=len(names) > 1))
         left.set_yscale("log")
         right.set_xscale("log")
         low = floor / 2
@@ -256,7 +270,7 @@ class DdpVerificationLoss(Figure):
             left.text(0.99, floor, "no difference", **look)
         left.set_xlim(left=0)
         panels.steps_of(left.xaxis)
-        panels.legend(made, left, order=names)
+        panels.legend(made, axes=left, order=names)
         return made
 
     def sentences(self) -> str:

@@ -45,7 +45,11 @@ class TokensPerSecondOverTime(Figure):
         rows = self.rows
         worlds = sorted(int(w) for w in self.rows["world_size"].unique())
         made, every = panels.grid(
-            len(worlds), 2.7, "seconds of training steps", "useful tokens / s", sharey=True
+            len(worlds),
+            height=2.7,
+            x="seconds of training steps",
+            y="useful tokens / s",
+            sharey=True,
         )
         if not worlds:
             return self.no_data(made)
@@ -57,19 +61,25 @@ class TokensPerSecondOverTime(Figure):
             for name, options in found.items():
                 if len(line := here[here["series"] == name]):
                     panels.curve(
-                        axes, line, "training_s", "useful_tokens_per_s", options, name, nth
+                        axes,
+                        rows=line,
+                        x="training_s",
+                        y="useful_tokens_per_s",
+                        options=options,
+                        label=name,
+                        every=nth,
                     )
             if len(worlds) > 1:
-                panels.heading(axes, panels.ranks(world))
+                panels.heading(axes, text=panels.ranks(world))
             axes.set_xlim(left=0)
             axes.set_ylim(0, 1.08 * rows["useful_tokens_per_s"].max())
-            panels.steps_of(axes.xaxis, 4)
+            panels.steps_of(axes.xaxis, most=4)
             style.plain(axes.yaxis)
-        panels.legend(made, every, order=names)
+        panels.legend(made, axes=every, order=names)
         return made
 
     def counted(self) -> str:
-        return captions.counted(self.rows["run_id"].nunique(), self.inventory)
+        return captions.counted(self.rows["run_id"].nunique(), runs=self.inventory)
 
     def sentences(self) -> str:
         text = f"Useful tokens per second of all ranks; {self.counted()}. {POINTS}"
@@ -88,7 +98,7 @@ class TokensPerSecondOverTime(Figure):
                 f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}"
             )
         return captions.listing(texts) + captions.in_brackets(
-            captions.name_common(self.rows, common)
+            captions.name_common(self.rows, shared=common)
         )
 
 
@@ -118,7 +128,7 @@ class StepTimeBreakdown(Figure):
         if shares.empty:
             return self.title
         part = PARTS[shares.idxmax()][0]
-        share = number(100 * shares.max(), 2)
+        share = number(100 * shares.max(), digits=2)
         return f"The largest part of a step is {part}: {share} % of its time"
 
     def draw(self) -> Drawing:
@@ -133,7 +143,7 @@ class StepTimeBreakdown(Figure):
         for y, cell in enumerate(listed):
             here = panels.at(self.rows, cell).sort_values("step_s")
             if here.empty:
-                panels.write_note(axes, y, "no data")
+                panels.write_note(axes, y, text="no data")
                 continue
             begin = 0.0
             median = here.iloc[(len(here) - 1) // 2]
@@ -150,15 +160,17 @@ class StepTimeBreakdown(Figure):
                     linewidth=0,
                 )
                 begin += width
-            axes.plot(1e3 * here["step_s"], [y + o for o in jitter(len(here), 0.4)], **OPEN_DOTS)
+            axes.plot(
+                1e3 * here["step_s"], [y + o for o in jitter(len(here), width=0.4)], **OPEN_DOTS
+            )
         for part, (label, colour, hatch) in PARTS.items():
             if (self.rows[part] > 0).any():
                 axes.barh(
                     [0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label
                 )
-        panels.finish_rows(axes, panels.names(listed), 6)
-        panels.legend(made, axes, 4)
-        panels.heading(axes, captions.crowded(self.inventory))
+        panels.finish_rows(axes, texts=panels.names(listed), most=6)
+        panels.legend(made, axes, most=4)
+        panels.heading(axes, text=captions.crowded(self.inventory))
         return made
 
     def sentences(self) -> str:

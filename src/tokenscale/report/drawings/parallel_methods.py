@@ -77,9 +77,9 @@ class Speeds(Figure):
             axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
             if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
                 axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
-        panels.finish_rows(axes, [group["label"].iloc[0] for group in self.cells])
+        panels.finish_rows(axes, texts=[group["label"].iloc[0] for group in self.cells])
         axes.invert_yaxis()
-        panels.heading(axes, self.heading)
+        panels.heading(axes, text=self.heading)
         return made
 
 
@@ -232,7 +232,7 @@ class ParallelMethods(Speeds):
                     number(1e-6 * group["memory_bytes"].max()),
                     captions.spread(100 * alike["efficiency"].dropna()),
                 ]
-                + [_measure(group), captions.spread(alike["final_loss"], 5)]
+                + [_measure(group), captions.spread(alike["final_loss"], digits=5)]
                 + ["reference" if world == 1 else _difference(group), _same(group)]
             )
         text = (
@@ -243,7 +243,7 @@ class ParallelMethods(Speeds):
             "difference is the largest "
             "of all steps and repeats, the last step included, against the run on one rank."
         )
-        return Table(heads, rows, text)
+        return Table(columns=heads, rows=rows, caption=text)
 
 
 class MemoryByMethod(Figure):
@@ -272,11 +272,11 @@ class MemoryByMethod(Figure):
     def finding(self) -> str:
         rows = self.rows.dropna(subset=["bytes"])
         rows = captions.common_repeats(
-            rows[rows["world_size"] == rows["world_size"].max()], ["method"]
+            rows[rows["world_size"] == rows["world_size"].max()], by=["method"]
         )
         if rows["method"].nunique() < 2:
             return self.title
-        found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), " MB")
+        found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), unit=" MB")
         return (
             "Memory of the fullest of "
             f"{captions.count(int(rows['world_size'].iloc[0]), 'rank')}: {found}"
@@ -313,7 +313,7 @@ class MemoryByMethod(Figure):
                         fontsize=8,
                     )
             axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), **OPEN_DOTS)
-        panels.finish_rows(axes, [text for text, _ in self.cells[::-1]], 6)
+        panels.finish_rows(axes, texts=[text for text, _ in self.cells[::-1]], most=6)
         for part, colour in PARTS.items():
             axes.barh([0], [0], color=colour, label=part)
         axes.barh(
@@ -445,7 +445,7 @@ class Frameworks(Speeds):
                     captions.spread(1e3 * alike["median_step_s"]),
                     number(1e-6 * group["memory_bytes"].max()),
                 ]
-                + [captions.spread(alike["final_loss"], 6), str(len(group))]
+                + [captions.spread(alike["final_loss"], digits=6), str(len(group))]
             )
         listed = self.inventory[~self.inventory["cell"].isin(self.rows["cell"])]
         for (arm, model, _), group in listed.groupby(["arm", "model", "cell"], sort=False):
@@ -458,7 +458,7 @@ class Frameworks(Speeds):
             "steps with this project's trainer (A) on the same weights and batches, against a "
             "measured rounding floor."
         )
-        return Table(heads, rows, text)
+        return Table(columns=heads, rows=rows, caption=text)
 
 
 _KEYS = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
@@ -475,7 +475,12 @@ def _predict(ranks: int, schedule: str, chunks: int, micro_batches: int) -> dict
     them wait.
     """
     waiting, naive = (
-        bubble_share(name, ranks, micro_batches, v)
+        bubble_share(
+            name,
+            ranks,
+            micro_batches,
+            chunks=v,
+        )
         for name, v in ((schedule, chunks), ("naive", 1))
     )
     return {"bubble_share": waiting, "speed_up": (1 - waiting) / (1 - naive)}
@@ -586,12 +591,12 @@ class PipelineBubble(Figure):
                 for count, key in rows.items():
                     values = factor * self.cells[key][column].dropna().astype(float)
                     axes.plot([count * shift] * len(values), values, marker, **look)
-            panels.from_zero(axes, sorted({key[3] for key in self.cells if key[0] == ranks}))
+            panels.from_zero(axes, sizes=sorted({key[3] for key in self.cells if key[0] == ranks}))
             if len(sizes) > 1:
-                panels.heading(axes, f"{ranks} ranks in the pipeline")
-        panels.legend(made, axes_of, order=[_name(*key) for key in series])
+                panels.heading(axes, text=f"{ranks} ranks in the pipeline")
+        panels.legend(made, axes=axes_of, order=[_name(*key) for key in series])
         if _oversubscribed(self.rows):
-            panels.heading(axes_of[0], captions.OVERSUBSCRIBED)
+            panels.heading(axes_of[0], text=captions.OVERSUBSCRIBED)
         return made
 
     def crowded(self) -> str:
@@ -664,4 +669,4 @@ class PipelineBubble(Figure):
             "and repeats, against "
             "naive with the fewest of them."
         )
-        return Table(heads, rows, text)
+        return Table(columns=heads, rows=rows, caption=text)

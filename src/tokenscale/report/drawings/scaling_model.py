@@ -58,7 +58,7 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
             markersize=5,
             markerfacecolor=face,
         )
-    panels.doublings(axes, sizes[:: 1 + len(sizes) // 7])
+    panels.doublings(axes, sizes=sizes[:: 1 + len(sizes) // 7])
     axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
     axes.set_yscale("log")
     plain(axes.yaxis, log=True)
@@ -95,7 +95,7 @@ class ScalingModel(Figure):
 
     def prepare(self) -> None:
         super().prepare()
-        runs = measured_runs(self.inventory, self.rows)
+        runs = measured_runs(self.inventory, throughput=self.rows)
         runs = runs[~runs["external"]]
         self.series = []
         for name in ordered(runs["series"]):
@@ -107,11 +107,19 @@ class ScalingModel(Figure):
             try:
                 if len(sizes) > 1:
                     model = project_series(
-                        name, own[own["world_size"].isin(fitted)], held_out=sizes
+                        name, runs=own[own["world_size"].isin(fitted)], held_out=sizes
                     )
             except UserError as error:
                 obstacle = error.what
-            self.series += [ScalingSeries(name, own, fitted, model, obstacle)] * (len(sizes) > 1)
+            self.series += [
+                ScalingSeries(
+                    name=name,
+                    runs=own,
+                    fitted=fitted,
+                    model=model,
+                    obstacle=obstacle,
+                )
+            ] * (len(sizes) > 1)
 
     def data(self) -> pd.DataFrame:
         """Return measured runs, then predictions with the ends of the band and if efficiency stays
@@ -148,13 +156,18 @@ class ScalingModel(Figure):
         efficiency stays.
         """
         shown = [series for series in self.series if series.model] or self.series
-        made, every = panels.grid(len(shown), 2.9, "world size (ranks)", "useful tokens / s")
+        made, every = panels.grid(
+            len(shown),
+            height=2.9,
+            x="world size (ranks)",
+            y="useful tokens / s",
+        )
         if not shown:
             return self.no_data(made)
         found = looks([series.name for series in shown])
         for panel, series, name in zip(every, shown, panels.short(list(found)), strict=True):
-            _draw_panel(panel, series, found[series.name])
-            panels.heading(panel, f"{name}: {'a model' if series.model else 'no model'}")
+            _draw_panel(panel, series, options=found[series.name])
+            panels.heading(panel, text=f"{name}: {'a model' if series.model else 'no model'}")
         return made
 
     def caption(self) -> str:

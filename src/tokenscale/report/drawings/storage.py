@@ -64,7 +64,7 @@ class StorageAgainstEntropy(Figure):
         made, (axes,) = figure(height=1.6 + 0.42 * max(3, len(rows)))
         axes.set_xlabel("bytes a token")
         if rows.empty:
-            no_data(axes, "no data: 0 of 0 stores")
+            no_data(axes, text="no data: 0 of 0 stores")
             return made
         axes.barh(range(len(rows)), rows["bytes_per_id"], height=0.5, color=BLUE, alpha=0.55)
         for column, (label, colour, marker) in _BOUNDS.items():
@@ -75,7 +75,7 @@ class StorageAgainstEntropy(Figure):
                 "markeredgewidth": 1.5,
             }
             axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
-        panels.finish_rows(axes, self.names[::-1], 6)
+        panels.finish_rows(axes, texts=self.names[::-1], most=6)
         panels.legend(made, axes)
         return made
 
@@ -182,7 +182,7 @@ class StorageBenchmark(Figure):
             axes.set_xlabel("bytes / useful token\n(log scale)")
             shown = points[points[column] > 0]
             if shown.empty:
-                no_data(axes, "no data: 0 of 0 rounds")
+                no_data(axes, text="no data: 0 of 0 rounds")
                 continue
             axes.set_xscale("log")
             axes.set_yscale("log")
@@ -265,8 +265,8 @@ class StorageBenchmark(Figure):
                 )
                 found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
         text += f"Making a store pays after {captions.listing(found)}. " if found else ""
-        text += captions.reasons(self.first[self.first["round"].isna()], "store")
-        return text + captions.kinds(self.groups(), "round", "a store")
+        text += captions.reasons(self.first[self.first["round"].isna()], column="store")
+        return text + captions.kinds(self.groups(), one="round", cell="a store")
 
     def numbers(self) -> str:
         columns = ["bytes_per_useful_token", "store", "shuffled_us_per_token"]

@@ -85,7 +85,12 @@ class TokenizationBenchmark(Figure):
         self.drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
 
     def finding(self) -> str:
-        found = captions.common_extremes(self.drawn, self.main, " µs", by=self.by)
+        found = captions.common_extremes(
+            self.drawn,
+            column=self.main,
+            unit=" µs",
+            by=self.by,
+        )
         return f"Reading alone, per useful token: {found}" if found else self.title
 
     def table(self) -> Table | None:
@@ -100,7 +105,11 @@ class TokenizationBenchmark(Figure):
             for name in names
         ]
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
-        return Table(heads, rows, f"Medians over rounds. {self.over()}".strip()) if rows else None
+        return (
+            Table(columns=heads, rows=rows, caption=f"Medians over rounds. {self.over()}".strip())
+            if rows
+            else None
+        )
 
     def draw(self) -> Drawing:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying
@@ -114,7 +123,7 @@ class TokenizationBenchmark(Figure):
             if column == "open_s":
                 limit = limit[:0]  # it opens nothing
             if shown.empty and limit.empty:
-                no_data(axes, "no data: 0 of 0 rounds")
+                no_data(axes, text="no data: 0 of 0 rounds")
                 continue
             axes.set_xscale("log")
             for y, name in enumerate(names):
@@ -138,7 +147,7 @@ class TokenizationBenchmark(Figure):
                     "fontsize": 9,
                 }
                 axes.text(middle, 1.01, "memcpy", **look)
-            panels.name_rows(axes, names)
+            panels.name_rows(axes, texts=names)
             every = pd.concat([shown, limit])[column]
             axes.set_xlim(every.min() / 1.6, every.max() * 1.6)
             plain(axes.xaxis, log=True)
@@ -184,9 +193,9 @@ class TokenizationBenchmark(Figure):
             "batches are copies of decoded rows. "
         )
         text += self._break_even() + captions.reasons(
-            self.first[self.first["left_out"].notna()], "arm"
+            self.first[self.first["left_out"].notna()], column="arm"
         )
-        return text + self.over() + captions.kinds(self.groups(), "round", "an arm")
+        return text + self.over() + captions.kinds(self.groups(), one="round", cell="an arm")
 
     def _break_even(self) -> str:
         """Return from which number of batches on an offline arm, with its opening, takes less time
@@ -216,4 +225,4 @@ class TokenizationBenchmark(Figure):
         return text * bool(found)
 
     def numbers(self) -> str:
-        return captions.medians(self.drawn, self.main, by=self.by)
+        return captions.medians(self.drawn, column=self.main, by=self.by)

@@ -51,11 +51,16 @@ class MixtureLosses(Figure):
         """Draw one panel per corpus: every run a dot, the median of each cell a bar."""
         sources = sorted(self.rows["source"].unique())
         label = "validation loss (nats / useful token)"
-        made, every = panels.grid(len(sources), 2.8, "share of sequences (%)", label)
+        made, every = panels.grid(
+            len(sources),
+            height=2.8,
+            x="share of sequences (%)",
+            y=label,
+        )
         if not sources:
             return self.no_data(made)
         for source, axes in zip(sources, every, strict=True):
-            panels.heading(axes, source)
+            panels.heading(axes, text=source)
             for cell, look in looks(self.cells).items():
                 both = (
                     rows[(rows["source"] == source) & (rows["cell"] == cell)]
@@ -68,7 +73,7 @@ class MixtureLosses(Figure):
                 axes.plot(share.median(), middle.median(), "_", color=look["color"], markersize=18)
             axes.set_xlim(-6, 106)
             plain(axes.yaxis)
-        panels.legend(made, every, order=self.cells)
+        panels.legend(made, axes=every, order=self.cells)
         return made
 
     def sentences(self) -> str:
@@ -96,7 +101,7 @@ class MixtureLosses(Figure):
             for (mixture, source), group in self.common.groupby(list(self.by))
         ]
         heads = columns("mixture", "corpus", ">share (%)", ">runs", ">loss", ">lowest to highest")
-        return Table(heads, rows, self.over().strip())
+        return Table(columns=heads, rows=rows, caption=self.over().strip())
 
 
 class TimeToTargetLoss(Figure):
@@ -126,7 +131,7 @@ class TimeToTargetLoss(Figure):
 
     def finding(self) -> str:
         runs = captions.count(len(self.rows), "run")
-        target = number(self.rows["target"].max(), 4)
+        target = number(self.rows["target"].max(), digits=4)
         reached = (
             f"{int(self.rows['reached'].sum())} of {runs} reached a validation loss of {target} "
             "nats"
@@ -152,17 +157,22 @@ class TimeToTargetLoss(Figure):
                 here = panels.at(self.rows, cell)
                 if len(here):
                     _draw_cell(
-                        axes, y, here, column, edge, panels.at(self.common, cell)[column].median()
+                        axes,
+                        y,
+                        here=here,
+                        column=column,
+                        edge=edge,
+                        middle=panels.at(self.common, cell)[column].median(),
                     )
                 else:
                     panels.write_note(
-                        axes, y, "not comparable" if self.refusals else "no validation"
+                        axes, y, text="not comparable" if self.refusals else "no validation"
                     )
-            panels.name_rows(axes, panels.names(listed))
-            panels.steps_of(axes.xaxis, 4)
+            panels.name_rows(axes, texts=panels.names(listed))
+            panels.steps_of(axes.xaxis, most=4)
         if len(self.rows):
             target = f"loss ≤ {number(self.rows['target'].iloc[0], 5)} nats / useful token"
-            panels.heading(both[0], captions.crowded(self.inventory) or target)
+            panels.heading(both[0], text=captions.crowded(self.inventory) or target)
             right = both[1].secondary_yaxis("right")
             counts = [panels.at(self.rows, cell)["reached"] for cell in listed]
             right.set_yticks(
@@ -199,13 +209,15 @@ class TimeToTargetLoss(Figure):
     def numbers(self) -> str:
         texts = []
         for name, world, group in captions.cells(self.rows):
-            middle = panels.at(self.common, (name, world))["seconds"].median()
+            middle = panels.at(self.common, cell=(name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(
                 f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} "
                 "reached)"
             )
-        return "; ".join(texts) + captions.in_brackets(captions.name_common(self.rows, self.common))
+        return "; ".join(texts) + captions.in_brackets(
+            captions.name_common(self.rows, shared=self.common)
+        )
 
 
 def _draw_cell(
@@ -337,4 +349,4 @@ class Translation(Figure):
                 ]
                 + [str(len(group))]
             )
-        return Table(heads, rows, self.over().strip())
+        return Table(columns=heads, rows=rows, caption=self.over().strip())

@@ -137,13 +137,17 @@ def find_hint(*texts: str, state: str | None = None) -> Hint | None:
     if own := _OWN.search(output):
         cause = re.search(r"^  cause +(.+)", own["facts"], re.MULTILINE)
         what = cause[1] if cause else own["what"]
-        return Hint(what.strip().rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
+        return Hint(
+            what=what.strip().rstrip("."),
+            next=own["next"].strip(),
+            line=f"tokenscale: {own['what']}",
+        )
     for pattern, what, next in _COMPILED:
         if found := pattern.search(output):
             start = output.rfind("\n", 0, found.start()) + 1
             end = output.find("\n", found.end())
             line = output[start : end if end >= 0 else None].strip()
-            return Hint(what, next, "" if line == known else line)
+            return Hint(what=what, next=next, line="" if line == known else line)
     return None
 
 

@@ -67,7 +67,7 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
         return True
     folder.mkdir(exist_ok=True)
     file = os.fdopen(
-        open_file(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+"
+        open_file(folder / OWNER, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+"
     )
     try:
         free = acquire(file)

@@ -230,7 +230,14 @@ class Launch:
         if machine.starter == "torchrun":
             return torchrun_argv(rank, shape), machine.environment
         places: dict[str, Any] = {"outputs": outputs, "root": Path.cwd()}
-        argv = srun_argv(rank, shape, machine, name=self.run.identity, share=self.share, **places)
+        argv = srun_argv(
+            rank,
+            shape,
+            machine=machine,
+            name=self.run.identity,
+            share=self.share,
+            **places,
+        )
         job: dict[str, Any] = {"address": self.job.address, "job": self.job.id} if self.job else {}
         return argv, srun_environment(machine, **places, **job)
 
@@ -249,7 +256,7 @@ class Launch:
         rank = argv.index("--settings")
         argv = [
             *argv[:rank],
-            write_arguments(self.attempt_directory(attempt) / "arguments.json", argv[rank:]),
+            write_arguments(self.attempt_directory(attempt) / "arguments.json", words=argv[rank:]),
         ]
         if self.machine.starter == "here":
             return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
@@ -265,7 +272,9 @@ class Launch:
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
             command = [(argv, base | variables)]
-            output = open_file(self.outputs(attempt) / failure_hints.SRUN, REPLACE, follow=False)
+            output = open_file(
+                self.outputs(attempt) / failure_hints.SRUN, flags=REPLACE, follow=False
+            )
             with open(output, "w", encoding="utf-8") as errors:
                 return ranks.run_processes(
                     command, stderr=errors, end_signal=signal.SIGUSR1, keep=keep
@@ -343,7 +352,7 @@ def check_memory(
         return
     try:
         whole = replace(run, model=run.model.with_vocabulary(entries))
-        most = largest_memory(whole, "cuda" if on_gpus else "cpu")
+        most = largest_memory(whole, device="cuda" if on_gpus else "cpu")
         needed = most.total if on_gpus else sum(memory(whole, rank).total for rank in range(ranks))
     except (ImportError, UserError):  # a model of transformers, without the library
         return
@@ -407,20 +416,30 @@ def open_run(
             raise UserError(what, path=path, next=f"snakemake {path}")
     state = _find_state(run)
     directory = output.parent
-    with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
+    with lock.hold_run_folder(directory, what=run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = attempts.hash_identity(
-            [Path(file) for file in training_code(run)], manifests, state
+            [Path(file) for file in training_code(run)], inputs=manifests, state=state
         )
         if check is not None and not attempts.read_final(directory, identity):
             check(run, manifests)
-        attempt = attempts.prepare_attempt(directory, run, identity, launch)
+        attempt = attempts.prepare_attempt(
+            directory,
+            run,
+            identity,
+            launch=launch,
+        )
         if attempt is None:
             print(
                 f"{run.identity} has ended already, with this code and data; remove {directory} "
                 "to train it again"
             )
-            attempts.write_done_file(directory, output, identity, run)
+            attempts.write_done_file(
+                directory,
+                output,
+                identity,
+                run=run,
+            )
             for folder in (
                 directory.glob("checkpoints/step=*")
                 if not run.checkpoints.keep_resume_state
@@ -450,20 +469,38 @@ def start_run(
     job's nodes do not suit the run.
     """
     machine = machine or Machine()
-    launched = Launch(run, machine, output.parent, share, job=find_job(machine))
+    launched = Launch(
+        run=run,
+        machine=machine,
+        directory=output.parent,
+        share=share,
+        job=find_job(machine),
+    )
     launched.check()
     tokenizer = (
-        read_json(manifests["tokenizer"], "tokenizer's manifest")
+        read_json(manifests["tokenizer"], what="tokenizer's manifest")
         if "tokenizer" in manifests
         else {}
     )
     check_memory(run, machine, vocabulary=tokenizer.get("vocabulary_size"))
-    opened = open_run(run, output, manifests, launch=launched.record(), wait=wait, check=check)
+    opened = open_run(
+        run,
+        output,
+        manifests=manifests,
+        launch=launched.record(),
+        wait=wait,
+        check=check,
+    )
     with opened as (identity, attempt, held):
         if attempt is None:
             return 0
         exit_code = launched.go(attempt, manifests, keep=(held,))
-        if attempts.write_done_file(output.parent, output, identity, run):
+        if attempts.write_done_file(
+            output.parent,
+            output,
+            identity,
+            run=run,
+        ):
             if exit_code:  # results were on disk before the processes were torn down
                 text = f"{run.identity} is sealed; its processes then ended with {exit_code}."
                 print(f"tokenscale: {text}", file=sys.stderr)
@@ -512,8 +549,8 @@ def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
     command = [_find_python(machine), "-m", "tokenscale", *arguments]
     return srun_argv(
         command,
-        geometry(1, machine.gpus_per_node),
-        machine,
+        shape=geometry(1, machine.gpus_per_node),
+        machine=machine,
         name=arguments[0],
         outputs=None,
         root=root,

@@ -64,7 +64,7 @@ class ExternalRun:
             what = "the folder of another program's run needs the prefix of external runs."
             raise UserError(what, **places, next="rename the folder to the expected form")
         for name in stated.keys() - OPTIONAL_FACTS.keys():
-            raise unknown("run fact", name, OPTIONAL_FACTS)
+            raise unknown("run fact", word=name, words=OPTIONAL_FACTS)
         counts = dict(zip(COUNTS, (steps, global_batch, sequence_length, world_size), strict=True))
         facts = {"approach": approach, **counts, **stated}
         check_facts(facts)
@@ -173,7 +173,9 @@ class ExternalRun:
             logs = sorted(self._writer.directory.glob("*.jsonl"))
             hashes = {path.relative_to(self.folder).as_posix(): sha256_file(path) for path in logs}
             provenance.seal_record(
-                self.folder, self._record, {"status": status, "steps": self._step, "logs": hashes}
+                self.folder,
+                self._record,
+                outcome={"status": status, "steps": self._step, "logs": hashes},
             )
 
 

@@ -79,7 +79,7 @@ def count_cores() -> int:
     """Return the number of cores that this process can use, limited by affinity and control
     groups.
     """
-    return usable_cores(count_affinity_cores(), cgroup_limits()[0])
+    return usable_cores(count_affinity_cores(), quota=cgroup_limits()[0])
 
 
 def count_affinity_cores() -> int:
@@ -246,7 +246,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
     """
     git, diff = read_git_state()
     if diff:
-        write_text(directory / "dirty.diff", diff)
+        write_text(directory / "dirty.diff", text=diff)
     full = {
         "schema": 1,
         **record,
@@ -258,7 +258,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
         "argv": ["tokenscale", *redact_arguments(sys.argv[1:])],
         "outcome": {"status": "running"},
     }
-    write_json(directory / "run.json", full)
+    write_json(directory / "run.json", value=full)
     return full
 
 
@@ -266,10 +266,10 @@ def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]
     """Write the final record with a digest of its canonical JSON, so that later edits are
     detected.
     """
-    write_sealed(directory / "run.json", record | {"outcome": outcome})
+    write_sealed(directory / "run.json", record=record | {"outcome": outcome})
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """Return the record at `path` if it is sealed and unchanged, else None."""
-    record = read_json(path, "run record") if path.is_file() else None
+    record = read_json(path, what="run record") if path.is_file() else None
     return record if is_sealed(record) else None

@@ -44,7 +44,7 @@ class HeldOut:
             self._tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(
                 inputs.tokenizer
             )
-            self.pairs = held_out_pairs(inputs.corpus, run.validation.bleu)
+            self.pairs = held_out_pairs(inputs.corpus, count=run.validation.bleu)
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
         """Return whether the loss is due after `done` steps."""
@@ -72,10 +72,10 @@ class HeldOut:
             accuracy = run.validation.accuracy
             found = validate(
                 trainer.parallel,
-                held_out,
-                run.micro_batch,
-                trainer.mesh,
-                trainer.autocast,
+                data=held_out,
+                micro_batch_size=run.micro_batch,
+                mesh=trainer.mesh,
+                autocast=trainer.autocast,
                 accuracy=accuracy,
             )
             if found.useful_tokens == 0:
@@ -89,14 +89,18 @@ class HeldOut:
                 self._log(
                     "source_validation",
                     done,
-                    found,
-                    held_out.global_rows,
-                    began_slice,
+                    found=found,
+                    rows=held_out.global_rows,
+                    began=began_slice,
                     corpus=held_out.corpus,
                 )
         total = add_sums(sums)
         self._log(
-            "validation", done, total, sum(held_out.global_rows for held_out in self.slices), began
+            "validation",
+            done,
+            found=total,
+            rows=sum(held_out.global_rows for held_out in self.slices),
+            began=began,
         )
         return total.loss_sum / total.useful_tokens
 
@@ -123,11 +127,11 @@ class HeldOut:
         for found in translate(
             model,
             self.pairs,
-            self._tokenizer,
-            run.sequence_length,
-            device,
-            place.data_rank,
-            readers.data_parallel_size,
+            tokenizer=self._tokenizer,
+            positions=run.sequence_length,
+            device=device,
+            rank=place.data_rank,
+            world_size=readers.data_parallel_size,
         ):
             self._beat()
             if not place.is_group_leader:  # its group translates the same

@@ -32,9 +32,9 @@ def add_sums(sums: Sequence[ValidationSums]) -> ValidationSums:
     """Return the sums over several slices."""
     correct = [found.correct_tokens for found in sums if found.correct_tokens is not None]
     return ValidationSums(
-        sum(found.loss_sum for found in sums),
-        sum(found.useful_tokens for found in sums),
-        sum(correct) if len(correct) == len(sums) else None,
+        loss_sum=sum(found.loss_sum for found in sums),
+        useful_tokens=sum(found.useful_tokens for found in sums),
+        correct_tokens=sum(correct) if len(correct) == len(sums) else None,
     )
 
 
@@ -62,7 +62,9 @@ def validate(
         torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
     )
     parallel.module.eval()
-    passes = micro_steps(data.global_rows, mesh.layout.data_parallel_size, micro_batch_size)
+    passes = micro_steps(
+        data.global_rows, world_size=mesh.layout.data_parallel_size, micro_batch=micro_batch_size
+    )
     for start in range(0, passes * micro_batch_size, micro_batch_size):
         rows = slice(start, start + micro_batch_size)
         with autocast():
@@ -80,7 +82,11 @@ def validate(
         float(correct.item() * counts) if accuracy else 0.0,
     ]
     loss_sum, useful_tokens, correct_tokens = world.sum(*sums)
-    return ValidationSums(loss_sum, int(useful_tokens), int(correct_tokens) if accuracy else None)
+    return ValidationSums(
+        loss_sum=loss_sum,
+        useful_tokens=int(useful_tokens),
+        correct_tokens=int(correct_tokens) if accuracy else None,
+    )
 
 
 #: windows that are sorted by length before they are put into batches: few positions are then
@@ -162,7 +168,12 @@ def scores(
         ids = batch.document_ids_bt
         bounds = None if ids is None else Bounds(torch.from_numpy(ids), device)
         with autocast():
-            loss, right = linear_scores(model.hidden(tokens, bounds), model.head, labels, CHUNK)
+            loss, right = linear_scores(
+                model.hidden(tokens, bounds),
+                model.head,
+                labels_bt=labels,
+                chunk=CHUNK,
+            )
         loss_sum += loss
         correct += right
         found.useful_tokens += int(np.count_nonzero(batch.labels_bt != IGNORED))
@@ -215,5 +226,7 @@ def _batched(block: list[tuple[int, np.ndarray]], rows: int, padded: bool) -> It
         labels = np.full_like(tokens, IGNORED)
         for row, (_, window) in enumerate(part):
             tokens[row, : len(window) - 1], labels[row, : len(window) - 1] = window[:-1], window[1:]
-        yield Rows(tokens, labels, numbers=np.array([number for number, _ in part]))
+        yield Rows(
+            tokens_bt=tokens, labels_bt=labels, numbers=np.array([number for number, _ in part])
+        )
         begin += len(part)

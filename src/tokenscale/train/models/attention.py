@@ -156,7 +156,13 @@ def attend(
             query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped
         )
     if kernel == "flex":
-        return _flex(query, key, value, block_mask=bounds.block_mask(causal), enable_gqa=grouped)
+        return _flex(
+            query,
+            key,
+            value=value,
+            block_mask=bounds.block_mask(causal),
+            enable_gqa=grouped,
+        )
     if kernel == "flash" and bounds is None:
         from flash_attn import flash_attn_func
 
@@ -173,7 +179,14 @@ def attend(
             q, k, v, cut, cut, longest, longest, dropout_p=dropout, causal=causal
         )
     elif kernel == "varlen":
-        y = _varlen(q, k, v, cut, longest, causal)
+        y = _varlen(
+            q,
+            key=k,
+            value=v,
+            cut=cut,
+            longest=longest,
+            causal=causal,
+        )
     else:
         raise ValueError(f"kernel {kernel!r} is none of {KERNELS}")
     return y.view(rows, length, *y.shape[1:]).transpose(1, 2)
@@ -188,7 +201,13 @@ def choose_kernel(
     UserError where the one asked for cannot run here.
     """
     if requested != "auto":
-        reason = _lacks(requested, device, bounds, dtype, dropout)
+        reason = _lacks(
+            requested,
+            device,
+            bounds=bounds,
+            dtype=dtype,
+            dropout=dropout,
+        )
         if reason is not None:
             form = str(dtype).removeprefix("torch.")
             raise UserError(
@@ -202,7 +221,16 @@ def choose_kernel(
     # fast
     order = ("flash", "varlen", "flex", "sdpa") if bounds else ("sdpa",)
     return next(
-        kernel for kernel in order if _lacks(kernel, device, bounds, dtype, dropout) is None
+        kernel
+        for kernel in order
+        if _lacks(
+            kernel,
+            device,
+            bounds=bounds,
+            dtype=dtype,
+            dropout=dropout,
+        )
+        is None
     )
 
 

@@ -29,7 +29,10 @@ def build(
 
         return library.build(shape, sequence_length, objective=objective, kernel=kernel)
     return decoder.Decoder(
-        shape, sequence_length, causal=registry.OBJECTIVES[objective].causal, kernel=kernel
+        model=shape,
+        sequence_length=sequence_length,
+        causal=registry.OBJECTIVES[objective].causal,
+        kernel=kernel,
     )
 
 

@@ -117,8 +117,8 @@ def random_words(index: Tensor, counter: int, step: int) -> Tensor:
     """Return a word of 64 random bits for each index, as int64. Changes `index`."""
     word = index.mul_(step).add_(counter)
     for shift, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
-        word.bitwise_xor_(_shift_right(word, shift)).mul_(_signed(multiplier))
-    return word.bitwise_xor_(_shift_right(word, 31))
+        word.bitwise_xor_(_shift_right(word, bits=shift)).mul_(_signed(multiplier))
+    return word.bitwise_xor_(_shift_right(word, bits=31))
 
 
 def centred_uniform_of(words: Tensor) -> Tensor:
@@ -130,10 +130,10 @@ def normal_of(centred: Tensor) -> Tensor:
     """Return the inverse of the standard normal distribution function at 1/2 + `centred`; [n] →
     [n], float64.
     """
-    found = _ratio(CENTRAL, centred.square()).mul_(centred)
+    found = _ratio(CENTRAL, x=centred.square()).mul_(centred)
     beyond = (centred.abs() > CENTRE).nonzero()[:, 0]
     sides = centred[beyond]
-    tails = _ratio(TAIL, _log(0.5 - sides.abs()).mul_(-2).sqrt_())
+    tails = _ratio(TAIL, x=_log(0.5 - sides.abs()).mul_(-2).sqrt_())
     found[beyond] = torch.where(sides < 0, tails, -tails)
     return found
 
@@ -163,7 +163,10 @@ def _log(x: Tensor) -> Tensor:
     exponent = (exponent + large).double()
     ratio = (mantissa - 1).div_(mantissa + 1)
     return (
-        _polynomial(LOG_SERIES, ratio.square()).mul_(ratio).mul_(2).add_(exponent.mul_(math.log(2)))
+        _polynomial(LOG_SERIES, x=ratio.square())
+        .mul_(ratio)
+        .mul_(2)
+        .add_(exponent.mul_(math.log(2)))
     )
 
 

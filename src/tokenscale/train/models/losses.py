@@ -46,7 +46,7 @@ def align_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | No
     The logits of added rows are -inf: they are in no softmax and have no gradient. Parameters keep
     V rows.
     """
-    added = aligned_rows(len(weight), weight.device.type) - len(weight)
+    added = aligned_rows(len(weight), device=weight.device.type) - len(weight)
     if not added:
         return weight, bias
     bias = weight.new_zeros(len(weight)) if bias is None else bias
@@ -171,7 +171,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_sum = torch.zeros((), device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             cast, offset = align_rows(
-                weight.to(dtype), bias.to(dtype) if bias is not None else None
+                weight.to(dtype), bias=bias.to(dtype) if bias is not None else None
             )
             rows = slice(len(weight))  # without the rows that `align_rows` added
             for part in _parts(len(labels), chunk):
@@ -224,7 +224,7 @@ def _times(gradient: Tensor | None, factor: Tensor) -> Tensor | None:
     if gradient is None or gradient.dtype == factor.dtype:
         return None if gradient is None else gradient * factor
     scaled = torch.empty_like(gradient)
-    for part in _parts(len(gradient), 4096):  # without a copy of all of it
+    for part in _parts(len(gradient), chunk=4096):  # without a copy of all of it
         scaled[part] = gradient[part].float() * factor
     return scaled
 
@@ -252,7 +252,10 @@ def _differentiate_chunk(
     second one.
     """
     loss, gradient = _loss_and_gradient(
-        F.linear(inputs, weight, bias).float(), labels, share, entries
+        F.linear(inputs, weight, bias).float(),
+        labels,
+        share,
+        entries=entries,
     )
     by_bias = gradient.sum(dim=0) if wants_bias else None
     rounded = (gradient.mul_(scale) if scale != 1 else gradient).to(inputs.dtype)

@@ -55,7 +55,7 @@ class KVCache:
 
     def of(self, layer: int) -> LayerKVCache:
         index = self.layers.index(layer)
-        return LayerKVCache(self.keys[index], self.values[index], self.length)
+        return LayerKVCache(keys=self.keys[index], values=self.values[index], length=self.length)
 
 
 class OutputHead(nn.Linear):
@@ -156,7 +156,13 @@ class Objective(nn.Module):
         chunk = self.loss_chunk
         share = self.vocabulary
         if self.correct is not None:
-            self.correct += correct_labels(hidden_btd, head, labels_bt, chunk, share=share)
+            self.correct += correct_labels(
+                hidden_btd,
+                head,
+                labels_bt=labels_bt,
+                chunk=chunk,
+                share=share,
+            )
         if chunk == 0 and share is None:
             loss = (
                 compile_function(head_cross_entropy_sum)
@@ -165,7 +171,12 @@ class Objective(nn.Module):
             )
             return loss(hidden_btd, head.weight, head.bias, labels_bt)
         return linear_cross_entropy_sum(
-            hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share
+            hidden_btd,
+            head,
+            labels_bt=labels_bt,
+            chunk=chunk,
+            compiled=self.compiled,
+            share=share,
         )
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -209,7 +220,9 @@ def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device
         ids = torch.from_numpy(batch.document_ids_bt[rows])
         ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
         bounds = Bounds(ids, device)
-    return MicroBatch(_copy(tokens, device), _copy(labels, device), bounds)
+    return MicroBatch(
+        tokens_bt=_copy(tokens, device), labels_bt=_copy(labels, device), bounds=bounds
+    )
 
 
 def _copy(values: Tensor, device: torch.device) -> Tensor:

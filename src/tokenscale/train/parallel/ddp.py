@@ -46,7 +46,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     group = mesh.group("data" if mesh.size("data") > 1 else "shard")
     if mesh.size("pipeline") > 1:
         names = tuple(name for name, _ in parallel.objective.model.named_parameters())
-        parallel.sharding.reductions.append(GradReduction(names, group, mean=True))
+        parallel.sharding.reductions.append(GradReduction(names=names, group=group, mean=True))
         return parallel
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers; the new name is unknown to torch 2.9
@@ -61,7 +61,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             bucket_cap_mb=mesh.layout.bucket_megabytes,
         )
     if parallel.compilation is not None:
-        replace_forward(wrapped, _whole_graphs)
+        replace_forward(wrapped, make=_whole_graphs)
     listener = BucketListener()
 
     def reduce_bucket(
@@ -111,7 +111,9 @@ def apply_zero1(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     updated rows.
     """
     parallel = apply_ddp(parallel, mesh)
-    parallel.shards = RowShards(parallel.objective.model, mesh, parallel.sharding)
+    parallel.shards = RowShards(
+        model=parallel.objective.model, mesh=mesh, sharding=parallel.sharding
+    )
     return parallel
 
 

@@ -73,7 +73,9 @@ def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     materialise(parallel.module, mesh.world.device)
     parallel.lockstep = mesh.group("shard")
     parallel.no_sync = partial(_no_sync, root, keep_weights=not reshards)
-    parallel.shards = FSDPShards(parallel.objective.model, mesh, parallel.sharding)
+    parallel.shards = FSDPShards(
+        model=parallel.objective.model, mesh=mesh, sharding=parallel.sharding
+    )
     return parallel
 
 

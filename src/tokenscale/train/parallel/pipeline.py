@@ -44,7 +44,7 @@ class DeferredWeightGrads:
         for parent in list(module.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(parent, name, DeferredLinear(child, self))
+                    setattr(parent, name, DeferredLinear(child, deferred=self))
 
     def store(
         self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor
@@ -59,9 +59,9 @@ class DeferredWeightGrads:
         """Compute the weight gradients stored under a key and add them to the weights' `grad`."""
         for weight, bias, x, gradient in self._pending.pop(key, []):
             rows = gradient.flatten(0, -2)
-            _add(weight, rows.T @ x.flatten(0, -2).to(rows.dtype))
+            _add(weight, values=rows.T @ x.flatten(0, -2).to(rows.dtype))
             if bias is not None:
-                _add(bias, rows.sum(dim=0))
+                _add(bias, values=rows.sum(dim=0))
 
 
 class DeferredLinear(nn.Linear):
@@ -145,11 +145,11 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             )
         )
         if ends is not None:
-            sharding.reductions.append(GradReduction(("embedding.weight",), ends))
+            sharding.reductions.append(GradReduction(("embedding.weight",), group=ends))
         if last:
             sharding.replicated.add("embedding.weight")
     parallel.module = PipelineStage(parallel.objective)
-    parallel.pipeline = Pipeline(parallel.module, mesh, mine)
+    parallel.pipeline = Pipeline(stage=parallel.module, mesh=mesh, layers=mine)
     return parallel
 
 
@@ -173,7 +173,12 @@ class PipelineStage(nn.Module):
         if bounds is not None:
             bounds.prepare(model.kernel, model.causal)
         x = model.embed(inputs.tokens_bt, bounds) if first else x_btd
-        x = model.run_blocks(x, inputs.tokens_bt.shape[1], bounds, layers=layers)
+        x = model.run_blocks(
+            x,
+            length=inputs.tokens_bt.shape[1],
+            bounds=bounds,
+            layers=layers,
+        )
         return self.objective.loss(model.norm(x), inputs.labels_bt) if last else x
 
     def next_logits(
@@ -191,7 +196,12 @@ class PipelineStage(nn.Module):
         """
         model = cast(Decoder, self.objective.model)
         x = model.embed(tokens_bt, start=cache.length if cache else 0) if first else x_btd
-        x = model.run_blocks(x, tokens_bt.shape[1], cache=cache, layers=layers)
+        x = model.run_blocks(
+            x,
+            length=tokens_bt.shape[1],
+            cache=cache,
+            layers=layers,
+        )
         return self.objective.whole_logits(model.head(model.norm(x)[:, -1])) if last else x
 
 
@@ -252,7 +262,7 @@ class Pipeline:
         self.layers = layers
         self.rank = mesh.index("pipeline")
         self.ranks = mesh.size("pipeline")
-        self.messages = StageP2P(mesh, len(layers))
+        self.messages = StageP2P(mesh, chunks=len(layers))
         self.group = mesh.group("pipeline")
         self.deferred: DeferredWeightGrads | None = None
         if mesh.layout.schedule == "zero-bubble":
@@ -298,7 +308,7 @@ class Pipeline:
             x = None
             if not self._is_first(chunk):
                 x = self._receive_buffer(inputs)
-                self.messages.receive("F", x)
+                self.messages.receive("F", into=x)
             y = self._forward(inputs, x, chunk)
             if self._is_last(chunk):
                 loss = y.float()
@@ -320,7 +330,7 @@ class Pipeline:
             x = None
             if not self._is_first(chunk):
                 x = self._empty(*tokens_bt.shape, settings.dimension)
-                self.messages.receive("F", x)
+                self.messages.receive("F", into=x)
             last = self._is_last(chunk)
             y = self.stage.next_logits(
                 tokens_bt, x, cache, layers, first=self._is_first(chunk), last=last
@@ -354,7 +364,11 @@ class Pipeline:
         """
         layout = self.mesh.layout
         actions = build_schedule(
-            layout.schedule, self.rank, self.ranks, micro_steps, layout.stages_per_rank
+            layout.schedule,
+            self.rank,
+            ranks=self.ranks,
+            micro_batches=micro_steps,
+            chunks=layout.stages_per_rank,
         )
         loss_sum = torch.zeros((), device=self.mesh.world.device)
         micro_batches: dict[int, MicroBatch] = {}
@@ -368,7 +382,7 @@ class Pipeline:
                 x = None
                 if not self._is_first(chunk):
                     x = self._receive_buffer(micro_batches[k])
-                    self.messages.receive("F", x)
+                    self.messages.receive("F", into=x)
                     x.requires_grad_()
                 timer.lap("bubble")
                 measured = (
@@ -394,7 +408,7 @@ class Pipeline:
                 gradient = None
                 if not self._is_last(chunk):
                     gradient = torch.empty_like(y)
-                    self.messages.receive("B", gradient)
+                    self.messages.receive("B", into=gradient)
                 timer.lap("bubble")
                 with nullcontext() if number == len(actions) - 1 else no_sync():
                     if gradient is None:

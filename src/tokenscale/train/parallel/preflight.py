@@ -77,7 +77,7 @@ def _measure(world: World, members: list[list[int]]) -> float:
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if group is not None:
         dist.destroy_process_group(group)
-    return bus_bandwidth(buffer, count, slowest.item())
+    return bus_bandwidth(buffer, ranks=count, seconds=slowest.item())
 
 
 def time_all_reduce(buffer: torch.Tensor, barrier: Callable[[], Any], group: Any = None) -> float:

@@ -146,12 +146,19 @@ class LocalShards:
         self.by_name: dict[str, LocalShard] = {}
         for name, weight in model.named_parameters():
             tensor, first_row, rows = self._rows(weight)
-            spec = sharding.specs.get(name, ShardSpec(0, 0, (rows, *weight.shape[1:])))
+            spec = sharding.specs.get(
+                name, ShardSpec(dim=0, start=0, global_shape=(rows, *weight.shape[1:]))
+            )
             offsets = [0] * weight.dim()
             offsets[spec.dim] = spec.start
             offsets[0] += first_row
             first = name not in sharding.replicated
-            self.by_name[name] = LocalShard(tensor, tuple(offsets), spec.global_shape, first)
+            self.by_name[name] = LocalShard(
+                tensor=tensor,
+                offsets=tuple(offsets),
+                global_shape=spec.global_shape,
+                first=first,
+            )
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
         """Return this rank's rows of a module's parameter, the first row's number, and the rows of

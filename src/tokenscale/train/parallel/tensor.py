@@ -147,31 +147,49 @@ def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     Norms, positions and the biases of layers that write into the residual stream are replicated.
     Each rank computes some positions only, so their gradients are summed over the group.
     """
-    ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
+    ranks = Ranks(group=mesh.group("tensor"), index=mesh.index("tensor"), count=mesh.size("tensor"))
     model = cast(Decoder, parallel.objective.model)
     sharding = parallel.sharding
     specs: dict[str, ShardSpec] = {}
     for number, block in enumerate(model.blocks):
         if block is not None:  # else another stage's
             _split_part(
-                cast(Block, block).attention, f"blocks.{number}.attention", ranks, specs, "output"
+                cast(Block, block).attention,
+                name=f"blocks.{number}.attention",
+                ranks=ranks,
+                specs=specs,
+                last="output",
             )
             _split_part(
                 cast(Block, block).feed_forward,
-                f"blocks.{number}.feed_forward",
-                ranks,
-                specs,
-                "down",
+                name=f"blocks.{number}.feed_forward",
+                ranks=ranks,
+                specs=specs,
+                last="down",
             )
     vocabulary = Vocabulary(ranks.mine(model.settings.vocabulary_size).start, ranks)
     if model.embedding is not None:
-        _split(model.embedding, "embedding", "weight", 0, ranks, specs)
+        _split(
+            model.embedding,
+            name="embedding",
+            kind="weight",
+            dim=0,
+            ranks=ranks,
+            specs=specs,
+        )
         model.embedding = VocabularyParallelEmbedding(model.embedding, vocabulary)
     if model.head is not None:
         if model.settings.tied_embeddings:
             model.head.weight = model.embedding.weight
         else:
-            _split(model.head, "head", "weight", 0, ranks, specs)
+            _split(
+                model.head,
+                name="head",
+                kind="weight",
+                dim=0,
+                ranks=ranks,
+                specs=specs,
+            )
         parallel.objective.vocabulary = vocabulary
     if getattr(model, "positions", None) is not None:
         model.positions.register_forward_hook(partial(_own_positions, ranks))
@@ -236,12 +254,33 @@ def _split_part(
         if not isinstance(linear, nn.Linear):
             continue  # norms of queries and keys, which every rank applies to its own heads
         if child == last:
-            _split(linear, f"{name}.{child}", "weight", 1, ranks, specs)
+            _split(
+                linear,
+                name=f"{name}.{child}",
+                kind="weight",
+                dim=1,
+                ranks=ranks,
+                specs=specs,
+            )
             setattr(part, child, RowParallelLinear(linear, ranks))
             continue
-        _split(linear, f"{name}.{child}", "weight", 0, ranks, specs)
+        _split(
+            linear,
+            name=f"{name}.{child}",
+            kind="weight",
+            dim=0,
+            ranks=ranks,
+            specs=specs,
+        )
         if linear.bias is not None:
-            _split(linear, f"{name}.{child}", "bias", 0, ranks, specs)
+            _split(
+                linear,
+                name=f"{name}.{child}",
+                kind="bias",
+                dim=0,
+                ranks=ranks,
+                specs=specs,
+            )
     part.register_forward_pre_hook(partial(_gather_inputs, ranks))
 
 
@@ -251,7 +290,7 @@ def _split(
     weight = getattr(module, kind)
     mine = ranks.mine(weight.shape[dim])
     setattr(module, kind, nn.Parameter(weight.detach().narrow(dim, mine.start, len(mine)).clone()))
-    specs[f"{name}.{kind}"] = ShardSpec(dim, mine.start, tuple(weight.shape))
+    specs[f"{name}.{kind}"] = ShardSpec(dim=dim, start=mine.start, global_shape=tuple(weight.shape))
 
 
 def _gather_inputs(ranks: Ranks, module: nn.Module, arguments: tuple) -> tuple:

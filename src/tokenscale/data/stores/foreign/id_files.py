@@ -65,19 +65,19 @@ class Megatron(ForeignFormat):
 
     @staticmethod
     def record_path(path: Path) -> Path:
-        return _add_ending(path, ".tokenscale.json")
+        return _add_ending(path, ending=".tokenscale.json")
 
     @staticmethod
     def detect(path: Path) -> bool:
         try:
-            with open(open_file(_add_ending(path, ".idx")), "rb") as file:
+            with open(open_file(_add_ending(path, ending=".idx")), "rb") as file:
                 return file.read(len(MAGIC)) == MAGIC
         except (OSError, UserError):
             return False
 
     @staticmethod
     def notes(origin: Origin, ended: bool) -> list[str]:
-        return end_note(origin, ended, "as preprocess_data.py --append-eod does")
+        return end_note(origin, ended, reason="as preprocess_data.py --append-eod does")
 
     def __init__(self, path: Path, **_: object):
         self.files = self.list_outputs(path)
@@ -266,7 +266,7 @@ class NanoGpt(ForeignFormat):
                 "take its 1,024 bytes of header off: tail -c +1025 FILE > NEW.bin",
             )
         self._ends_come_first = False
-        self._bounds = self._find_documents(size // width, document_end)
+        self._bounds = self._find_documents(size // width, end_id=document_end)
 
     def _find_documents(self, tokens: int, end_id: int) -> np.ndarray:
         """Return the starts of documents and the end of the file, in tokens, int64 [documents +
@@ -274,7 +274,7 @@ class NanoGpt(ForeignFormat):
         """
         found = []
         for start in range(0, tokens, BLOCK_TOKENS):
-            block = self._ids(start, min(tokens, start + BLOCK_TOKENS))
+            block = self._ids(start, end=min(tokens, start + BLOCK_TOKENS))
             found.append(np.flatnonzero(block == end_id) + start)
         ends = np.concatenate(found)
         if not ends.size:

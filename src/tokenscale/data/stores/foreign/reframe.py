@@ -73,7 +73,7 @@ class ForeignFormat:
         last).
         """
         for a, b in group_documents(self._bounds, first, last):
-            yield self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
+            yield self._ids(self._bounds[a], end=self._bounds[b]), np.diff(self._bounds[a : b + 1])
 
     def _ids(self, start: int, end: int) -> np.ndarray:
         return np.fromfile(
@@ -190,12 +190,22 @@ class ReframedDocuments:
         frame = self.framing
         eos_id = self.framing.eos_id if self.eos else None
         for ids, lengths in self.reader.chunks(first, last):
-            starts, ends = find_texts(ids, lengths, frame.bos_id, frame.document_end)
+            starts, ends = find_texts(
+                ids,
+                lengths,
+                frame.bos_id,
+                end_id=frame.document_end,
+            )
             keep = np.zeros(len(ids) + 1, dtype=np.int8)
             np.add.at(keep, starts, 1)
             np.add.at(keep, ends, -1)
             text = ids[np.cumsum(keep[:-1]) > 0].astype(np.int32)
-            yield frame_documents(text, ends - starts, frame.bos_id, eos_id)
+            yield frame_documents(
+                text,
+                lengths=ends - starts,
+                bos_id=frame.bos_id,
+                eos_id=eos_id,
+            )
             if self.report is not None:
                 self.report(len(lengths), ids.nbytes)
 
@@ -229,7 +239,12 @@ class ReframedDocuments:
                 next=self.reader.doubt
                 or "name the tokenizer that made it: --tokenizer FOLDER, or --vocabulary-size N",
             )
-        first, last = find_texts(ids, lengths, frame.bos_id, frame.document_end)
+        first, last = find_texts(
+            ids,
+            lengths,
+            frame.bos_id,
+            end_id=frame.document_end,
+        )
         control = [
             i
             for i in {frame.bos_id, frame.eos_id, frame.document_end, *frame.others}
@@ -378,11 +393,15 @@ class StoreDocuments:
         has_eos = self._manifest["options"]["eos"]
         for chunk in self._reader.chunks(first, last):
             if self._eos and not has_eos:
-                chunk = export_chunk(chunk, ExportFraming(True, self.origin.eos_id), ExportCounts())
+                chunk = export_chunk(
+                    chunk,
+                    rule=ExportFraming(True, document_end=self.origin.eos_id),
+                    count=ExportCounts(),
+                )
             elif has_eos and not self._eos:
                 keep = np.ones(len(chunk.ids), dtype=bool)
                 keep[chunk.lengths.cumsum() - 1] = False
-                chunk = Chunk(chunk.ids[keep], chunk.lengths - 1)
+                chunk = Chunk(chunk.ids[keep], lengths=chunk.lengths - 1)
             yield chunk
             if self.report is not None:
                 self.report(len(chunk.lengths), chunk.ids.nbytes)
@@ -397,7 +416,7 @@ VERSION = 1
 def write_record(path: Path, hashes: dict[Path, str], facts: dict[str, Any]) -> None:
     """Write the record of exported files. `hashes` are file → SHA-256."""
     files = {file.name: sha256 for file, sha256 in hashes.items()}
-    write_sealed(path, {"schema_version": VERSION, **facts, "files": files})
+    write_sealed(path, record={"schema_version": VERSION, **facts, "files": files})
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -405,7 +424,12 @@ def read_record(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     return read_manifest_file(
-        path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION, sealed=True
+        path,
+        what="record of a conversion",
+        newest=VERSION,
+        next=f"rm {path}",
+        oldest=VERSION,
+        sealed=True,
     )
 
 

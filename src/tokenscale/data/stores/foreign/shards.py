@@ -144,7 +144,9 @@ class ShardFolder(ForeignFolder):
         for shard, start, end in zip(
             self._shards, self._firsts[:-1], self._firsts[1:], strict=True
         ):
-            for a, b in group_documents(self._bounds, max(first, int(start)), min(last, int(end))):
+            for a, b in group_documents(
+                self._bounds, first=max(first, int(start)), last=min(last, int(end))
+            ):
                 data = self._load(shard.file, shard.size, shard.compressed)
                 items = slice(a - start, b - start)
                 starts = shard.starts[items]
@@ -174,21 +176,32 @@ class ShardFolder(ForeignFolder):
         with replace_folder(path) as folder:
             chunks = export_chunks(documents, rule, count)
             for parts in split_shards(
-                chunks, dtype, 8 + len(head), lambda n: 4 + cls.item_bytes(n, width)
+                chunks,
+                dtype,
+                head_bytes=8 + len(head),
+                item_bytes=lambda n: 4 + cls.item_bytes(n, width),
             ):
                 name = cls.SHARD.format(len(entries))
                 sizes = cls.item_bytes(np.concatenate([part.lengths for part in parts]), width)
-                offsets = pack_offsets(sizes, len(head), cls.NAME)
+                offsets = pack_offsets(sizes, gap=len(head), name=cls.NAME)
                 with HashedFile(folder / name) as file:
                     file.write(offsets)
                     file.write(head)
                     for part in parts:
                         file.write(cls.encode(part))
                 hashes[name] = file.sha256
-                entries.append(cls.make_entry(name, file.sha256, offsets, width, config))
+                entries.append(
+                    cls.make_entry(
+                        name,
+                        file.sha256,
+                        offsets=offsets,
+                        width=width,
+                        config=config,
+                    )
+                )
             documents.confirm()
             content = hashlib.sha256("".join(hashes.values()).encode()).hexdigest()
-            write_json(folder / INDEX, cls.make_index(entries, config, content))
+            write_json(folder / INDEX, value=cls.make_index(entries, config, content))
             hashes[INDEX] = sha256_file(folder / INDEX)
         return {path / name: sha256 for name, sha256 in hashes.items()}
 
@@ -203,16 +216,16 @@ class Litdata(ShardFolder):
 
     def __init__(self, path: Path, **_: object):
         index = path / INDEX
-        facts = read_json(index, "index of the litdata folder", AGAIN)
-        with report_malformed(index, "index of the litdata folder", AGAIN):
-            check_types(facts, {"chunks": list, "config": {"data_format": list}})
+        facts = read_json(index, what="index of the litdata folder", next=AGAIN)
+        with report_malformed(index, what="index of the litdata folder", next=AGAIN):
+            check_types(facts, fields={"chunks": list, "config": {"data_format": list}})
             self._type = self._parse_config(facts["config"], index)
             for chunk in facts["chunks"]:
-                check_types(chunk, {"chunk_bytes": int, "chunk_size": int, "dim": int})
+                check_types(chunk, fields={"chunk_bytes": int, "chunk_size": int, "dim": int})
             chunks = [
                 (path / check_file_name(chunk["filename"]), chunk) for chunk in facts["chunks"]
             ]
-        self._use(index, [self._open(file, chunk) for file, chunk in chunks])
+        self._use(index, shards=[self._open(file, chunk) for file, chunk in chunks])
 
     @staticmethod
     def detect(path: Path) -> bool:
@@ -232,7 +245,7 @@ class Litdata(ShardFolder):
 
     @staticmethod
     def notes(origin: Origin, ended: bool) -> list[str]:
-        return end_note(origin, ended, "because TokensLoader joins documents")
+        return end_note(origin, ended, reason="because TokensLoader joins documents")
 
     def _parse_config(self, config: dict[str, Any], index: Path) -> np.dtype:
         """Return the type of the ids. Raises UserError for items that are not plain token
@@ -240,7 +253,12 @@ class Litdata(ShardFolder):
         """
         for what in ("compression", "encryption"):
             if config.get(what):
-                raise damaged(index, "compressed items", f"{what} {config[what]}", f"no {what}")
+                raise damaged(
+                    index,
+                    what="compressed items",
+                    found=f"{what} {config[what]}",
+                    expected=f"no {what}",
+                )
         loader = config.get("item_loader", "TokensLoader")
         formats = config["data_format"]
         name, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
@@ -250,9 +268,9 @@ class Litdata(ShardFolder):
             one = "one array of integers per item (no_header_tensor:CODE) for TokensLoader"
             raise damaged(
                 index,
-                "no ids",
-                found,
-                one,
+                what="no ids",
+                found=found,
+                expected=one,
                 name="data_format",
                 next="write 1-D tensors with TokensLoader()",
             )
@@ -263,14 +281,24 @@ class Litdata(ShardFolder):
         items = chunk["chunk_size"]
         width = self._type.itemsize
         begin = 4 * (chunk["chunk_size"] + 2)
-        check_size(file, chunk["chunk_bytes"])
-        offsets = read_offsets(self._load(file, chunk["chunk_bytes"]), file, items)
+        check_size(file, expected=chunk["chunk_bytes"])
+        offsets = read_offsets(self._load(file, size=chunk["chunk_bytes"]), file, items)
         ends = offsets - begin
         if ends[0] or (ends % width).any() or ends[-1] // width != chunk["dim"]:
             found = f"bytes {offsets[0]:,} to {offsets[-1]:,} in {items:,} items"
             ids = f"{chunk['dim']:,} ids of {self._type.name} from byte {begin:,}  ({INDEX})"
-            raise damaged(file, "offsets", found, ids)
-        return _Shard(file, chunk["chunk_bytes"], offsets[:-1], np.diff(ends) // width)
+            raise damaged(
+                file,
+                what="offsets",
+                found=found,
+                expected=ids,
+            )
+        return _Shard(
+            file=file,
+            size=chunk["chunk_bytes"],
+            starts=offsets[:-1],
+            lengths=np.diff(ends) // width,
+        )
 
     @staticmethod
     def describe(dtype: np.dtype) -> tuple[dict[str, Any], bytes]:
@@ -319,18 +347,23 @@ class Mds(ShardFolder):
         self, path: Path, *, column: str | None = None, dtype: str | None = None, **_: object
     ):
         index = path / INDEX
-        facts = read_json(index, "index of the MDS folder", AGAIN)
-        with report_malformed(index, "index of the MDS folder", AGAIN):
-            check_types(facts, {"shards": list})
+        facts = read_json(index, what="index of the MDS folder", next=AGAIN)
+        with report_malformed(index, what="index of the MDS folder", next=AGAIN):
+            check_types(facts, fields={"shards": list})
             for shard in facts["shards"]:
                 self._check_entry(shard, index)
             self.column, self._type, self._plain = self._choose_column(
-                facts["shards"], index, column, dtype
+                facts["shards"],
+                index,
+                column,
+                dtype=dtype,
             )
             files = [self._find_file(path, shard) for shard in facts["shards"]]
         self._use(
             index,
-            [self._open(file, shard) for file, shard in zip(files, facts["shards"], strict=True)],
+            shards=[
+                self._open(file, shard) for file, shard in zip(files, facts["shards"], strict=True)
+            ],
         )
 
     @staticmethod
@@ -355,10 +388,15 @@ class Mds(ShardFolder):
         """
         if (shard["format"], shard["version"]) != ("mds", 2):
             raise damaged(
-                index, "index", f"{shard['format']}, version {shard['version']}", "mds, version 2"
+                index,
+                what="index",
+                found=f"{shard['format']}, version {shard['version']}",
+                expected="mds, version 2",
             )
-        check_types(shard, {"samples": int, "raw_data": {"basename": str, "bytes": int}})
-        check_types(shard, {"column_names": list, "column_encodings": list, "column_sizes": list})
+        check_types(shard, fields={"samples": int, "raw_data": {"basename": str, "bytes": int}})
+        check_types(
+            shard, fields={"column_names": list, "column_encodings": list, "column_sizes": list}
+        )
         columns = zip(
             shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True
         )
@@ -370,7 +408,9 @@ class Mds(ShardFolder):
             ):
                 raise TypeError(f"column {name!r} is {encoding!r} of {size!r} bytes")
         if shard.get("zip_data"):
-            check_types(shard, {"compression": str, "zip_data": {"basename": str, "bytes": int}})
+            check_types(
+                shard, fields={"compression": str, "zip_data": {"basename": str, "bytes": int}}
+            )
 
     def _choose_column(
         self, shards: list[dict[str, Any]], index: Path, column: str | None, dtype: str | None
@@ -383,19 +423,35 @@ class Mds(ShardFolder):
             texts = sorted(
                 ", ".join(f"{name} {encoding}" for name, encoding in columns) for columns in found
             )
-            raise damaged(index, "index", "\n".join(texts), "the same columns in all shards")
+            raise damaged(
+                index,
+                what="index",
+                found="\n".join(texts),
+                expected="the same columns in all shards",
+            )
         encodings = dict(found.pop()) if found else {"tokens": "bytes"}
         if column is not None and column not in encodings:
-            raise unknown("column", column, encodings, flag="--column", file=index)
+            raise unknown(
+                "column",
+                word=column,
+                words=encodings,
+                flag="--column",
+                file=index,
+            )
         arrays = [name for name, encoding in encodings.items() if ARRAY.fullmatch(encoding)]
         named = [name for name in COLUMNS if name in encodings]
         if column is None and not named and len(arrays) != 1:
             listed = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
-            raise damaged(index, "ids", listed, f"{' or '.join(COLUMNS)}, or one column of {KINDS}")
+            raise damaged(
+                index,
+                what="ids",
+                found=listed,
+                expected=f"{' or '.join(COLUMNS)}, or one column of {KINDS}",
+            )
         column = column or (named or arrays)[0]
         encoding = encodings[column]
         if "attention_mask" in encodings and column != "attention_mask":
-            raise damaged(index, "padding", ", ".join(encodings))
+            raise damaged(index, what="padding", found=", ".join(encodings))
         if encoding == "bytes":
             other = "int32" if (dtype or BYTES_TYPE) == "int64" else "int64"
             self.doubt = (
@@ -405,7 +461,13 @@ class Mds(ShardFolder):
             return column, np.dtype(dtype or BYTES_TYPE).newbyteorder("<"), True
         match = ARRAY.fullmatch(encoding)
         if match is None:
-            raise damaged(index, "no ids", encoding, f"{KINDS}, or bytes", name=column)
+            raise damaged(
+                index,
+                what="no ids",
+                found=encoding,
+                expected=f"{KINDS}, or bytes",
+                name=column,
+            )
         if dtype is not None and dtype != match[1]:
             what = "--dtype contradicts the column of the MDS folder."
             found_type = f"{column} is {encoding}"
@@ -436,15 +498,24 @@ class Mds(ShardFolder):
         """Return a shard whose size, hashes, offsets and samples have been checked."""
         raw = entry["raw_data"]
         compressed = file.name != Path(entry["raw_data"]["basename"]).name
-        check_size(file, (entry["zip_data"] if compressed else raw)["bytes"])
+        check_size(file, expected=(entry["zip_data"] if compressed else raw)["bytes"])
         if compressed:
-            _check_hashes(np.fromfile(file, np.uint8), entry["zip_data"], file)
-        data = self._load(file, raw["bytes"], compressed)
-        _check_hashes(data, raw, file)
+            _check_hashes(np.fromfile(file, np.uint8), facts=entry["zip_data"], file=file)
+        data = self._load(file, size=raw["bytes"], compressed=compressed)
+        _check_hashes(data, facts=raw, file=file)
         starts, lengths = self._find_ids(
-            data, read_offsets(data, file, entry["samples"]), entry, file
+            data,
+            offsets=read_offsets(data, file, items=entry["samples"]),
+            entry=entry,
+            file=file,
         )
-        return _Shard(file, raw["bytes"], starts, lengths, compressed)
+        return _Shard(
+            file=file,
+            size=raw["bytes"],
+            starts=starts,
+            lengths=lengths,
+            compressed=compressed,
+        )
 
     def _find_ids(
         self, data: np.ndarray, offsets: np.ndarray, entry: dict[str, Any], file: Path
@@ -453,7 +524,10 @@ class Mds(ShardFolder):
         broken sample.
         """
         columns = find_columns(
-            data, offsets, [size or None for size in entry["column_sizes"]], file
+            data,
+            offsets,
+            sizes=[size or None for size in entry["column_sizes"]],
+            file=file,
         )
         starts, size = columns[entry["column_names"].index(self.column)]
         width = self._type.itemsize
@@ -464,7 +538,12 @@ class Mds(ShardFolder):
                 else None
             )
             problem = f"does not hold whole ids of {self._type.name} in the column {self.column}"
-            check_items(size % width == 0, file, problem, next_step)
+            check_items(
+                size % width == 0,
+                file,
+                problem,
+                next=next_step,
+            )
             return starts, size // width
         problem = (
             f"does not hold a one-dimensional array of {self._type.name} in the column "
@@ -477,7 +556,12 @@ class Mds(ShardFolder):
         lengths = np.zeros(len(starts), np.int64)
         for number in (1, 2, 4, 8):
             chosen = bytes_of_number == number
-            lengths[chosen] = read_integers(data, starts[chosen] + 1, 1, number)[:, 0]
+            lengths[chosen] = read_integers(
+                data,
+                starts=starts[chosen] + 1,
+                number=1,
+                width=number,
+            )[:, 0]
         check_items(1 + bytes_of_number + lengths * width == size, file, problem)
         return starts + 1 + bytes_of_number, lengths
 
@@ -533,7 +617,12 @@ def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:
     """Raise UserError if data do not have a hash of the index. Unknown algorithms are skipped."""
     for name, expected in (facts.get("hashes") or {}).items():
         if name in HASHES and (found := HASHES[name](data)) != expected:
-            raise damaged(file, "hash", f"{name} {found}", f"{name} {expected}  ({INDEX})")
+            raise damaged(
+                file,
+                what="hash",
+                found=f"{name} {found}",
+                expected=f"{name} {expected}  ({INDEX})",
+            )
 
 
 def _decompress(file: Path, size: int) -> np.ndarray:
@@ -547,7 +636,10 @@ def _decompress(file: Path, size: int) -> np.ndarray:
             break
     if len(data) != size:
         raise damaged(
-            file, "size", f"{len(data):,} bytes or more, decompressed", f"{size:,} bytes  ({INDEX})"
+            file,
+            what="size",
+            found=f"{len(data):,} bytes or more, decompressed",
+            expected=f"{size:,} bytes  ({INDEX})",
         )
     return np.frombuffer(data, np.uint8)
 
