@@ -60,7 +60,8 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
             ):
                 targets.append(word)
                 continue
-            files += [word] * option.startswith("--configfile")
+            if option.startswith("--configfile"):
+                files += [word]
         kept.append(word)
     return [*targets, *kept, *words[end:]], files
 

@@ -206,7 +206,8 @@ def outside(figure):
         names = [label for label in axes.get_yticklabels() if label.get_text()]
         for text in (*lone, *names, axes.xaxis.label):
             box = text.get_window_extent()
-            found += [text.get_text()] * bool(box.x0 < -1 or box.x1 > width + 1)
+            if box.x0 < -1 or box.x1 > width + 1:
+                found += [text.get_text()]
         low, high = axes.get_xlim()
         labels = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
         boxes = [

@@ -220,7 +220,8 @@ def covering() -> tuple[list[Combination], list[Combination]]:
             *([(name, level) for level in FACTORS[name]] for name in (one, other))
         ):
             if refusals(base | dict(pair)):
-                forbidden += [base | dict(pair)] * (not gone & set(pair))
+                if not gone & set(pair):
+                    forbidden += [base | dict(pair)]
             else:
                 missing.add(pair)
     trained = []

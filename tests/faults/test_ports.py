@@ -50,9 +50,9 @@ def listening(process: int) -> list[str]:
                 if fields[3] == LISTENS and f"socket:[{fields[9]}]" in inodes:
                     address, _, port = fields[1].partition(":")
                     found.append((f"process {pid} {address}", int(port, 16)))
-    return [f"{where}:{port}" for where, port in found if where.split()[-1] not in LOOPBACK] + [
-        ""
-    ] * bool(found)
+    return [f"{where}:{port}" for where, port in found if where.split()[-1] not in LOOPBACK] + (
+        [""] if found else []
+    )
 
 
 def watched(argv: list[str], folder: Path, **variables: str) -> tuple[set[str], str]:

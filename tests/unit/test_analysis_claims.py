@@ -370,8 +370,8 @@ def grid(folder):
     for repeat, world, micro, precision, (approach, codecs), external in levels:
         for codec in codecs:
             factors = f"micro_batch={micro}, precision={precision}"
-            cell = f"approach={approach}, {factors}, layout.data={world}" + f", {codec}" * bool(
-                codec
+            cell = f"approach={approach}, {factors}, layout.data={world}" + (
+                f", {codec}" if codec else ""
             )
             run_id = f"{cell}-{repeat}-{external}"
             runs.append(

@@ -79,7 +79,7 @@ SCALARS = {
 )
 def test_a_value_is_read_as_it_is_written_or_refused_by_key(tmp_path, text, place, key):
     path = tmp_path / "a.yaml"
-    path.write_text(place.format(text) + "\nmore: .inf" * (SCALARS[text] is None))
+    path.write_text(place.format(text) + ("\nmore: .inf" if SCALARS[text] is None else ""))
     if SCALARS[text] is not None:
         inner = read_yaml(path)
         while inner != SCALARS[text]:

@@ -200,7 +200,8 @@ def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
         lengths = np.zeros(50, dtype=np.uint32)
         write_table(tmp_path / str(number), hashes[drawn], lengths, lengths)
         for row, index in enumerate(drawn.tolist()):
-            expected += [(number, row)] * (index in seen)
+            if index in seen:
+                expected += [(number, row)]
             seen.add(index)
         sets.append(set(drawn.tolist()))
     found = Duplicates([tmp_path / str(number) for number in range(6)], tmp_path)

@@ -514,7 +514,8 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     )
     values: dict[str, str] = {
         "number": " to ".join(dict.fromkeys(map(format_value, ends))),
-        "spread": f"{format_value(low)} to {format_value(high)}, " * (low != high) + _kinds(cells),
+        "spread": (f"{format_value(low)} to {format_value(high)}, " if low != high else "")
+        + _kinds(cells),
         "n": str(n),
         "cells": ", ".join(filter(None, (cell.name for cell in cells))),
     }

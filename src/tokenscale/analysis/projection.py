@@ -359,6 +359,7 @@ def format_projection(projection: Projection) -> str:
             rate, low, high, stays = projection.throughput(p)
             text = f"{p.step_s:>10.4g} {f'{p.low_s:.4g}-{p.high_s:.4g}':>21} {rate:>16,.0f} "
             text += f"{f'{low:,.0f}-{high:,.0f}':>23} {stays:>19,.0f}"
-            text += " measured" * (p.world_size in found.world_sizes)
+            if p.world_size in found.world_sizes:
+                text += " measured"
         lines.append(f"  {p.world_size:>6} {text}")
     return "\n".join(lines)

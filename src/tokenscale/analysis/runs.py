@@ -432,7 +432,7 @@ def _before(level: Any) -> str:
         f"{key.removeprefix('layout.')}={_text(value)}"
         for key, value in flatten_cell(named).items()
     ]
-    return f"{_before(earlier)}; " * bool(earlier) + " ".join(
+    return (f"{_before(earlier)}; " if earlier else "") + " ".join(
         [*words, f"to step {level.get('step')}"]
     )
 

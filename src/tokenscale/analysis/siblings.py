@@ -612,8 +612,8 @@ def _without_repeat(run: Row) -> str:
 
 
 def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:NAMED])) + f" and {len(values) - NAMED} more" * (
-        len(values) > NAMED
+    return ", ".join(map(str, values[:NAMED])) + (
+        f" and {len(values) - NAMED} more" if len(values) > NAMED else ""
     )
 
 

@@ -218,7 +218,8 @@ def check_tokenizers(
                 f"tokenizer {tokenizer.name} does not fit {corpus}: {lost:.2%} of its bytes are "
                 "lost"
             )
-            what += f", {unknown:.2%} of its ids are unknown" * (unknown > 0)
+            if unknown > 0:
+                what += f", {unknown:.2%} of its ids are unknown"
             level = "refuse" if lost > tokenizer.accepted_loss else "warn"
             yield Problem(
                 level=level,

@@ -268,7 +268,7 @@ def check_packages(group: str, context: Context) -> Finding:
     for name in list_packages(group):
         bounds = wanted.get(name, "")
         module = module_of(name)
-        only = f" (only for {ONLY.get(name)})" * (name in ONLY)
+        only = f" (only for {ONLY.get(name)})" if name in ONLY else ""
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -291,10 +291,12 @@ def check_packages(group: str, context: Context) -> Finding:
             )
     if not (wrong := [name for name, _ in missing + others]):
         return Finding("ok", fact=f"{fact}: " + ", ".join(text for _, text in fine))
-    parts = [f"missing: {', '.join(text for _, text in missing)}"] * bool(missing) + [
+    parts = ([f"missing: {', '.join(text for _, text in missing)}"] if missing else []) + [
         text for _, text in others
     ]
-    fact += ", " + "; ".join(parts + [f"fine: {', '.join(name for name, _ in fine)}"] * bool(fine))
+    fact += ", " + "; ".join(
+        parts + ([f"fine: {', '.join(name for name, _ in fine)}"] if fine else [])
+    )
     cure = " ".join(f"'{name}{wanted.get(name, '')}'" for name in wrong)
     if any(module_of(name) in context.broken for name in wrong):
         cure = f"--force-reinstall {cure}"
@@ -732,7 +734,9 @@ def check_results_folder(context: Context) -> Finding:
     free = shutil.disk_usage(folder).free
     code, text = run_command(["df", "--output=fstype", str(folder)])
     kind = text.splitlines()[-1] if code == 0 and text else "unknown"  # as the kernel names it
-    where = str(context.results) + " (does not exist yet)" * (folder != context.results.absolute())
+    where = str(context.results) + (
+        " (does not exist yet)" if folder != context.results.absolute() else ""
+    )
     fact = f"{where}, file system {kind}, {format_bytes(free)} free"
     if failed:
         cure = "make it writable, or use another folder"

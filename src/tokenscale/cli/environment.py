@@ -59,8 +59,10 @@ def write_requirements(folder: Path) -> str:
         installed = record.get("installed") or main
         commit = (record.get("git") or {}).get("commit")
         lines = [f"# The environment of {folder}: Python {python}, tokenscale {version}"]
-        lines[0] += f" of commit {commit}" * bool(commit)
-        lines += ["# The record has only the main packages."] * ("installed" not in record)
+        if commit:
+            lines[0] += f" of commit {commit}"
+        if "installed" not in record:
+            lines += ["# The record has only the main packages."]
         lines += [_requirement(name, version=installed[name]) for name in sorted(installed)]
         differing: dict[str, list[str]] = {}
         for part in record.get("experiments", {}).values():

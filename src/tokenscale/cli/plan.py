@@ -107,8 +107,10 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
                 f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x "
                 f"{shape.ranks_per_node} ranks"
             )
-            others = f", and {len(of_size) - len(own)} whose budget is not in steps" * (
-                len(own) < len(of_size)
+            others = (
+                f", and {len(of_size) - len(own)} whose budget is not in steps"
+                if len(own) < len(of_size)
+                else ""
             )
             yield f"{line}, {sum(steps for steps, _ in own):,} steps, {tokens:,} tokens{others}"
         if experiment.inference_benchmark is not None:
@@ -131,7 +133,7 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     every = config.all_runs(names)
     of_all = sum_prices(prices.price(run) for run in every.values())
     yield f"cost on {machine.name}" + (
-        f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node)
+        f" ({machine.gpus_per_node} GPUs a node)" if machine.gpus_per_node else ""
     )
     gpus = machine.gpus_per_node or machine.device
     heading = (

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
             "not here."
         )
         # at scale demo, ranks share the cores
-        scale = " --config scale=workstation" * (name == default)
+        scale = " --config scale=workstation" if name == default else ""
         following = f"snakemake {name}{scale}\ntokenscale predict --tables results/tables/{name}"
         raise UserError(what, tables=tables, found=there, next=following)
     from tokenscale.analysis.projection import format_projection, project

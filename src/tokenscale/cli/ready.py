@@ -105,8 +105,8 @@ def render(
     left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
     total = sum_prices(map(prices.price, left))
     warnings = len(lacks) - missing
-    parts = [f"{missing} missing"] * bool(missing) + [count(warnings, noun="warning")] * bool(
-        warnings
+    parts = ([f"{missing} missing"] if missing else []) + (
+        [count(warnings, noun="warning")] if warnings else []
     )
     parts += [
         f"{', '.join(names)} at scale {config.settings.scale}",
@@ -114,7 +114,8 @@ def render(
     ]
     if left and total.timed and config.machine.gpus_per_node is not None:
         parts.append(f"{submission.format_hours({'': total})} node-hours")
-    parts += [format_bytes(total.bytes)] * bool(left)
+    if left:
+        parts += [format_bytes(total.bytes)]
     verdict = "not ready" if missing else "ready"
     shown = f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m" if colour else verdict
     yield f"{shown}: {', '.join(parts)}"
@@ -138,7 +139,11 @@ def judge_machine(
     ranks = max((run.layout.world_size for run in runs), default=1)
     on_gpus = max((run.layout.world_size for run in runs if run.device != "cpu"), default=0)
     devices = len(findings["gpu"].values.get("devices", [])) if "gpu" in findings else 0
-    unneeded = {"gpu", *["nccl"] * (not devices or on_gpus < 2), *["gloo"] * (ranks < 2)}
+    unneeded = {
+        "gpu",
+        *(["nccl"] if not devices or on_gpus < 2 else []),
+        *(["gloo"] if ranks < 2 else []),
+    }
     for name, finding in findings.items():
         if finding.verdict == "no" and name not in unneeded:
             yield Lack(f"{name}: {finding.fact}", finding.next)

@@ -46,10 +46,11 @@ class Estimate:
         >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 1).render(), Estimate(0, 0).render()
         ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '1 job not estimated', 'nearly done')
         """
-        parts = [f"about {format_duration(_round_time(self.seconds))} left"] * (self.seconds > 0)
-        parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"] * (
-            self.without > 0
+        parts = (
+            [f"about {format_duration(_round_time(self.seconds))} left"] if self.seconds > 0 else []
         )
+        if self.without > 0:
+            parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"]
         return ", ".join(parts) or "nearly done"
 
 

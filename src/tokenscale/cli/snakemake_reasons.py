@@ -281,7 +281,9 @@ def _list_jobs(jobs: Iterable[Job], counted: bool = False) -> list[str]:
         elif kind in ("tables", "run table"):
             parts.append(f"{noun} of {experiments}")
         elif counted or len(of_kind) > 3:
-            parts.append(_count(len(of_kind), kind) + f" of {experiments}" * (kind == "figure"))
+            parts.append(
+                _count(len(of_kind), kind) + (f" of {experiments}" if kind == "figure" else "")
+            )
         else:
             parts.append(f"{noun} {listing(job.name for job in of_kind)}")
     return parts

@@ -218,7 +218,11 @@ class Targets:
         found = self.config.corpora[corpus]
         if found.source.kind == "files":
             _check_files(found, CORPORA, self.config.file_of)
-        return [f"results/downloads/{corpus}/manifest.json"] * SOURCES[found.source.kind].downloaded
+        return (
+            [f"results/downloads/{corpus}/manifest.json"]
+            if SOURCES[found.source.kind].downloaded
+            else []
+        )
 
     def part_manifests(self, folder: str, corpus: str) -> list[str]:
         """Return the manifests of all parts of a corpus, or of one of its stores."""

@@ -225,7 +225,7 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
     parts = [part_folder(folder, number) for number in range(manifest.get("parts", 0))]
     if overlap := state_held_out(manifest):
         yield Finding(overlap, note=True)
-    beside = ["records", *["parts"] * bool(parts)]
+    beside = ["records", *(["parts"] if parts else [])]
     yield from _verify_files(
         folder,
         files=_list_corpus_files(manifest),
@@ -319,7 +319,7 @@ def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Find
     left out.
     """
     listed = [file for file in list_files(manifest) if not file["name"].startswith("parts/")]
-    beside = [file["name"] for file in listed] + ["parts"] * ("parts" in manifest)
+    beside = [file["name"] for file in listed] + (["parts"] if "parts" in manifest else [])
     hashed = [file for file in listed if "sha256" in file]
     yield from _verify_files(
         folder,

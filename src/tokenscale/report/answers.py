@@ -181,11 +181,13 @@ def caution_dropped(dropped: Dropped) -> list[str]:
         f"Text is dropped: documents longer than a row lose their end with {_some(material)}. "
         "Such runs never train "
     )
-    found = [f"{lost}on it: their throughput and loss are those of shortened documents."] * bool(
-        material
+    found = (
+        [f"{lost}on it: their throughput and loss are those of shortened documents."]
+        if material
+        else []
     )
-    return found + [f"How much text is dropped is not known of all runs: {_some(unknown)}."] * bool(
-        unknown
+    return found + (
+        [f"How much text is dropped is not known of all runs: {_some(unknown)}."] if unknown else []
     )
 
 
@@ -288,7 +290,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
         f"{captions.listing(listed)}"
     )
     spread = f"exact counts of {len(rows)} runs" + (
-        f"; repeats differ by up to {number(apart, 2)} points" * bool(apart)
+        f"; repeats differ by up to {number(apart, 2)} points" if apart else ""
     )
     return [{"part": "padding", "text": text, "spread": spread, "verdict": COUNTED}]
 
@@ -580,9 +582,8 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
             for text, ids in of.items()
         ]
         more = [f"{len(texts) - 3} more reasons"] if len(texts) > 4 else texts[3:]
-        found += [
-            f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}."
-        ] * bool(texts)
+        if texts:
+            found += [f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}."]
     return found
 
 
@@ -600,8 +601,10 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
     if not (lossy := (shares > LOSS_CAUTION).any(axis=1)).any():
         return ""
     worst = runs.loc[shares.max(axis=1).idxmax()]
-    unknown = f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown" * bool(
-        worst["text_unknown"] > 0
+    unknown = (
+        f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown"
+        if worst["text_unknown"] > 0
+        else ""
     )
     lost = (
         f"up to {number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on "
@@ -656,7 +659,7 @@ def _describe_load(runs: pd.DataFrame) -> str:
     own = (known["world_size"] * known["threads_per_rank"].fillna(1)).max()
     load = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"]
     if len(load):
-        most = f" (up to {number(load.max(), 2)})" * (len(load) > 1)
+        most = f" (up to {number(load.max(), 2)})" if len(load) > 1 else ""
         found.append(
             f"Other work ran on the machine: when {len(load)} of {len(known)} runs began, its "
             "load average was "

@@ -284,7 +284,7 @@ def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     commit = record["git"].get("commit")
     logs = record["logs"]
     installed = record["installed"]
-    changed = " with uncommitted changes" * bool(record["git"].get("dirty"))
+    changed = " with uncommitted changes" if record["git"].get("dirty") else ""
     proof = f"`{LOGS}` has the logs of {logs.get('runs', 0):,} runs"
     if LOGS not in files:
         proof = (

@@ -135,11 +135,11 @@ def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> st
         [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]
     )
     interval = f"an order-statistic interval of the median ({covered}, by the number of {one}s)"
-    sentences = [f"A median of one {one} has no known spread."] * ("single run" in found)
+    sentences = [f"A median of one {one} has no known spread."] if "single run" in found else []
     few = f"With fewer than 6 {one}s {cell} the spread is a range, not an interval."
-    sentences += [few] * ("range, not an interval" in found) + [
-        f"The spread is {interval}."
-    ] * bool(covered)
+    sentences += ([few] if "range, not an interval" in found else []) + (
+        [f"The spread is {interval}."] if covered else []
+    )
     return " ".join(sentences)
 
 
@@ -205,7 +205,7 @@ def medians(
     rows = rows.dropna(subset=[column])
     shared = common_repeats(rows, by) if "repeat" in rows else rows
     if shared.empty:
-        return "no repeat was run in all cells, so no medians are compared" * (len(rows) > 0)
+        return "no repeat was run in all cells, so no medians are compared" if len(rows) > 0 else ""
     found = shared.groupby(list(by))[column].median()
     keys = [key if isinstance(key, tuple) else (key,) for key in found.index]
     named = [

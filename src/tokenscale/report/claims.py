@@ -146,7 +146,7 @@ def _p(claim: dict[str, Any]) -> str:
     if not ps or all(p == 0 for p in ps):
         return "–"
     return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps)))) + (
-        " in each cell" * (len(ps) > 1)
+        " in each cell" if len(ps) > 1 else ""
     )
 
 

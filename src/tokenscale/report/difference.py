@@ -161,7 +161,7 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
 
 
 def _place(key: tuple) -> list[str]:
-    return [key[0], (key[1] or "(one cell)") + " (external)" * bool(key[3])]
+    return [key[0], (key[1] or "(one cell)") + (" (external)" if key[3] else "")]
 
 
 def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:

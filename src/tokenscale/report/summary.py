@@ -325,7 +325,7 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         "Nats a useful token on one fixed held-out slice, the same rows for every approach; "
         "medians, their spread "
     )
-    text += "in brackets." + " Accuracy: labels that have the largest logit." * bool(counted)
+    text += "in brackets." + (" Accuracy: labels that have the largest logit." if counted else "")
     return Table(
         columns=heads,
         rows=rows,

@@ -58,7 +58,7 @@ class Link:
 
     def __str__(self) -> str:
         if self.differs:
-            more = [f"and {len(self.differs) - 50:,} more"] * (len(self.differs) > 50)
+            more = [f"and {len(self.differs) - 50:,} more"] if len(self.differs) > 50 else []
             lines = [*self.differs[:50], *more]
             return "differs at" + (
                 f" {lines[0]}" if len(lines) == 1 else "".join(f"\n    {line}" for line in lines)

@@ -176,7 +176,10 @@ class InferenceBenchmarkSettings:
         }.items():
             values = getattr(self, name)
             if not values or least and min(values) < least:
-                yield name, "needs at least one value" + f", each at least {least}" * bool(least)
+                yield (
+                    name,
+                    "needs at least one value" + (f", each at least {least}" if least else ""),
+                )
         if not runs:
             yield "", "the inference benchmark needs runs, but the experiment has none"
         if any(run.objective == "masked" for run in runs):

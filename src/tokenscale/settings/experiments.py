@@ -255,8 +255,10 @@ class Experiment:
             f"results/benchmarks/{kind}/{benchmark.id}.json"
             for kind, benchmark in self.benchmarks.items()
         ]
-        return found + [f"results/benchmarks/inference/{name}.json"] * (
-            self.inference_benchmark is not None
+        return found + (
+            [f"results/benchmarks/inference/{name}.json"]
+            if self.inference_benchmark is not None
+            else []
         )
 
 

@@ -129,7 +129,7 @@ def parse_value(flag: Flag, text: str) -> Any:
     ):
         return None
     bounds = {name: bound for name, bound in flag.metadata.items() if name in BOUNDS}
-    rules: list[Any] = [PathRule()] * flag.metadata.get("path", False)
+    rules: list[Any] = [PathRule()] if flag.metadata.get("path", False) else []
     rules += [SynonymRule(found)] if (found := flag.metadata.get("synonyms")) else []
     return decode(
         Annotated[hint, pydantic.Field(**bounds), *rules],

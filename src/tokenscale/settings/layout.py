@@ -137,7 +137,7 @@ class LayoutSettings:
         """Parallel methods, in the order in which they are applied: keys of
         `parallelize.METHODS`.
         """
-        names = ["pp"] * (self.pipeline > 1) + ["tp"] * (self.tensor > 1)
+        names = (["pp"] if self.pipeline > 1 else []) + (["tp"] if self.tensor > 1 else [])
         if self.shard > 1:
             names.append(
                 "zero1" if self.sharding == "zero1" else "hsdp" if self.data > 1 else "fsdp"

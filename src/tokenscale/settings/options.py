@@ -311,7 +311,9 @@ def combine(
         lines.append(": ".join(filter(None, [file if file != first["file"] else "", key, line])))
         lines += facts.get("also", "").splitlines()
     own, *lines = dict.fromkeys(lines)
-    lines[MAX_LISTED:] = [f"{len(lines) - MAX_LISTED} more errors"] * (len(lines) > MAX_LISTED)
+    lines[MAX_LISTED:] = (
+        [f"{len(lines) - MAX_LISTED} more errors"] if len(lines) > MAX_LISTED else []
+    )
     key, what, facts = found[0]
     shown = {
         "file": facts.pop("file"),
@@ -341,9 +343,9 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         homes = [home for find in HOMES for home in find(word)]
         # a key that belongs elsewhere is not taken for one that is only similar
         near = find_nearest(word, words=fields, cutoff=0.8 if homes else 0.6)
-        hints = [f"did you mean {near!r}?"] * bool(near) + [
-            f"write it as {' or '.join(homes)}"
-        ] * bool(homes)
+        hints = ([f"did you mean {near!r}?"] if near else []) + (
+            [f"write it as {' or '.join(homes)}"] if homes else []
+        )
         next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
         return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
     if entry["type"] in ("missing", "missing_argument"):

@@ -176,7 +176,7 @@ class Call:
         # lists come first: an option behind them lets targets follow
         return (
             files
-            + ["--config", *values] * bool(values)
+            + (["--config", *values] if values else [])
             + (["--profile", self.profile] if self.profile else [])
         )
 

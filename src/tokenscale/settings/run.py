@@ -645,9 +645,8 @@ class RunSettings:
             yield from [
                 (name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1
             ]
-            yield from [("sharding", text)] * (
-                self.layout.shard > 1 and self.layout.sharding != "zero1"
-            )
+            if self.layout.shard > 1 and self.layout.sharding != "zero1":
+                yield ("sharding", text)
         if self.layout.gather == "bf16" and self.precision != "bf16":
             yield "gather", f"bf16 needs precision bf16, not {self.precision}: use stored"
         if self.layout.gather == "bf16" and self.validation.bleu:

@@ -256,9 +256,9 @@ def _judge_losses(  # noqa: C901
         sizes += f"; {ratio:.3g} times the floor at most"
         if not len(beyond):
             why = (
-                "in few steps" * (len(d) < 3)
-                or "beyond it" * (ratio > 1)
-                or "with one sign" * (_lean(d) > 1)
+                ("in few steps" if len(d) < 3 else "")
+                or ("beyond it" if ratio > 1 else "")
+                or ("with one sign" if _lean(d) > 1 else "")
             )
             near = (
                 say(UNKNOWN, f"{sizes}, {why}: give more floor runs or steps")
@@ -282,7 +282,7 @@ def _judge_losses(  # noqa: C901
                 low=low,
             )
             sizes = f"{sizes}: as small as rounding in fp32"
-            but = norm * moved or "over few steps" * (len(d) < 5)
+            but = norm * moved or ("over few steps" if len(d) < 5 else "")
             return (
                 say(UNKNOWN, f"{sizes}, but {but}; give --floor runs")
                 if but

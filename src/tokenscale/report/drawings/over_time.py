@@ -185,6 +185,6 @@ class StepTimeBreakdown(Figure):
             "no named part. "
         )
         if len(over := self.rows[self.rows["rest_s"] < -0.01 * self.rows["step_s"]]):
-            several = "s" * (len(over) > 1)
+            several = "s" if len(over) > 1 else ""
             text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
         return text

@@ -132,7 +132,7 @@ class ParallelMethods(Speeds):
         ]
         self.rows = self.rows.assign(name=named)
         return [
-            n + f", {panels.ranks(w)}" * (w > 1)
+            n + (f", {panels.ranks(w)}" if w > 1 else "")
             for n, w in zip(named, self.rows["world_size"], strict=True)
         ]
 
@@ -335,8 +335,10 @@ class MemoryByMethod(Figure):
         known = self.rows["predicted_per_measured"].dropna()
         low = number(known.min())
         high = number(known.max())
-        return text + f"Predicted over measured: {low if low == high else f'{low} to {high}'}. " * (
-            len(known) > 0
+        return text + (
+            f"Predicted over measured: {low if low == high else f'{low} to {high}'}. "
+            if len(known) > 0
+            else ""
         )
 
     def numbers(self) -> str:

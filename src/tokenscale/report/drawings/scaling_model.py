@@ -111,15 +111,16 @@ class ScalingModel(Figure):
                     )
             except UserError as error:
                 obstacle = error.what
-            self.series += [
-                ScalingSeries(
-                    name=name,
-                    runs=own,
-                    fitted=fitted,
-                    model=model,
-                    obstacle=obstacle,
-                )
-            ] * (len(sizes) > 1)
+            if len(sizes) > 1:
+                self.series += [
+                    ScalingSeries(
+                        name=name,
+                        runs=own,
+                        fitted=fitted,
+                        model=model,
+                        obstacle=obstacle,
+                    )
+                ]
 
     def data(self) -> pd.DataFrame:
         """Return measured runs, then predictions with the ends of the band and if efficiency stays

@@ -226,7 +226,8 @@ class StorageBenchmark(Figure):
         ]
         for codec, colour in _COLOURS.items():
             label = codec if codec == _OWN else f"codec: {codec}"
-            found += [{"color": colour, "marker": "o", "label": label}] * (codec in codecs)
+            if codec in codecs:
+                found += [{"color": colour, "marker": "o", "label": label}]
         if (self.points["dtype"] == "int64").any():
             found.append(
                 {"color": TEXT, "marker": "o", "markerfacecolor": "none", "label": "open: int64"}

@@ -339,7 +339,7 @@ class Translation(Figure):
                 ]
                 + [
                     f"{middle['bleu']:.1f}"
-                    + f" ({bleu.min():.1f} to {bleu.max():.1f})" * (len(group) > 1)
+                    + (f" ({bleu.min():.1f} to {bleu.max():.1f})" if len(group) > 1 else "")
                 ]
                 + [", ".join(f"{value:.1f}" for value in each.astype(float).median())] * epochs
                 + [

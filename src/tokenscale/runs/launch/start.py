@@ -346,7 +346,8 @@ def check_memory(
         submitted = machine.starter == "srun"
         stated = machine.memory_mb != Machine.memory_mb
         known = [] if submitted else [provenance.read_memory()[0], provenance.cgroup_limits()[1]]
-        known += [machine.memory_mb << 20] * (submitted or stated)
+        if submitted or stated:
+            known += [machine.memory_mb << 20]
         room = min(filter(None, known), default=None)
     if room is None:
         return
