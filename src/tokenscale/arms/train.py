@@ -39,7 +39,7 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import record as records
-from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.build import build, initialise, resolve_shape
 from tokenscale.train.models.convert_hf import to_hf
 
 #: facts that an adapter's lines must have, with their types
@@ -527,7 +527,7 @@ def _start_record(
 
 def _count(run: RunSettings, vocabulary_size: int) -> dict[str, Any]:
     """Return parameters and FLOPs per token, counted from the settings: the same for every arm."""
-    shape = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
+    shape = resolve_shape(run, vocabulary_size)
     with torch.device("meta"):
         model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
     return {"parameters": sum(p.numel() for p in model.parameters()), **records.costs(run, shape)}

@@ -13,7 +13,13 @@ from tokenscale.base.files import write_sealed
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli import main
 from tokenscale.cli.check import check_sources
-from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
+from tokenscale.cli.plan_prices import (
+    GpuPrice,
+    RunPrices,
+    count_library_weights,
+    read_gpu_prices,
+)
+from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
@@ -403,11 +409,12 @@ def _predict_memory(
             ),
         )
     try:
+        counted = count_library_weights(run, vocabulary_size=vocabulary)
         whole = replace(
-            run, model=run.model.with_vocabulary(vocabulary), compile=False, float8=False
+            counted, model=counted.model.with_vocabulary(vocabulary), compile=False, float8=False
         )
         predicted = largest_memory(whole, device="cpu" if run.device == "cpu" else "cuda")
-    except (ImportError, UserError):
+    except UncountedModelError:
         return (
             None,
             f"not known without the library transformers, which builds {run.model.transformers}",

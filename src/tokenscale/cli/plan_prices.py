@@ -92,7 +92,7 @@ class RunPrices:
             settings = run.settings
             vocabulary = self.read_vocabulary(run.settings)
             price = costs.estimate_run(
-                settings,
+                count_library_weights(settings, vocabulary_size=vocabulary),
                 self._machine,
                 vocabulary_size=vocabulary,
                 rows=self._read_rows(settings),
@@ -316,3 +316,19 @@ def _count_tokens(manifest: dict[str, Any]) -> int:
     cut.
     """
     return manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]
+
+
+def count_library_weights(run: RunSettings, vocabulary_size: int | None) -> RunSettings:
+    """Return the run with the weights of a model of `transformers` counted, where the library is
+    installed and can build it. Other runs are returned as they are.
+    """
+    entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary_size
+    if run.model.transformers is None or entries is None:
+        return run
+    shape = run.model.with_vocabulary(entries).with_positions(run.sequence_length)
+    try:
+        from tokenscale.train.models.library import count_weights
+
+        return replace(run, model=count_weights(shape))
+    except (ImportError, UserError):
+        return run

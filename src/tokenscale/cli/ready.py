@@ -18,7 +18,7 @@ from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_bytes
 from tokenscale.cli import check, doctor, main
 from tokenscale.cli.doctor import Finding
-from tokenscale.cli.plan_prices import RunPrices
+from tokenscale.cli.plan_prices import RunPrices, count_library_weights
 from tokenscale.costs.prices import sum_prices
 from tokenscale.runs.launch import submission
 from tokenscale.runs.launch.start import check_memory
@@ -216,7 +216,9 @@ def find_problems(
     for run_id in left:
         run = runs[run_id].settings
         try:
-            check_memory(run, config.machine, vocabulary=prices.read_vocabulary(run))
+            entries = prices.read_vocabulary(run)
+            counted = count_library_weights(run, vocabulary_size=entries)
+            check_memory(counted, config.machine, vocabulary=entries)
         except UserError as error:
             large.append((run_id, error))
     for run_id, lack in large[:1]:

@@ -24,6 +24,7 @@ from tokenscale.base.files import canonical_json, read_json, sha256_file, write_
 from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.mixture import write_mixture
+from tokenscale.cli.plan_prices import count_library_weights
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import (
     TEKKEN_VOCABULARY,
@@ -74,7 +75,8 @@ def prepare(request: Request, log: Log = say) -> PreparedRun:
     """
     kind = request.run.tokenizer.kind
     size = request.run.tokenizer.vocabulary_size
-    check_memory(request.run, vocabulary=TEKKEN_VOCABULARY if kind == "tekken" else size)
+    entries = TEKKEN_VOCABULARY if kind == "tekken" else size
+    check_memory(count_library_weights(request.run, vocabulary_size=entries), vocabulary=entries)
     for note in request.notes:
         log(note)
     if request.store is not None:

@@ -2,7 +2,6 @@
 them.
 """
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -44,14 +43,28 @@ class Weights:
     blocks: int
 
 
+@dataclass(frozen=True)
+class CountedModel(ModelSettings):
+    """A model of `transformers`, whose weights only the library can count
+    (`train.models.library.count_weights`), with the numbers of them.
+    """
+
+    counted: Weights | None = None
+
+
+class UncountedModelError(ValueError):
+    """The weights of a model of `transformers` have not been counted."""
+
+
 def weights(model: ModelSettings) -> Weights:
     """Count the weights of a model. Vocabulary (`with_vocabulary`) and learned positions
-    (`with_positions`) must be resolved. A model of `transformers` is built on the meta device and
-    counted.
+    (`with_positions`) must be resolved. Raises UncountedModelError for a model of `transformers`
+    that is no `CountedModel`.
     """
+    if isinstance(model, CountedModel) and model.counted is not None:
+        return model.counted
     if model.transformers is not None:
-        # a layer above: by name
-        return importlib.import_module("tokenscale.train.models.library").weights(model)
+        raise UncountedModelError(f"the weights of {model.transformers} are not counted")
     if model.vocabulary_size is None:
         raise ValueError("the vocabulary size is not resolved yet")
     if model.positions == "learned" and model.maximum_positions is None:

@@ -11,8 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from tokenscale.base.errors import UserError
-from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
+from tokenscale.costs.flops import (
+    Convention,
+    UncountedModelError,
+    flops_per_token,
+    hardware_flops_per_token,
+    weights,
+)
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.data.order.permutation import micro_steps
@@ -166,7 +171,7 @@ def estimate_run(
                 steps=steps,
             )
             unknown = None if seconds is not None else slow or unknown
-        except (ImportError, UserError):
+        except UncountedModelError:
             unknown = (
                 f"the library transformers, which builds {run.model.transformers}, is not installed"
             )

@@ -29,6 +29,7 @@ from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.compilation import describe_compilation
 from tokenscale.train.evaluation.held_out import HeldOut
 from tokenscale.train.models.attention import choose_kernel
+from tokenscale.train.models.build import resolve_shape
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
@@ -534,12 +535,12 @@ def _kernel(run: RunSettings, device: torch.device) -> str:
 
 
 def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:
-    shape = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
-    if shape.vocabulary_size < vocabulary_size:
+    entries = run.model.vocabulary_size
+    if entries is not None and entries < vocabulary_size:
         raise UserError(
             "the tokenizer has more entries than the model's embedding.",
-            run=f"{run.identity} has model.vocabulary_size {shape.vocabulary_size}",
+            run=f"{run.identity} has model.vocabulary_size {entries}",
             tokenizer=f"{run.tokenizer.name} has {vocabulary_size}",
             next="leave model.vocabulary_size out: it is then the tokenizer's",
         )
-    return shape
+    return resolve_shape(run, vocabulary_size)

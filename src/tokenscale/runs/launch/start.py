@@ -19,6 +19,7 @@ from typing import Any
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import REPLACE, open_file, read_json, write_arguments
 from tokenscale.base.wording import format_bytes
+from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import largest_memory, memory
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
@@ -355,7 +356,7 @@ def check_memory(
         whole = replace(run, model=run.model.with_vocabulary(entries))
         most = largest_memory(whole, device="cuda" if on_gpus else "cpu")
         needed = most.total if on_gpus else sum(memory(whole, rank).total for rank in range(ranks))
-    except (ImportError, UserError):  # a model of transformers, without the library
+    except UncountedModelError:
         return
     if needed <= room:
         return

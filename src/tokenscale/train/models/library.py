@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.costs.flops import Weights
+from tokenscale.costs.flops import CountedModel, Weights
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.models.attention import Bounds
@@ -151,8 +151,10 @@ def save(
 
 
 @functools.cache
-def weights(shape: ModelSettings) -> Weights:
-    """Count a model's weights (see `costs.flops.weights`), from a build without storage."""
+def count_weights(shape: ModelSettings) -> CountedModel:
+    """Return a model with the numbers of its weights (see `costs.flops.weights`), from a build
+    without storage.
+    """
     if shape.vocabulary_size is None or shape.maximum_positions is None:
         raise ValueError("the vocabulary and the positions are not resolved yet")
     library = _library()
@@ -162,12 +164,13 @@ def weights(shape: ModelSettings) -> Weights:
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     tables.discard(id(model.get_output_embeddings().weight))
     parameters = list(model.parameters())
-    return Weights(
+    counted = Weights(
         total=sum(p.numel() for p in parameters),
         looked_up=sum(p.numel() for p in parameters if id(p) in tables),
         matrices=sum(p.numel() for p in parameters if p.dim() > 1 and id(p) not in tables),
         blocks=sum(p.numel() for p in _blocks(model, shape).parameters()),
     )
+    return CountedModel(**vars(shape), counted=counted)
 
 
 # -------------------------------------------------------------------------------------------------
