@@ -9,7 +9,6 @@ speed-ups.
 """
 
 import argparse
-import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,11 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int | None:
     """Run the benchmark and print its table, or start it by srun and return its exit code."""
     if arguments.site:
-        # imported by name, so that the machine and the launcher are not part of the benchmark's
-        # code
-        machine = importlib.import_module("tokenscale.settings.machine").load_machine(
-            arguments.site
-        )
+        from tokenscale.runs.launch.start import run_single_rank
+        from tokenscale.settings.machine import load_machine
+
+        machine = load_machine(arguments.site)
         if machine.starter == "srun":
             words = [
                 "inference",
@@ -89,8 +87,7 @@ def run(arguments: argparse.Namespace) -> int | None:
                 arguments.output.with_suffix(".arguments.json"),
                 words=[*words, *map(str, arguments.run)],
             )
-            start = importlib.import_module("tokenscale.runs.launch.start")
-            return start.run_single_rank(machine, ["benchmark", file])
+            return run_single_rank(machine, ["benchmark", file])
     settings = from_json(InferenceBenchmarkSettings, text=arguments.settings)
     print(format_table(measure(settings, runs=arguments.run, output=arguments.output)))
     return None

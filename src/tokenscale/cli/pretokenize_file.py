@@ -19,11 +19,10 @@ from typing import Any, Literal
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import lock_folder, sync, sync_tree
 from tokenscale.base.progress import Progress
-from tokenscale.cli.pretokenize import describe_store
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, read_texts
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
-from tokenscale.data.stores.writing import write_store
+from tokenscale.data.stores.writing import describe_store, write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.huggingface import BUILT, ResolvedTokenizer, resolve_tokenizer
 from tokenscale.data.tokenizers.load import build as build_tokenizer

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
-from tokenscale.settings.registry import FORMATS, TOKENIZER_LOADER, TOKENIZERS
+from tokenscale.settings.registry import FORMATS, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -36,10 +36,21 @@ EXCLUDED = {
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
 }
-#: modules that only some trainings import, inside a function: not followed, but named where they
-#: are used
+#: modules that only some jobs import, inside a function: not followed, but named where they are
+#: used (`training_modules`)
 ONLINE = "tokenscale.data.batches.online"
+TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
 LIBRARY = "tokenscale.train.models.library"
+ARM = "tokenscale.arms.train"
+#: the same of one importer alone: (importer, imported)
+NOT_FOLLOWED = {
+    ("tokenscale.train.evaluation.held_out", TOKENIZER_LOADER),
+    # files of users, which are no rule's
+    ("tokenscale.cli.pretokenize", "tokenscale.cli.pretokenize_file"),
+    # start this benchmark by srun, and are not measured
+    ("tokenscale.benchmark.inference", "tokenscale.settings.machine"),
+    ("tokenscale.benchmark.inference", "tokenscale.runs.launch.start"),
+}
 #: folder of the listings, each in a folder of its own
 LISTINGS = Path("results/code")
 #: number of earlier contents kept per listing
@@ -65,7 +76,7 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
         FORMATS[run.store.format].reader if run.store is not None else ONLINE,
     ]
     if run.arm != OURS:
-        variants.append("tokenscale.arms.train")
+        variants.append(ARM)
     if run.reads_text:
         variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
     if run.model.transformers is not None:
@@ -185,7 +196,11 @@ def _closure(module: str) -> frozenset[Path]:
             raise ModuleNotFoundError(name)
         imports, data = _scan_source(path)
         files[name] = frozenset({path, *data})
-        todo += (found for found in imports if found not in (ONLINE, LIBRARY))
+        todo += (
+            found
+            for found in imports
+            if found not in (ONLINE, LIBRARY, ARM) and (name, found) not in NOT_FOLLOWED
+        )
     return frozenset().union(*files.values())
 
 

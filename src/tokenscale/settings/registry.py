@@ -138,8 +138,6 @@ TOKENIZERS = {
     "bpe": TokenizerSpec(("corpus", "vocabulary_size"), engines=("gigatoken", "tokenizers")),
     "numbers": TokenizerSpec(("vocabulary_size",)),
 }
-#: module that loads tokenizers, by name, so that trainings that read stores do not have it as code
-TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
 #: store format → its reader, its writer and its options (`data/stores/manifest.py` resolves them)
 FORMATS = {

@@ -458,3 +458,12 @@ def write_store(
             raise
         log(f"{error.render()}\nstarting over with {REFERENCE}")
     return write(load_tokenizer(tokenizer_directory, engine=REFERENCE))
+
+
+def describe_store(manifest: dict[str, Any]) -> str:
+    """Return the counts of a store in one line."""
+    tokens = f"{manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens"
+    return (
+        f"{manifest['rows']:,} rows, {tokens} (fill {manifest['fill']:.2%}), "
+        f"{manifest['tokens_cut']:,} cut"
+    )

@@ -2,7 +2,6 @@
 events of both.
 """
 
-import importlib
 import time
 from collections.abc import Callable
 
@@ -10,7 +9,6 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import load_held_out
 from tokenscale.runs.records.events import Writer
-from tokenscale.settings.registry import TOKENIZER_LOADER
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.evaluation.generation import TextModel, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
@@ -41,9 +39,9 @@ class HeldOut:
         self.pairs = []
         self._tokenizer = None
         if run.validation.bleu:
-            self._tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(
-                inputs.tokenizer
-            )
+            from tokenscale.data.tokenizers.load import load_tokenizer
+
+            self._tokenizer = load_tokenizer(inputs.tokenizer)
             self.pairs = held_out_pairs(inputs.corpus, count=run.validation.bleu)
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
