@@ -28,7 +28,8 @@ from tokenscale.costs.communication import COLLECTIVES, bandwidths, fit_link
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.train.parallel.world import World, all_gather, join, reduce_scatter
+from tokenscale.train.collectives import all_gather, reduce_scatter
+from tokenscale.train.parallel.world import World, join
 
 #: bytes of the whole buffer, from latency-bound to bandwidth-bound
 SIZES = tuple(4096 * 4**n for n in range(8))

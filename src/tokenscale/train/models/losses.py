@@ -1,7 +1,7 @@
 """Losses as sums. They are normalised where the useful tokens of all ranks are known."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tokenscale.settings.model import aligned_rows
+from tokenscale.train.collectives import Vocabulary
 from tokenscale.train.compilation import compile_function
-
-if TYPE_CHECKING:
-    from tokenscale.train.parallel.tensor import Vocabulary
 
 #: A label that does not count: padding, or the start of a document.
 IGNORED = -100
@@ -60,7 +58,7 @@ def linear_cross_entropy_sum(
     chunk: int,
     *,
     compiled: bool = False,
-    share: "Vocabulary | None" = None,
+    share: Vocabulary | None = None,
 ) -> Tensor:
     """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time (0:
     all).
@@ -119,7 +117,7 @@ def correct_labels(
     labels_bt: Tensor,
     chunk: int,
     *,
-    share: "Vocabulary | None" = None,
+    share: Vocabulary | None = None,
 ) -> Tensor:
     """Count the useful labels that have the largest logit (of equal ones, the first entry's): a
     scalar, int64.
@@ -158,7 +156,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         learning: bool,
         compiled: bool,
-        share: "Vocabulary | None",
+        share: Vocabulary | None,
     ) -> Tensor:
         differentiate = compile_function(_differentiate_chunk) if compiled else _differentiate_chunk
         wants_hidden, wants_weight, wants_bias = (
@@ -242,7 +240,7 @@ def _differentiate_chunk(
     scale: float,
     wants_hidden: bool,
     wants_bias: bool,
-    share: "Vocabulary | None",
+    share: Vocabulary | None,
     entries: int,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return (the summed loss, its gradient by the logits times `scale` in the format of the
@@ -266,7 +264,7 @@ def _differentiate_chunk(
 
 
 def _loss_and_gradient(
-    logits: Tensor, labels: Tensor, share: "Vocabulary | None", entries: int
+    logits: Tensor, labels: Tensor, share: Vocabulary | None, entries: int
 ) -> tuple[Tensor, Tensor]:
     """Return (the summed loss, its gradient by the logits: softmax - one-hot). The gradient reuses
     the logits' memory.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.settings.model import ModelSettings
+from tokenscale.train.collectives import Vocabulary
 from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.losses import (
@@ -21,7 +22,6 @@ from tokenscale.train.models.losses import (
 if TYPE_CHECKING:
     from tokenscale.data.batches.batch import Batch
     from tokenscale.data.batches.open import HeldOutSlice
-    from tokenscale.train.parallel.tensor import Vocabulary
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tokenscale.data.order.permutation import shard_rows
+from tokenscale.train.collectives import all_gather
 from tokenscale.train.compilation import replace_forward
 from tokenscale.train.parallel.sharding import (
     BUCKET,
@@ -27,7 +28,6 @@ from tokenscale.train.parallel.sharding import (
     fill_buckets,
     materialise,
 )
-from tokenscale.train.parallel.world import all_gather
 
 
 def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:

@@ -19,126 +19,17 @@ every rank has all positions (`Ranks.whole_positions`), as in the first paper: `
 nothing, and `scatter` sums.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenscale.data.order.permutation import shard_rows
+from tokenscale.train.collectives import Ranks, Vocabulary
 from tokenscale.train.models.decoder import Block, Decoder
 from tokenscale.train.parallel.pipeline import DeferredLinear
 from tokenscale.train.parallel.sharding import GradReduction, Mesh, ParallelModel, ShardSpec
-from tokenscale.train.parallel.world import all_gather, reduce_scatter
-
-
-@dataclass
-class Ranks:
-    """A tensor group, and this rank's number in it."""
-
-    group: dist.ProcessGroup
-    index: int
-    count: int
-    splits_positions: bool = True
-
-    @contextmanager
-    def whole_positions(self) -> Iterator[None]:
-        """A context in which every rank has all positions between the parts. Without gradients
-        only.
-        """
-        self.splits_positions = False
-        try:
-            yield
-        finally:
-            self.splits_positions = True
-
-    def gather(self, x_btd: Tensor) -> Tensor:
-        """[B, T / count, d] of each rank → [B, T, d]: all positions. Its gradient is summed, and
-        scattered.
-        """
-        return _Gather.apply(x_btd, self) if self.splits_positions else x_btd
-
-    def scatter(self, x_btd: Tensor) -> Tensor:
-        """[B, T, d], a share of a sum over the ranks → this rank's positions of the sum, [B, T /
-        count, d].
-        """
-        if self.splits_positions:
-            return _Scatter.apply(x_btd, self)
-        dist.all_reduce(x_btd, group=self.group)
-        return x_btd
-
-    def mine(self, rows: int) -> range:
-        """Return this rank's range of `rows` rows."""
-        return shard_rows(rows, self.index, self.count)
-
-
-def _gathered(x: Tensor, ranks: Ranks) -> Tensor:
-    rows, length, *rest = x.shape
-    found = x.new_empty(ranks.count * rows, length, *rest)
-    all_gather(found, x.contiguous(), group=ranks.group)
-    return (
-        found.unflatten(0, (ranks.count, rows))
-        .transpose(0, 1)
-        .reshape(rows, ranks.count * length, *rest)
-    )
-
-
-def _scattered(x: Tensor, ranks: Ranks) -> Tensor:
-    shares = x.unflatten(1, (ranks.count, -1)).transpose(0, 1).contiguous()
-    found = torch.empty_like(shares[0])
-    reduce_scatter(found, shares.flatten(0, 1), group=ranks.group)
-    return found
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return _gathered(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _scattered(gradient, ctx.ranks), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return _scattered(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.ranks), None
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """This rank's entries of the vocabulary, and reductions over all of it."""
-
-    first: int
-    ranks: Ranks
-
-    def gather(self, hidden_btd: Tensor) -> Tensor:
-        """[B, T / count, d] of each rank → [B, T, d]: the loss of this rank's entries needs all
-        positions.
-        """
-        return self.ranks.gather(hidden_btd)
-
-    def maximum(self, values: Tensor) -> Tensor:
-        """Reduce to the elementwise maximum over all ranks, in place. A collective."""
-        dist.all_reduce(values, dist.ReduceOp.MAX, group=self.ranks.group)
-        return values
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Reduce to the sum over all ranks, in place. A collective."""
-        dist.all_reduce(values, group=self.ranks.group)
-        return values
 
 
 def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:

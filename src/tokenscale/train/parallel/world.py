@@ -391,9 +391,3 @@ def _end(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-#: [n, …] of each rank → [ranks x n, …], laid end to end (torch 2.13 renames it)
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-#: [ranks x n, …] of each rank → [n, …], this rank's part of their sum
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
