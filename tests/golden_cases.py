@@ -60,7 +60,7 @@ class LossRecorder:
         self._squares = {}
         for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(self._square)
-        optimizer.register_step_pre_hook(lambda *_: self._close_step())
+        optimizer.register_step_pre_hook(lambda *_, **__: self._close_step())
 
     def _square(self, parameter):
         self._squares[parameter] = float(parameter.grad.double().square().sum())

@@ -638,10 +638,15 @@ REFACTORINGS = [
         "attention by matrix products",
         OURS_LLAMA,
         M,
-        (
-            "y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, "
-            "dropout=dropout)"
-        ),
+        """y = attend(
+            query,
+            key,
+            value=value,
+            bounds=bounds,
+            causal=causal,
+            kernel=self.kernel,
+            dropout=dropout,
+        )""",
         MATRIX_PRODUCTS,
     ),
     Case("eager attention", GPT2, B, "", "model.config._attn_implementation = 'eager'"),

@@ -189,7 +189,7 @@ def test_text_is_cut_at_a_separator_and_null_is_no_document(here, capsys):
 def test_the_folder_of_a_fast_tokenizer_will_do(here):
     """Its file is copied beside the tokens, under a name that holds its hash."""
     shutil.copytree(
-        "results/tokenizers/bpe", "plain", ignore=lambda *_: ["manifest.json", "build.json"]
+        "results/tokenizers/bpe", "plain", ignore=lambda *_, **__: ["manifest.json", "build.json"]
     )
     assert pretokenize("--format", "padded", "--tokenizer-name", "plain") == 0
     (folder,) = (here / "out/tokenizers").iterdir()

@@ -317,7 +317,7 @@ def test_an_address_names_a_file_inside_of_its_folder(tmp_path, last, local):
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\0b"])
 def test_a_list_of_the_hub_that_leaves_the_folder_is_refused(tmp_path, monkeypatch, name):
-    listing = (lambda *_: {name: name}, lambda *_: pytest.fail("nothing is fetched"))
+    listing = (lambda *_, **__: {name: name}, lambda *_, **__: pytest.fail("nothing is fetched"))
     monkeypatch.setitem(download.DOWNLOADS, "hub", listing)
     source = SourceSettings(kind="hub", repository="a/b", revision="0" * 40, files=("*",))
     with pytest.raises(UserError, match="outside"):

@@ -71,16 +71,18 @@ def test_the_bubble_is_that_of_the_papers(ranks, micro_batches):
 
 def test_orders_that_wait_for_each_other_are_found(monkeypatch):
     monkeypatch.setattr(
-        pipeline_schedules, "build_schedule", lambda *_: [Action("B", 0), Action("F", 0)]
+        pipeline_schedules, "build_schedule", lambda *_, **__: [Action("B", 0), Action("F", 0)]
     )
     with pytest.raises(RuntimeError, match="each waits for another"):
         bubble_share("turned round", 2, 1)
 
 
 def test_stages_have_all_layers_and_the_last_one_fewest():
-    for shape in (
-        shape for shape in PRESETS.values() if shape.vocabulary_size and shape.layers >= 4
-    ):
+    # models of transformers cannot be split
+    own = [shape for shape in PRESETS.values() if shape.transformers is None]
+    for shape in own:
+        if not shape.vocabulary_size or shape.layers < 4:
+            continue
         stages = pipeline_schedules.assign_stages(shape.with_positions(1024), 1024, 4)
         assert [layer for stage in stages for layer in stage] == list(range(shape.layers))
         assert all(stages) and len(stages[-1]) == min(map(len, stages)), (

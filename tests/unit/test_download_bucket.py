@@ -129,7 +129,7 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
         return end
 
     system = Reader(cut)
-    monkeypatch.setattr(download, "open_system", lambda *_: system)
+    monkeypatch.setattr(download, "open_system", lambda *_, **__: system)
     settings = corpus_of("s3://texts/raw/long.parquet")
     with pytest.raises(UserError, match="fails again and again") as error:
         fetch_corpus(settings, tmp_path)
@@ -163,7 +163,7 @@ def test_an_object_that_changes_while_it_is_read_is_read_again(s3, tmp_path, mon
         return end - 100 * (len(reads) == 3)  # too short
 
     system = Reader(change)
-    monkeypatch.setattr(download, "open_system", lambda *_: system)
+    monkeypatch.setattr(download, "open_system", lambda *_, **__: system)
     fetch_corpus(corpus_of("s3://texts/raw/long.parquet"), tmp_path)
     assert (tmp_path / "raw/long.parquet").read_bytes() == other
 

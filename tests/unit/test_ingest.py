@@ -223,7 +223,9 @@ def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeyp
     for share, validity in ((2.5, "invalid"), (0.99, "valid")):
         costs = {"peak_flops": 1e12, "flops_per_token": share * 2 * 1e12 * seconds / tokens}
         monkeypatch.setattr(
-            module, "grouping", lambda *given, costs=costs: grouping(*given) | costs
+            module,
+            "grouping",
+            lambda *given, costs=costs, **named: grouping(*given, **named) | costs,
         )
         (row,) = rows(logs.ingested(tmp_path, [run]), "runs")
         assert row["validity"] == validity, row["reasons"]

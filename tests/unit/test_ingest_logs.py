@@ -106,7 +106,7 @@ def both(path, kind, monkeypatch):
     """What is read at once, and what is read with nothing but the careful reader."""
     quick = logs.read_lines(path, kind)
     with monkeypatch.context() as patch:
-        patch.setattr(logs, "_clean", lambda *_: None)
+        patch.setattr(logs, "_clean", lambda *_, **__: None)
         slow = logs.read_lines(path, kind)
     return quick, slow
 
@@ -146,7 +146,9 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
     careful = []
     original = logs._by_line
     monkeypatch.setattr(
-        logs, "_by_line", lambda block, *rest: careful.append(len(block)) or original(block, *rest)
+        logs,
+        "_by_line",
+        lambda block, **named: careful.append(len(block)) or original(block, **named),
     )
     good = b'{"schema":1,"step":7,"step_s":0.1}\n' * 500
     path = tmp_path / "steps.jsonl"

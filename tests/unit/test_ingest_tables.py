@@ -55,7 +55,7 @@ def read(monkeypatch):
     monkeypatch.setattr(
         module,
         "one_run",
-        lambda entry, *rest: found.append(entry["run_id"]) or original(entry, *rest),
+        lambda entry, **named: found.append(entry["run_id"]) or original(entry, **named),
     )
     return found
 

@@ -195,7 +195,9 @@ def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(
     right = gradients(objective.loss(hidden, labels), hidden, head)
     widths = []
     aligned = "tokenscale.train.models.losses.aligned_rows"
-    monkeypatch.setattr(aligned, lambda rows, _: widths.append(rows) or aligned_rows(rows, "cuda"))
+    monkeypatch.setattr(
+        aligned, lambda rows, device: widths.append(rows) or aligned_rows(rows, "cuda")
+    )
     torch.compiler.reset()
     found = gradients(objective.loss(hidden, labels), hidden, head)
     assert widths and set(widths) == {97}
@@ -206,7 +208,8 @@ def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(
 
 def test_a_label_of_another_share_is_not_among_the_added_rows(monkeypatch):
     monkeypatch.setattr(
-        "tokenscale.train.models.losses.aligned_rows", lambda rows, _: aligned_rows(rows, "cuda")
+        "tokenscale.train.models.losses.aligned_rows",
+        lambda rows, device: aligned_rows(rows, "cuda"),
     )
     hidden, head, labels = made(ignored=0.0)
     alone = SimpleNamespace(first=0, maximum=lambda values: values, sum=lambda values: values)

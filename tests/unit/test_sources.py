@@ -286,7 +286,7 @@ def test_a_source_file_that_changes_while_it_is_read_is_refused(tmp_path, change
         build(
             CorpusSettings(source=source(tmp_path / "*.txt")),
             tmp_path / "c",
-            lambda *_: change(tmp_path / "a.txt"),
+            lambda *_, **__: change(tmp_path / "a.txt"),
         )
     assert not list((tmp_path / "c").iterdir())
 

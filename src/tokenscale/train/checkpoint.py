@@ -420,7 +420,7 @@ def _map(path: Path) -> dict[str, Tensor]:
     they are used.
     """
     with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file}
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
 def _overlap(
