@@ -449,88 +449,84 @@ class RunSettings:
         return self.store is None or self.validation.bleu > 0
 
     @as_list
-    def problems(self) -> Iterator[tuple[str, str]]:  # noqa: C901
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Violations of rules over several fields, as (field, what is wrong)."""
         yield from ((f"model.{f}", text) for f, text in self.model.problems())
         yield from ((f"tokenizer.{f}", text) for f, text in self.tokenizer.problems())
-        if (
-            self.model.maximum_positions is not None
-            and self.model.maximum_positions < self.sequence_length
-        ):
-            text = (
-                f"{self.model.maximum_positions} is less than sequence_length "
-                f"{self.sequence_length}"
-            )
+        yield from self._model_problems()
+        yield from ((f"layout.{f}", text) for f, text in self._layout_problems())
+        yield from self._budget_problems()
+        yield from self._document_mask_problems()
+        yield from self._label_problems()
+        yield from self._mixture_problems()
+        yield from ((f"validation.{f}", text) for f, text in self._translation_problems())
+        if self.checkpoints.best and self.validation.rows == 0:
+            yield "checkpoints.best", "needs a validation loss: set validation.rows"
+        yield from self._kernel_problems()
+        yield from self._store_problems()
+        if self.objective != "masked" and self.masking != MaskingSettings():
+            yield "masking", f"objective {self.objective} does not mask tokens"
+        if self.optimizer.moments != "weights" and self.precision != "bf16-true":
+            text = f"precision {self.precision} has fp32 weights, and moments like them"
+            yield "optimizer.moments", text
+        if self.arm != OURS:
+            yield from self._arm_problems()
+
+    def _model_problems(self) -> Iterator[tuple[str, str]]:
+        positions = self.model.maximum_positions
+        if positions is not None and positions < self.sequence_length:
+            text = f"{positions} is less than sequence_length {self.sequence_length}"
             yield "model.maximum_positions", text
         if self.model.transformers and self.attention not in ("auto", "sdpa"):
-            yield (
-                "attention",
-                f"models of transformers ({self.model.transformers}) use their own attention",
-            )
-        yield from [(f"layout.{field}", text) for field, text in self._layout_problems()]
-        if self.budget.kind == "steps" and self.schedule.warmup_steps > self.budget.steps:
-            text = f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"
+            text = f"models of transformers ({self.model.transformers}) use their own attention"
+            yield "attention", text
+
+    def _budget_problems(self) -> Iterator[tuple[str, str]]:
+        warmup = self.schedule.warmup_steps
+        if self.budget.kind == "steps" and warmup > self.budget.steps:
+            text = f"{warmup} is more than budget.steps = {self.budget.steps}"
             yield "schedule.warmup_steps", text
         budgets = [name for name in BUDGETS if getattr(self.budget, name) is not None]
         if len(budgets) > 1 or (budgets and self.budget.steps != BudgetSettings().steps):
             yield f"budget.{budgets[0]}", "a run has one budget: remove the others"
-        if self.document_mask and self.approach != "packed":
-            yield (
-                "document_mask",
-                f"approach {self.approach} does not record document boundaries; packed does",
-            )
-        if self.document_mask and self.model.transformers:
-            yield (
-                "document_mask",
-                f"models of transformers ({self.model.transformers}) do not support document_mask",
-            )
-        if self.labels == "target":
-            if BATCHES[self.approach].streams or self.packing == "concatenate":
-                cuts = (
-                    f"approach {self.approach}"
-                    if self.packing == "best-fit"
-                    else "packing concatenate"
-                )
-                yield (
-                    "labels",
-                    f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin",
-                )
-            if not self.eos:
-                yield "labels", "the target of a pair follows EOS: set eos: true"
-            if not OBJECTIVES[self.objective].causal:
-                yield "labels", f"objective {self.objective} chooses its own targets"
         if self.effective_seed > LARGEST:
             yield "seed", f"seed + repeat is {self.effective_seed}, more than {LARGEST}"
+
+    def _document_mask_problems(self) -> Iterator[tuple[str, str]]:
+        if not self.document_mask:
+            return
+        if self.approach != "packed":
+            text = f"approach {self.approach} does not record document boundaries; packed does"
+            yield "document_mask", text
+        if self.model.transformers:
+            text = (
+                f"models of transformers ({self.model.transformers}) do not support document_mask"
+            )
+            yield "document_mask", text
+
+    def _label_problems(self) -> Iterator[tuple[str, str]]:
+        if self.labels == "target":
+            yield from self._target_problems()
+        if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
+            yield "labels", "stream needs approach packed and packing concatenate"
         pairs = [corpus.name for corpus in self.corpora if corpus.source.pairs]
         if pairs and not self.eos:
             yield "eos", f"the two texts of a pair (corpus {pairs[0]}) end with EOS: set eos: true"
-        yield from self._mixture_problems()
-        yield from [(f"validation.{field}", text) for field, text in self._translation_problems()]
-        if self.checkpoints.best and self.validation.rows == 0:
-            yield "checkpoints.best", "needs a validation loss: set validation.rows"
-        if (
-            self.attention in ("flex", "varlen")
-            and not self.document_mask
-            and not self.model.transformers
-        ):
-            yield (
-                "attention",
-                f"{self.attention} is used only with document_mask: set it, or remove attention",
-            )
-        yield from self._kernel_problems()
-        if self.objective != "masked" and self.masking != MaskingSettings():
-            yield "masking", f"objective {self.objective} does not mask tokens"
+
+    def _target_problems(self) -> Iterator[tuple[str, str]]:
+        concatenates = self.packing == "concatenate"
+        if BATCHES[self.approach].streams or concatenates:
+            cuts = "packing concatenate" if concatenates else f"approach {self.approach}"
+            text = f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin"
+            yield "labels", text
+        if not self.eos:
+            yield "labels", "the target of a pair follows EOS: set eos: true"
+        if not OBJECTIVES[self.objective].causal:
+            yield "labels", f"objective {self.objective} chooses its own targets"
+
+    def _store_problems(self) -> Iterator[tuple[str, str]]:
         if not reads_parquet(self.approach) and self.storage != StorageSettings():
             yield "storage", f"approach {self.approach} does not read a Parquet store"
-        if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
-            yield "labels", "stream needs approach packed and packing concatenate"
-        if self.optimizer.moments != "weights" and self.precision != "bf16-true":
-            yield (
-                "optimizer.moments",
-                f"precision {self.precision} has fp32 weights, and moments like them",
-            )
-        if self.arm != OURS:
-            yield from self._arm_problems()
         if self.packing != "best-fit" and self.approach != "packed":
             yield "packing", f"approach {self.approach} does not pack documents"
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
@@ -541,27 +537,31 @@ class RunSettings:
         optimizer's values.
         """
         no = "not supported"
-        wrong = {
-            "labels": self.labels != "stream"
-            and "needs stream: other trainers cannot ignore labels",
-            "objective": self.objective != "causal" and no,
-            "budget": self.budget.kind != "steps" and no,
-            "validation.rows": self.validation.rows and "needs 0: only training is compared",
-            "model.transformers": self.model.transformers and no,
-            "model.dropout": self.model.dropout and "needs 0: random numbers differ",
-            "document_mask": self.document_mask and no,
-            "float8": self.float8 and no,
-            "precision": self.precision not in ("fp32", "bf16")
-            and f"needs fp32 or bf16, not {self.precision}",
-            "checkpoints": self.checkpoints != CheckpointSettings() and no,
-            "profile": self.profile != ProfileSettings() and no,
-            "resume_from": self.resume_from and no,
-            "layout": self.layout.world_size != self.layout.data and "needs data parallelism alone",
-        }
-        return [(name, f"arm {self.arm}: {text}") for name, text in wrong.items() if text]
+        labels = "needs stream: other trainers cannot ignore labels"
+        precision = f"needs fp32 or bf16, not {self.precision}"
+        rules = [
+            ("labels", self.labels != "stream", labels),
+            ("objective", self.objective != "causal", no),
+            ("budget", self.budget.kind != "steps", no),
+            ("validation.rows", self.validation.rows > 0, "needs 0: only training is compared"),
+            ("model.transformers", self.model.transformers is not None, no),
+            ("model.dropout", self.model.dropout > 0, "needs 0: random numbers differ"),
+            ("document_mask", self.document_mask, no),
+            ("float8", self.float8, no),
+            ("precision", self.precision not in ("fp32", "bf16"), precision),
+            ("checkpoints", self.checkpoints != CheckpointSettings(), no),
+            ("profile", self.profile != ProfileSettings(), no),
+            ("resume_from", self.resume_from is not None, no),
+            ("layout", self.layout.world_size != self.layout.data, "needs data parallelism alone"),
+        ]
+        return [(name, f"arm {self.arm}: {text}") for name, wrong, text in rules if wrong]
 
     def _kernel_problems(self) -> Iterator[tuple[str, str]]:
         kernel = self.attention
+        masks = self.document_mask or self.model.transformers
+        if kernel in ("flex", "varlen") and not masks:
+            text = f"{kernel} is used only with document_mask: set it, or remove attention"
+            yield "attention", text
         if self.device == "cpu":
             if kernel not in ("auto", "sdpa"):
                 yield "attention", f"{kernel} needs a GPU, and device is cpu: use sdpa"
