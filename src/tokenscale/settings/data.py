@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -188,50 +188,41 @@ class SourceSettings:
             for name in without_meaning
             if getattr(self, name) != get_default(fields[name])
         ]
-        if (
-            self.kind in ("hub", "stream")
-            and self.revision
-            and not re.fullmatch(r"[0-9a-f]{40}", self.revision)
-        ):
+        commit = re.fullmatch(r"[0-9a-f]{40}", self.revision or "")
+        if self.kind in ("hub", "stream") and self.revision and not commit:
             found.append(("revision", f"{self.revision!r} is not a commit (40 hex digits)"))
-        for name, file in [(key, one) for key in FILE_LISTS for one in getattr(self, key)]:
-            found += [(name, text)] if (text := find_address_problem(file, self.kind)) else []
-            _, sign, sha256 = file.partition("#sha256=")
-            if spec.downloaded and sign and not SHA256.fullmatch(sha256):
-                found.append((name, f"{sha256!r} is not a SHA-256 hash (64 hex digits)"))
-        if self.lengths.minimum > self.lengths.maximum:
-            found.append(
-                (
-                    "lengths.minimum",
-                    f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}",
-                )
-            )
-        if self.target_files and self.target_column is not None:
-            found.append(
-                (
-                    "target_column",
-                    "translations come from a column or from target_files: remove one",
-                )
-            )
-        if self.target_files and self.format not in ("auto", "text"):
-            found.append(
-                (
-                    "target_files",
-                    f"format {self.format} holds both texts: use target_column instead",
-                )
-            )
-        if self.target_files and self.separator not in (None, "\n"):
-            found.append(
-                ("separator", "with target_files every line is a document: remove separator")
-            )
-        if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
-            found.append(
-                (
-                    "validation_target_files",
-                    "needs target_files and validation_files, and vice versa",
-                )
-            )
+        for key in FILE_LISTS:
+            for file in getattr(self, key):
+                found += [(key, text) for text in self._find_file_problems(file)]
+        shortest = self.lengths.minimum
+        longest = self.lengths.maximum
+        if shortest > longest:
+            found.append(("lengths.minimum", f"{shortest} is more than maximum = {longest}"))
+        found += self._find_target_problems()
         return sorted(found)
+
+    def _find_file_problems(self, file: str) -> Iterator[str]:
+        if text := find_address_problem(file, self.kind):
+            yield text
+        _, sign, sha256 = file.partition("#sha256=")
+        if SOURCES[self.kind].downloaded and sign and not SHA256.fullmatch(sha256):
+            yield f"{sha256!r} is not a SHA-256 hash (64 hex digits)"
+
+    def _find_target_problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with the files of translations."""
+        if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
+            text = "needs target_files and validation_files, and vice versa"
+            yield "validation_target_files", text
+        if not self.target_files:
+            return
+        if self.target_column is not None:
+            text = "translations come from a column or from target_files: remove one"
+            yield "target_column", text
+        if self.format not in ("auto", "text"):
+            text = f"format {self.format} holds both texts: use target_column instead"
+            yield "target_files", text
+        if self.separator not in (None, "\n"):
+            yield "separator", "with target_files every line is a document: remove separator"
 
     @property
     def pairs(self) -> bool:
@@ -251,9 +242,10 @@ class SourceSettings:
         'files'
         """
         files = values.get("files")
-        files = (
-            [files] if isinstance(files, str) else files if isinstance(files, (list, tuple)) else []
-        )
+        if isinstance(files, str):
+            files = [files]
+        elif not isinstance(files, (list, tuple)):
+            files = []
         if {"subset", "split", "validation_split"} & values.keys():
             return "stream"
         if "repository" in values:

@@ -137,13 +137,17 @@ class LayoutSettings:
         """Parallel methods, in the order in which they are applied: keys of
         `parallelize.METHODS`.
         """
-        names = (["pp"] if self.pipeline > 1 else []) + (["tp"] if self.tensor > 1 else [])
-        if self.shard > 1:
-            names.append(
-                "zero1" if self.sharding == "zero1" else "hsdp" if self.data > 1 else "fsdp"
-            )
-        else:
+        names = []
+        if self.pipeline > 1:
+            names.append("pp")
+        if self.tensor > 1:
+            names.append("tp")
+        if self.shard == 1:
             names.append(self.copies if self.data > 1 else "single")
+        elif self.sharding == "zero1":
+            names.append("zero1")
+        else:
+            names.append("hsdp" if self.data > 1 else "fsdp")
         return tuple(names)
 
     @property
@@ -209,35 +213,39 @@ class LayoutSettings:
         yield from self._pipeline_problems(model, micro_batches)
 
     def _fsdp_problems(self, model: ModelSettings) -> Iterator[tuple[str, str]]:
-        whole = self.methods[-1] not in ("fsdp", "hsdp")
+        unsharded = self.methods[-1] not in ("fsdp", "hsdp")
         for name in ("gather", "reshard_to", "embedding_group", "head_group"):
             if getattr(self, name) == _DEFAULT[name]:
                 continue
-            if whole:
-                yield (
-                    name,
-                    "weights are not sharded: set layout.shard, with sharding zero2 or zero3",
-                )
+            if unsharded:
+                text = "weights are not sharded: set layout.shard, with sharding zero2 or zero3"
+                yield name, text
             elif name in ("reshard_to", "embedding_group") and self.sharding != "zero3":
                 yield name, f"{self.sharding} keeps weights gathered until backward: use zero3"
-        alone = "is for data and shard alone"
-        if self.gather != "stored" and (self.tensor > 1 or self.pipeline > 1):
-            yield "gather", f"{self.gather} {alone}: use stored with tensor or pipeline"
-        if self.head_group and (self.tensor > 1 or self.pipeline > 1):
-            yield "head_group", f"{alone}: remove it with tensor or pipeline"
-        if (
-            not whole
-            and self.reshard_to
-            and (self.shard % self.reshard_to or self.reshard_to >= self.shard)
-        ):
+        if self.tensor > 1 or self.pipeline > 1:
+            alone = "is for data and shard alone"
+            if self.gather != "stored":
+                yield "gather", f"{self.gather} {alone}: use stored with tensor or pipeline"
+            if self.head_group:
+                yield "head_group", f"{alone}: remove it with tensor or pipeline"
+        divides = self.reshard_to and self.shard % self.reshard_to == 0
+        if not unsharded and self.reshard_to and not (divides and self.reshard_to < self.shard):
             fitting = [d for d in _divisors(self.shard) if 1 < d < self.shard]
             works = _nearest(self.reshard_to, fitting) if fitting else "leave it out"
             yield "reshard_to", f"no divisor of shard {self.shard} below it: {works}"
-        if model.tied_embeddings or model.transformers is not None:
-            why = "are one weight" if model.tied_embeddings else "are the library's"
-            for name in ("embedding_group", "head_group"):
-                if getattr(self, name):
-                    yield name, f"embedding and output head of {model.name} {why}: remove {name}"
+        yield from self._group_problems(model)
+
+    def _group_problems(self, model: ModelSettings) -> Iterator[tuple[str, str]]:
+        """Groups of the embedding and the head, where the two are not weights of their own."""
+        if model.tied_embeddings:
+            why = "are one weight"
+        elif model.transformers is not None:
+            why = "are the library's"
+        else:
+            return
+        for name in ("embedding_group", "head_group"):
+            if getattr(self, name):
+                yield name, f"embedding and output head of {model.name} {why}: remove {name}"
 
     def _tensor_problems(self, model: ModelSettings, sequence_length: int) -> list[tuple[str, str]]:
         shared = {

@@ -179,6 +179,11 @@ class ModelSettings:
             yield "attention_biases", "biases: true covers attention: remove one of the two"
         if self.heads % self.key_value_heads:
             yield "key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"
+        yield from self._position_problems()
+        if self.transformers is not None:
+            yield from self._library_problems()
+
+    def _position_problems(self) -> Iterator[tuple[str, str]]:
         rotary = self.positions == "rotary"
         if self.transformers is None and rotary and self.maximum_positions is not None:
             yield "maximum_positions", "applies to positions: learned only"
@@ -186,20 +191,13 @@ class ModelSettings:
             yield "rope_scaling", "applies to positions: rotary only"
         if self.rope_scaling == "none" and self.rope_factor != type(self).rope_factor:
             yield "rope_factor", "applies to rope_scaling: llama3 only"
-        if self.transformers is not None:
-            own = next(
-                (
-                    f.name
-                    for f in fields(self)
-                    if f.name in OWN and getattr(self, f.name) != f.default
-                ),
-                None,
-            )
-            if own is not None:
-                yield (
-                    own,
-                    f"a model of transformers ({self.transformers}) defines it itself: remove it",
-                )
+
+    def _library_problems(self) -> Iterator[tuple[str, str]]:
+        for field in fields(self):
+            if field.name in OWN and getattr(self, field.name) != field.default:
+                text = f"a model of transformers ({self.transformers}) defines it itself"
+                yield field.name, f"{text}: remove it"
+                return
 
     def with_positions(self, sequence_length: int) -> "ModelSettings":
         """Return the model with `maximum_positions` set to the sequence length, if it is needed and

@@ -338,47 +338,56 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
             facts | {"next": "use text that this project has written"},
         )
     if entry["type"] in UNKNOWN_KEY:
-        word = str(entry["loc"][-1])
-        fields = _list_fields(cls, location=entry["loc"][:-1])
-        homes = [home for find in HOMES for home in find(word)]
-        # a key that belongs elsewhere is not taken for one that is only similar
-        near = find_nearest(word, words=fields, cutoff=0.8 if homes else 0.6)
-        hints = ([f"did you mean {near!r}?"] if near else []) + (
-            [f"write it as {' or '.join(homes)}"] if homes else []
-        )
-        next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
-        return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
+        return where, *_describe_unknown_key(cls, location=entry["loc"])
     if entry["type"] in ("missing", "missing_argument"):
         return where, "a key is missing.", {"next": "add it"}
     expected = context.get("expected", "").replace("'", "")
-    if expected and isinstance(value, str) and value in REMOVED:
-        return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
-    near = (
-        find_nearest(value, words=expected.replace(" or ", ", ").split(", "))
-        if isinstance(value, str)
-        else None
-    )
-    message = entry["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    message = message.removeprefix("String should have ")
-    message = (
-        "".join(f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context)
-        or message
-    )
-    message = (
-        EXPECTED.get(entry["type"].partition("_")[0], message)
-        if "parsing" in entry["type"]
-        else message
-    )
-    message = "true or false" if entry["type"].startswith("bool") else message
-    message = message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
-    message = NAME_RULE if context.get("pattern") == NAME_PATTERN else message
-    shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}…"
-    next = f"did you mean {near!r}?" if near else "use an expected value"
-    return (
-        where,
-        f"{where or 'the settings'} cannot be {shown}.",
-        {"expected": expected or message, "next": next},
-    )
+    near = None
+    if isinstance(value, str):
+        if expected and value in REMOVED:
+            return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
+        near = find_nearest(value, words=expected.replace(" or ", ", ").split(", "))
+    shown = repr(value)
+    if len(shown) > 200:
+        shown = f"{shown[:200]}…"
+    facts = {
+        "expected": expected or _describe_expected(entry["type"], entry["msg"], context=context),
+        "next": f"did you mean {near!r}?" if near else "use an expected value",
+    }
+    return where, f"{where or 'the settings'} cannot be {shown}.", facts
+
+
+def _describe_unknown_key(cls: Any, location: tuple) -> tuple[str, dict[str, Any]]:
+    """Return (what is wrong, facts) of a key that a class lacks."""
+    word = str(location[-1])
+    fields = _list_fields(cls, location=location[:-1])
+    homes = [home for find in HOMES for home in find(word)]
+    # a key that belongs elsewhere is not taken for one that is only similar
+    near = find_nearest(word, words=fields, cutoff=0.8 if homes else 0.6)
+    hints = []
+    if near:
+        hints.append(f"did you mean {near!r}?")
+    if homes:
+        hints.append(f"write it as {' or '.join(homes)}")
+    next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
+    return f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
+
+
+def _describe_expected(kind: str, message: str, context: dict[str, Any]) -> str:
+    """Return what a value must be, from pydantic's kind of error, its message and its context."""
+    if context.get("pattern") == NAME_PATTERN:
+        return NAME_RULE
+    if kind.startswith("bool"):
+        return "true or false"
+    family = kind.partition("_")[0]
+    if "parsing" in kind and family in EXPECTED:
+        return EXPECTED[family]
+    bounds = [f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context]
+    if bounds:
+        return "".join(bounds)
+    for prefix in ("Input should be ", "Value error, ", "String should have "):
+        message = message.removeprefix(prefix)
+    return message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
 
 
 def join_key(*parts: Any) -> str:

@@ -200,15 +200,15 @@ def translate_study_flags(
     if words.flag_of_study_003 is None:
         return words, stated, ()
     values = dict(stated)
-    notes = []
-    for flag, other, both in (
+    excluded = (
         ("--n-epochs", "--epochs", words.n_epochs and words.epochs),
         (
             "--model-max-length",
             "--sequence-length",
             words.model_max_length and "sequence_length" in stated,
         ),
-    ):
+    )
+    for flag, other, both in excluded:
         if both:
             raise UserError(
                 f"{flag} and {other} exclude each other.", flag=flag, next="remove one of them"
@@ -218,37 +218,45 @@ def translate_study_flags(
     if words.model_max_length is not None:
         values["sequence_length"] = words.model_max_length
     mode = words.model_parallel_mode
-    flag = f"--model-parallel-mode {words.model_parallel_mode}"
     if words.n_chunk is not None and (mode != "pipeline_parallel" or "micro_batch" in stated):
         what = "--n-chunk needs --model-parallel-mode pipeline_parallel and excludes --micro-batch."
-        found = (
-            "--micro-batch" if "micro_batch" in stated else flag.replace(" None", " was not given")
-        )
+        found = f"--model-parallel-mode {mode or 'was not given'}"
+        if "micro_batch" in stated:
+            found = "--micro-batch"
         next = "remove --n-chunk, or use that mode without --micro-batch"
         raise UserError(what, flag=f"--n-chunk {words.n_chunk}", found=found, next=next)
     if mode is None:
         return words, values, ()
+    layout, notes = _translate_mode(mode, stated=stated, ranks=ranks)
+    return words, values | layout, notes
+
+
+def _translate_mode(
+    mode: str, stated: dict[str, Any], ranks: int | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Translate --model-parallel-mode: (settings of the layout by dotted key, notes)."""
     order = {"model_parallel": "naive", "pipeline_parallel": "gpipe"}[mode]
-    if mode == "model_parallel" and (given := stated.get("layout.schedule", order)) != order:
+    given = stated.get("layout.schedule", order)
+    if mode == "model_parallel" and given != order:
         what = "--model-parallel-mode model_parallel supports the schedule naive only."
         next = "remove --layout.schedule, or use --model-parallel-mode pipeline_parallel"
         raise UserError(what, flag=f"--layout.schedule {given}", next=next)
-    values.setdefault("layout.schedule", order)
-    if "layout.pipeline" not in stated:
-        others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
-        stages = 2 if ranks is None else ranks // others
-        if ranks is None:
-            notes.append(
-                f"--model-parallel-mode: {stages} ranks; --world-size N changes the number"
-            )
-        if stages < 2:
-            found = f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank"
-            next = f"use --world-size {2 * others}, or remove --model-parallel-mode"
-            raise UserError(
-                "splitting a model needs at least 2 ranks.", flag=flag, found=found, next=next
-            )
-        values["layout.pipeline"] = stages
-    return words, values, tuple(notes)
+    layout: dict[str, Any] = {"layout.schedule": given}
+    if "layout.pipeline" in stated:
+        return layout, ()
+    if ranks is None:
+        layout["layout.pipeline"] = 2
+        return layout, ("--model-parallel-mode: 2 ranks; --world-size N changes the number",)
+    others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
+    stages = ranks // others
+    if stages < 2:
+        raise UserError(
+            "splitting a model needs at least 2 ranks.",
+            flag=f"--model-parallel-mode {mode}",
+            found=f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank",
+            next=f"use --world-size {2 * others}, or remove --model-parallel-mode",
+        )
+    return layout | {"layout.pipeline": stages}, ()
 
 
 @settings_class
