@@ -412,9 +412,11 @@ def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
     near, far = edges(claim)
     median = float(np.median(x))
     if claim.direction == "equal":
-        tried = (near, far) if near <= median <= far else (near if median < near else far,)
+        tried = [near, far]
+        if not near <= median <= far:
+            tried = [near if median < near else far]
     else:
-        tried = (far if claim.direction == "above" else near,)
+        tried = [far if claim.direction == "above" else near]
     distances = (np.log(x / edge) if (x > 0).all() and edge > 0 else x - edge for edge in tried)
     return max(map(statistics.sign_flip_p, distances))
 

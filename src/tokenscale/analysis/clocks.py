@@ -225,7 +225,11 @@ class _RankLog:
         times = [
             e["t_mono_s"] for e in self.events if e["event"] == name and e["t_mono_s"] is not None
         ]
-        return math.nan if not times else times[0] if first else times[-1]
+        if not times:
+            return math.nan
+        if first:
+            return times[0]
+        return times[-1]
 
     def _find_unrecorded(
         self, marks: dict[int, float], pauses: list[tuple[float, float]]

@@ -267,6 +267,8 @@ def _text(number: float) -> str:
     >>> _text(161853.91), _text(31.97), _text(0.571), _text(math.inf)
     ('161,854', '31.97', '0.571', 'never')
     """
-    return (
-        "never" if math.isinf(number) else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
-    )
+    if math.isinf(number):
+        return "never"
+    if number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.4g}"

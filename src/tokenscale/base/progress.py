@@ -47,13 +47,12 @@ class Progress:
         )
         if self.documents:
             amount = f"{self.documents:,}{of} documents, {amount}"
-        share = (
-            self.documents / self.total
-            if self.total
-            else self.bytes / self.total_bytes
-            if self.total_bytes
-            else 0
-        )
+        if self.total:
+            share = self.documents / self.total
+        elif self.total_bytes:
+            share = self.bytes / self.total_bytes
+        else:
+            share = 0
         left = f", {self.seconds * (1 / share - 1):.0f} s left" if 0 < share < 1 else ""
         return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s{left}"
 

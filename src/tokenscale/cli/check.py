@@ -182,7 +182,12 @@ def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
             role: path if "store" in role else path.parent for role, path in places.items()
         }
         labelled, rows = count_labelled_rows(run, inputs=Inputs(**folders))
-        level = "refuse" if labelled == 0 else "warn" if labelled < rows / 2 else "note"
+        if labelled == 0:
+            level = "refuse"
+        elif labelled < rows / 2:
+            level = "warn"
+        else:
+            level = "note"
         what = (
             f"{run.approach} of {run.corpus.name}: {labelled} of the first {rows} rows keep a label"
         )

@@ -536,13 +536,12 @@ def check_gpus(context: Context) -> Finding:
     torch = context.torch
     devices = context.torch["devices"]
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    build = (
-        f"CUDA {torch['cuda']}"
-        if torch["cuda"]
-        else f"ROCm {torch['rocm']}"
-        if torch["rocm"]
-        else ""
-    )
+    if torch["cuda"]:
+        build = f"CUDA {torch['cuda']}"
+    elif torch["rocm"]:
+        build = f"ROCm {torch['rocm']}"
+    else:
+        build = ""
     if devices:
         names = [
             f"{d['name']} ({format_bytes(d['memory_bytes'])}, capability {d['capability']})"

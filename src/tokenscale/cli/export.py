@@ -190,7 +190,12 @@ def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> P
     are not text.
     """
     held = checkpoint / "tokenizer"
-    folder = stated if stated is not None else held if held.is_dir() else None
+    if stated is not None:
+        folder = stated
+    elif held.is_dir():
+        folder = held
+    else:
+        folder = None
     if folder is None:
         return None
     manifest = read_tokenizer_manifest(folder)

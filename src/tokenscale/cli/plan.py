@@ -242,7 +242,14 @@ def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:
     # hours of a part of the runs are at least what all of them take, unless there are upper bounds
     # among them
     missing = 0 < of.timed < of.runs
-    sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
+    if missing and of.bounded:
+        sign = "about "
+    elif of.bounded:
+        sign = "≤ "
+    elif missing:
+        sign = "≥ "
+    else:
+        sign = ""
     return (
         name,
         f"{of.runs:,}",
@@ -420,11 +427,10 @@ def _predict_memory(
             f"not known without the library transformers, which builds {run.model.transformers}",
         )
     unit, name = (1 << 30, "GiB") if predicted.total >= 1 << 30 else (1 << 20, "MiB")
-    eager = (
-        " as without " + ("compile" if run.compile else "float8")
-        if run.compile or run.float8
-        else ""
-    )
+    if run.compile or run.float8:
+        eager = " as without " + ("compile" if run.compile else "float8")
+    else:
+        eager = ""
     parts = []
     for part, size in asdict(predicted).items():
         text = f"{part}, not predicted" if size is None else f"{format_number(size / unit)} {part}"

@@ -117,7 +117,10 @@ def render(
     if left:
         parts += [format_bytes(total.bytes)]
     verdict = "not ready" if missing else "ready"
-    shown = f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m" if colour else verdict
+    if colour:
+        shown = f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m"
+    else:
+        shown = verdict
     yield f"{shown}: {', '.join(parts)}"
     for lack in sorted(lacks, key=lambda lack: not lack.refuses):
         yield f"  {'' if lack.refuses else 'warning  '}{textwrap.shorten(lack.what, 240)}"

@@ -231,5 +231,10 @@ def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
 
 def _round_time(seconds: float) -> float:
     """Round to 5 seconds below a minute, to half a minute below five minutes, then to minutes."""
-    step = 5 if seconds < 57.5 else 30 if seconds < 285 else 60
+    if seconds < 57.5:
+        step = 5
+    elif seconds < 285:
+        step = 30
+    else:
+        step = 60
     return max(5, step * round(seconds / step))

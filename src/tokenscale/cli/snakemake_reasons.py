@@ -196,13 +196,12 @@ def _parse_values(text: str) -> list[Any]:
 
 
 def _format_value(value: Any) -> str:
-    text = (
-        "default"
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-    )
+    if value is None:
+        text = "default"
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 

@@ -79,7 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
         faults = sum(not finding.note for finding in found)
         read = ", ".join(f"{name} {n}" for name, n in counts.items()) or "nothing"
         print(f"{path}: read {read}; {count(faults, 'fault') if faults else 'no faults'}")
-        codes.add(1 if faults else 3 if any(finding.unchecked for finding in found) else 0)
+        if faults:
+            codes.add(1)
+        elif any(finding.unchecked for finding in found):
+            codes.add(3)
+        else:
+            codes.add(0)
     return next((code for code in (1, 3) if code in codes), 0)
 
 

@@ -342,15 +342,14 @@ def answer_loss(
     repeats = len(losses[low])
     spread = [f"repeats differ by up to {_nats(noise)} nats"] if repeats > 1 else []
     spread += [f"interpolation is off by up to {_nats(error)}"] if error >= 1e-4 else []
-    verdict = (
-        ONE_RUN
-        if repeats == 1
-        else BEYOND
-        if apart > noise + error
-        else WITHIN
-        if error <= noise
-        else OPEN
-    )
+    if repeats == 1:
+        verdict = ONE_RUN
+    elif apart > noise + error:
+        verdict = BEYOND
+    elif error <= noise:
+        verdict = WITHIN
+    else:
+        verdict = OPEN
     if updates[low] != updates[high]:
         verdict += paired_comparisons.UNEQUAL_UPDATES
         spread.append(f"after {updates[low]} against {updates[high]} updates")

@@ -276,7 +276,11 @@ def inventory_table(runs: pd.DataFrame) -> Table:
 
 def _newest_log(run: Any) -> str:
     job, log = ((of or "").split(", ")[-1] for of in (run.job_ids, run.slurm_logs))
-    return Link.to(f"job {job}", log) if job and log else (f"job {job}" if job else "")
+    if job and log:
+        return Link.to(f"job {job}", log)
+    if job:
+        return f"job {job}"
+    return ""
 
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:

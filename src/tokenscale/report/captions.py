@@ -165,7 +165,11 @@ def spread(values: pd.Series, digits: int = 3) -> str:
     """
     s = summary(finite(values))
     median, low, high = (number(value, digits) for value in (s.median, s.low, s.high))
-    return "–" if s.n == 0 else median if s.low == s.high else f"{median} ({low}–{high})"
+    if s.n == 0:
+        return "–"
+    if s.low == s.high:
+        return median
+    return f"{median} ({low}–{high})"
 
 
 def ends(values: pd.Series) -> list[float]:

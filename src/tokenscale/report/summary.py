@@ -413,7 +413,13 @@ def _printable(text: str | None) -> str:
     'a↵ b� <b>'
     """
     marked = _NEWLINE.join((text or "").splitlines()) + _NEWLINE * (text or "").endswith("\n")
-    return "".join(c if c.isprintable() else " " if c.isspace() else _UNPRINTABLE for c in marked)
+    return "".join(map(_replace_unprintable, marked))
+
+
+def _replace_unprintable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else _UNPRINTABLE
 
 
 def _sampling(row: Any) -> str:

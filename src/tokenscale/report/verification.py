@@ -80,7 +80,9 @@ class Chain:
     def of(self, name: str) -> Link:
         """Return the link that a file of a report belongs to."""
         drawn = name.startswith(("figures/", "data/", "sql/", "tables/", "claims."))
-        return self.links["logs" if name == LOGS else "figures" if drawn else "page"]
+        if name == LOGS:
+            return self.links["logs"]
+        return self.links["figures" if drawn else "page"]
 
     def add(self, link: Link, name: str, difference: str, ending: str = "") -> None:
         """Add a difference from what was made again; where another release may be its cause, that
@@ -103,7 +105,11 @@ class Chain:
         """0: all links agree; 1: one differs; 3: none differs, but not all could be checked."""
         links = self.links.values()
         unsure = any(link.unchecked or link.unsure for link in links)
-        return 1 if any(link.differs for link in links) else 3 if unsure else 0
+        if any(link.differs for link in links):
+            return 1
+        if unsure:
+            return 3
+        return 0
 
     def __str__(self) -> str:
         lines = [

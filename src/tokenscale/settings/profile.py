@@ -38,7 +38,9 @@ def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
 
 def list_texts(value: Any) -> list[str]:
     """Return the texts of an option of a profile, which may be one value or a list."""
-    return [str(one) for one in (value if isinstance(value, list) else [value] if value else [])]
+    if not value:
+        return []
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
 
 
 def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -372,7 +372,11 @@ class RunSettings:
     @property
     def number_format(self) -> str:
         """Number format of most matrix products, as the table of peaks names it."""
-        return "fp8" if self.float8 else "bf16" if self.precision == "bf16-true" else self.precision
+        if self.float8:
+            return "fp8"
+        if self.precision == "bf16-true":
+            return "bf16"
+        return self.precision
 
     @property
     def identity(self) -> str:

@@ -58,13 +58,12 @@ def read_offsets(data: np.ndarray, file: Path, items: int | None = None) -> np.n
     `data` is the shard, uint8; `items` is their number in the index. Raises UserError if they
     contradict each other.
     """
-    count = (
-        items
-        if items is not None
-        else int.from_bytes(data[:4].tobytes(), "little")
-        if len(data) >= 4
-        else -1
-    )
+    if items is not None:
+        count = items
+    elif len(data) >= 4:
+        count = int.from_bytes(data[:4].tobytes(), "little")
+    else:
+        count = -1
     end = 4 * (count + 2)
     if count < 0 or len(data) < end:
         raise damaged(

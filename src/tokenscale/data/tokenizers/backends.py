@@ -205,11 +205,10 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     roles = {manifest.get(role) for role in ROLES}
     unknown = find_unknown(model)
     if unknown in roles:
-        model |= (
-            {"unk_id": None}
-            if "unk_id" in model
-            else {"unk_token": None if model["type"] == "BPE" else ""}
-        )
+        if "unk_id" in model:
+            model["unk_id"] = None
+        else:
+            model["unk_token"] = None if model["type"] == "BPE" else ""
         unknown = None
     # other letters stay letters
     silent = {i for i, text in control.items() if len(text) > 1 or i in roles}

@@ -409,7 +409,12 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
     other = (
         "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
     )
-    next = f"did you mean {near!r}?" if near else hub if "/" in text else other
+    if near:
+        next = f"did you mean {near!r}?"
+    elif "/" in text:
+        next = hub
+    else:
+        next = other
     raise UserError(
         f"there is no tokenizer {text!r}.",
         flag="--tokenizer-name",

@@ -101,7 +101,11 @@ def _difference(group: pd.DataFrame) -> str:
 
 def _same(group: pd.DataFrame) -> str:
     known = group["same_data"].dropna()
-    return "–" if known.empty else "yes" if known.astype(bool).all() else "no"
+    if known.empty:
+        return "–"
+    if known.astype(bool).all():
+        return "yes"
+    return "no"
 
 
 class ParallelMethods(Speeds):
@@ -335,11 +339,10 @@ class MemoryByMethod(Figure):
         known = self.rows["predicted_per_measured"].dropna()
         low = number(known.min())
         high = number(known.max())
-        return text + (
-            f"Predicted over measured: {low if low == high else f'{low} to {high}'}. "
-            if len(known) > 0
-            else ""
-        )
+        if len(known) > 0:
+            range_of_ratios = low if low == high else f"{low} to {high}"
+            text += f"Predicted over measured: {range_of_ratios}. "
+        return text
 
     def numbers(self) -> str:
         most = [

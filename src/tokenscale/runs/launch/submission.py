@@ -146,7 +146,14 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
 def format_hours(totals: Mapping[str, Total]) -> str:
     """Format node-hours: `≤` marks a sum with upper bounds, `≥` one that lacks runs."""
     hours, bounded, unknown = _add(totals)
-    sign = "about " if bounded and unknown else "≤ " if bounded else "≥ " if unknown else ""
+    if bounded and unknown:
+        sign = "about "
+    elif bounded:
+        sign = "≤ "
+    elif unknown:
+        sign = "≥ "
+    else:
+        sign = ""
     return f"{sign}{format_number(hours)}"
 
 

@@ -159,13 +159,12 @@ class ExternalRun:
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status = (
-            "complete"
-            if kind is None
-            else "interrupted"
-            if issubclass(kind, KeyboardInterrupt)
-            else "failed"
-        )
+        if kind is None:
+            status = "complete"
+        elif issubclass(kind, KeyboardInterrupt):
+            status = "interrupted"
+        else:
+            status = "failed"
         self._writer.event("run_stop", status=status, step=self._step)
         self._writer.close()
         if self.rank == 0:

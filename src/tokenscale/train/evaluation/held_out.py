@@ -50,9 +50,11 @@ class HeldOut:
         between = bool(policy.every and done % policy.every == 0) or (
             policy.each_epoch and epoch_ended
         )
-        return bool(self.slices) and (
-            policy.at_start if not done else policy.at_end if last else between
-        )
+        if not self.slices:
+            return False
+        if not done:
+            return policy.at_start
+        return policy.at_end if last else between
 
     def validate(self, done: int) -> float:
         """Validate on each slice and return the loss over all of them, in nats per useful token. A

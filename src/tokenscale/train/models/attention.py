@@ -292,11 +292,10 @@ def _varlen(
         value = value.repeat_interleave(groups, 1)
         more = {}
     # 2.10
-    more |= (
-        {"window_size": (-1, 0 if causal else -1)}
-        if "window_size" in known
-        else {"is_causal": causal}
-    )
+    if "window_size" in known:
+        more["window_size"] = (-1, 0 if causal else -1)
+    else:
+        more["is_causal"] = causal
     y: Any = varlen_attn(query, key, value, cut, cut, longest, longest, **more)
     return y
 

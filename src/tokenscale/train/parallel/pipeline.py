@@ -195,7 +195,10 @@ class PipelineStage(nn.Module):
         of the next token.
         """
         model = cast(Decoder, self.objective.model)
-        x = model.embed(tokens_bt, start=cache.length if cache else 0) if first else x_btd
+        if first:
+            x = model.embed(tokens_bt, start=cache.length if cache else 0)
+        else:
+            x = x_btd
         x = model.run_blocks(
             x,
             length=tokens_bt.shape[1],
