@@ -252,9 +252,9 @@ def _parted(alike: dict[Any, Any], levels: pd.Series) -> tuple[list, list]:
     alone = not others or (
         sizes[first] > sizes[others[0]] and sizes[first][0] >= min(2, levels.nunique())
     )
-    return (parts[first] if alone else []), [
-        i for facts in ([] if alone else [first]) + others for i in parts[facts]
-    ]
+    stays = parts[first] if alone else []
+    left_out = others if alone else [first, *others]
+    return stays, [index for facts in left_out for index in parts[facts]]
 
 
 def _differences(alike: dict[Any, Any], stays: list, levels: pd.Series) -> tuple[str, ...]:

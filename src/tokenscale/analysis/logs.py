@@ -348,14 +348,22 @@ class RunLog:
         found = []
         for attempt in self.all:
             numbers = [rows["step"].to_numpy() for rows in attempt.steps.values() if len(rows)]
-            row = {name: getattr(attempt, name) for name in ("folder", "superseded", "digest")}
-            row |= {"run_id": self.run_id, "attempt": attempt.number, "ranks": len(attempt.steps)}
-            row["first_step"] = min((int(n.min()) for n in numbers), default=None)
-            row["last_step"] = max((int(n.max()) for n in numbers), default=None)
-            row["step_rows"] = sum(map(len, numbers))
-            row["merged_rows"] = 0 if attempt.superseded else merged[attempt.number]
-            row["started_unix_s"] = min(attempt.times, default=None)
-            found.append(row | {"stopped_unix_s": max(attempt.times, default=None)})
+            found.append(
+                {
+                    "folder": attempt.folder,
+                    "superseded": attempt.superseded,
+                    "digest": attempt.digest,
+                    "run_id": self.run_id,
+                    "attempt": attempt.number,
+                    "ranks": len(attempt.steps),
+                    "first_step": min((int(n.min()) for n in numbers), default=None),
+                    "last_step": max((int(n.max()) for n in numbers), default=None),
+                    "step_rows": sum(map(len, numbers)),
+                    "merged_rows": 0 if attempt.superseded else merged[attempt.number],
+                    "started_unix_s": min(attempt.times, default=None),
+                    "stopped_unix_s": max(attempt.times, default=None),
+                }
+            )
         return found
 
 

@@ -179,7 +179,8 @@ class Mlflow:
 
     def _write(self, kind: str, values: list, most: int) -> None:
         for start in range(0, len(values), most):
-            self._client.log_batch(self._run, **{kind: values[start : start + most]})
+            batch = {kind: values[start : start + most]}
+            self._client.log_batch(self._run, **batch)
 
     def _facts(self, facts: Facts) -> None:
         from mlflow.entities import RunTag

@@ -435,7 +435,8 @@ def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(error.what, **{"file": path, **error.facts}) from None
+        facts = {"file": path, **error.facts}
+        raise UserError(error.what, **facts) from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(

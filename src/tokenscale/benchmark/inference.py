@@ -9,6 +9,7 @@ speed-ups.
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -261,12 +262,7 @@ def _time_cells(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record per model, cell, cache setting and round."""
     writers = [writer for writer in writers if writer.offers_cache]
-    measurements = [
-        (writer, cell, cached)
-        for writer in writers
-        for cell in settings.cells
-        for cached in (True, False)
-    ]
+    measurements = list(itertools.product(writers, settings.cells, (True, False)))
     expected = {
         (w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached
     }

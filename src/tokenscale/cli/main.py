@@ -167,7 +167,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)
 
     def parse_known_args(self, args=None, namespace=None):
         """Refuse unknown flags first: argparse would report a required flag as missing instead of

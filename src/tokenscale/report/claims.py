@@ -85,13 +85,18 @@ def count_verdicts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
 def claims_table(claims: Iterable[dict[str, Any]], document: str) -> Table:
     """A row a claim of one document, as paper has room for it."""
     rows = []
-    for c in (c for c in claims if c["document"] == document):
-        place = ", ".join(filter(None, [c["experiment"], c["shown_in"]]))
-        held, came = (f"Holds {_rule(c)}.", f"From {place}.") if c["experiment"] else ("", "")
-        text = " ".join(
-            filter(None, [c["sentence"], describe_reason(c), held, c["remark"], c["refused"], came])
-        )
-        rows.append([c["claim"], c["figure"] or "–", text, ", ".join(verdict_words(c))])
+    for claim in claims:
+        if claim["document"] != document:
+            continue
+        sentences = [claim["sentence"], describe_reason(claim)]
+        if claim["experiment"]:
+            sentences.append(f"Holds {_rule(claim)}.")
+        sentences += [claim["remark"], claim["refused"]]
+        if claim["experiment"]:
+            place = ", ".join(filter(None, [claim["experiment"], claim["shown_in"]]))
+            sentences.append(f"From {place}.")
+        text = " ".join(filter(None, sentences))
+        rows.append([claim["claim"], claim["figure"] or "–", text, ", ".join(verdict_words(claim))])
     return Table(columns("claim", "its figure", "what the data say", "verdict"), rows)
 
 

@@ -196,13 +196,19 @@ def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
     """
     # each repeat has settings of its own: fewer repeats are no other settings
     repeats = set.intersection(*(set(rows["repeat"]) for rows in sides))
-    ids = [set(rows.loc[rows["repeat"].isin(repeats) | (not repeats), "run_id"]) for rows in sides]
-    x, y = (_facts(report, runs) for report, runs in zip((a, b), ids, strict=True))
-    different = {key[0] for key in x.keys() | y.keys() if x.get(key) != y.get(key)}
-    known = all(any(name in SAME for name, _ in facts) for facts in (x, y))
-    return ", ".join(
-        words for name, words, _ in SUSPECTS if name in SAME and (name in different or not known)
-    )
+    facts_of = []
+    for report, rows in zip((a, b), sides, strict=True):
+        if repeats:
+            rows = rows[rows["repeat"].isin(repeats)]
+        facts_of.append(_facts(report, set(rows["run_id"])))
+    x, y = facts_of
+    different = {
+        name for name, key in x.keys() | y.keys() if x.get((name, key)) != y.get((name, key))
+    }
+    known = all(any(name in SAME for name, _ in facts) for facts in facts_of)
+    if not known:
+        different = set(SAME)
+    return ", ".join(words for name, words, _ in SUSPECTS if name in SAME and name in different)
 
 
 def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str], set]:
@@ -212,8 +218,11 @@ def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str]
     found: dict[tuple[str, str], set] = {}
     for experiment in (report.origin.get("experiments") or {}).values():
         for run, facts in (experiment.get("runs") or {}).items():
-            for name, value in facts.items() if runs is None or run in runs else ():
-                for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+            if runs is not None and run not in runs:
+                continue
+            for name, value in facts.items():
+                values = value if isinstance(value, dict) else {"": value}
+                for key, one in values.items():
                     found.setdefault((name, key), set()).add(one)
     return found
 

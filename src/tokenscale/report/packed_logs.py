@@ -68,13 +68,10 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
         raise UserError(what, path=results / outside[0], next=next)
     names |= {f"runs/{run}/run.json" for run in runs}
     listed = {run for rows in judged.values() for run in rows}
-    paths = (
-        path
-        for run in listed
-        for pattern in OF_RUN
-        for path in (results / "runs" / run).glob(pattern)
-    )
-    names |= {path.relative_to(results).as_posix() for path in paths}
+    for run in listed:
+        folder = results / "runs" / run
+        paths = (path for pattern in OF_RUN for path in folder.glob(pattern))
+        names |= {path.relative_to(results).as_posix() for path in paths}
     head = {"experiments": [asdict(inputs) for inputs in found], "judged": judged, "schema": 1}
     with (
         atomic(output) as temporary,

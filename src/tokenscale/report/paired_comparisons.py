@@ -11,6 +11,7 @@ of them do. Where throughput drifted, the drift is taken out of every run: a ver
 stand then is none.
 """
 
+import itertools
 import math
 import re
 import textwrap
@@ -53,8 +54,7 @@ QUANTITIES = {
 VERDICT_WORDS = (
     *(
         f"{word}{by}"
-        for above, below, _ in QUANTITIES.values()
-        for word in (above, below)
+        for word in itertools.chain(*(words[:2] for words in QUANTITIES.values()))
         for by in ("", SMALL)
     ),
     *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY, SUSPECT, DRIFTED),

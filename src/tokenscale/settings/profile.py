@@ -74,13 +74,14 @@ def _load_known(profile: str | None, root: Path | str = ".") -> tuple[Path | str
     """Return a profile's file and its values; empty without a profile, and for one that Snakemake
     finds elsewhere.
     """
-    folders = [Path(root) / profile, Path(root) / "profiles" / profile] if profile else []
+    if not profile:
+        return "", {}
     patterns = [pattern for name in BASENAMES for pattern in (f"{name}.v*+.yaml", f"{name}.yaml")]
-    files = (
-        path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))
-    )
-    file = next(files, None)
-    return (file, read_yaml(file)) if file else ("", {})
+    for folder in (Path(root) / profile, Path(root) / "profiles" / profile):
+        for pattern in patterns:
+            for file in sorted(folder.glob(pattern)):
+                return file, read_yaml(file)
+    return "", {}
 
 
 def parse_pair(text: str, file: str = "--config") -> tuple[str, Any]:

@@ -141,7 +141,8 @@ class ExternalRun:
             "rows": int(rows),
         }
         own = {"step": number, **measured, "data_wait_s": self._waited, "loss_sum": float(loss_sum)}
-        self._writer.step(**{**own, **counts, **fields})
+        line = own | counts | fields
+        self._writer.step(**line)
         self._step = number + 1
         self._last = now
         self._waited = 0.0

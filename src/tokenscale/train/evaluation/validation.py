@@ -225,7 +225,8 @@ def _batched(block: list[tuple[int, np.ndarray]], rows: int, padded: bool) -> It
         tokens = np.zeros((len(part), width - 1), dtype=np.int64)
         labels = np.full_like(tokens, IGNORED)
         for row, (_, window) in enumerate(part):
-            tokens[row, : len(window) - 1], labels[row, : len(window) - 1] = window[:-1], window[1:]
+            tokens[row, : len(window) - 1] = window[:-1]
+            labels[row, : len(window) - 1] = window[1:]
         yield Rows(
             tokens_bt=tokens, labels_bt=labels, numbers=np.array([number for number, _ in part])
         )
