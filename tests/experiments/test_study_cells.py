@@ -1,5 +1,5 @@
 """Every cell of the scale `study` trains at toy size: a tiny model of its family, two ranks for
-many, 10 steps. Cells of several ranks are long tests: `test_study_commands.py` trains some of them.
+many, 10 steps. Cells of several ranks are long tests.
 """
 
 import json
