@@ -41,7 +41,7 @@ GROUPS = [
     *([f"docs/{name}.md"] for name in ("concepts", "development", "parity", "golden", "arms")),
 ]
 NEED_DEMO = GROUPS[:3]
-#: run by make long-test; of these documents the gate runs commands in the text and diffs
+#: run by make long-test; of these documents the gate applies the diffs alone
 LONG = [
     *GROUPS[1:3],
     *(group for group in GROUPS if group[0] in ("docs/extend.md", "docs/parity.md")),
