@@ -1,4 +1,5 @@
-"""Every block of the documents runs, in a checkout of the whole project: `make docs-test`.
+"""Every block of the documents runs, in a checkout of the whole project: `make docs-test`, and of
+the longest documents `make long-test`.
 
 `blocks.yaml` holds what stands for placeholders, what is made small or a dry run, and the blocks
 that cannot run here. The blocks of a group of documents run in order, in one checkout.

@@ -38,7 +38,8 @@ def record_green(path: Path, stats: Mapping[str, Iterable[object]]) -> None:
                 found.setdefault(report.nodeid.partition("[")[0], set()).add(outcome)
     git = ["git", "rev-parse", "--short=8", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    lines = dict(reversed(line.rsplit("  ", 1)) for line in path.read_text("utf-8").splitlines())
+    before = path.read_text("utf-8").splitlines() if path.is_file() else []
+    lines = dict(reversed(line.rsplit("  ", 1)) for line in before)
     lines |= {name: f"{today()} {commit}" for name, seen in found.items() if seen == {"passed"}}
     kept = {name: run for name, run in lines.items() if is_test(name)}
     text = "".join(f"{run}  {name}\n" for name, run in sorted(kept.items()))

@@ -374,9 +374,22 @@ def test_long_cases_of_a_suite_leave_the_gate_and_are_in_long_test(folder):
     assert files and files <= set(command_of("long-test").split())
 
 
+def test_the_gates_promises_have_tests_that_are_there_and_the_guarantees_are_among_them():
+    page = (ROOT / "docs/development.md").read_text()
+    table = page.split("\n### The gate\n")[1].split("\n## ")[0]
+    files = set(re.findall(r"(?m)^\|[^|]*\| `(\S+)` \|", table))
+    assert len(files) > 30 and all((ROOT / "tests" / file).is_file() for file in files)
+    for file in files:
+        text = (ROOT / "tests" / file).read_text()
+        assert not re.search(r"(?m)^pytestmark = .*mark\.long\b", text), file
+    guarantees = (ROOT / "README.md").read_text().split("\n## Guarantees\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"\(tests/(\S+)\)", guarantees)) <= files
+
+
 def test_long_tests_are_listed_with_their_last_green_run():
     lines = (logs.FOLDER / "tests.txt").read_text(encoding="utf-8").splitlines()
-    names = [re.fullmatch(r"(?:\d{4}-\d\d-\d\d \w{7,8}|never) +(\S+)", line)[1] for line in lines]
+    form = r"(?:\d{4}-\d\d-\d\d|unknown) (?:[0-9a-f]{8}|unknown)  (\S+)"
+    names = [re.fullmatch(form, line)[1] for line in lines]
     assert names == sorted(names) and all(map(logs.is_test, names))
     assert {name.partition("::")[0] for name in names} == find_long_files()
 
