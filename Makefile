@@ -34,7 +34,7 @@ SNAKEMAKE := $(VENV)/bin/snakemake
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses auto --dist loadfile --no-loadscope-reorder
 DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src tests docs/generate.py
 # a folder, and the files outside it with single cases that have its mark: pytest need not import the rest
-marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -vE '^tests/(faults|$(notdir $(2)))/'))
+marked = $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -v '^$(2)/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 
 .PHONY: run quick docs generate test experiments-test docs-test faults-test slurm-test golden-test mutants long-test lock-test setup lock lint clean
@@ -50,11 +50,11 @@ test: $(READY)
 	@echo "left out: make lint, make experiments-test, make docs-test, make faults-test, make slurm-test, make long-test"
 
 experiments-test: $(READY)
-	$(PYTEST) $(call marked,experiment,tests/experiments)
+	$(PYTEST) -m "experiment and not long" $(call marked,experiment,tests/experiments)
 
 # each group of documents is one test, the longest first
 docs-test: $(READY) docs
-	$(PYTEST) --dist worksteal tests/docs
+	$(PYTEST) --dist worksteal -m "not long" tests/docs
 
 docs: $(READY)
 	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
@@ -66,15 +66,17 @@ quick: $(READY)
 
 # what happens to runs that are killed, and to checkpoints that are damaged
 faults-test: $(READY)
-	$(PYTEST) tests/faults
+	$(PYTEST) -m "not long" tests/faults
 
 # jobs on a SLURM whose daemons the tests start and end themselves; fails where it is not installed, and says what to install
 slurm-test: $(READY)
 	@$(VENV)/bin/python -m tests.slurm.missing
-	$(PYTEST) --dist worksteal tests/slurm
+	$(PYTEST) --dist worksteal -m "not long" tests/slurm
 
+# the date of each green test goes to evidence/long-tests/tests.txt; some of the tests need SLURM
 long-test: $(READY)
-	$(PYTEST) $(call marked,long,tests/long)
+	@$(VENV)/bin/python -m tests.slurm.missing
+	GREEN_LONG_TESTS=evidence/long-tests/tests.txt $(PYTEST) -m long $(call marked,long,tests/long)
 	$(VENV)/bin/python -m tests.long.wheels
 	$(VENV)/bin/python -m tests.faults.campaign --kills $(KILLS)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.long.logs import record_green
 from tests.once import once
 
 # before torch is there. Two workers on two cores: a thread that has no core keeps the others
@@ -37,7 +38,11 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The ten longest files, their fixtures included, to the file that `.ci/run` names."""
+    """The ten longest files, their fixtures included, to the file that `.ci/run` names, and the
+    long tests that passed to the file that `make long-test` names.
+    """
+    if path := os.environ.get("GREEN_LONG_TESTS"):
+        record_green(Path(path), terminalreporter.stats)
     if path := os.environ.get("LONGEST_TESTS"):
         seconds = Counter()
         for report in itertools.chain(*terminalreporter.stats.values()):

@@ -35,7 +35,7 @@ VARIANTS = {
     "GPT-2's parts": {"model": GPT2_PARTS},
     "bf16-true": {"precision": "bf16-true"},
 }
-#: what `make test` compares: an uneven share, parts of rows, and two methods at once
+#: what `make test` compares: an uneven share, parts of rows, and two methods at once. The rest is long
 DAILY = {"ddp@2", "zero1@2", "zero2@2", "tp@2", "interleaved@2", HYBRID, "zero3@3", "1f1b-tp@2x2"}
 FEW = {"zero3@3", "1f1b-tp@2x2"}
 #: layouts of four ranks that hold a part of the weights each → the largest part. A stage has an
@@ -106,9 +106,9 @@ def initial(request):
 
 
 def marked(name, variant):
-    """Parameters of a test; what `make test` leaves to the experiments is marked."""
+    """Parameters of a test; what `make test` leaves to `make long-test` is marked."""
     daily = name in (DAILY if variant == "plain" else FEW)
-    return pytest.param(name, variant, marks=() if daily else pytest.mark.experiment)
+    return pytest.param(name, variant, marks=() if daily else pytest.mark.long)
 
 
 @pytest.mark.parametrize(

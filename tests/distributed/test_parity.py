@@ -64,7 +64,8 @@ VARIANTS = {
 }
 PRECISIONS = ("bf16", "bf16-true")
 FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@2x2")
-#: what `make test` compares; the rest are experiments. Each method on two ranks, an uneven share,
+#: what `make test` compares. Other layouts are experiments, and other variants of a run are long
+#: tests. Each method on two ranks, an uneven share,
 #: and two pairs of methods; of variants those that hold others (tied embeddings, chunks and
 #: recomputation at once)
 DAILY = {*TWO_RANKS, *FEW, HYBRID}
@@ -139,12 +140,16 @@ def compare_rounded(found, expected, variant, name, rounded):
     assert distance(found, expected) < share * rounded
 
 
-def daily(values, chosen):
-    """Parameters of a test, those that are not chosen marked as experiments."""
-    return [
-        pytest.param(value, marks=() if value in chosen else pytest.mark.experiment)
-        for value in values
-    ]
+def daily(values, chosen, others):
+    """Parameters of a test, those that are not chosen with the mark `others`."""
+    return [pytest.param(value, marks=() if value in chosen else others) for value in values]
+
+
+def mark(variant, day):
+    """A case of `make test`, of the experiments, or of `make long-test`."""
+    if day:
+        return ()
+    return pytest.mark.experiment if variant == "plain" else pytest.mark.long
 
 
 def steps_of_budget(world, run):
@@ -183,19 +188,21 @@ EQUAL += [(name, variant, variant in DAILY_VARIANTS) for variant in VARIANTS for
 
 @pytest.mark.parametrize(
     "name, variant",
-    [pytest.param(*case, marks=() if day else pytest.mark.experiment) for *case, day in EQUAL],
+    [pytest.param(name, variant, marks=mark(variant, day)) for name, variant, day in EQUAL],
 )
 def test_weights_losses_and_norms_after_some_steps_are_those_of_one_process(after, name, variant):
     compare(after[name, variant], after["single", variant])
 
 
 @pytest.mark.parametrize("variant", ["plain"])
-@pytest.mark.parametrize("name", daily(OURS, {*DAILY, "embedding@2"}))
+@pytest.mark.parametrize("name", daily(OURS, {*DAILY, "embedding@2"}, pytest.mark.experiment))
 def test_losses_of_a_layout_are_the_golden_ones(after, name, variant):
     golden.compare("layouts", {name: after[name, variant][0]}, part=True)
 
 
-@pytest.mark.parametrize("name", daily([*TWO_RANKS, HYBRID, "1f1b-tp@2x2"], DAILY_PRECISIONS))
+@pytest.mark.parametrize(
+    "name", daily([*TWO_RANKS, HYBRID, "1f1b-tp@2x2"], DAILY_PRECISIONS, pytest.mark.long)
+)
 @pytest.mark.parametrize("variant", PRECISIONS)
 def test_sixteen_bits_are_near_those_of_one_process(after, variant, name):
     """A row's products are rounded alike, and autocast sums them over rows in fp32."""
@@ -219,7 +226,7 @@ def test_compressed_gradients_are_near_those_of_one_process(after, name, variant
 
 
 @pytest.mark.parametrize("variant", ["gathered in bf16"])
-@pytest.mark.parametrize("name", daily(GATHERED, {"zero3@2"}))
+@pytest.mark.parametrize("name", daily(GATHERED, {"zero3@2"}, pytest.mark.long))
 def test_weights_gathered_in_bf16_are_near_those_of_one_process(after, name, variant):
     """What is computed is rounded to bf16, norms and residual sums too; weights, gradients and
     moments stay in fp32.

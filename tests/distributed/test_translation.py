@@ -44,22 +44,11 @@ PAIRS = [
 LAYOUTS = {**parity.LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
 #: what `make test` compares: each way to split a model, and pairs of them
 DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "interleaved@2", "1f1b-tp@2x2", "1f1b-zero3@2x2"}
-#: experiments: uneven shares, other pairs and all three. Other numbers of ranks and schedules: make
-#: long-test
-PAIRED = {
-    "zero3@3",
-    "hsdp-zero3@2x2",
-    "tp-zero3@2x2",
-    "zero-bubble@2",
-    "interleaved-zero2@2x2",
-    "1f1b-tp-zero3@2x2x2",
-}
 
 
 def mark(name: str) -> tuple:
-    if name in DAILY:
-        return ()
-    return (pytest.mark.experiment,) if name in PAIRED else (pytest.mark.long,)
+    """Uneven shares, other pairs, all three at once, other numbers of ranks and schedules are long."""
+    return () if name in DAILY else (pytest.mark.long,)
 
 
 def translations(world, run):

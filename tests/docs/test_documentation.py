@@ -1,4 +1,5 @@
-"""Every block of the documents runs, in a checkout of the whole project: `make docs-test`.
+"""Every block of the documents runs, in a checkout of the whole project: `make docs-test`, and of
+the longest documents `make long-test`.
 
 `blocks.yaml` holds what stands for placeholders, what is made small or a dry run, and the blocks
 that cannot run here. The blocks of a group of documents run in order, in one checkout.
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
@@ -112,15 +114,17 @@ def committed(tmp_path_factory) -> Path:
     return once(tmp_path_factory, "checkout", make_checkout) / "tokenscale"
 
 
-def run_blocks(root: Path, names: list[str]) -> list[str]:
-    """Run the blocks of documents in a checkout; what fails."""
+def run_blocks(root: Path, names: list[str], languages: Collection[str] = ()) -> list[str]:
+    """Run the blocks of documents in a checkout, of some languages or all; what fails."""
     checkout = Checkout(root, served.python(), PLAN)
     failures = []
     for block in (
         b
         for name in names
         for b in all_blocks()
-        if b.document == name and b.language not in blocks.SHOWN
+        if b.document == name
+        and b.language not in blocks.SHOWN
+        and (not languages or b.language in languages)
     ):
         started = time.monotonic()
         try:
@@ -151,13 +155,26 @@ def test_the_blocks_that_build_the_demo_run(built):
     assert json.loads((built / "failures.json").read_text()) == []
 
 
-@pytest.mark.parametrize("group", blocks.GROUPS, ids=lambda group: group[0])
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(group, id=group[0], marks=pytest.mark.long if group in blocks.LONG else ())
+        for group in blocks.GROUPS
+    ],
+)
 def test_every_block_of_the_documents_runs(group, committed, tmp_path, request):
     source = (
         request.getfixturevalue("built") / "tokenscale" if group in blocks.NEED_DEMO else committed
     )
     shutil.copytree(source, tmp_path / "tokenscale", symlinks=True)
     failures = run_blocks(tmp_path / "tokenscale", group)
+    assert not failures, f"{len(failures)} blocks fail\n\n" + "\n\n".join(failures)
+
+
+def test_the_diffs_of_long_documents_fit_the_sources(committed, tmp_path):
+    shutil.copytree(committed, tmp_path / "tokenscale", symlinks=True)
+    names = [name for group in blocks.LONG for name in group]
+    failures = run_blocks(tmp_path / "tokenscale", names, languages=["diff"])
     assert not failures, f"{len(failures)} blocks fail\n\n" + "\n\n".join(failures)
 
 

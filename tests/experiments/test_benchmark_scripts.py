@@ -67,6 +67,7 @@ def inputs(lab, output, **settings):
 # -- training
 
 
+@pytest.mark.long
 def test_training_times_every_arm_in_each_round_on_equal_models(monkeypatch):
     options = {"sequence_length": 32, "rows": 2, "vocabulary_size": 64, "steps": 2, "rounds": 2}
     result = training.measure(None, models=("llama-micro",), **options)
@@ -129,6 +130,7 @@ def test_a_peer_that_gives_other_tokens_or_fails_is_not_measured(nanogpt, tmp_pa
         found.measure("nope", order)
 
 
+@pytest.mark.long
 def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(
     lab, tmp_path, monkeypatch, capsys
 ):
@@ -158,6 +160,7 @@ def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(
 # -- whole commands
 
 
+@pytest.mark.long
 def test_pretokenizing_is_timed_beside_a_plain_script(tmp_path, capsys):
     pytest.importorskip("transformers")
     corpus = make_corpus(
@@ -176,6 +179,7 @@ def test_pretokenizing_is_timed_beside_a_plain_script(tmp_path, capsys):
     assert pretokenize.main([*arguments, "--cores", "4096"]) == 2
 
 
+@pytest.mark.long
 def test_the_start_of_a_rank_is_measured():
     """The second of eight ranks opens the record, eight indices, its own file and the first's, with
     the step counts.

@@ -1,7 +1,7 @@
 """A source, a tokenizer, an approach and a figure of one's own: each one file or function, and a
 line.
 
-Formats, copies and objectives are added by docs/extend.md, which `make docs-test` runs.
+Formats, copies and objectives are added by docs/extend.md, which `make long-test` runs.
 """
 
 import json

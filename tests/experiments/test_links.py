@@ -52,6 +52,7 @@ def test_where_results_became_a_link_a_missing_run_is_trained_and_nothing_else(c
     assert (run / "done.json").resolve().is_relative_to(links[copy.root / "results"])
 
 
+@pytest.mark.long
 def test_stores_that_scratch_has_purged_are_made_again_by_the_stated_command(copy):
     """As profiles/alps/README.md has it: nothing reruns for their sake, and nothing after they are
     back.

@@ -57,6 +57,7 @@ def write_config(project, **mixtures):
     (project.root / "own.yaml").write_text(json.dumps(config))
 
 
+@pytest.mark.long
 def test_mixtures_are_planned_trained_and_reported(fresh):
     write_config(fresh)
     (fresh.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT))

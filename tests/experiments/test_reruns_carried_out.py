@@ -20,7 +20,7 @@ from tests.workflow.jobs import (
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(110), pytest.mark.workflow]
 
 
-@pytest.mark.parametrize("newer", ["lists", "results"])
+@pytest.mark.parametrize("newer", ["lists", pytest.param("results", marks=pytest.mark.long)])
 def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path, newer):
     """Without metadata Snakemake goes by times, and by chance: whichever was copied last."""
     project = copy_of(built, tmp_path, copy_function=shutil.copyfile)
@@ -63,6 +63,7 @@ def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
     assert copy.planned() == {}
 
 
+@pytest.mark.long
 def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
     runs = sorted(p.name for p in (copy.root / "results/runs").iterdir())
     path = copy.root / "config/experiments/ways.yaml"

@@ -86,6 +86,7 @@ def test_downloads_of_several_kinds_are_planned_at_once_in_a_fresh_clone(fresh):
     }
 
 
+@pytest.mark.long
 def test_parts_are_planned_and_only_what_changed_is_built_again(fresh):
     def write_source(number, word="word"):
         texts = ["a common text", *(f"{word} {i} of file {number}" for i in range(1500))]

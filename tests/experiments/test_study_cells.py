@@ -1,5 +1,5 @@
 """Every cell of the scale `study` trains at toy size: a tiny model of its family, two ranks for
-many, 10 steps.
+many, 10 steps. Cells of several ranks are long tests.
 """
 
 import json
@@ -69,7 +69,14 @@ def list_toys():
     for name in config.select_experiments([ALL]):
         for run in config.runs(name):
             toys.setdefault(shrink(run.settings), name)
-    return [pytest.param(toy, id=f"{name}-{toy.identity}") for toy, name in toys.items()]
+    return [
+        pytest.param(
+            toy,
+            id=f"{name}-{toy.identity}",
+            marks=() if toy.layout.world_size == 1 else pytest.mark.long,
+        )
+        for toy, name in toys.items()
+    ]
 
 
 @pytest.fixture(scope="module")

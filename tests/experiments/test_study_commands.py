@@ -152,6 +152,7 @@ def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages_and_the_we
         )
 
 
+@pytest.mark.long
 def test_study_003s_two_modes_are_one_training(place):
     """Its model_parallel and pipeline_parallel, and one rank: the same samples, and losses but for
     rounding.

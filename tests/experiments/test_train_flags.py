@@ -346,7 +346,7 @@ def test_every_flag_of_a_run_is_in_the_array_or_left_out_with_a_reason():
     assert {flag.key for flag in source_studies.RUN_FLAGS} - given == LEFT_OUT.keys()
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_allowed_combinations_train(train, world_size):
     """All runs of a world size in the same processes, whose imports cost most."""
     jobs = []

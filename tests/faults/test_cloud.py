@@ -26,7 +26,7 @@ from tokenscale.cli import cloud
 from tokenscale.cli.verify import verify_results
 from tokenscale.settings.config import load_config
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(60)]
+pytestmark = pytest.mark.slow(60)
 pytest.importorskip("s3fs")
 moto = pytest.importorskip("moto.server")
 

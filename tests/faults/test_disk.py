@@ -37,6 +37,7 @@ def in_namespace(*arguments) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.long
 def test_a_whole_call_that_runs_out_of_room_says_so_and_the_next_completes(stages, tmp_path):
     *calls, last = in_namespace(stages.folder, tmp_path, "calls")
     for (short, whole), said in zip((calls[:2], calls[2:]), SHORT, strict=True):

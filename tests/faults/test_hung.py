@@ -60,6 +60,7 @@ def second_rank(launcher: int) -> int:
     return found
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path):
     """Nothing gives up meanwhile: losses and samples are those of an undisturbed run, in one
     attempt.

@@ -46,7 +46,7 @@ STAGE_OF_WHOLE = {"everything": "tokens", "Snakemake": "tables"}
 LATEST = 0.6
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", [pytest.param("a", marks=pytest.mark.long), "b"])
 def test_the_last_call_makes_what_an_undisturbed_one_makes(stages, name, tmp_path):
     """Each call is killed, at a moment drawn at random, by the next of the signals, until no steps
     are left to kill.

@@ -74,7 +74,7 @@ def watched(argv: list[str], folder: Path, **variables: str) -> tuple[set[str], 
     return seen, text
 
 
-@pytest.mark.parametrize("starter", ["here", "torchrun"])
+@pytest.mark.parametrize("starter", ["here", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_the_ranks_of_a_run_listen_on_the_loopback_interface_alone(lab, tmp_path, starter):
     run = run_of(
         world_size=2,

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.faults.test_resume import run_of, wait_for
 from tests.refusals import tree_of
 from tokenscale.cli.main import main
@@ -17,6 +19,7 @@ def start(words: list[str]) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "tokenscale", *words], stdout=subprocess.PIPE)
 
 
+@pytest.mark.long
 def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys):
     """The recorded process outlives the command that is killed: the next one waits for its end."""
     none = {"validation": ValidationSettings(rows=0), "checkpoints": CheckpointSettings()}

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow(20)
 ARGUMENTS = ("runs", "--config", "experiments=long")
 
 
+@pytest.mark.long
 def test_a_run_that_is_told_to_stop_goes_on_from_that_step(project):
     """By a signal to its ranks, by one to its launcher alone, and by scancel."""
     project.change("long", budget={"steps": 1000})
@@ -47,6 +48,7 @@ def test_a_node_set_down_costs_an_attempt(project):
     assert events(path, 1, "resume")[0]["step"] > 0
 
 
+@pytest.mark.long
 def test_a_drained_node_ends_its_job_and_the_next_one_runs_elsewhere(project):
     """Nobody may requeue a job of the workflow meanwhile: another attempt is submitted by Snakemake
     alone.
@@ -72,6 +74,7 @@ def test_a_drained_node_ends_its_job_and_the_next_one_runs_elsewhere(project):
         project.cluster.set_node(job["nodes"], "resume")
 
 
+@pytest.mark.long
 def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
     """As of a script that its user submits with --requeue: the same job starts again."""
     (name,) = set(re.findall(r"train (\S+-w2-[0-9a-f]{10})", project.snakemake("-np", *ARGUMENTS)))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.slurm.cluster import NODES
 
-pytestmark = pytest.mark.slow(60)
+pytestmark = [pytest.mark.long, pytest.mark.slow(60)]
 
 FILES = 15
 STORES = ["token-list", "packed-sequence_length=32"]

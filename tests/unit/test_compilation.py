@@ -76,7 +76,7 @@ def test_all_blocks_share_one_graph_and_the_loss_has_one(case):
     check(case)
 
 
-@pytest.mark.experiment
+@pytest.mark.long
 @pytest.mark.parametrize("case", sorted(SOMETIMES - {*DAILY}), ids="-".join)
 def test_all_blocks_share_one_graph_with_other_masks_and_number_formats(case):
     check(case)
@@ -164,8 +164,8 @@ def gradients(world, run):
     "layout, checkpointing",
     [
         ("zero3", "selective"),
-        pytest.param("ddp", "block", marks=pytest.mark.experiment),
-        pytest.param("tp", "none", marks=pytest.mark.experiment),
+        pytest.param("ddp", "block", marks=pytest.mark.long),
+        pytest.param("tp", "none", marks=pytest.mark.long),
     ],
 )
 def test_compiled_ranks_compute_what_eager_ranks_do(layout, checkpointing):

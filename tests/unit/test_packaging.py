@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.faults import campaign
-from tests.long import lock, wheels
+from tests.long import lock, logs, wheels
 from tests.machines import program
 
 pytestmark = pytest.mark.slow(11)
@@ -344,3 +344,91 @@ def test_github_runs_the_suites_of_ci_and_every_supported_python():
     }
     runs |= {(row["python"], row["suite"]) for row in matrix["include"]}
     assert {(python, suite) for python in SUPPORTED for suite in ("test", "run")} <= runs
+
+
+# -- the gate: every test is in a suite of .ci/run or in make long-test
+
+
+def find_long_files(folder: str = "tests") -> set[str]:
+    """Test files with a case that has the mark; this file has none."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / folder).rglob("test_*.py")
+        if re.search(r"mark\.long\b", path.read_text(encoding="utf-8"))
+    }
+
+
+def command_of(suite: str) -> str:
+    """What `make SUITE` runs of pytest, on one line."""
+    make = ["make", "--no-print-directory", "--dry-run", suite, "READY="]
+    printed = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in printed.splitlines() if "-m pytest" in line]
+    return line
+
+
+@pytest.mark.parametrize("folder", ["docs", "experiments", "faults", "slurm"])
+def test_long_cases_of_a_suite_leave_the_gate_and_are_in_long_test(folder):
+    assert re.search(r'-m "(experiment and )?not long"', command_of(f"{folder}-test"))
+    files = find_long_files(f"tests/{folder}")
+    assert files and files <= set(command_of("long-test").split())
+
+
+def test_the_gates_promises_have_tests_that_are_there_and_the_guarantees_are_among_them():
+    page = (ROOT / "docs/development.md").read_text()
+    table = page.split("\n### The gate\n")[1].split("\n## ")[0]
+    files = set(re.findall(r"(?m)^\|[^|]*\| `(\S+)` \|", table))
+    assert len(files) > 30 and all((ROOT / "tests" / file).is_file() for file in files)
+    for file in files:
+        text = (ROOT / "tests" / file).read_text()
+        assert not re.search(r"(?m)^pytestmark = .*mark\.long\b", text), file
+    guarantees = (ROOT / "README.md").read_text().split("\n## Guarantees\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"\(tests/(\S+)\)", guarantees)) <= files
+
+
+def test_long_tests_are_listed_with_their_last_green_run():
+    lines = (logs.FOLDER / "tests.txt").read_text(encoding="utf-8").splitlines()
+    form = r"(?:\d{4}-\d\d-\d\d|unknown) (?:[0-9a-f]{8}|unknown)  (\S+)"
+    names = [re.fullmatch(form, line)[1] for line in lines]
+    assert names == sorted(names) and all(map(logs.is_test, names))
+    assert {name.partition("::")[0] for name in names} == find_long_files()
+
+
+def test_a_green_run_moves_the_date_of_the_tests_that_passed_alone(tmp_path):
+    here = "tests/unit/test_packaging.py::"
+    green, red = here + "command_of", here + "test_every_dependency_has_both_bounds"
+    gone = here + "test_that_is_gone"
+    path = tmp_path / "tests.txt"
+    path.write_text(f"2026-11-01 aaaaaaaa  {gone}\n2026-11-01 aaaaaaaa  {red}\n")
+
+    def report(name: str, outcome: str) -> pytest.TestReport:
+        return pytest.TestReport(name, ("", None, ""), {}, outcome, None, "call")
+
+    passed = [report(f"{green}[a]", "passed"), report(f"{green}[b]", "passed")]
+    passed.append(report(f"{red}[a]", "passed"))
+    logs.record_green(path, {"passed": passed, "failed": [report(f"{red}[b]", "failed")]})
+    first, second = path.read_text().splitlines()
+    assert first.startswith(logs.today()) and first.endswith(green)
+    assert second == f"2026-11-01 aaaaaaaa  {red}"
+
+
+@pytest.mark.parametrize(("before", "over"), [(1000, True), (-1000, False)])
+def test_the_gate_ends_with_its_budget_and_fails_on_no_time(tmp_path, before, over):
+    """A `make` that does nothing stands in; bash begins to count at `before` seconds."""
+    for folder in (".ci", "bin", "results/report"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "results/report/index.html").write_text("report")
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    run = 'echo "Nothing to be done"; if [ "$1" = run ]; then sleep 1; fi'
+    for name, text in {".ci/slurm": "", "bin/make": run}.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "SECONDS": str(before),
+    }
+    done = subprocess.run(
+        [tmp_path / ".ci/run"], env=variables, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    end = r"gate: -?\d+ s, -?[\d.]+ times its make run \(\d+ s\); budget 8\n"
+    assert re.search(end + (r"caution: .*\n\Z" if over else r"\Z"), done.stdout), done.stdout

@@ -37,6 +37,8 @@ from tokenscale.settings.run import ScheduleSettings
 
 pytestmark = pytest.mark.slow(60)
 
+#: of the base with the most steps, whose faults are those of the other base at another length
+LONGER = str(LENGTHS[-1])
 STRENGTH = ("silent", "caution", "suspect", "invalid", "refused")
 
 
@@ -123,7 +125,13 @@ def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
     assert not checked.str.contains("learning_rate of each step").sum() > 1, checked.tolist()
 
 
-@pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.name, marks=pytest.mark.long if fault.base == LONGER else ())
+        for fault in TABLE
+    ],
+)
 def test_a_fault_is_named_at_its_smallest_magnitude(bases, fault):
     word, sentence = next(said(bases, fault), ("silent", ""))
     assert STRENGTH.index(word) >= STRENGTH.index(fault.word), (word, sentence)

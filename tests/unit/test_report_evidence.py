@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
 LEDGER = ROOT / "config/claims.yaml"
 EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")}
+#: the folder that the README's command rebuilds; the others are long tests
+README_EXAMPLE = "cpu-2-cores-2026-11-24"
 INPUTS = TableInputs(
     "demo",
     ("benchmarks/data/bench.json",),
@@ -244,7 +246,13 @@ def test_what_holds_other_files_is_not_replaced(archive, results):
 
 
 @pytest.mark.experiment
-@pytest.mark.parametrize("name", sorted(EVIDENCE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == README_EXAMPLE else pytest.mark.long)
+        for name in sorted(EVIDENCE)
+    ],
+)
 def test_evidence_is_rebuilt_by_the_commands_of_its_readme(name, tmp_path, monkeypatch, capsys):
     assert sum(path.stat().st_size for path in ROOT.glob("evidence/*/logs.json.xz")) < 4e6
     for shared in ("config", "workflow", "evidence", "CITATION.cff"):

@@ -55,7 +55,7 @@ def with_arms(project: Project) -> Project:
     return Connected(project.root)
 
 
-@pytest.mark.experiment
+@pytest.mark.long
 @pytest.mark.slow(150)
 @pytest.mark.workflow
 def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_invalid(fresh):

@@ -416,8 +416,10 @@ def test_a_broken_or_missing_index_is_refused(tmp_path, layout):
 @pytest.mark.parametrize(
     ("layout", "options"),
     [
-        *(("litdata", {"block": block}) for block in (1, 7)),
-        *(("mds", {"kind": f"{k}Dataset"}) for k in ("Streaming", "Local")),
+        pytest.param("litdata", {"block": 1}, marks=pytest.mark.long),
+        ("litdata", {"block": 7}),
+        ("mds", {"kind": "StreamingDataset"}),
+        pytest.param("mds", {"kind": "LocalDataset"}, marks=pytest.mark.long),
     ],
 )
 def test_the_library_reads_what_is_written(lab, tmp_path, monkeypatch, peers, layout, options):
@@ -445,9 +447,10 @@ def test_the_library_reads_what_is_written(lab, tmp_path, monkeypatch, peers, la
 @pytest.mark.parametrize(
     ("layout", "options"),
     [
+        ("litdata", {"dtype": "uint16", "chunk_bytes": 500}),
         *(
-            ("litdata", {"dtype": dtype, "chunk_bytes": 500})
-            for dtype in ("uint16", "int32", "int64")
+            pytest.param("litdata", {"dtype": dtype, "chunk_bytes": 500}, marks=pytest.mark.long)
+            for dtype in ("int32", "int64")
         ),
         (
             "mds",
@@ -456,12 +459,18 @@ def test_the_library_reads_what_is_written(lab, tmp_path, monkeypatch, peers, la
                 "hashes": ["sha256", "xxh3_64"],
             },
         ),
-        (
-            "mds",
-            {"columns": {"tokens": "ndarray:int32"}, "compression": "zstd", "hashes": ["xxh3_64"]},
+        *(
+            pytest.param("mds", options, marks=pytest.mark.long)
+            for options in (
+                {
+                    "columns": {"tokens": "ndarray:int32"},
+                    "compression": "zstd",
+                    "hashes": ["xxh3_64"],
+                },
+                {"columns": {"tokens": "bytes"}, "dtype": "int64", "compression": "zstd:19"},
+                {"columns": {"tokens": "ndarray:uint32"}},
+            )
         ),
-        ("mds", {"columns": {"tokens": "bytes"}, "dtype": "int64", "compression": "zstd:19"}),
-        ("mds", {"columns": {"tokens": "ndarray:uint32"}}),
     ],
 )
 def test_what_the_library_writes_is_read(lab, tmp_path, peers, layout, options):
