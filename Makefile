@@ -22,7 +22,7 @@ MOST ?= 20
 GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
 VENV := .venv
 # the lists of dependencies by content: touching a file installs nothing
-READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(wildcard locks/*.txt) | cksum | cut -d ' ' -f 1)
+READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(wildcard packages/*/pyproject.toml locks/*.txt) | cksum | cut -d ' ' -f 1)
 # every package but torch by version and hash, where this platform and Python have a lock
 PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.uname()[4]}-python3.{sys.version_info[1]}")' 2>/dev/null)
 LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
@@ -32,7 +32,7 @@ MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$
 SUPPORTED := import sys; sys.exit(not (3, $(word 1,$(MINORS))) <= sys.version_info[:2] < (3, $(word 2,$(MINORS))))
 SNAKEMAKE := $(VENV)/bin/snakemake
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses auto --dist loadfile --no-loadscope-reorder
-DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src tests docs/generate.py
+DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src packages tests docs/generate.py
 # a folder, and the files outside it with single cases that have its mark: pytest need not import the rest
 marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -vE '^tests/(faults|$(notdir $(2)))/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
@@ -87,7 +87,7 @@ golden-test: run
 
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy src/tokenscale
+	$(VENV)/bin/mypy src/tokenscale packages/golden/src
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/snakefmt --check workflow
 	$(VENV)/bin/snakemake --lint
@@ -111,7 +111,7 @@ $(READY):
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOCK),$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
 	$(if $(LOCK)$(NEWEST),,@echo "tokenscale: there is no lock for $(PLATFORM); pip takes the newest versions in the ranges of pyproject.toml")
-	$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) $(VERSIONS) -e ".[test]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) $(VERSIONS) -e packages/golden -e ".[test]"
 	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; templates among the packages fail
 	@touch $@
 

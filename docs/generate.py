@@ -262,6 +262,7 @@ def render_conda(project: Mapping[str, Any]) -> str:
         "  - pip",
         "  - pip:",
         *(f"      - {name}{bounds}" for name, bounds in stated.items() if name in PIP_ONLY),
+        "      - -e packages/golden",
         "      - -e .",
     ]
     return "\n".join(lines) + "\n"

@@ -25,11 +25,11 @@ from tokenscale.base.errors import UserError
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import certify
 from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
-from tokenscale.parity.golden.verdict import UNKNOWN
 from tokenscale.parity.recording import Recording, read_recording
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import decoder
 from tokenscale.train.models.convert_hf import to_hf
+from tokenscale_golden.verdict import UNKNOWN
 
 ROWS, LENGTH, VOCABULARY, STEPS = 4, 16, 96, 8
 SHAPES = {

@@ -50,7 +50,6 @@ from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.mixtures import read_mixture
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers import load
-from tokenscale.parity.golden.reading import GoldenError, read
 from tokenscale.parity.recorder import ParityRecorder
 from tokenscale.parity.recording import read_recording
 from tokenscale.report.packed_logs import restore
@@ -70,6 +69,7 @@ from tokenscale.train.checkpoint import Checkpoint, read_model
 from tokenscale.train.checkpoint_models import read_published
 from tokenscale.train.models.convert_hf import to_hf
 from tokenscale.train.models.dcp import to_titan, write_dcp
+from tokenscale_golden.reading import GoldenError, read
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ["one line", "another\nof two", "größer 日本", "x" * 300]

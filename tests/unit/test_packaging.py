@@ -24,6 +24,7 @@ from tests.machines import program
 pytestmark = pytest.mark.slow(11)
 
 ROOT = Path(__file__).parents[2]
+GOLDEN = "packages/golden/pyproject.toml"
 PLATFORM = f"{sys.platform}-{platform.machine()}-python3.{sys.version_info[1]}"
 SUPPORTED = wheels.PYTHONS
 
@@ -127,6 +128,8 @@ def makefile(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
+    (tmp_path / "packages/golden").mkdir(parents=True)
+    shutil.copy(ROOT / GOLDEN, tmp_path / GOLDEN)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("make", "sh", "cat", "cksum", "cut", "head", "rm", "sed"):
@@ -181,7 +184,9 @@ def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
     assert (f"locks/{PLATFORM}.txt" in text) is (LOCK in lock.LOCKS)
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", f"locks/{lock.PLATFORM}"])
+@pytest.mark.parametrize(
+    "name", ["pyproject.toml", GOLDEN, "constraints.txt", f"locks/{lock.PLATFORM}"]
+)
 def test_an_edited_list_of_dependencies_is_installed(makefile, tmp_path, name):
     def ready():
         return re.search(r"\.ready-\d+", makefile("-n", "setup").stdout.split("touch")[1])[0]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.speed import Speed, compare_speed
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.speed import Speed, compare_speed
 
 IDENTICAL, ROUNDING, DATA, WEIGHTS = "identical", "rounding", "other data", "other initial weights"
 MODEL, UPDATE, DIVERGED = "other loss, mask or model", "other update", "diverged or not finite"
