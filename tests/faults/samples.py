@@ -42,6 +42,7 @@ from tokenscale.base.files import (
 from tokenscale.cli import cloud, snakemake_progress, snakemake_reasons, status_runs
 from tokenscale.cli.convert import FOREIGN, ConvertSettings, convert
 from tokenscale.cli.mixture import write_mixture
+from tokenscale.cli.parity import read_recording
 from tokenscale.cli.plan_prices import read_gpu_prices
 from tokenscale.data.corpus import fingerprint
 from tokenscale.data.corpus.build import build
@@ -51,7 +52,6 @@ from tokenscale.data.mixtures import read_mixture
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers import load
 from tokenscale.parity.recorder import ParityRecorder
-from tokenscale.parity.recording import read_recording
 from tokenscale.report.packed_logs import restore
 from tokenscale.settings import profile
 from tokenscale.settings.claims import load_claims

@@ -23,10 +23,10 @@ from tokenscale.arms.record import record
 from tokenscale.arms.train import train, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_sealed
+from tokenscale.cli.parity import read_recording
 from tokenscale.data.batches.batch import Batch, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.parity.recording import read_recording
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
