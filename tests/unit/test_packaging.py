@@ -17,6 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import tokenscale
 from tests.faults import campaign
 from tests.long import lock, wheels
 from tests.machines import program
@@ -53,7 +54,17 @@ def test_every_dependency_has_both_bounds():
     assert bounds["torch"] == "<2.16,>=2.9"
 
 
-# -- versions: Python, torch
+# -- versions: ours, Python, torch
+
+
+def test_our_version_is_the_same_everywhere():
+    golden = tomllib.loads((ROOT / GOLDEN).read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[1]
+    (needed,) = map(Requirement, project()["optional-dependencies"]["golden"])
+    stated = {golden["version"], citation["version"], newest}
+    assert stated == {tokenscale.__version__} and needed.name == golden["name"]
+    assert needed.specifier.contains(tokenscale.__version__)
 
 
 LOCK = ROOT / f"locks/{PLATFORM}.txt"
