@@ -7,7 +7,7 @@
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
 # make setup installs the versions in locks/ where this platform and Python have a lock, else the newest in the ranges of
-# pyproject.toml; torch is the release in constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
+# pyproject.toml; torch is the release in locks/constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
 # make lock: write locks/ anew, with the newest versions that pyproject.toml allows.   make lock-test: does it come out again?
 # make mutants: puts small mistakes into the most important functions, and counts what the tests find (MOST=20 a file).
 # make long-test: checks that take long or need the package registry, run before an issue is closed; logs go to evidence/long-tests/.
@@ -22,11 +22,11 @@ MOST ?= 20
 GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
 VENV := .venv
 # the lists of dependencies by content: touching a file installs nothing
-READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(wildcard packages/*/pyproject.toml locks/*.txt) | cksum | cut -d ' ' -f 1)
+READY := $(VENV)/.ready-$(shell cat pyproject.toml $(wildcard packages/*/pyproject.toml locks/*.txt) | cksum | cut -d ' ' -f 1)
 # every package but torch by version and hash, where this platform and Python have a lock
 PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.uname()[4]}-python3.{sys.version_info[1]}")' 2>/dev/null)
 LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
-VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint constraints.txt)
+VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint locks/constraints.txt)
 # Python 3's minor versions in pyproject.toml: from the first, below the second
 MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$$/\1 \2/p' pyproject.toml)
 SUPPORTED := import sys; sys.exit(not (3, $(word 1,$(MINORS))) <= sys.version_info[:2] < (3, $(word 2,$(MINORS))))

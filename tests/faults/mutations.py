@@ -33,6 +33,8 @@ COPIED = (
     "packages",
     "tests",
     "workflow",
+    "arms",
+    "locks",
     "config",
     "profiles",
     "docs",

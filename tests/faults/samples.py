@@ -85,7 +85,7 @@ class Sample(NamedTuple):
 
 
 def _write_settings(folder: Path) -> None:
-    for name in ("config", "profiles", "workflow/arms"):
+    for name in ("config", "profiles", "arms"):
         for path in (
             path for ending in ("yaml", "toml") for path in (ROOT / name).rglob(f"*.{ending}")
         ):
@@ -94,7 +94,7 @@ def _write_settings(folder: Path) -> None:
 
 
 def _read_settings(folder: Path) -> object:
-    environments.ARMS = folder / "workflow/arms"
+    environments.ARMS = folder / "arms"
     arms = [environments.load_arm(name) for name in environments.list_arms()]
     config = load_config(root=folder)
     runs = [[run.run_id for run in config.runs(name)] for name in ("demo", "frameworks")]

@@ -80,12 +80,13 @@ def lab(tmp_path_factory):
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = Path("workflow/arms/toy")
+    folder = Path("arms/toy")
     folder.mkdir(parents=True)
     (folder / "arm.yaml").write_text(DESCRIPTION)
     (folder / "adapter.py").write_text(ADAPTER)
     (folder / "requirements.in").write_text("numpy\nsafetensors\n")
-    Path("constraints.txt").write_text("")
+    Path("locks").mkdir()
+    Path("locks/constraints.txt").write_text("")
     python = RECORD.with_name("environment") / "bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

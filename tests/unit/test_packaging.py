@@ -97,7 +97,7 @@ def test_the_lock_is_what_pyproject_asks_for():
     its bounds.
     """
     versions = locked() | {
-        "torch": re.search(r"==(\S+)", (ROOT / "constraints.txt").read_text())[1]
+        "torch": re.search(r"==(\S+)", (ROOT / "locks/constraints.txt").read_text())[1]
     }
     todo, seen = (
         [
@@ -136,7 +136,7 @@ def makefile(tmp_path):
     """A folder with nothing but what `make setup` reads, and a function that runs make there on a
     PATH.
     """
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
     (tmp_path / "packages/golden").mkdir(parents=True)
@@ -169,11 +169,11 @@ LOCKED = "--require-hashes --no-deps -r locks/"
     "platform, flags, installs",
     [
         *(
-            (path.stem, (), [f"{LOCKED}{path.name}", "--constraint constraints.txt -e"])
+            (path.stem, (), [f"{LOCKED}{path.name}", "--constraint locks/constraints.txt -e"])
             for path in lock.LOCKS
         ),
         (lock.PLATFORM[:-4], ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
-        ("linux-aarch64-python3.12", (), ["--constraint constraints.txt -e"]),
+        ("linux-aarch64-python3.12", (), ["--constraint locks/constraints.txt -e"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -196,7 +196,7 @@ def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
 
 
 @pytest.mark.parametrize(
-    "name", ["pyproject.toml", GOLDEN, "constraints.txt", f"locks/{lock.PLATFORM}"]
+    "name", ["pyproject.toml", GOLDEN, "locks/constraints.txt", f"locks/{lock.PLATFORM}"]
 )
 def test_an_edited_list_of_dependencies_is_installed(makefile, tmp_path, name):
     def ready():

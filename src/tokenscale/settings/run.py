@@ -192,9 +192,7 @@ class RunSettings:
         "concatenate: cut "
         "wherever a sequence ends",
     )
-    arm: str = option(
-        OURS, "trainer: tokenscale, or a folder in workflow/arms", pattern=NAME_PATTERN
-    )
+    arm: str = option(OURS, "trainer: tokenscale, or a folder in arms/", pattern=NAME_PATTERN)
     global_batch: int = option(
         8, "global batch size: sequences per optimizer step, over all ranks", ge=1, le=MOST
     )
