@@ -1,5 +1,5 @@
-"""Generate pages of docs/, the JSON schemas of workflow/schemas, environment.yml and packages of a
-Containerfile.
+"""Generate pages of docs/, the JSON schemas of workflow/schemas, environment.yml, packages of a
+Containerfile, and the version where other files state it.
 
 `make generate` writes them.
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import pydantic
 
+from tokenscale import __version__
 from tokenscale.analysis import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
 from tokenscale.analysis.claims import SUPPORTED
 from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
@@ -123,6 +124,9 @@ def render_files() -> Iterator[tuple[Path, str]]:
     yield replace_generated(Path("docs/results.md"), render_findings(evidence))
     yield replace_generated(Path("docs/replication.md"), render_replication(evidence))
     yield replace_times(Path("docs/development.md"))
+    for path in (Path("packages/golden/pyproject.toml"), Path("CITATION.cff")):
+        text = path.read_text("utf-8")
+        yield path, re.sub(r'(?m)^(version(?:: | = "))[\d.]+', rf"\g<1>{__version__}", text)
     with open("pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
     yield Path("environment.yml"), render_conda(project)
@@ -264,6 +268,7 @@ def render_conda(project: Mapping[str, Any]) -> str:
         "  - pip",
         "  - pip:",
         *(f"      - {name}{bounds}" for name, bounds in stated.items() if name in PIP_ONLY),
+        "      - -e packages/golden",
         "      - -e .",
     ]
     return "\n".join(lines) + "\n"

@@ -28,8 +28,6 @@ from tokenscale.base.files import read_json
 from tokenscale.data.batches.batch import Batch
 from tokenscale.parity.certificate import certify
 from tokenscale.parity.comparison import compare
-from tokenscale.parity.golden import verdict as golden
-from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.recorder import FLOOR_VARIABLE
 from tokenscale.parity.recording import Recording
 from tokenscale.settings.presets import PRESETS
@@ -40,6 +38,8 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
+from tokenscale_golden import verdict as golden
+from tokenscale_golden.reading import Curve
 
 ROWS = 4
 MICRO_BATCH = 2

@@ -3,7 +3,7 @@ golden`.
 
 `python -m tests.golden_cases record CURVES SEED…` trains each case in fp32 and bf16 (3 CPU minutes
 a seed); `python -m tests.golden_cases judge CURVES` prints the tables of
-`evidence/golden-*/README.md` and writes `src/tokenscale/parity/golden/rates.json`; `python -m
+`evidence/golden-*/README.md` and writes `packages/golden/src/tokenscale_golden/rates.json`; `python -m
 tests.golden_cases draw CURVES docs/golden.png` draws its picture.
 """
 
@@ -18,8 +18,8 @@ import torch
 
 from tests.golden_times import simulate
 from tests.parity_cases import FAULTS, HELD_OUT, LOOP, LOOP_OURS, REFACTORINGS, Case, L, build, edit
-from tokenscale.parity.golden import verdict as golden
-from tokenscale.parity.golden.reading import Curve
+from tokenscale_golden import verdict as golden
+from tokenscale_golden.reading import Curve
 
 STEPS = 32
 ROWS = 4

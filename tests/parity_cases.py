@@ -22,14 +22,15 @@ from unittest.mock import patch
 import torch
 
 from tokenscale.base.errors import UserError
+from tokenscale.cli.parity import read_recording
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import certify
 from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
-from tokenscale.parity.golden.verdict import UNKNOWN
-from tokenscale.parity.recording import Recording, read_recording
+from tokenscale.parity.recording import Recording, RecordingError
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import decoder
 from tokenscale.train.models.convert_hf import to_hf
+from tokenscale_golden.verdict import UNKNOWN
 
 ROWS = 4
 LENGTH = 16
@@ -956,7 +957,7 @@ def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, 
         try:
             found = references.certificate_of(case)
             yield case, judge(case, found), describe(found), found.get("golden", UNKNOWN)
-        except (RuntimeError, UserError) as error:
+        except (RuntimeError, UserError, RecordingError) as error:
             yield case, "failed", " ".join(str(error).split()), UNKNOWN
 
 

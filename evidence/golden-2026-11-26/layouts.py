@@ -10,8 +10,8 @@ from collections import Counter
 
 from tests.distributed.parity import LAYOUTS, each, on_ranks, run_of, steps
 
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.verdict import judge
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.verdict import judge
 
 STEPS = 12
 FLOORS = 3

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.verdict import judge
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.verdict import judge
 
 WIDTH = 256
 LAYERS = 2

@@ -28,7 +28,19 @@ import pytest
 import torch._dynamo
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("src", "tests", "workflow", "config", "profiles", "docs", "pyproject.toml", "README.md")
+COPIED = (
+    "src",
+    "packages",
+    "tests",
+    "workflow",
+    "arms",
+    "locks",
+    "config",
+    "profiles",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+)
 
 
 @dataclass(frozen=True)

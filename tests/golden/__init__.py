@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from tokenscale.base.files import pretty_json, read_json, sha256_file, sha256_text
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.verdict import DIVERGED, judge
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.verdict import DIVERGED, judge
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]

@@ -23,10 +23,10 @@ from tokenscale.arms.record import record
 from tokenscale.arms.train import train, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_sealed
+from tokenscale.cli.parity import read_recording
 from tokenscale.data.batches.batch import Batch, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.parity.recording import read_recording
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
@@ -81,12 +81,13 @@ def lab(tmp_path_factory):
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = Path("workflow/arms/toy")
+    folder = Path("arms/toy")
     folder.mkdir(parents=True)
     (folder / "arm.yaml").write_text(DESCRIPTION)
     (folder / "adapter.py").write_text(ADAPTER)
     (folder / "requirements.in").write_text("numpy\nsafetensors\n")
-    Path("constraints.txt").write_text("")
+    Path("locks").mkdir()
+    Path("locks/constraints.txt").write_text("")
     python = RECORD.with_name("environment") / "bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

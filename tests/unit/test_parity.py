@@ -19,10 +19,10 @@ import torch.utils.checkpoint
 from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, judge
 from tokenscale.base.files import read_json, write_sealed
 from tokenscale.cli.main import main
+from tokenscale.cli.parity import read_recording
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import certify, summarise
 from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
-from tokenscale.parity.recording import read_recording
 
 pytestmark = pytest.mark.slow(30)
 

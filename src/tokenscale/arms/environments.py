@@ -1,4 +1,4 @@
-"""Arms: other trainers, each in a folder `workflow/arms/NAME`, with an environment and a source of
+"""Arms: other trainers, each in a folder `arms/NAME`, with an environment and a source of
 its own.
 
 `prepare` builds `results/arms/NAME/`: a virtual environment from a lock, and the trainer's
@@ -25,7 +25,7 @@ from tokenscale.settings.yaml_files import read_yaml
 #: environment variable: a folder of git bundles NAME.bundle, read in place of the repositories
 BUNDLES = "TOKENSCALE_ARM_BUNDLES"
 #: names a release of torch, which locks leave out: its CPU and CUDA builds have other hashes
-CONSTRAINTS = Path("constraints.txt")
+CONSTRAINTS = Path("locks/constraints.txt")
 #: seconds that one command may take, such as a download of torch
 LIMIT_S = 3600
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenscale.base import files
 
-ARMS = Path("workflow/arms")
+ARMS = Path("arms")
 
 
 def python_of(record: Path) -> Path:

@@ -5,7 +5,6 @@ text.
 import math
 from typing import Any
 
-from tokenscale import __version__
 from tokenscale.parity.causes import find_cause
 from tokenscale.parity.comparison import (
     CERTIFICATE_VERSION,
@@ -44,7 +43,6 @@ def certify(parity: Parity) -> dict[str, Any]:
             row["largest_ratio_to_floor"] = max(row["largest_ratio_to_floor"], ratio)
     return {
         "schema_version": CERTIFICATE_VERSION,
-        "tokenscale": __version__,
         "verdict": verdict,
         "multiple_of_floor": MULTIPLE,
         "steps": len(parity.a.steps),

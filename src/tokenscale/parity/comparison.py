@@ -106,7 +106,7 @@ class Parity:
 
 
 def compare(a: Recording, b: Recording, names: dict[str, str] | None = None) -> Parity:
-    """Compare two recordings. Raises UserError where they cannot be compared."""
+    """Compare two recordings. Raises RecordingError where they cannot be compared."""
     check_comparable(a, b)
     alignment = align(a, b, names=names or {})
     parity = Parity(

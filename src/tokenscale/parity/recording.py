@@ -1,8 +1,7 @@
-"""Read and check recordings of `recorder.ParityRecorder`, and align parameters and modules of two
-models.
+"""Recordings of `recorder.ParityRecorder`: whether two can be compared, and the parameters and
+modules of two models aligned.
 """
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_file, read_manifest_file, report_malformed
-from tokenscale.base.manifests import walk
-from tokenscale.parity import recorder
-from tokenscale.parity.recorder import FLOOR_VARIABLE, SCHEMA_VERSION, sample
+from tokenscale.parity.recorder import FLOOR_VARIABLE, sample
 
 RECORD_AGAIN = "record it again: run the training script to its end"
-RECORD = f"""cp {recorder.__file__} .   # beside the training script, which then has these lines:
-recorder = ParityRecorder("{{folder}}", model, optimizer)   # from recorder import ParityRecorder
-recorder.loss(loss)   # after each loss.backward()
-recorder.close()   # after the last step; docs/parity.md has an example"""
 #: numbers of each step that are compared
 SCALARS = ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
+
+
+class RecordingError(Exception):
+    """Recordings that cannot be compared: one sentence, and facts as of a `UserError`."""
+
+    def __init__(self, what: str, **facts: object):
+        super().__init__(what)
+        self.what = what
+        self.facts = facts
 
 
 @dataclass
@@ -59,81 +59,8 @@ class Recording:
         return next((group for group in groups if name in group["parameters"]), {})
 
 
-def read_recording(folder: Path) -> Recording:
-    """Read a recording and its floors. Raises UserError where it is missing, truncated or not
-    finite.
-    """
-    from safetensors.torch import load_file
-
-    path = folder / "recording.json"
-    if not path.exists():
-        truncated = (folder / "steps.jsonl").exists()
-        raise UserError(
-            f"the recording is {'truncated' if truncated else 'missing'}.",
-            folder=folder,
-            expected="recording.json, which recorder.close() writes after the last step",
-            next=RECORD_AGAIN if truncated else RECORD.format(folder=folder),
-        )
-    next = "use the recorder.py of this version of tokenscale, and record again"
-    facts = read_manifest_file(
-        path,
-        what="recording",
-        newest=SCHEMA_VERSION,
-        next=next,
-        oldest=SCHEMA_VERSION,
-        sealed=True,
-    )
-    with report_malformed(path, what="recording", next=RECORD_AGAIN):
-        for name, fault in walk(
-            folder, files=[{"name": name, "sha256": s} for name, s in facts["files"].items()]
-        ):
-            raise UserError(
-                "the recording is truncated.", file=folder / name, found=fault, next=RECORD_AGAIN
-            )
-        steps = [json.loads(line) for line in read_file(folder / "steps.jsonl").splitlines()]
-        if len(steps) != facts["steps"]:
-            found = f"{len(steps)} steps"
-            raise UserError(
-                "the recording is truncated.",
-                found=found,
-                expected=facts["steps"],
-                next=RECORD_AGAIN,
-            )
-        if not steps:
-            next = "call optimizer.step() between ParityRecorder(…) and recorder.close()"
-            raise UserError("the recording has no optimizer step.", next=next)
-        for step, name in ((step, name) for step in steps for name in SCALARS):
-            if step[name] is None:
-                raise UserError(
-                    "the recording has no loss.", next="call recorder.loss(loss) in each step"
-                )
-            if not math.isfinite(step[name]):
-                where = f"{name.replace('_', ' ')} of step {step['step']}"
-                next = "find out why it is not finite first"
-                raise UserError(
-                    "a recorded value is not finite.", found=f"{step[name]}", where=where, next=next
-                )
-        try:
-            trace, details = (
-                load_file(folder / f"{name}.safetensors") for name in ("trace", "details")
-            )
-        except Exception as error:  # safetensors' own class, and OSError
-            raise UserError(
-                "the recording is truncated.", reason=error, next=RECORD_AGAIN
-            ) from None
-    floors = [read_recording(path) for path in sorted(folder.glob("floor-*"))]
-    return Recording(
-        folder=folder,
-        facts=facts,
-        steps=steps,
-        trace=trace,
-        details=details,
-        floors=floors,
-    )
-
-
 def check_comparable(a: Recording, b: Recording) -> None:
-    """Raise UserError for other numbers of steps, other batches, no floor, or a floor of another
+    """Raise RecordingError for other numbers of steps, other batches, no floor, or a floor of another
     training.
     """
     for recording, floor in ((found, floor) for found in (a, b) for floor in found.floors):
@@ -142,14 +69,14 @@ def check_comparable(a: Recording, b: Recording) -> None:
             for found in (recording, floor)
         ]
         if stated[0] != stated[1] or list(recording.parameters) != list(floor.parameters):
-            raise UserError(
+            raise RecordingError(
                 "a floor is of another training than its recording.",
                 floor=floor.folder,
                 expected="the same parameters, batches and settings of the optimizer in each step",
                 next=f"run the script of this recording again with and without {FLOOR_VARIABLE}",
             )
     if (steps := a.facts["steps"]) != b.facts["steps"]:
-        raise UserError(
+        raise RecordingError(
             "the recordings have other numbers of steps.",
             a=steps,
             b=b.facts["steps"],
@@ -157,7 +84,7 @@ def check_comparable(a: Recording, b: Recording) -> None:
         )
     if not a.floors and not b.floors:
         next = f"run A's training script twice more, with {FLOOR_VARIABLE}=1 and {FLOOR_VARIABLE}=2"
-        raise UserError(
+        raise RecordingError(
             "the rounding floor was not measured.", expected=f"{a.folder / 'floor-1'}", next=next
         )
     every = [set(step["rows"]) for step in a.steps]
@@ -165,7 +92,7 @@ def check_comparable(a: Recording, b: Recording) -> None:
         others = set(other["rows"])
         if not (rows <= others or others <= rows):
             earlier = f"; B has A's batch of step {every.index(others)}" if others in every else ""
-            raise UserError(
+            raise RecordingError(
                 "the recordings have other batches.",
                 step=step["step"],
                 found=f"{len(rows & others)} of {len(rows)} sequences of A are in B{earlier}",
@@ -239,7 +166,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
     """Align parameters by their initial values in any layout; constant parameters by the modules
     that run before.
 
-    `names` (A's → B's) goes first. Raises UserError where most weights differ.
+    `names` (A's → B's) goes first. Raises RecordingError where most weights differ.
     """
     of_a = a.parameters
     of_b = b.parameters
@@ -258,7 +185,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
     for name, other in names.items():
         if name not in left_a or other not in left_b:
             wrong = name if name not in left_a else other
-            raise UserError(
+            raise RecordingError(
                 "a name in --names is no parameter, or is there twice.",
                 name=wrong,
                 next="correct the file",
@@ -283,7 +210,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
             ):
                 match(*((found, [name]) if turned else ([name], found)))
     if len(matches) < 0.5 * min(len(varied_a), len(varied_b)):
-        raise UserError(
+        raise RecordingError(
             "the recordings have other initial weights.",
             found=f"{len(matches)} of {len(varied_a)} varied parameters of A have equal values in B",
             next=(

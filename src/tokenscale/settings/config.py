@@ -747,7 +747,7 @@ class Config:
 
     @cached_property
     def _arms(self) -> list[str]:
-        return [path.parent.name for path in (self.root / "workflow/arms").glob("*/arm.yaml")]
+        return [path.parent.name for path in (self.root / "arms").glob("*/arm.yaml")]
 
     def _build_model(self, value: Any, file: str) -> ModelSettings:
         changes = dict(value) if isinstance(value, dict) else {"preset": value}

@@ -258,7 +258,7 @@ class RunSettings:
         "wherever a sequence ends",
     )
     arm: str = option(
-        OURS, description="trainer: tokenscale, or a folder in workflow/arms", pattern=NAME_PATTERN
+        OURS, description="trainer: tokenscale, or a folder in arms/", pattern=NAME_PATTERN
     )
     global_batch: int = option(
         8,

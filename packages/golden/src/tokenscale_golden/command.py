@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenscale.parity.golden.reading import Curve, GoldenError, is_run, read
-from tokenscale.parity.golden.verdict import (
+from tokenscale_golden.reading import Curve, GoldenError, is_run, read
+from tokenscale_golden.verdict import (
     DATA,
     IDENTICAL,
     KINDS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.speed import Speed, compare_speed
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.speed import Speed, compare_speed
 
 IDENTICAL = "identical"
 ROUNDING = "rounding"

@@ -2,7 +2,7 @@
 (docs/cloud.md).
 
 modal secret create tokenscale-bucket AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
-AWS_DEFAULT_REGION=… GPU=H100:4 modal run cloud/modal_app.py --bucket s3://BUCKET/PREFIX
+AWS_DEFAULT_REGION=… GPU=H100:4 modal run docs/cloud/modal_app.py --bucket s3://BUCKET/PREFIX
 --experiment demo --ranks 4
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import modal
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 app = modal.App("tokenscale")
 image = (
     modal.Image.debian_slim(python_version="3.12")
