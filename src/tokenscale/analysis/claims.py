@@ -531,10 +531,10 @@ def _kinds(cells: Sequence[Cell]) -> str:
     return " or ".join(dict.fromkeys(cell.kind for cell in cells))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """None for infinity, which JSON has not."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -222,7 +222,7 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
     return found
 
 
-def _decoded(row: Any, column: str) -> dict[str, Any]:
+def _decoded(row: object, column: str) -> dict[str, Any]:
     text = getattr(row, column, None)
     return json.loads(text) if isinstance(text, str) else {}
 
@@ -319,7 +319,7 @@ def _split(cell: str, factor: str) -> tuple[str, str]:
     return ", ".join(own), ", ".join(part for part in parts if part not in own)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = (

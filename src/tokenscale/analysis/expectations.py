@@ -130,7 +130,7 @@ def judge(evidence: "Evidence") -> Findings:
     return found
 
 
-def judge_together(evidence: Any, run_ids: Iterable[str]) -> dict[str, Findings]:
+def judge_together(evidence: object, run_ids: Iterable[str]) -> dict[str, Findings]:
     """Check the runs of an experiment against every expectation between runs. Return run id →
     findings.
 

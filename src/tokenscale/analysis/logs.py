@@ -224,7 +224,7 @@ def parse(raw: bytes, kind: str) -> dict[str, Any]:
     return row
 
 
-def _typed(name: str, sql: str, value: Any) -> Any:
+def _typed(name: str, sql: str, value: object) -> Any:
     if value is None:
         return None
     if sql == "BOOLEAN" and isinstance(value, bool):

@@ -336,7 +336,7 @@ def _environment(record: Row) -> str | None:
     return canonical_json({str(k): str(v) for k, v in found if not _PLACE_VARIABLES.match(str(k))})
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
@@ -418,7 +418,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
     return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}
 
 
-def _before(level: Any) -> str:
+def _before(level: object) -> str:
     """What was there before a run of a cell with this `resume_from`.
 
     >>> _before({"run": {"layout": {"data": 4}, "resume_from": {"run": {"layout.data": 1}, "step": 8}}, "step": 16})
@@ -468,5 +468,5 @@ def oversubscribed(row: Row) -> bool:
     return row["world_size"] * (row["threads_per_rank"] or row["cores"]) > row["cores"]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else canonical_json(value)

@@ -128,7 +128,7 @@ class Contract:
         optimizer.register_step_post_hook(lambda *_: self._end_of_step())
         self._last = self._mark()
 
-    def loss(self, value: Any) -> None:
+    def loss(self, value: object) -> None:
         """Add the loss of one backward pass: of a micro-batch, divided by their number."""
         if self._recorder is not None:
             self._recorder.loss(value)

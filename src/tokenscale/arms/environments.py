@@ -98,7 +98,7 @@ def list_files(name: str) -> list[str]:
     )
 
 
-def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
+def prepare(name: str, record: Path, log: object = print) -> dict[str, Any]:
     """Build the environment and fetch the source of an arm beside `record`, which is written last.
     Return its content.
 

@@ -250,7 +250,7 @@ def run_adapter(
 
 @contextmanager
 def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
-    def end(number: int, frame: Any) -> None:
+    def end(number: int, frame: object) -> None:
         _end(process)
         raise SystemExit(128 + number)
 

@@ -340,7 +340,7 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: object) -> None:
     """Write JSON with sorted keys and indentation, atomically; equal values give equal bytes."""
     write_text(path, text=pretty_json(value))
 
@@ -351,7 +351,7 @@ def write_sealed(path: str | Path, record: dict[str, Any], key: str = "seal") ->
     write_json(path, value=body | {key: sha256_text(canonical_json(body))})
 
 
-def is_sealed(record: Any, key: str = "seal") -> bool:
+def is_sealed(record: object, key: str = "seal") -> bool:
     """Return whether a record has the digest of its own content, as `write_sealed` writes it."""
     if not isinstance(record, dict):
         return False
@@ -384,7 +384,7 @@ def read_record(
     return {name: value for name, value in record.items() if name != key}
 
 
-def pretty_json(value: Any) -> str:
+def pretty_json(value: object) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -458,7 +458,7 @@ def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
             check_types(value, fields=kind)
 
 
-def check_file_name(name: Any) -> str:
+def check_file_name(name: object) -> str:
     """Return the name if it is a plain file name. Raises ValueError for `../x`, `/x` and the
     like.
     """
@@ -472,7 +472,7 @@ def check_file_name(name: Any) -> str:
     return name
 
 
-def check_relative_path(name: Any) -> str:
+def check_relative_path(name: object) -> str:
     """Return the name if it is a path of plain file names, such as `parts/00001/x`. Raises
     ValueError otherwise.
     """
@@ -507,7 +507,7 @@ def parse_json(text: str | bytes) -> Any:
     )
 
 
-def canonical_json(value: Any) -> str:
+def canonical_json(value: object) -> str:
     """Return JSON in one line, equal for equal values: sorted keys, no spaces, no NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False

@@ -241,7 +241,7 @@ def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
         _add_manifest(Path(os.path.normpath(path.parent / source["manifest"])), files)
 
 
-def _list_files(content: Any) -> Iterator[dict[str, Any]]:
+def _list_files(content: object) -> Iterator[dict[str, Any]]:
     """Yield the descriptions of files, which have a name and bytes, anywhere in a manifest."""
     if isinstance(content, dict):
         if "name" in content and "bytes" in content:

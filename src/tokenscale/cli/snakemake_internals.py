@@ -26,7 +26,7 @@ TESTED = "9.27"
 planned: list[dict[str, Any]] = []
 
 
-def get_internal(owner: Any, path: str) -> Any:
+def get_internal(owner: object, path: str) -> Any:
     """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
     for name in path.split("."):
         if not hasattr(owner, name):
@@ -88,7 +88,7 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     return {"event": name, **facts, "slurm": of.get("aux", {}).get("external_jobid")}
 
 
-def record_jobs(workflow: Any) -> None:
+def record_jobs(workflow: object) -> None:
     """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has
     none.
     """
@@ -117,7 +117,7 @@ class ExitOnError:
     Snakemake calls.
     """
 
-    def __init__(self, wrapped: Any):
+    def __init__(self, wrapped: object):
         self._wrapped = wrapped
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +172,7 @@ def wait_for_jobs_when_interrupted() -> None:
     received = 0
     terminate = signal.getsignal(signal.SIGTERM)
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         nonlocal received
         received += 1
         if received != 2:
@@ -190,19 +190,19 @@ def wait_for_jobs_when_interrupted() -> None:
         )
 
 
-def is_planned(workflow: Any) -> bool:
+def is_planned(workflow: object) -> bool:
     """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do
     not.
     """
     return get_internal(workflow, path="scheduler") is not None
 
 
-def get_jobs_to_run(workflow: Any, unfinished: bool = False) -> list[Any]:
+def get_jobs_to_run(workflow: object, unfinished: bool = False) -> list[Any]:
     """Return the jobs that this call runs or has run, or only those that have not finished."""
     return list(get_internal(workflow, path="dag.needrun_jobs")(exclude_finished=unfinished))
 
 
-def find_outputs(workflow: Any, rule: str) -> list[str]:
+def find_outputs(workflow: object, rule: str) -> list[str]:
     """Return the first output of each job of a rule that this call requests, whether it runs or is
     up to date.
     """
@@ -211,7 +211,7 @@ def find_outputs(workflow: Any, rule: str) -> list[str]:
     )
 
 
-def get_jobs_to_submit(workflow: Any) -> list[Any]:
+def get_jobs_to_submit(workflow: object) -> list[Any]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
     local = get_internal(workflow, path="_localrules")
     return [
@@ -219,7 +219,7 @@ def get_jobs_to_submit(workflow: Any) -> list[Any]:
     ]
 
 
-def submits_jobs(workflow: Any) -> bool:
+def submits_jobs(workflow: object) -> bool:
     """Return whether this process submits jobs, instead of running them here or inside such a
     job.
     """
@@ -228,7 +228,7 @@ def submits_jobs(workflow: Any) -> bool:
     )
 
 
-def get_given_resources(workflow: Any) -> dict[str, Any]:
+def get_given_resources(workflow: object) -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
     names = {"default-resources": "default_resources", "set-resources": "overwrite_resources"}
     names["set-threads"] = "overwrite_threads"

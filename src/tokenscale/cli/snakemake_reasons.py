@@ -195,7 +195,7 @@ def _parse_values(text: str) -> list[Any]:
     return [settings, *sorted(other)]
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         text = "default"
     elif isinstance(value, str):

@@ -284,7 +284,7 @@ class Targets:
         load_claims(ledger)
         return sha256_text(canonical_json(read_yaml(ledger)))
 
-    def settings(self, value: Any) -> str:
+    def settings(self, value: object) -> str:
         """Return `@FILE` for `--settings` with this settings object."""
         return self.arguments(settings=canonical_json(to_dict(value)))
 

@@ -296,8 +296,8 @@ def find_cause(parity: Parity, first: Comparison) -> Cause | None:
 
 def _cause(
     setting: str,
-    a: Any,
-    b: Any,
+    a: object,
+    b: object,
     text: str | None = None,
     *,
     where: str = "",
@@ -307,7 +307,7 @@ def _cause(
     return {"setting": setting, "a": a, "b": b, "text": text, "evidence": list(evidence)}
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else "absent" if value is None else str(value)
 
 

@@ -248,7 +248,7 @@ def _claim_table(a: dict[str, dict[str, Any]] | None, b: dict[str, dict[str, Any
     return Table(columns("claim", ">number, A", "verdict, A", ">number, B", "verdict, B"), rows)
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return number(value) if isinstance(value, (int, float)) else str(value or "–")
 
 

@@ -749,7 +749,7 @@ class Config:
     def _arms(self) -> list[str]:
         return [path.parent.name for path in (self.root / "arms").glob("*/arm.yaml")]
 
-    def _build_model(self, value: Any, file: str) -> ModelSettings:
+    def _build_model(self, value: object, file: str) -> ModelSettings:
         changes = dict(value) if isinstance(value, dict) else {"preset": value}
         preset = changes.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
@@ -951,7 +951,7 @@ def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return values | ({"experiments": [experiments]} if isinstance(experiments, str) else {})
 
 
-def _name_part(value: Any) -> str:
+def _name_part(value: object) -> str:
     """Return a text, a path or a list of names as a part of a folder's name; of other values a
     hash.
     """

@@ -301,7 +301,7 @@ def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, A
     return result
 
 
-def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+def set_dotted(values: dict[str, Any], key: str, value: object) -> None:
     """Set `a.b.c` in nested mappings, merging mappings. A parent that is a name becomes `{"preset":
     name}`.
     """
@@ -629,7 +629,7 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     return interleaved
 
 
-def _count_predecessors(level: Any) -> int:
+def _count_predecessors(level: object) -> int:
     """Count the runs that must come before one with this `resume_from`, each resuming from its
     predecessor.
 

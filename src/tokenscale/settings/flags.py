@@ -153,7 +153,7 @@ def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
     return dataclasses.replace(settings, **own)
 
 
-def _item_type(hint: Any) -> tuple[Any, tuple[str, ...]]:
+def _item_type(hint: object) -> tuple[Any, tuple[str, ...]]:
     """Return the type of one value of a flag, without None, and its choices."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(h for h in typing.get_args(hint) if h is not type(None))

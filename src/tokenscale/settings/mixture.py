@@ -223,5 +223,5 @@ def _find_repetition_problems(named: NamedMixture) -> Iterator[tuple[str, str]]:
             yield key, f"a number of passes is above 0 (null: no limit), not {limit!r}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

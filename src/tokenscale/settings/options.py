@@ -53,7 +53,7 @@ HOMES: list[Callable[[str], list[str]]] = []
 
 
 def option(
-    default: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
     description: str = "",
     *,
     science: bool = True,
@@ -73,7 +73,7 @@ def option(
 class _Size:
     """Rule for the integers of a list, which bounds of its field do not reach: 0 to `MOST`."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
         return {**handler(source), "strict": True, "ge": 0, "le": MOST}
 
 
@@ -83,7 +83,7 @@ class _Rule:
     def __init__(self, read: Callable[[Any], Any]):
         self._read = read
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
         function = {"type": "no-info", "function": self._read}
         return {"type": "function-before", "function": function, "schema": handler(source)}
 
@@ -96,19 +96,19 @@ class SynonymRule:
     def __init__(self, synonyms: Mapping[str, str]):
         self._synonyms = synonyms
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        def read(value: Any) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
+        def read(value: object) -> Any:
             return self._synonyms.get(value, value) if isinstance(value, str) else value
 
         return _Rule(read).__get_pydantic_core_schema__(source, handler)
 
 
-def _read_boolean(value: Any) -> Any:
+def _read_boolean(value: object) -> Any:
     """Return the boolean that a text names: Snakemake passes `--config key=true` as text."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
-def _refuse_boolean(value: Any) -> Any:
+def _refuse_boolean(value: object) -> Any:
     """Return the value unless it is a boolean, which Python reads as the number 1 or 0."""
     if isinstance(value, bool):
         raise ValueError("a number")
@@ -120,7 +120,7 @@ class PathRule:
     list.
     """
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
         function = {"type": "no-info", "function": _expand}
         return {"type": "function-after", "function": function, "schema": handler(source)}
 
@@ -208,7 +208,7 @@ def _fields(cls: type) -> tuple[tuple[str, Any, bool, bool], ...]:
     )
 
 
-def _to_plain(value: Any, science_only: bool) -> Any:
+def _to_plain(value: object, science_only: bool) -> Any:
     if isinstance(value, (tuple, list)):
         return [_to_plain(v, science_only) for v in value]
     return to_dict(value, science_only=science_only) if dataclasses.is_dataclass(value) else value
@@ -226,7 +226,13 @@ def type_adapter(hint: Any) -> "pydantic.TypeAdapter":
 
 
 def decode(
-    hint: Any, values: Any, form: str = "python", *, key: str = "", label: str = "key", **where: Any
+    hint: object,
+    values: object,
+    form: str = "python",
+    *,
+    key: str = "",
+    label: str = "key",
+    **where: Any,
 ) -> Any:
     """Return values of a form (`python`, `json`: text, `strings`: each value as text) as settings.
 
@@ -357,7 +363,7 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     return where, f"{where or 'the settings'} cannot be {shown}.", facts
 
 
-def _describe_unknown_key(cls: Any, location: tuple) -> tuple[str, dict[str, Any]]:
+def _describe_unknown_key(cls: object, location: tuple) -> tuple[str, dict[str, Any]]:
     """Return (what is wrong, facts) of a key that a class lacks."""
     word = str(location[-1])
     fields = _list_fields(cls, location=location[:-1])
@@ -394,7 +400,7 @@ def join_key(*parts: Any) -> str:
     return ".".join(str(part) for part in parts if str(part))
 
 
-def _list_fields(cls: Any, location: tuple) -> list[str]:
+def _list_fields(cls: object, location: tuple) -> list[str]:
     """Return the names of the fields of the class at a location below `cls`."""
     for part in location:
         if (origin := typing.get_origin(cls)) in (dict, tuple):

@@ -36,7 +36,7 @@ def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
     return functools.reduce(merge_settings, [*read, parse_config(file, values)])
 
 
-def list_texts(value: Any) -> list[str]:
+def list_texts(value: object) -> list[str]:
     """Return the texts of an option of a profile, which may be one value or a list."""
     if not value:
         return []

@@ -70,14 +70,14 @@ def parse_yaml(text: str, *, file: str, key: str = "") -> Any:
     return value
 
 
-def find_foreign_values(value: Any, key: str = "") -> list[UserError]:
+def find_foreign_values(value: object, key: str = "") -> list[UserError]:
     """Return an error for each value that settings, which are JSON, cannot hold, from YAML, TOML or
     Snakemake.
     """
     found: list[UserError] = []
     complete: dict[int, bool] = {}
 
-    def visit(value: Any, key: str) -> None:
+    def visit(value: object, key: str) -> None:
         def refuse(what: str, next: str) -> None:
             found.append(UserError(what, key=key or None, next=next))
 

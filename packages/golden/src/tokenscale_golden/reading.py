@@ -310,7 +310,7 @@ def _read_events(path: Path) -> Rows:
     return [*steps.values()]
 
 
-def _number(value: Any, thousands: bool = False) -> Any:
+def _number(value: object, thousands: bool = False) -> Any:
     """Return the number of a text, with the digits that it was printed with; other values
     unchanged.
     """

@@ -192,7 +192,7 @@ class Duplicates:
             ORDER BY ALL"""
         self._execute(query)
 
-    def _execute(self, query: str, parameters: Any = None) -> Any:
+    def _execute(self, query: str, parameters: object = None) -> Any:
         try:
             return self._database.execute(query, parameters)
         except self._error as error:

@@ -261,7 +261,7 @@ def _lacks(
 
 
 def _flex(
-    query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, enable_gqa: bool
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: object, enable_gqa: bool
 ) -> Tensor:
     """FlexAttention, part of the block's graph, or compiled alone: uncompiled it makes all scores
     in full.

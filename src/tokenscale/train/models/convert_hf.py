@@ -173,7 +173,7 @@ def family(shape: ModelSettings) -> str:
     )
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return "none" if value is None else str(value).lower()
 
 

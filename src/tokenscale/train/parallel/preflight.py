@@ -80,7 +80,9 @@ def _measure(world: World, members: list[list[int]]) -> float:
     return bus_bandwidth(buffer, ranks=count, seconds=slowest.item())
 
 
-def time_all_reduce(buffer: torch.Tensor, barrier: Callable[[], Any], group: Any = None) -> float:
+def time_all_reduce(
+    buffer: torch.Tensor, barrier: Callable[[], Any], group: object = None
+) -> float:
     """Return the seconds of the fastest of some all-reduces of a buffer, each after a barrier. A
     collective.
     """
