@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def list_files(name: str) -> list[str]:
     )
 
 
-def prepare(name: str, record: Path, log: object = print) -> dict[str, Any]:
+def prepare(name: str, record: Path, log: Callable[[str], object] = print) -> dict[str, Any]:
     """Build the environment and fetch the source of an arm beside `record`, which is written last.
     Return its content.
 
@@ -183,7 +184,7 @@ def _run(command: list[Any], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
+def _fetch(arm: Arm, folder: Path, log: Callable[[str], object]) -> dict[str, str]:
     repository = arm.repository
     bundles = os.environ.get(BUNDLES)
     assert repository is not None
@@ -217,7 +218,7 @@ def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
     return repository
 
 
-def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
+def _install(arm: Arm, record: Path, log: Callable[[str], object]) -> tuple[str | None, bool]:
     """Install the arm's packages, unless they are. Return (the lock's hash, whether anything was
     installed).
 

@@ -119,7 +119,7 @@ def measure(
     tokenizer: Path,
     stores: Path,
     output: Path,
-    open_sources: Any = None,
+    open_sources: Callable[..., "Sources"] | None = None,
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 

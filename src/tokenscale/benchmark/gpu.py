@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -712,7 +712,7 @@ def _select_backend(attention: str) -> Iterator[None]:
         yield
 
 
-def _time_synchronized(step: Any, k: int, cuda: bool) -> float:
+def _time_synchronized(step: Callable[[int], object], k: int, cuda: bool) -> float:
     began = time.monotonic()
     step(k)
     if cuda:
@@ -721,7 +721,7 @@ def _time_synchronized(step: Any, k: int, cuda: bool) -> float:
 
 
 def _time_steps(
-    step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]
+    step: Callable[[int], object], steps: int, device: torch.device, laps: list[dict[str, float]]
 ) -> list[float]:
     """Time each step. On a GPU with events, so that the host synchronises once at the end."""
     timer = getattr(step, "timer", None)

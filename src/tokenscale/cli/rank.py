@@ -9,12 +9,16 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokenscale.runs.launch.ranks import PORT_TAKEN
 
 #: variable of srun → variable that ranks read
 SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
+
+
+if TYPE_CHECKING:
+    from tokenscale.train.watchdog import Signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments, signals)
 
 
-def _run(arguments: argparse.Namespace, signals: Any) -> int:
+def _run(arguments: argparse.Namespace, signals: "Signals") -> int:
     from tokenscale.data.batches.batch import Inputs
     from tokenscale.settings.run import RunSettings
     from tokenscale.train.loop import train

@@ -5,6 +5,7 @@ written here.
 import argparse
 import math
 import re
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tokenscale.data.tokenizers.huggingface import (
 )
 from tokenscale.settings import flags
 from tokenscale.settings import source_studies as studies
+from tokenscale.settings.config import Config
 from tokenscale.settings.data import (
     CleaningSettings,
     CorpusSettings,
@@ -166,7 +168,7 @@ def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
             raise UserError("the flags do not fit together.", **facts, next=next)
 
 
-def shorten_warmup(run: RunSettings, stated: Any) -> RunSettings:
+def shorten_warmup(run: RunSettings, stated: Container[str]) -> RunSettings:
     """Return the run with a warm-up that fits its steps, if none was given: the default is longer
     than a short run.
     """
@@ -579,7 +581,11 @@ def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
 
 
 def _choose_tokenizer(
-    words: TrainOptions, model: ModelSettings, corpus: CorpusSettings, config: Any, notes: list[str]
+    words: TrainOptions,
+    model: ModelSettings,
+    corpus: CorpusSettings,
+    config: Config,
+    notes: list[str],
 ) -> tuple[TokenizerSettings, Path | None]:
     """Return (settings, folder if it is already built) of the tokenizer."""
     room = model.vocabulary_size

@@ -33,7 +33,7 @@ Cause = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------
 
 
-def _linear(inputs: Any, settings: Settings) -> Tensor | None:
+def _linear(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     x, weights = inputs
     weight = weights[2] if settings["weight"] == "[out, in]" else weights[2].T
     if weight.shape[1] != x.shape[-1]:
@@ -47,7 +47,7 @@ def _linear(inputs: Any, settings: Settings) -> Tensor | None:
     return x @ weight.T + weights.get(0, 0)
 
 
-def _norm(inputs: Any, settings: Settings) -> Tensor | None:
+def _norm(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     x, weights = inputs
     if weights[1].shape[0] != x.shape[-1]:
         return None
@@ -66,7 +66,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _activation(inputs: Any, settings: Settings) -> Tensor | None:
+def _activation(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     """Return the activation of the last linear layer's output, or of one of the last two times the
     other.
     """
@@ -82,7 +82,7 @@ def _activation(inputs: Any, settings: Settings) -> Tensor | None:
     return function(last[1]) * last[0] if gate == "by the first" else function(last[0]) * last[1]
 
 
-def _attention(inputs: Any, settings: Settings) -> Tensor:
+def _attention(inputs: tuple[Any, ...], settings: Settings) -> Tensor:
     """Return attention [B, T, q's width] of queries, keys and values [B, T, width]."""
     width = settings["head width"]
     length = inputs[0].shape[1]
@@ -115,7 +115,7 @@ def _rotate(x: Tensor, settings: Settings) -> Tensor:
     return torch.stack(turned, dim=-2 if pairs[0] == 2 else -1).flatten(-2)
 
 
-def _update(inputs: Any, settings: Settings) -> Tensor | None:
+def _update(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     """Return the update of Adam or AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019) from the
     recorded gradients.
     """
@@ -426,7 +426,7 @@ def _explain_value(
     parity: Parity,
     formula: Formula,
     where: str,
-    inputs: Any,
+    inputs: dict[str, Any],
     values: dict[str, Any],
     allowed: float,
     **known: Any,

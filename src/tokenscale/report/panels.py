@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import MaxNLocator
 
 from tokenscale.report import captions, text_layout
@@ -63,7 +64,7 @@ def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
         )
 
 
-def steps_of(axis: Any, most: int = 5) -> None:
+def steps_of(axis: Axis, most: int = 5) -> None:
     """At most so many ticks, at numbers that people count in."""
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
     plain(axis)

@@ -15,6 +15,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings import experiments as design
 from tokenscale.settings import machine, options
+from tokenscale.settings.benchmarks import DataBenchmarkSettings
 from tokenscale.settings.data import (
     FILE_LISTS,
     CorpusSettings,
@@ -962,7 +963,7 @@ def _name_part(value: object) -> str:
     return sha256_text(canonical_json(value))[:12]
 
 
-def list_benchmark_stores(settings: Any) -> list[StoreSettings]:
+def list_benchmark_stores(settings: DataBenchmarkSettings) -> list[StoreSettings]:
     """Return the token stores that the data benchmark reads."""
     return [
         StoreSettings("padded", sequence_length=settings.sequence_length),
