@@ -7,11 +7,11 @@ their reasons (`CallChecks`). Warnings and errors look as without the plugin. So
 with `--verbose`, `--debug-dag`, `--quiet progress`, `--quiet rules` or `--quiet all`, and in a dry
 run with `--printshellcmds` or any `--quiet`.
 
-Snakemake imports every installed plugin in every call, before it reads the command line: `correct`
-makes it read what people type. Nothing of `tokenscale` is imported before it is used.
+Snakemake imports every installed plugin in every call, also those of other projects. So the import
+does nothing, and nothing of `tokenscale` is imported before Snakemake has chosen this plugin, which
+profiles/default of this project asks for.
 """
 
-import re
 import shutil
 import sys
 import threading
@@ -19,80 +19,9 @@ import time
 from collections.abc import Callable
 from inspect import signature
 from logging import INFO, LogRecord
-from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
-
-#: options of Snakemake that take any number of words → pattern of such a word
-LISTS = {
-    "--configfile": r".*\.(ya?ml|json)",
-    "--configfiles": r".*\.(ya?ml|json)",
-    "--config": ".*=.*",
-    "-C": ".*=.*",
-}
-LISTS |= dict.fromkeys(("--quiet", "-q"), "all|host|progress|reason|rules")
-
-
-def correct(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return Snakemake's command line with `-j all` understood, and targets behind `--configfile
-    FILE` as targets; and the files of that option.
-
-    Snakemake takes all words behind that option as files, and behind `--config` as values.
-
-    >>> correct(["--configfile", "mine.yaml", "corpus", "-n", "-j", "all"])
-    (['corpus', '--configfile', 'mine.yaml', '-n', '-j', 'unlimited'], ['mine.yaml'])
-    """
-    targets = list[str]()
-    kept = list[str]()
-    files = list[str]()
-    option = ""
-    end = words.index("--") if "--" in words else len(words)
-    for before, word in zip(["", *words], words[:end], strict=False):
-        option = word if word.startswith("-") else option
-        if before in ("-j", "--jobs") and word == "all" or word in ("-jall", "--jobs=all"):
-            word = f"{word.removesuffix('all')}unlimited"
-        elif option in LISTS and word != option:
-            first_file = before == option and option.startswith("--configfile")  # it may be missing
-            if not first_file and (
-                word.startswith("results/")
-                or not (re.fullmatch(LISTS[option], word) or Path(word).is_file())
-            ):
-                targets.append(word)
-                continue
-            if option.startswith("--configfile"):
-                files += [word]
-        kept.append(word)
-    return [*targets, *kept, *words[end:]], files
-
-
-def read_command_line() -> None:
-    """Correct this process's command line, and read its files: Snakemake's message for a file names
-    no line.
-    """
-    from snakemake.cli import get_profile_dir
-
-    from tokenscale.cli.snakemake_internals import check_folder, exit_on_error
-    from tokenscale.settings.profile import CONFIG_FILE, load_profile
-    from tokenscale.settings.yaml_files import read_yaml
-
-    sys.argv[1:], given = correct(sys.argv[1:])
-    with exit_on_error():
-        check_folder()
-        for file in (CONFIG_FILE, *given):
-            read_yaml(file)
-        sys.argv = [part for word in sys.argv for part in re.split("(?<=^--profile)=", word)]
-        for n, name in enumerate(sys.argv[1:], 1):
-            # a name in profiles/, or a mistake
-            if sys.argv[n - 1] == "--profile" and get_profile_dir(name) is None:
-                sys.argv[n] = str(load_profile(name)[0].parent)
-
-
-if (
-    sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py"))
-    and Path("workflow/Snakefile").is_file()
-):
-    read_command_line()
 
 #: messages about Snakemake itself, by how they begin
 LEFT_OUT: tuple[str, ...] = (
@@ -128,25 +57,28 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
-        from snakemake.settings.enums import Quietness
+        from tokenscale.cli import snakemake_internals as internals
 
+        with internals.exit_on_error():
+            internals.check_call_files()
+            text_handler = internals.load_internal("snakemake.logging", "ColorizingTextHandler")
+            text_filter = internals.load_internal("snakemake.logging", "DefaultFilter")
+            formatter = internals.load_internal("snakemake.logging", "DefaultFormatter")
+            quietness = internals.load_internal("snakemake.settings.enums", "Quietness")
         s = self.common_settings
         self.stream = sys.stdout if s.stdout else sys.stderr
-        self.default = ColorizingTextHandler(nocolor=s.nocolor, stream=self.stream)
+        self.default = text_handler(nocolor=s.nocolor, stream=self.stream)
         # its parameters are named as the settings are, and newer versions of Snakemake have more of
         # them
         self.default.addFilter(
-            DefaultFilter(**{n: getattr(s, n) for n in signature(DefaultFilter).parameters})
+            text_filter(**{n: getattr(s, n) for n in signature(text_filter).parameters})
         )
-        self.default.setFormatter(DefaultFormatter(s.quiet, s.show_failed_logs))
-        quiet = {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS} & set(s.quiet or ())
-        listed = s.dryrun and (s.printshellcmds or set(s.quiet or ()) != {Quietness.REASON})
+        self.default.setFormatter(formatter(s.quiet, s.show_failed_logs))
+        quiet = {quietness.ALL, quietness.RULES, quietness.PROGRESS} & set(s.quiet or ())
+        listed = s.dryrun and (s.printshellcmds or set(s.quiet or ()) != {quietness.REASON})
         self.plain = bool(listed or s.verbose or s.debug_dag or quiet)
         if s.dryrun and not self.plain:
-            from tokenscale.cli import snakemake_internals
-
-            self.planned = snakemake_internals.planned = []
+            self.planned = internals.planned = []
         self.display: Display | None = None
 
     def emit(self, record: LogRecord) -> None:

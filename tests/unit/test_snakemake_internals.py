@@ -18,6 +18,10 @@ from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_failed_jo
 
 ROOT = Path(__file__).parents[2]
 RULES = [ROOT / "workflow/Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
+PLUGIN = [
+    ROOT / "src/snakemake_logger_plugin_tokenscale/__init__.py",
+    *sorted((ROOT / "src/tokenscale/cli").glob("snakemake_[!i]*.py")),
+]
 
 
 def test_a_second_interrupt_waits_and_a_third_ends():
@@ -73,12 +77,54 @@ def test_jobs_to_submit_leave_out_local_rules_and_targets_and_another_release_is
     )
 
 
-@pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
-def test_rules_use_no_private_part_themselves(path):
-    private = (
-        r"workflow\._|workflow\.dag|workflow\.scheduler|os\._exit|sys\.argv|from snakemake\.cli"
+#: names of Snakemake that are no part of its documented interface
+PRIVATE = (
+    r"(?<!/)\bworkflow\.\w|(?:from|import) snakemake\b(?!\.utils import min_version)"
+    r"|os\._exit|sys\.argv"
+)
+
+
+@pytest.mark.parametrize("path", [*RULES, *PLUGIN], ids=lambda path: path.name)
+def test_private_names_are_used_in_one_guarded_file(path):
+    assert re.findall(PRIVATE, path.read_text()) == []
+
+
+WITHOUT = """
+import sys
+import snakemake.cli
+import {module} as module
+owner = {owner}
+del owner.{name}
+from snakemake.cli import main
+main(["-n", "--cores", "1", "--logger", "tokenscale"])
+"""
+PLAIN = """
+from tokenscale.cli import snakemake_internals as internals
+with internals.exit_on_error():
+    internals.is_main_process(workflow)
+rule all:
+    shell: "true"
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "name"),
+    [
+        ("snakemake.logging", "module", "ColorizingTextHandler"),
+        ("snakemake.logging", "module", "DefaultFormatter"),
+        ("snakemake.workflow", "module.Workflow", "is_main_process"),
+    ],
+)
+def test_a_release_without_a_name_is_refused_in_one_message(tmp_path, module, owner, name):
+    (tmp_path / "Snakefile").write_text(PLAIN)
+    code = WITHOUT.format(module=module, owner=owner, name=name)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert re.findall(private, path.read_text()) == []
+    text = done.stdout + done.stderr
+    assert done.returncode == 2 and "Traceback" not in text, text
+    assert text.count("this release of Snakemake does not fit the workflow.") == 1
+    assert name in text and "pip install 'snakemake~=" in text
 
 
 SNAKEFILE = """

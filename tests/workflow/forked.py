@@ -65,11 +65,8 @@ def _main(
     sys.executable = python  # its jobs' Python, too (runs/launch/lock.py)
     from snakemake.cli import main
 
-    from snakemake_logger_plugin_tokenscale import read_command_line
-
     atexit._clear()  # what the process that forked has registered
     try:
-        read_command_line()  # which its import does in a process of its own
         main(sys.argv[1:])
     finally:
         atexit._run_exitfuncs()

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import snakemake_logger_plugin_tokenscale
 from tests import tables
 from tests.refusals import refused
 from tests.workflow import forked
@@ -125,47 +124,12 @@ def test_a_mistake_gets_one_message(mistake, shared, monkeypatch, capfd):
         assert word in output, output
 
 
-@pytest.mark.parametrize(
-    "typed, read",
-    [
-        ("--configfile mine.yaml corpus", "corpus --configfile mine.yaml"),
-        (
-            "-n --configfile a.yaml b.yml runs tables -j all",
-            "runs tables -n --configfile a.yaml b.yml -j unlimited",
-        ),
-        (
-            "--configfiles a.json results/runs/x/done.json",
-            "results/runs/x/done.json --configfiles a.json",
-        ),
-        ("--configfile nope", "--configfile nope"),  # a missing file is none of the targets
-        ("--config scale=demo report", "report --config scale=demo"),
-        ("--configfile a.yaml -- runs", "--configfile a.yaml -- runs"),
-        ("-jall", "-junlimited"),
-        ("--jobs=all all", "--jobs=unlimited all"),
-        ("--jobs all", "--jobs unlimited"),
-        ("-j 4 all", "-j 4 all"),
-        ("-c all", "-c all"),
-        ("--profile alps all", "--profile alps all"),
-    ],
-)
-def test_a_command_line_is_read_as_people_type_it(typed, read):
-    assert " ".join(snakemake_logger_plugin_tokenscale.correct(typed.split())[0]) == read
-
-
 @pytest.mark.parametrize("files", ["gone.txt", ["gone/*.parquet"], "empty.txt"])
 def test_a_source_without_files_is_a_line_of_the_plan(files, shared, monkeypatch, capfd):
     own = {"mine.yaml": {"corpus": "own", "corpora": {"own": {"source": {"files": files}}}}}
     arrange(shared.root, own | {"empty.txt": ""})
     code, text = said_by("tokenscale plan ways --configfile mine.yaml", shared, monkeypatch, capfd)
     assert code == 0 and "missing: corpus own: " in text and "corpora.own.source.files" in text
-
-
-def test_a_target_may_stand_behind_the_configuration_file(fresh):
-    arrange(fresh.root, {"mine.yaml": {"experiments": ["ranks"]}})
-    said = fresh.command(
-        "-n", "--quiet", "host", "-j", "all", "--configfile", "mine.yaml", "corpus"
-    )
-    assert "build_corpus" in said and "train" not in said
 
 
 def test_an_experiment_that_does_not_fit_stops_no_other_target(fresh):

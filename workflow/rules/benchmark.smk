@@ -25,7 +25,7 @@ rule benchmark_data:
         benchmark=one_of(targets.benchmarks["data"]),
     threads: ALL_CORES
     resources:
-        machine=THIS_MACHINE,
+        machine=TIMING_LOCK,
         mem_mb=8000,
     params:
         settings=lambda w: targets.settings(data_benchmark(w).settings),
@@ -56,7 +56,7 @@ rule benchmark_storage:
         benchmark=one_of(targets.benchmarks["storage"]),
     threads: ALL_CORES
     resources:
-        machine=THIS_MACHINE,
+        machine=TIMING_LOCK,
         mem_mb=8000,
     params:
         settings=lambda w: targets.settings(storage_benchmark(w).settings),
@@ -82,7 +82,7 @@ rule benchmark_inference:
         "results/logs/benchmark/inference-{experiment}.log",
     threads: ALL_CORES
     resources:
-        machine=THIS_MACHINE,
+        machine=TIMING_LOCK,
         # like a training on one rank: on a cluster our own srun starts it on a GPU
         mpi="srun",
         nodes=1,

@@ -37,28 +37,30 @@ lock.use_this_python()
 # Exclude imported modules from garbage collection, which the thousands of runs below would trigger repeatedly.
 gc.freeze()
 
-MAIN = workflow.is_main_process
-REQUESTED = internals.get_targets() if MAIN else []
+with internals.exit_on_error():
+    IS_MAIN_PROCESS = internals.is_main_process(workflow)
+    REQUESTED = internals.get_targets() if IS_MAIN_PROCESS else []
 # `report_now` reports the existing runs: rules that train or build data are left out, and missing files are no inputs.
 # Which rules there are must be known before Snakemake plans.
-NOW = "report_now" in REQUESTED
+REPORT_ONLY = "report_now" in REQUESTED
 
 with internals.exit_on_error():
-    if MAIN:
+    if IS_MAIN_PROCESS:
         internals.record_jobs(workflow)
     call = profiles.parse_call(
         internals.get_command_line(),
         os.environ,
-        workflow.config_settings.configfiles,
-        workflow.config_settings.config,
+        *internals.get_configuration(workflow),
     )
     config.update(profiles.find_dropped_values(call.config, call.profile))
     settings = Config(config, layers=call.layers())
-    targets = internals.ExitOnError(Targets(settings, existing_only=NOW))
-    calls_jobs = MAIN and lock.enter_workflow(internals.get_command_line()[1:])
-    if calls_jobs and NOW and settings.settings.bucket is not None:
+    targets = internals.ExitOnError(Targets(settings, existing_only=REPORT_ONLY))
+    calls_jobs = IS_MAIN_PROCESS and lock.enter_workflow(
+        internals.get_command_line()[1:]
+    )
+    if calls_jobs and REPORT_ONLY and settings.settings.bucket is not None:
         print(f"tokenscale: {cloud.pull(settings, targets.chosen)}", file=sys.stderr)
-if MAIN and settings.broken_experiments:
+if IS_MAIN_PROCESS and settings.broken_experiments:
     what = "experiments are left out: their files do not match the settings."
     names = ", ".join(settings.broken_experiments)
     print(
@@ -69,11 +71,11 @@ if MAIN and settings.broken_experiments:
     )
 
 # Timed rules hold `machine`, of which profiles/default has one: on this machine two of them never run at a time.
-THIS_MACHINE = 0 if settings.machine.starter == "srun" else 1
+TIMING_LOCK = 0 if settings.machine.starter == "srun" else 1
 # More threads than any machine has: a timed rule uses every core of its machine.
 ALL_CORES = 1024
 # of what runs read: else a run whose data is there overtakes those planned before it (settings/experiments.py: order_runs)
-BEFORE_RUNS = 20_000
+DATA_PRIORITY = 20_000
 
 
 def one_of(names):
@@ -151,7 +153,7 @@ def storage_benchmark(w):
 
 
 def files_of_experiment(w, name):
-    if MAIN and name == ALL and settings.left_out_note:
+    if IS_MAIN_PROCESS and name == ALL and settings.left_out_note:
         # in one piece: Snakemake's log is written by another thread
         sys.stderr.write(f"tokenscale: {settings.left_out_note}\n")
     return targets.experiment_files(name)

@@ -10,7 +10,7 @@ rule download:
         corpus=one_of(
             n for n, c in settings.corpora.items() if SOURCES[c.source.kind].downloaded
         ),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     localrule: True
     params:
         settings=lambda w: targets.settings(settings.corpora[w.corpus].download),
@@ -35,7 +35,7 @@ rule build_corpus:
         "results/logs/corpus/{corpus}.tsv"
     wildcard_constraints:
         corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     threads: 1
     resources:
         mem_mb=8000,
@@ -66,7 +66,7 @@ rule corpus_part:
         "results/logs/corpus/{corpus}-part-{part}.tsv"
     wildcard_constraints:
         corpus=one_of(IN_PARTS),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     group:
         "corpus_parts"
     threads: 1
@@ -97,7 +97,7 @@ rule merge_corpus:
         "results/logs/corpus/{corpus}.tsv"
     wildcard_constraints:
         corpus=one_of(IN_PARTS),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     threads: 8
     resources:
         mem_mb=lambda w, threads: 4000 + 600 * threads,
@@ -122,7 +122,7 @@ rule corpus_records:
         "results/logs/corpus/{corpus}-records.log",
     benchmark:
         "results/logs/corpus/{corpus}-records.tsv"
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     threads: 8
     resources:
         mem_mb=lambda w, threads: 1000 + 500 * threads,
@@ -144,7 +144,7 @@ rule mix_corpora:
         "results/mixtures/{mixture}/manifest.json",
     log:
         "results/logs/mixture/{mixture}.log",
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     localrule: True
     params:
         sources=lambda w, input: targets.arguments(

@@ -112,7 +112,7 @@ rule build_bundle:
         tables=lambda w: targets.report_tables(w.report),
         figures=lambda w: targets.figure_files(targets.experiments_of(w.report)),
         # copied into the folder; an edit of it is no reason to build the report again
-        workflow=ancient(os.path.relpath(workflow.main_snakefile)),
+        workflow=ancient(os.path.relpath(internals.get_snakefile(workflow))),
         ledger=ancient(settings.settings.claims),
         code=lambda w: code("tokenscale.report.bundle"),
     output:
@@ -145,7 +145,7 @@ rule report:
         lambda w: targets.report_files(targets.report),
 
 
-# see `NOW`
+# see `REPORT_ONLY`
 rule report_now:
     input:
         lambda w: targets.report_files(targets.report),

@@ -13,5 +13,5 @@ onstart:
         checks.start()
 
 
-if MAIN:
+if IS_MAIN_PROCESS:
     atexit.register(checks.end)

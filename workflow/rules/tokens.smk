@@ -9,7 +9,7 @@ rule build_tokenizer:
         "results/logs/tokenizer/{tokenizer}.log",
     wildcard_constraints:
         tokenizer=one_of(n for n, t in settings.tokenizers.items() if not t.from_hub),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     threads: 2
     resources:
         mem_mb=4000,
@@ -48,7 +48,7 @@ rule pretokenize:
     wildcard_constraints:
         corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
         store=stores_of("|".join(FORMATS)),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     threads: 8
     resources:
         mem_mb=lambda w, threads: 1000 + 1100 * threads,  # 500 in all, but for words that never repeat
@@ -88,7 +88,7 @@ rule pretokenize_part:
     wildcard_constraints:
         corpus=one_of(IN_PARTS),
         store=stores_of(WRITTEN_IN_PARTS),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     group:
         "token_parts"
     threads: 1
@@ -122,7 +122,7 @@ rule merge_store:
     wildcard_constraints:
         corpus=one_of(IN_PARTS),
         store=stores_of(WRITTEN_IN_PARTS),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     threads: 1
     resources:
         mem_mb=2000,
@@ -150,7 +150,7 @@ rule mix_stores:
         "results/logs/mixture/{mixture}-{tokenizer}-{store}.log",
     wildcard_constraints:
         store=stores_of("|".join(FORMATS)),
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     localrule: True
     params:
         sources=lambda w, input: targets.arguments(

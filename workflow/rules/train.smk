@@ -11,7 +11,7 @@ rule arm:
         "results/arms/{arm}/environment.json",
     log:
         "results/logs/arms/{arm}.log",
-    priority: BEFORE_RUNS
+    priority: DATA_PRIORITY
     localrule: True
     message:
         "environment of {wildcards.arm}"
@@ -34,7 +34,7 @@ rule train:
     priority: lambda w: 10_000 - targets.runs[w.run_id].position
     threads: ALL_CORES
     resources:
-        machine=THIS_MACHINE,
+        machine=TIMING_LOCK,
         # Our own srun starts the job's ranks: with `mpi` the SLURM plugin leaves that to the rule.
         mpi="srun",
         nodes=lambda w: nodes_of(w).nodes,

@@ -36,7 +36,11 @@ class CallChecks:
         """
         if not internals.is_planned(self.workflow):
             return
-        lines = self._describe_dry_run() if self.workflow.dryrun else self._describe_reports()
+        lines = (
+            self._describe_dry_run()
+            if internals.is_dry_run(self.workflow)
+            else self._describe_reports()
+        )
         for line in lines:
             print(line, file=sys.stderr, flush=True)
 

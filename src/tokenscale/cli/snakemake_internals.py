@@ -4,6 +4,7 @@ Snakemake may change these parts in any release. A release without one of them i
 clear message.
 """
 
+import importlib
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import open_file
+from tokenscale.settings.profile import CONFIG_FILE
+from tokenscale.settings.yaml_files import read_yaml
 
 #: the release that these parts were last tested with
 TESTED = "9.27"
@@ -28,16 +31,29 @@ planned: list[dict[str, Any]] = []
 
 def get_internal(owner: object, path: str) -> Any:
     """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
+    value: Any = owner
     for name in path.split("."):
-        if not hasattr(owner, name):
-            facts = {"found": f"snakemake {version('snakemake')}, without {path}"}
-            facts |= {
-                "expected": f"a release like {TESTED}",
-                "next": f"pip install 'snakemake~={TESTED}.0'",
-            }
-            raise UserError("this release of Snakemake does not fit the workflow.", **facts)
-        owner = getattr(owner, name)
-    return owner
+        if not hasattr(value, name):
+            raise _unfit(path)
+        value = getattr(value, name)
+    return value
+
+
+def load_internal(module: str, name: str) -> Any:
+    """Return a name of a module of Snakemake. Raise UserError for a Snakemake without it."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise _unfit(f"{module}.{name}") from None
+
+
+def _unfit(missing: str) -> UserError:
+    return UserError(
+        "this release of Snakemake does not fit the workflow.",
+        found=f"snakemake {version('snakemake')}, without {missing}",
+        expected=f"a release like {TESTED}",
+        next=f"pip install 'snakemake~={TESTED}.0'",
+    )
 
 
 class JobEvents(logging.Handler):
@@ -155,13 +171,61 @@ def check_folder(folder: Path = Path(".snakemake")) -> None:
         os.environ["XDG_CACHE_HOME"] = str(folder.absolute() / "cache")
 
 
+def check_call_files() -> None:
+    """Check what Snakemake reads before our Snakefile: its folder, and configuration files of the
+    command line, since its message for a mistake in one names no line. Raise UserError.
+    """
+    check_folder()
+    for file in _parse_command_line().configfile or ():
+        _check_configuration_file(file)
+
+
+def check_configuration() -> None:
+    """Raise UserError for a mistake in config/config.yaml, which Snakemake reads next."""
+    read_yaml(CONFIG_FILE)
+
+
+def _check_configuration_file(file: Path) -> None:
+    target = "." not in file.name or file.parts[0] == "results"
+    if target and not file.is_file():
+        raise UserError(
+            "a target stands behind --configfile, which takes all words that follow it.",
+            found=file,
+            next=f"snakemake {file} --configfile FILE",
+        )
+    read_yaml(file)
+
+
+def _parse_command_line() -> Any:
+    parser = load_internal("snakemake.cli", "get_argument_parser")()
+    return parser.parse_known_args(sys.argv[1:])[0]
+
+
 def get_targets() -> list[str]:
     """Return the targets on the command line. The workflow object gets them only after it has read
     the rules.
     """
-    from snakemake.cli import get_argument_parser
+    return _parse_command_line().targets
 
-    return get_argument_parser().parse_known_args(sys.argv[1:])[0].targets
+
+def is_main_process(workflow: object) -> bool:
+    """Return whether this process plans the call, instead of running a job of it."""
+    return get_internal(workflow, "is_main_process")
+
+
+def get_configuration(workflow: object) -> tuple[list[Path], dict[str, Any]]:
+    """Return (configuration files, values) of the command line."""
+    files = get_internal(workflow, "config_settings.configfiles")
+    return list(files), dict(get_internal(workflow, "config_settings.config"))
+
+
+def is_dry_run(workflow: object) -> bool:
+    return get_internal(workflow, "dryrun")
+
+
+def get_snakefile(workflow: object) -> str:
+    """Return the path of the Snakefile."""
+    return get_internal(workflow, "main_snakefile")
 
 
 def wait_for_jobs_when_interrupted() -> None:
@@ -215,7 +279,9 @@ def get_jobs_to_submit(workflow: object) -> list[Any]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
     local = get_internal(workflow, path="_localrules")
     return [
-        job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun
+        job
+        for job in get_jobs_to_run(workflow)
+        if job.rule.name not in local and not get_internal(job, "is_norun")
     ]
 
 
@@ -242,8 +308,9 @@ def check_call(
     workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]
 ) -> None:
     """Raise UserError for a call without cores or jobs, and for a target that no rule makes."""
-    given = workflow.resource_settings
-    for flag, number in (("--cores", given.cores), ("--jobs", given.nodes)):
+    cores = get_internal(workflow, "resource_settings.cores")
+    jobs = get_internal(workflow, "resource_settings.nodes")
+    for flag, number in (("--cores", cores), ("--jobs", jobs)):
         if number is not None and number < 1:  # Snakemake would wait forever
             raise UserError(
                 f"{flag} must be at least 1.", flag=flag, found=number, next=f"{flag} 2, or all"
@@ -252,8 +319,12 @@ def check_call(
     for target in targets:
         # the report of another configuration may be there
         there = os.path.exists(target) and not target.startswith("results/report")
-        if not there and not any(rule.name == target or rule.is_producer(target) for rule in rules):
-            near = find_nearest(target, [rule.name for rule in rules if not rule.has_wildcards()])
+        if not there and not any(
+            rule.name == target or get_internal(rule, "is_producer")(target) for rule in rules
+        ):
+            near = find_nearest(
+                target, [rule.name for rule in rules if not get_internal(rule, "has_wildcards")()]
+            )
             hint = (
                 f"did you mean {near}?" if near else "snakemake --list-target-rules lists the rules"
             )
