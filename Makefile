@@ -7,7 +7,7 @@
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
 # make setup installs the versions in locks/ where this platform and Python have a lock, else the newest in the ranges of
-# pyproject.toml; torch is the release in constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
+# pyproject.toml; torch is the release in locks/constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
 # make lock: write locks/ anew, with the newest versions that pyproject.toml allows.   make lock-test: does it come out again?
 # make mutants: puts small mistakes into the most important functions, and counts what the tests find (MOST=20 a file).
 # make long-test: checks that take long or need the package registry, run before an issue is closed; logs go to evidence/long-tests/.
@@ -22,17 +22,17 @@ MOST ?= 20
 GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
 VENV := .venv
 # the lists of dependencies by content: touching a file installs nothing
-READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(wildcard locks/*.txt) | cksum | cut -d ' ' -f 1)
+READY := $(VENV)/.ready-$(shell cat pyproject.toml $(wildcard packages/*/pyproject.toml locks/*.txt) | cksum | cut -d ' ' -f 1)
 # every package but torch by version and hash, where this platform and Python have a lock
 PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.uname()[4]}-python3.{sys.version_info[1]}")' 2>/dev/null)
 LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
-VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint constraints.txt)
+VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint locks/constraints.txt)
 # Python 3's minor versions in pyproject.toml: from the first, below the second
 MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$$/\1 \2/p' pyproject.toml)
 SUPPORTED := import sys; sys.exit(not (3, $(word 1,$(MINORS))) <= sys.version_info[:2] < (3, $(word 2,$(MINORS))))
 SNAKEMAKE := $(VENV)/bin/snakemake
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses auto --dist loadfile --no-loadscope-reorder
-DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src tests docs/generate.py
+DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src packages tests docs/generate.py
 # a folder, and the files outside it with single cases that have its mark: pytest need not import the rest
 marked = $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -v '^$(2)/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
@@ -89,7 +89,7 @@ golden-test: run
 
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy src/tokenscale
+	$(VENV)/bin/mypy src/tokenscale packages/golden/src
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/snakefmt --check workflow
 	$(VENV)/bin/snakemake --lint
@@ -113,7 +113,7 @@ $(READY):
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOCK),$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
 	$(if $(LOCK)$(NEWEST),,@echo "tokenscale: there is no lock for $(PLATFORM); pip takes the newest versions in the ranges of pyproject.toml")
-	$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) $(VERSIONS) -e ".[test]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) $(VERSIONS) -e packages/golden -e ".[test]"
 	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; templates among the packages fail
 	@touch $@
 

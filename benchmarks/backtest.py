@@ -117,7 +117,8 @@ def _test(seen: Sequence[Point], held_out: Point) -> Row:
     found = fit([(p.devices, p.step_s) for p in seen], held_out.method == "fsdp")
     p = predict(found, held_out.devices)
     bands = {"model": (p.low_s, p.step_s, p.high_s)}
-    down, up = min(p.step_s, p.stays_s) / p.low_s, p.high_s / max(p.step_s, p.stays_s)
+    down = min(p.step_s, p.stays_s) / p.low_s
+    up = p.high_s / max(p.step_s, p.stays_s)
     points = [(math.log2(point.devices), point.step_s) for point in seen]
     for name, guess in TRIVIAL.items():
         seconds = guess(points, math.log2(held_out.devices))

@@ -20,7 +20,8 @@ import transformers
 from tokenscale.train.models.convert_hf import from_hf, to_hf
 from tokenscale.train.models.decoder import Decoder
 
-LENGTH, ROWS = 32, 2
+LENGTH = 32
+ROWS = 2
 #: relative to the largest element: fp32 rounding through at most four layers, summed in another
 #: order
 LIMIT = 1e-5
@@ -28,13 +29,13 @@ LIMIT = 1e-5
 
 def draw_config(generator: random.Random) -> dict[str, Any]:
     """Return a random configuration, with the keys of the library's config.json."""
-    choice, kind = (
-        generator.choice,
-        generator.choice(["llama", "mistral", "qwen2", "qwen3", "gpt2"]),
-    )
+    choice = generator.choice
+    kind = generator.choice(["llama", "mistral", "qwen2", "qwen3", "gpt2"])
     heads = choice([1, 2, 4, 6])
-    vocabulary, layers = generator.randrange(40, 200), generator.randrange(1, 5)
-    tied, epsilon = choice([True, False]), choice([1e-5, 1e-6])
+    vocabulary = generator.randrange(40, 200)
+    layers = generator.randrange(1, 5)
+    tied = choice([True, False])
+    epsilon = choice([1e-5, 1e-6])
     if kind == "gpt2":
         width = heads * choice([8, 12, 16])
         return {
@@ -107,7 +108,8 @@ def compare(config: dict[str, Any], seed: int) -> dict[str, float | bool]:
     )
     tokens = torch.randint(0, config["vocab_size"], (ROWS, LENGTH))
     labels = torch.randint(0, config["vocab_size"], (ROWS * LENGTH,))
-    logits, expected = ours(tokens), library(input_ids=tokens).logits
+    logits = ours(tokens)
+    expected = library(input_ids=tokens).logits
     for found in (logits, expected):
         F.cross_entropy(found.flatten(0, 1), labels).backward()
     _, gradients = to_hf(ours.settings, {name: w.grad for name, w in named.items()}, LENGTH)
@@ -157,7 +159,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # it warns of special ids that tiny vocabularies do not hold
     transformers.logging.set_verbosity_error()
-    generator, worst, failed = random.Random(options.seed), {"logits": 0.0, "gradients": 0.0}, 0
+    generator = random.Random(options.seed)
+    worst = {"logits": 0.0, "gradients": 0.0}
+    failed = 0
     for number in range(options.shapes):
         config = draw_config(generator)
         found = compare(config, options.seed * 1_000_003 + number)

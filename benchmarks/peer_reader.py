@@ -121,7 +121,8 @@ class Batches(torch.utils.data.Dataset):
     """
 
     def __init__(self, batch, order):
-        self.batch, self.order = batch, order
+        self.batch = batch
+        self.order = order
 
     def __len__(self):
         return len(self.order)
@@ -137,7 +138,8 @@ def parts(found):
 
 def main(peer, rows_file, order_file, folder, output, workers=None):
     torch.set_num_threads(1)
-    rows, order = np.load(rows_file, mmap_mode="r"), np.load(order_file)
+    rows = np.load(rows_file, mmap_mode="r")
+    order = np.load(order_file)
     make, peer_version = PEERS[peer](np.asarray(rows), folder)
     before = _anonymous_bytes()
     start = time.perf_counter()
@@ -151,7 +153,8 @@ def main(peer, rows_file, order_file, folder, output, workers=None):
             )
         )
     open_s = time.perf_counter() - start
-    batch_s, digest = [], 0
+    batch_s = []
+    digest = 0
     for _ in range(len(order)):
         start = time.perf_counter()
         tokens, labels = next(batches)

@@ -40,7 +40,8 @@ class Peers:
     """
 
     def __init__(self, rows: np.ndarray, folder: Path, interpreter: str = sys.executable):
-        self._folder, self._interpreter = folder, interpreter
+        self._folder = folder
+        self._interpreter = interpreter
         self._rows = folder / "rows.npy"
         folder.mkdir(parents=True, exist_ok=True)
         np.save(self._rows, rows.astype(np.int32))
@@ -147,7 +148,8 @@ class Sources(data.Sources):
         """Measure one arm. Returns (record, object that keeps the arm's memory alive)."""
         if arm.what not in self.readers.names:
             return super().measure_arm(arm, count)
-        rows, total = self.settings.rows, len(self.readers)
+        rows = self.settings.rows
+        total = len(self.readers)
         # a loader's first batch belongs to its opening
         batches = count if arm.workers is None else count + 1
         order = get_samples(np.arange(batches * rows), total, self.runs["packed"].effective_seed)

@@ -114,12 +114,14 @@ def synthetic(directory: Path, megabytes: int, seed: int = 0) -> None:
     shares /= shares[-1]
 
     def documents():
-        rest, number = megabytes * 10**6, 0
+        rest = megabytes * 10**6
+        number = 0
         while rest > 0:
             for size in np.clip(chance.lognormal(5.5, 1.0, 1000), 5, 5000).astype(int).tolist():
                 text = " ".join(words[np.searchsorted(shares, chance.random(size))])
                 yield text, f"synthetic::{number}"
-                rest, number = rest - len(text), number + 1
+                rest = rest - len(text)
+                number = number + 1
                 if rest <= 0:
                     return
 
@@ -147,7 +149,8 @@ def table(result: dict[str, Any]) -> str:
         for side, records in by_side.items()
     }
     for side, records in by_side.items():
-        rate, stored = megabytes / np.median(seconds[side]), records[0]["stored_bytes"] / 1e6
+        rate = megabytes / np.median(seconds[side])
+        stored = records[0]["stored_bytes"] / 1e6
         peak = max(record["peak_bytes"] for record in records) / 1e6
         ratio = f"{np.median(seconds[SCRIPT] / seconds[side]):.1f}" if SCRIPT in seconds else ""
         rows.append(

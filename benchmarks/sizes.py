@@ -39,7 +39,8 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 
 VERSION = 1
 #: seconds of a simulated training step, and steps in a round
-STEP_S, STEPS = 0.055, 20
+STEP_S = 0.055
+STEPS = 20
 #: cold batches that are not counted: they read the tables of the files
 TABLE_BATCHES = 16
 
@@ -78,7 +79,8 @@ def measure(
     cores = machine.available_cores()
     records: list[dict[str, Any]] = []
     for number, (approach, name) in interleave(arms, settings.rounds):
-        run, corpus = runs[approach], corpora[name]
+        run = runs[approach]
+        corpus = corpora[name]
         tokens = folder / "tokens" / name / run.store.directory if run.store else None
         files = sorted((tokens or records_manifest(corpus).parent).iterdir())
         open_again = functools.partial(
@@ -190,7 +192,9 @@ def _read_cold(open_again: Any, files: list[Path], count: int, number: int) -> d
     batches = open_again()
     for _ in range(TABLE_BATCHES):  # small tables are read whole, once
         batches.next()
-    before, used, start = _read_bytes(), 0, time.perf_counter()
+    before = _read_bytes()
+    used = 0
+    start = time.perf_counter()
     for _ in range(count):
         used += batches.next().useful_tokens
     return {
@@ -207,7 +211,8 @@ def _wait(batches: Batches) -> dict[str, Any]:
     """
     ahead = Prefetcher(batches)
     ahead.next()
-    waited, start = 0.0, time.perf_counter()
+    waited = 0.0
+    start = time.perf_counter()
     for _ in range(STEPS):
         time.sleep(STEP_S)
         before = time.perf_counter()

@@ -49,7 +49,8 @@ class Measured:
     def __enter__(self) -> "Measured":
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         self._memory = _status("VmRSS")
-        self._wall, self._cpu = time.monotonic(), time.process_time()
+        self._wall = time.monotonic()
+        self._cpu = time.process_time()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,7 +105,9 @@ def load(arguments: argparse.Namespace) -> dict[str, Any]:
     """Load a rank's part of a state that as many ranks have written, other than the rank that
     verifies.
     """
-    shape, opened, read_header = shape_of(arguments.model), [], checkpoint._map
+    shape = shape_of(arguments.model)
+    opened = []
+    read_header = checkpoint._map
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         written = Path(folder) / "step=00000001"
         _write_holes(written, parameters_of(shape), arguments.ranks)
@@ -126,13 +129,16 @@ def _write_holes(folder: Path, parameters: dict[str, Tensor], ranks: int) -> Non
     folder.mkdir()
     records = {}
     for rank in range(ranks):
-        header, index, end = {}, {}, 0
+        header = {}
+        index = {}
+        end = 0
         for name, weight in parameters.items():
             rows = shard_rows(len(weight), rank, ranks)
             keys = ["model." + name, *(f"optimizer.{moment}.{name}" for moment in MOMENTS)]
             for key in keys if rows else ():
                 part = (len(rows), *weight.shape[1:])
-                begin, end = end, end + 4 * math.prod(part)
+                begin = end
+                end = end + 4 * math.prod(part)
                 header[key] = {"dtype": "F32", "shape": part, "data_offsets": [begin, end]}
                 offsets = (rows.start, *(0,) * (weight.dim() - 1))
                 index[key] = {
@@ -142,7 +148,8 @@ def _write_holes(folder: Path, parameters: dict[str, Tensor], ranks: int) -> Non
                     "dtype": "float32",
                 }
             if rank == 0:
-                begin, end = end, end + 4
+                begin = end
+                end = end + 4
                 header[f"optimizer.step.{name}"] = {
                     "dtype": "F32",
                     "shape": [],
@@ -190,7 +197,8 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         "values_gb": round(sum(tensor.nbytes for tensor in tensors.values()) / 1e9, 3)
     }
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        ours, theirs = Path(folder) / "ours", Path(folder) / "torch"
+        ours = Path(folder) / "ours"
+        theirs = Path(folder) / "torch"
 
         def save_ours() -> None:
             write_rank(ours, 0, State({name: Piece.of(tensor) for name, tensor in tensors.items()}))

@@ -37,7 +37,9 @@ from tokenscale.train.loop import Training
 from tokenscale.train.models.convert_hf import to_hf
 from tokenscale.train.parallel.world import World
 
-OURS, LOOP, TRAINER = "tokenscale", "transformers, plain loop", "transformers, Trainer"
+OURS = "tokenscale"
+LOOP = "transformers, plain loop"
+TRAINER = "transformers, Trainer"
 #: target for bookkeeping per step, in microseconds: 0.1 % of a step of 100 ms
 TARGET_US = 100.0
 RATE = 1e-4
@@ -117,7 +119,8 @@ def measure(
 
 def format_table(result: dict[str, Any]) -> str:
     """Format the median step of each arm with its range, and the ratio to each peer by round."""
-    rows, notes = [("model", "arm", "step ms (rounds)", f"{OURS} / this arm")], []
+    rows = [("model", "arm", "step ms (rounds)", f"{OURS} / this arm")]
+    notes = []
     for model, records in group_by(result["records"], "model").items():
         rounds = {
             arm: [statistics.median(r["step_s"]) for r in sorted(of_arm, key=lambda r: r["round"])]
@@ -153,7 +156,8 @@ class _RepeatedBatches(Batches):
     """Given batches, repeated endlessly."""
 
     def __init__(self, batches: list[Batch], vocabulary_size: int):
-        self.vocabulary_size, self._batches = vocabulary_size, batches
+        self.vocabulary_size = vocabulary_size
+        self._batches = batches
 
     def rows_per_epoch(self) -> float:
         return float("inf")
@@ -195,7 +199,8 @@ class _TokenscaleArm:
         batch = self.training.batches.next()
         self.training.batches.seek({"step": 0})
         with torch.no_grad():
-            tokens, labels = torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt)
+            tokens = torch.from_numpy(batch.tokens_bt)
+            labels = torch.from_numpy(batch.labels_bt)
             return (
                 self.training.trainer.parallel.objective(tokens, labels) / batch.useful_tokens
             ).item()
@@ -253,7 +258,8 @@ class _PlainLoopArm:
     """Hand-written training loop."""
 
     def __init__(self, model: torch.nn.Module, batches: list[Batch]):
-        self._model, self._batches = model, [torch.from_numpy(b.tokens_bt) for b in batches]
+        self._model = model
+        self._batches = [torch.from_numpy(b.tokens_bt) for b in batches]
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True
         )

@@ -21,7 +21,8 @@ NOISE = {
     "heavy tails": lambda random, size: random.standard_t(2, size=size),
     "one side": lambda random, size: -random.exponential(size=size),
 }
-SCALES, DRIFTS = (0.01, 0.05), (0.0, 0.1, 0.25)
+SCALES = (0.01, 0.05)
+DRIFTS = (0.0, 0.1, 0.25)
 #: (comparisons with one baseline, repeats)
 FAMILIES = ((1, 6), (1, 7), (1, 8), (1, 10), (3, 7), (3, 8))
 
@@ -41,7 +42,8 @@ def simulate(
     `scale` is that of the noise; throughput falls linearly by the share `drift` from the first run
     to the last.
     """
-    random, wrong = np.random.default_rng([family, repeats]), np.zeros(2)
+    random = np.random.default_rng([family, repeats])
+    wrong = np.zeros(2)
     factors = {"micro_batch": list(range(family + 1))}
     design = Experiment(
         question="", runs={}, factors=factors, repeats=repeats, order_seed=order_seed

@@ -28,8 +28,6 @@ from tokenscale.base.files import read_json
 from tokenscale.data.batches.batch import Batch
 from tokenscale.parity.certificate import certify
 from tokenscale.parity.comparison import compare
-from tokenscale.parity.golden import verdict as golden
-from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.recorder import FLOOR_VARIABLE
 from tokenscale.parity.recording import Recording
 from tokenscale.settings.presets import PRESETS
@@ -40,8 +38,14 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
+from tokenscale_golden import verdict as golden
+from tokenscale_golden.reading import Curve
 
-ROWS, MICRO_BATCH, LENGTH, VOCABULARY, STEPS = 4, 2, 16, 96, 8
+ROWS = 4
+MICRO_BATCH = 2
+LENGTH = 16
+VOCABULARY = 96
+STEPS = 8
 LLAMA = replace(PRESETS["llama-tiny"], layers=4, dimension=32, hidden=96)
 GPT = replace(PRESETS["gpt2-tiny"], layers=4, dimension=32, hidden=128)
 #: with the same warm-up nanoGPT, litgpt and the Trainer have other rates, so that their adapters
@@ -973,7 +977,8 @@ def plant(case: Case, arm: str, record: Path, folder: Path) -> tuple[str, Path |
         return arm, None
     (packages,) = python_of(record).parents[1].glob("lib/python3*/site-packages")
     original = packages.joinpath(*case.where.split(".")).with_suffix(".py")
-    path, loaded = folder.resolve() / "edited.py", folder.resolve() / "loaded"
+    path = folder.resolve() / "edited.py"
+    loaded = folder.resolve() / "loaded"
     path.write_text(edit(original, case), encoding="utf-8")
     text = SITECUSTOMIZE.format(module=case.where, path=str(path), loaded=str(loaded))
     (folder / "lib/sitecustomize.py").write_text(text, encoding="utf-8")
@@ -991,8 +996,11 @@ class ArmReferences(References):
         """Run an arm, with the edit of a case, and record it in `folder`. Raises RuntimeError if it
         fails.
         """
-        arm, work, loaded = SETTINGS[name][0], self.folder / "work", None
-        adapter, record = arm, self.records[arm]
+        arm = SETTINGS[name][0]
+        work = self.folder / "work"
+        loaded = None
+        adapter = arm
+        record = self.records[arm]
         expected = write_contract(run_of(name), Sequences(), work, record=record, recording=folder)
         if case.old:
             adapter, loaded = plant(case, arm, record, work)
@@ -1049,11 +1057,14 @@ CAUSES = {
 
 def main() -> None:
     """Print the tables of all cases, or of those whose name or reference is an argument."""
-    records, only, began = find_records(), sys.argv[1:], time.monotonic()
+    records = find_records()
+    only = sys.argv[1:]
+    began = time.monotonic()
     if missing := [str(path) for path in records.values() if not path.is_file()]:
         sys.exit(f"environments of arms are missing; next: snakemake --cores 1 {' '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
-        references, counts = ArmReferences(Path(folder), records), Counter()
+        references = ArmReferences(Path(folder), records)
+        counts = Counter()
         for title, cases in TABLES.items():
             chosen = [case for case in cases if not only or case.name in only or case.model in only]
             columns = ["arm", "result", CAUSES[title], "from losses alone"]

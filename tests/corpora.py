@@ -223,7 +223,8 @@ class GrammarLab(Lab):
     """As `Lab`, of sentences of the grammar and their translations."""
 
     def __init__(self, directory: Path, settings: CorpusSettings, vocabulary_size: int):
-        self.directory, self.corpus = directory, directory / "corpus"
+        self.directory = directory
+        self.corpus = directory / "corpus"
         build(settings, self.corpus)
         self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, vocabulary_size)
 
@@ -293,7 +294,8 @@ def check_order(
     """Any number of ranks reads on as one, from the states of three that stopped (JSON) and from
     the step alone.
     """
-    alone, ranks = opened(0, 1), [wrap(opened(rank, 3)) for rank in range(3)]
+    alone = opened(0, 1)
+    ranks = [wrap(opened(rank, 3)) for rank in range(3)]
     for each in (alone, *ranks):
         take(each, stop)
     state = json.loads(json.dumps(merge_states([rank.state() for rank in ranks])))

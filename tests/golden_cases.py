@@ -3,7 +3,7 @@ golden`.
 
 `python -m tests.golden_cases record CURVES SEED…` trains each case in fp32 and bf16 (3 CPU minutes
 a seed); `python -m tests.golden_cases judge CURVES` prints the tables of
-`evidence/golden-*/README.md` and writes `src/tokenscale/parity/golden/rates.json`; `python -m
+`evidence/golden-*/README.md` and writes `packages/golden/src/tokenscale_golden/rates.json`; `python -m
 tests.golden_cases draw CURVES docs/golden.png` draws its picture.
 """
 
@@ -18,10 +18,13 @@ import torch
 
 from tests.golden_times import simulate
 from tests.parity_cases import FAULTS, HELD_OUT, LOOP, LOOP_OURS, REFACTORINGS, Case, L, build, edit
-from tokenscale.parity.golden import verdict as golden
-from tokenscale.parity.golden.reading import Curve
+from tokenscale_golden import verdict as golden
+from tokenscale_golden.reading import Curve
 
-STEPS, ROWS, LENGTH, VOCABULARY = 32, 4, 16, 96
+STEPS = 32
+ROWS = 4
+LENGTH = 16
+VOCABULARY = 96
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -51,10 +54,13 @@ class LossRecorder:
     """What a golden file holds: the loss and the gradient norm before clipping of each step."""
 
     def __init__(self, model, optimizer):
-        self.losses, self.norms, self._loss, self._squares = [], [], 0.0, {}
+        self.losses = []
+        self.norms = []
+        self._loss = 0.0
+        self._squares = {}
         for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(self._square)
-        optimizer.register_step_pre_hook(lambda *_: self._close_step())
+        optimizer.register_step_pre_hook(lambda *_, **__: self._close_step())
 
     def _square(self, parameter):
         self._squares[parameter] = float(parameter.grad.double().square().sum())
@@ -62,7 +68,8 @@ class LossRecorder:
     def _close_step(self):
         self.losses.append(self._loss)
         self.norms.append(sum(self._squares.values()) ** 0.5)
-        self._loss, self._squares = 0.0, {}
+        self._loss = 0.0
+        self._squares = {}
 
     def loss(self, value):
         self._loss += float(value.detach())
@@ -79,7 +86,8 @@ def train(
     other_from: int = STEPS,
     weights: int | None = None,
 ):
-    loop, curves = {}, []
+    loop = {}
+    curves = []
     torch.manual_seed(seed)
     exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
     model = build(name, case, seed if weights is None else weights)
@@ -205,11 +213,10 @@ def judge_all(path: Path) -> list[dict]:
         for known, floors, told in (("floor", runs, fp32), ("none", [], False), ("fp32", [], True))[
             : 2 + fp32
         ]:
-            old, new = (
-                curves[p, s, "reference", "reference", reference],
-                curves[p, s, group, name, model],
-            )
-            verdict, right = golden.judge(old, new, floors, told), kinds_of(group, case)
+            old = curves[p, s, "reference", "reference", reference]
+            new = curves[p, s, group, name, model]
+            verdict = golden.judge(old, new, floors, told)
+            right = kinds_of(group, case)
             # a real change that it shows
             right |= {golden.NORM} if group != "refactoring" else set()
             score = (
@@ -343,7 +350,8 @@ def draw(curves_path: Path, target: Path) -> None:
         )
         axis.set(yscale="log", ylim=(1e-9, 3), title=f"{verdict.title}\n({key[2]})")
         axis.set_ylabel("gradient norm" if norm else "loss")
-    generator, axis = np.random.default_rng(0), axes.flat[-1]
+    generator = np.random.default_rng(0)
+    axis = axes.flat[-1]
     for label, change in (("OLD", 0.0), ("NEW", 0.05)):
         axis.plot(
             old.steps,

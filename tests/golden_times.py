@@ -3,7 +3,8 @@
 import numpy as np
 
 #: median and 90th percentile of a step's deviation from its run's median
-MEDIAN, P90 = 0.008, 0.03
+MEDIAN = 0.008
+P90 = 0.03
 
 
 def simulate(generator: np.random.Generator, steps: int, change: float = 0.0) -> np.ndarray:

@@ -34,7 +34,9 @@ from tokenscale.train.trainer import Trainer
 
 #: more blocks than torch's limit of 8 recompilations, on each stage of a pipeline: fewer would hide
 #: it
-LAYERS, LENGTH, VOCABULARY = 12, 16, 97
+LAYERS = 12
+LENGTH = 16
+VOCABULARY = 97
 SHAPE = replace(
     PRESETS["llama-micro"], layers=LAYERS, dimension=32, hidden=64, heads=4, key_value_heads=2
 )
@@ -148,7 +150,8 @@ def count(
     `recompiles` and `graph_breaks` are as Dynamo counts them; `eager_blocks` ran outside of a
     graph.
     """
-    eager, forward = set(), Block.forward
+    eager = set()
+    forward = Block.forward
 
     def observed(block: Block, *arguments: object) -> torch.Tensor:
         if not torch.compiler.is_compiling():

@@ -33,7 +33,8 @@ def harmed(source: Path, target: Path, draw: random.Random) -> str:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     files = sorted(p for p in target.rglob("*") if p.is_file() and p.name != ".lock")
-    path, kind = draw.choice(files), draw.choice(KINDS + OF_FILES)
+    path = draw.choice(files)
+    kind = draw.choice(KINDS + OF_FILES)
     harm(path, kind, draw.choice(files), draw)
     return f"{kind} {path.relative_to(target)}"
 

@@ -49,12 +49,14 @@ SHAPES = {
 
 
 def settings(approach="packed", world_size=1, repeat=0, steps=12, **fields) -> RunSettings:
-    layout, budget = LayoutSettings(data=world_size), BudgetSettings(steps=steps)
+    layout = LayoutSettings(data=world_size)
+    budget = BudgetSettings(steps=steps)
     return RunSettings(approach=approach, layout=layout, repeat=repeat, budget=budget, **fields)
 
 
 #: entries of a tokenizer that does not state them, and rows of every store
-VOCABULARY, ROWS = 4096, 10_000
+VOCABULARY = 4096
+ROWS = 10_000
 
 
 def digests(run: RunSettings, steps: range, reader: int) -> list[int]:
@@ -67,7 +69,9 @@ def digests(run: RunSettings, steps: range, reader: int) -> list[int]:
 
 
 def learning_rate(run: RunSettings, step: int) -> float:
-    schedule, peak, floor = run.schedule, run.optimizer.learning_rate, run.schedule.floor
+    schedule = run.schedule
+    peak = run.optimizer.learning_rate
+    floor = run.schedule.floor
     if step < (warmup := schedule.warmup_steps):
         return peak * (step + 1) / warmup
     start = max(warmup - 1, 0)
@@ -135,10 +139,8 @@ def write_attempt(
         clock = boot_s + rank  # monotonic, seconds
         ahead = began - boot_s
         place = run.layout.coordinate(rank)
-        slots, counts = (
-            rank_slots(run.global_batch, place.data_rank, readers),
-            int(place.is_group_leader),
-        )
+        slots = rank_slots(run.global_batch, place.data_rank, readers)
+        counts = int(place.is_group_leader)
         rows = len(slots)
         useful = whole * slots.stop // run.global_batch - whole * slots.start // run.global_batch
         order = digests(run, range(start, stop), place.data_rank)
@@ -240,7 +242,8 @@ def write_run(
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
     shape = with_shape(run).model
-    length, full = run.sequence_length, flops.Convention.FULL
+    length = run.sequence_length
+    full = flops.Convention.FULL
     convention = {
         c.value: flops.flops_per_token(shape, length, c, run.objective) for c in flops.Convention
     }

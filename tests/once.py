@@ -20,7 +20,8 @@ def once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], ob
         os.environ.get("MADE_ONCE")
         or (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
     )
-    folder, made = base / name, base / f"{name}.made"
+    folder = base / name
+    made = base / f"{name}.made"
     with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():

@@ -22,16 +22,20 @@ from unittest.mock import patch
 import torch
 
 from tokenscale.base.errors import UserError
+from tokenscale.cli.parity import read_recording
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import certify
 from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
-from tokenscale.parity.golden.verdict import UNKNOWN
-from tokenscale.parity.recording import Recording, read_recording
+from tokenscale.parity.recording import Recording, RecordingError
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import decoder
 from tokenscale.train.models.convert_hf import to_hf
+from tokenscale_golden.verdict import UNKNOWN
 
-ROWS, LENGTH, VOCABULARY, STEPS = 4, 16, 96, 8
+ROWS = 4
+LENGTH = 16
+VOCABULARY = 96
+STEPS = 8
 SHAPES = {
     "llama": replace(
         PRESETS["llama-tiny"], layers=4, dimension=32, hidden=96, vocabulary_size=VOCABULARY
@@ -141,9 +145,14 @@ class Case:
     reference: str | None = None
 
 
-M, L, B = "model", "loop", "built"
+M = "model"
+L = "loop"
+B = "built"
 UNCHANGED = Case("reference", "", L, "", "")
-OURS_GPT, OURS_LLAMA, GPT2, LLAMA = "ours-gpt", "ours-llama", "gpt2", "llama"
+OURS_GPT = "ours-gpt"
+OURS_LLAMA = "ours-llama"
+GPT2 = "gpt2"
+LLAMA = "llama"
 ADAMW = "optimizer = torch.optim.AdamW(groups"
 MATRIX_PRODUCTS = """
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
@@ -630,10 +639,15 @@ REFACTORINGS = [
         "attention by matrix products",
         OURS_LLAMA,
         M,
-        (
-            "y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, "
-            "dropout=dropout)"
-        ),
+        """y = attend(
+            query,
+            key,
+            value=value,
+            bounds=bounds,
+            causal=causal,
+            kernel=self.kernel,
+            dropout=dropout,
+        )""",
         MATRIX_PRODUCTS,
     ),
     Case("eager attention", GPT2, B, "", "model.config._attn_implementation = 'eager'"),
@@ -850,7 +864,8 @@ def load(module: types.ModuleType, case: Case) -> types.ModuleType:
     if case.where != M:
         return module
     copy = types.ModuleType(module.__name__ + "_planted")
-    copy.__package__, copy.__file__ = module.__package__, module.__file__
+    copy.__package__ = module.__package__
+    copy.__file__ = module.__file__
     sys.modules[copy.__name__] = copy
     text = Path(module.__file__).read_text(encoding="utf-8")
     exec(compile(edit(text, case, M), module.__file__, "exec"), copy.__dict__)
@@ -879,11 +894,13 @@ class References:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self._found = folder, {}
+        self.folder = folder
+        self._found = {}
 
     def record(self, name: str, folder: Path, case: Case = UNCHANGED, floor: int = 0) -> None:
         """Train a model with the change of a case, and record it in `folder`."""
-        loop, threads = {}, torch.get_num_threads()
+        loop = {}
+        threads = torch.get_num_threads()
         torch.manual_seed(0)
         exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
         with patch.dict(os.environ, {recorder.FLOOR_VARIABLE: str(floor)} if floor else {}):
@@ -940,7 +957,7 @@ def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, 
         try:
             found = references.certificate_of(case)
             yield case, judge(case, found), describe(found), found.get("golden", UNKNOWN)
-        except (RuntimeError, UserError) as error:
+        except (RuntimeError, UserError, RecordingError) as error:
             yield case, "failed", " ".join(str(error).split()), UNKNOWN
 
 
@@ -956,10 +973,8 @@ def print_table(title: str, columns: list[str], rows: Iterable[tuple]) -> list[t
 
 def main() -> None:
     torch.set_num_threads(1)
-    only, tables = (
-        sys.argv[1:],
-        {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS},
-    )
+    only = sys.argv[1:]
+    tables = {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS}
     with tempfile.TemporaryDirectory() as folder:
         references = References(Path(folder))
         for title, cases in tables.items():

@@ -37,7 +37,9 @@ from tokenscale.settings.run import (
 )
 from tokenscale.train.record import log_hashes
 
-STEPS, BATCH, EVERY = 80, 6, 20
+STEPS = 80
+BATCH = 6
+EVERY = 20
 
 
 def make_settings(approach: str, world_size: int, repeat: int, **changes: Any) -> RunSettings:
@@ -95,7 +97,8 @@ def make_kinds(folder: Path) -> None:
     """`runs` and `runs.json` of one honest run of each kind, trained: budgets, objectives, a
     resumed run, formats.
     """
-    lab, few = make_lab(folder / "lab"), {"budget": BudgetSettings(steps=12)}
+    lab = make_lab(folder / "lab")
+    few = {"budget": BudgetSettings(steps=12)}
     keep = {
         "checkpoints": CheckpointSettings(every=6, keep_resume_state=True),
         "budget": BudgetSettings(steps=6),
@@ -134,10 +137,8 @@ def make_kinds(folder: Path) -> None:
     for run in runs:
         train_run(lab, run, folder / "runs" / run.identity)
     off = few | {"validation": ValidationSettings(rows=0)}
-    targets, pairs = (
-        make_settings("padded", 1, 0, labels="target", eos=True, **off),
-        Pairs(folder / "pairs"),
-    )
+    targets = make_settings("padded", 1, 0, labels="target", eos=True, **off)
+    pairs = Pairs(folder / "pairs")
     train_run(pairs, targets, folder / "runs" / targets.identity)
     with ExternalRun(
         folder / "runs/external-0", approach="theirs", steps=9, global_batch=8, sequence_length=64
@@ -265,7 +266,9 @@ class Folder:
 
 class Experiment:
     def __init__(self, bases: Path, base: str, target: Path):
-        self.base, self.bases, self.target = base, bases, target
+        self.base = base
+        self.bases = bases
+        self.target = target
         shutil.copytree(bases / base, target, dirs_exist_ok=True)
 
     def run_id(self, name: str) -> str:
@@ -409,7 +412,8 @@ def copy_run(e: Experiment, m: str) -> None:
     """packed-1 logs what packed logged: to the byte, shifted in time, or with nothing but `own_s`
     untouched.
     """
-    source, target = e.of("packed"), e.of("packed-1")
+    source = e.of("packed")
+    target = e.of("packed-1")
     shutil.copytree(source.path / "attempt=00", target.path / "attempt=00", dirs_exist_ok=True)
     own = {line["step"]: line["own_s"] for line in target.lines()}
     if m == "shifted":
@@ -424,7 +428,8 @@ def copy_run(e: Experiment, m: str) -> None:
 def overlap(e: Experiment, m: float, run="packed-1", other="packed") -> None:
     """`run` began m seconds (of a share: times the other's length) before `other` ended."""
     events = e.of(other).lines("events")
-    start, end = events[0]["t_mono_s"], events[-1]["t_mono_s"]
+    start = events[0]["t_mono_s"]
+    end = events[-1]["t_mono_s"]
     folder = e.of(run)
     late = end - (m if m < 1 else (end - start) * 0.9) - folder.lines("events")[0]["t_mono_s"]
     folder.shift(late)

@@ -32,8 +32,8 @@ def tests_of(names: list[str], root: Path = ROOT) -> list[str]:
     """
     present = [name for name in names if (root / name).is_file()]
     tests = [name for name in present if re.fullmatch(r"tests/unit/(.*/)?test_\w+\.py", name)]
-    modules = [name for name in present if name.startswith("src/") and name.endswith(".py")]
-    dotted = {name.removeprefix("src/").removesuffix(".py").replace("/", ".") for name in modules}
+    modules = [name for name in present if re.match(r"(packages/\w+/)?src/.*\.py$", name)]
+    dotted = {name.partition("src/")[2].removesuffix(".py").replace("/", ".") for name in modules}
     found = {}
     for path in sorted((root / "tests/unit").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")

@@ -90,7 +90,8 @@ def _answer(connection: socket.socket, client: str) -> None:
     """Start the job, say its number, wait for its end, say how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, files, _, _ = socket.recv_fds(connection, 8, 3)
-    length, text = int.from_bytes(head, "big"), b""
+    length = int.from_bytes(head, "big")
+    text = b""
     while head and len(text) < length and (more := connection.recv(length - len(text))):
         text += more
     if not head or len(text) < length:  # whoever asked was killed while asking
@@ -142,12 +143,14 @@ def _run(asked: tuple[list[str], str, dict[str, str]], files: list[int], client:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.executable, sys.argv = client, arguments
+    sys.executable = client
+    sys.argv = arguments
     code = 0
     try:
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -62,7 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(body=True)
 
     def _serve(self, body: bool) -> None:
-        web, path = self.web, self.path.split("?")[0]
+        web = self.web
+        path = self.path.split("?")[0]
         web.requests.append((self.command, path, self.headers.get("Range")))
         if path in web.redirects:
             return self._empty(302, Location=web.redirects[path])

@@ -10,19 +10,23 @@ from collections import Counter
 
 from tests.distributed.parity import LAYOUTS, each, on_ranks, run_of, steps
 
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.verdict import judge
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.verdict import judge
 
-STEPS, FLOORS = 12, 3
+STEPS = 12
+FLOORS = 3
 
 if __name__ == "__main__":
     cases = {name: run_of(layout, precision="bf16") for name, layout in LAYOUTS.items()}
     found = on_ranks(each, {"one process": run_of(precision="bf16")} | cases, steps, STEPS)
     curves = {name: Curve.of(*ranks[0][:2]) for name, ranks in found.items()}
-    old, draw, kinds = curves.pop("one process"), random.Random(0), Counter()
+    old = curves.pop("one process")
+    draw = random.Random(0)
+    kinds = Counter()
     for name, new in curves.items():
         chosen = draw.sample([other for other in curves if other != name], FLOORS)
-        alone, verdict = judge(old, new), judge(old, new, [curves[other] for other in chosen])
+        alone = judge(old, new)
+        verdict = judge(old, new, [curves[other] for other in chosen])
         kinds[alone.kind, verdict.kind] += 1
         print(
             (

@@ -14,10 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.verdict import judge
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.verdict import judge
 
-WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, STEPS = 256, 2, 96, 32, 4, 12
+WIDTH = 256
+LAYERS = 2
+VOCABULARY = 96
+LENGTH = 32
+ROWS = 4
+STEPS = 12
 #: threads, order of rows, micro-batches, by Inductor
 WAYS = {
     "one thread": (1, [0, 1, 2, 3], 1, False),
@@ -33,9 +38,12 @@ WAYS = {
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.query, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.query = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.before = nn.LayerNorm(WIDTH)
+        self.between = nn.LayerNorm(WIDTH)
 
     def forward(self, x):
         parts = self.query(self.before(x)).chunk(3, -1)
@@ -48,14 +56,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding, self.positions = (
-            nn.Embedding(VOCABULARY, WIDTH),
-            nn.Embedding(LENGTH, WIDTH),
-        )
-        self.blocks, self.head = (
-            nn.ModuleList(Block() for _ in range(LAYERS)),
-            nn.Linear(WIDTH, VOCABULARY),
-        )
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens):
         x = self.embedding(tokens) + self.positions.weight
@@ -67,11 +71,14 @@ class Model(nn.Module):
 def train(precision, threads, order, micro_batches, compiled):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model, losses, norms = Model(), [], []
+    model = Model()
+    losses = []
+    norms = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     forward = torch.compile(model) if compiled else model
     for step in range(STEPS):
-        generator, total = torch.Generator().manual_seed(step), 0.0
+        generator = torch.Generator().manual_seed(step)
+        total = 0.0
         tokens = (torch.rand(ROWS, LENGTH + 1, generator=generator) ** 2.5 * VOCABULARY).long()[
             order
         ]

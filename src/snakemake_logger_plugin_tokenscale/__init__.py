@@ -43,7 +43,10 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
     >>> correct(["--configfile", "mine.yaml", "corpus", "-n", "-j", "all"])
     (['corpus', '--configfile', 'mine.yaml', '-n', '-j', 'unlimited'], ['mine.yaml'])
     """
-    targets, kept, files, option = list[str](), list[str](), list[str](), ""
+    targets = list[str]()
+    kept = list[str]()
+    files = list[str]()
+    option = ""
     end = words.index("--") if "--" in words else len(words)
     for before, word in zip(["", *words], words[:end], strict=False):
         option = word if word.startswith("-") else option
@@ -57,7 +60,8 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
             ):
                 targets.append(word)
                 continue
-            files += [word] * option.startswith("--configfile")
+            if option.startswith("--configfile"):
+                files += [word]
         kept.append(word)
     return [*targets, *kept, *words[end:]], files
 
@@ -117,8 +121,11 @@ class LogHandler(LogHandlerBase):
     plugins.
     """
 
-    writes_to_stream, writes_to_file = True, False
-    has_filter, has_formatter, needs_rulegraph = True, True, False
+    writes_to_stream = True
+    writes_to_file = False
+    has_filter = True
+    has_formatter = True
+    needs_rulegraph = False
 
     def __post_init__(self) -> None:
         from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
@@ -191,7 +198,7 @@ class LogHandler(LogHandlerBase):
 
     def _show(self, event: LogEvent, record: LogRecord) -> None:
         if event == LogEvent.RUN_INFO:
-            self.display = Display(self.stream, record.stats)
+            self.display = Display(self.stream, counts=record.stats)
         elif event == LogEvent.JOB_INFO and self.display:
             wildcards = dict(record.wildcards or {})
             self.display.start(
@@ -216,9 +223,12 @@ class Display:
         from tokenscale.cli import snakemake_progress as progress
         from tokenscale.settings.config import TARGETS
 
-        self.stream, self.terminal = stream, stream.isatty()
+        self.stream = stream
+        self.terminal = stream.isatty()
         planned = {rule: count for rule, count in counts.items() if rule not in ("total", *TARGETS)}
-        self.progress = progress.Progress(planned, progress.read_recorded_jobs(), time.time())
+        self.progress = progress.Progress(
+            counts=planned, recorded=progress.read_recorded_jobs(), started_s=time.time()
+        )
         self._lock = threading.RLock()
         self._closed = threading.Event()
         if self.terminal:
@@ -234,7 +244,7 @@ class Display:
                 return
             label = f"{rule} {'/'.join(map(str, wildcards.values()))}".rstrip()
             job = self.progress.start(job_id, rule, label, time.time())
-            self._print(None if self.terminal else self.progress.format_start(job, time.time()))
+            self._print(None if self.terminal else self.progress.format_start(job, now=time.time()))
 
     def finish(self, job_id: int) -> None:
         """Show a job that has finished."""

@@ -2,4 +2,5 @@
 defend.
 """
 
-__version__ = "0.2.0"
+#: the one place that states it: `make generate` writes it into packages/golden and CITATION.cff
+__version__ = "0.3.0"

@@ -21,7 +21,8 @@ from tokenscale.settings.run import OptimizerSettings, RunSettings
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import Trainer, forward_backward
 
-LENGTH, GLOBAL_BATCH = 24, 7
+LENGTH = 24
+GLOBAL_BATCH = 7
 #: 97 entries, which 2, 3 and 4 ranks share unequally, and 92 hidden units, which 3 do
 SHAPE = replace(
     PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4
@@ -99,7 +100,8 @@ def my_batch(step: int, reader: int, readers: int) -> Batch:
 
 def differentiate(parallel, step, micro_batch, world, layout):
     """As the engine does it: this rank's sum of losses, and gradients of the global mean."""
-    place, readers = layout.coordinate(world.rank), layout.data_parallel_size
+    place = layout.coordinate(world.rank)
+    readers = layout.data_parallel_size
     batch = my_batch(step, place.data_rank, readers)
     useful = torch.tensor(float(batch.useful_tokens * place.is_group_leader))
     if world.size > 1:
@@ -143,7 +145,8 @@ def held(trainer, resume=False):
 
 def whole(ranks):
     """The tensors that all ranks' pieces make; each element has one owner."""
-    found, owners = {}, {}
+    found = {}
+    owners = {}
     for pieces in ranks:
         for name, (values, offsets, shape) in pieces.items():
             place = tuple(slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True))
@@ -175,7 +178,9 @@ def steps(world, run, count=5):
     """(losses a useful token, norms before clipping, what this rank holds) after some steps of the
     engine.
     """
-    trainer, losses, norms = trainer_of(run, world), [], []
+    trainer = trainer_of(run, world)
+    losses = []
+    norms = []
     for step in range(count):
         batch, useful = batch_of(step, world, run.layout)
         done = trainer.step(batch, useful, 1e-3, HostTimer())

@@ -39,7 +39,8 @@ def _answers(queue, ranks, timeout_s):
     """(rank, what it found) of each as they end; one that ended without a word is a failure at
     once.
     """
-    waited_for, end = set(range(len(ranks))), time.monotonic() + timeout_s
+    waited_for = set(range(len(ranks)))
+    end = time.monotonic() + timeout_s
     while waited_for:
         # unless its answer is on the way
         silent = [r for r in waited_for if ranks[r].exitcode is not None]

@@ -24,7 +24,11 @@ from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import Trainer
 
 pytestmark = pytest.mark.distributed
-LAYERS, LENGTH, MICRO_STEPS, VOCABULARY, WIDTH = 4, 32, 4, 96, 32
+LAYERS = 4
+LENGTH = 32
+MICRO_STEPS = 4
+VOCABULARY = 96
+WIDTH = 32
 MODEL = replace(
     SHAPE, layers=LAYERS, heads=8, key_value_heads=8, hidden=96, vocabulary_size=VOCABULARY
 )
@@ -65,11 +69,13 @@ def exchanges_of(world, cases):
     return [exchanges(layout, rank) for layout, rank in cases]
 
 
-L, M = LAYERS, MICRO_STEPS
+L = LAYERS
+M = MICRO_STEPS
 #: a tensor group in one micro-step: gathers of each block's two parts, and as many in the backward
 #: passes of their sums; as many scatters. The embedding's sum and the loss' gather have one of
 #: each; the loss its maximum and its sum.
-BLOCK, EDGE = 4, 1
+BLOCK = 4
+EDGE = 1
 #: gradients of the parameters that a tensor group repeats; of a pipeline's copies; squared norms
 REPEATED = MEAN = NORM = 1
 TENSOR = M * (BLOCK * L + 2 * EDGE)

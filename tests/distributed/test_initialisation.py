@@ -58,7 +58,8 @@ class PeakMemory(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.bytes, self._storages = 0, {}
+        self.bytes = 0
+        self._storages = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))

@@ -206,11 +206,9 @@ def test_losses_of_a_layout_are_the_golden_ones(after, name, variant):
 @pytest.mark.parametrize("variant", PRECISIONS)
 def test_sixteen_bits_are_near_those_of_one_process(after, variant, name):
     """A row's products are rounded alike, and autocast sums them over rows in fp32."""
-    found, expected, exact = (
-        after[name, variant],
-        after["single", variant],
-        after["single", "short"],
-    )
+    found = after[name, variant]
+    expected = after["single", variant]
+    exact = after["single", "short"]
     assert found[0] != exact[0], "it is not fp32"
     compare_rounded(found, expected, variant, name, distance(exact, expected))
 
@@ -219,7 +217,8 @@ def test_sixteen_bits_are_near_those_of_one_process(after, variant, name):
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_compressed_gradients_are_near_those_of_one_process(after, name, variant):
     """Of a gradient two or three digits are left, whatever the ranks' rows."""
-    found, expected = after[name, variant], after["single", "short"]
+    found = after[name, variant]
+    expected = after["single", "short"]
     compare_rounded(found, expected, variant, name, distance(after["single", "bf16"], expected))
     assert distance(found, expected) > 1e-7, (
         "uncompressed, sums in another order alone come to 3e-10"
@@ -232,7 +231,9 @@ def test_weights_gathered_in_bf16_are_near_those_of_one_process(after, name, var
     """What is computed is rounded to bf16, norms and residual sums too; weights, gradients and
     moments stay in fp32.
     """
-    found, expected, exact = after[name, variant], after["single", "bf16"], after["single", "short"]
+    found = after[name, variant]
+    expected = after["single", "bf16"]
+    exact = after["single", "short"]
     assert found[0] != after[name, "bf16"][0] if (name, "bf16") in after else found[0] != exact[0]
     compare_rounded(found, expected, variant, name, distance(exact, expected))
 
@@ -320,7 +321,8 @@ class Exchanges(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.counts, self.bytes = {}, 0.0
+        self.counts = {}
+        self.bytes = 0.0
         #: (operation, bytes) one after the other
         self.sizes = []
 
@@ -446,7 +448,8 @@ def test_a_head_in_its_own_group_is_gathered_last_and_reduced_first():
 
 
 def bytes_held(world, run):
-    trainer, (batch, useful) = trainer_of(run, world), batch_of(0, world, run.layout)
+    trainer = trainer_of(run, world)
+    (batch, useful) = batch_of(0, world, run.layout)
     probe = Probe(trainer.model, world.device, run)
     trainer.step(batch, useful, 1e-3, HostTimer(), probe)
     return {key: probe.bytes[f"{key}_bytes"] for key in ("parameters", "gradients", "optimizer")}

@@ -95,7 +95,8 @@ def test_the_same_run_reading_ahead_is_the_same_to_the_last_bit(lab, alone, tmp_
 
 
 def test_a_repeat_has_other_weights_and_another_order(lab, alone, tmp_path):
-    one, two = alone("packed"), trained(lab, tmp_path, run_of(repeat=1))
+    one = alone("packed")
+    two = trained(lab, tmp_path, run_of(repeat=1))
     assert all(a != b for a, b in zip(one[1], two[1], strict=True)) and one[2][0] != two[2][0]
 
 

@@ -54,7 +54,8 @@ def mark(name: str) -> tuple:
 def translations(world, run):
     """What this rank translates before and after a step that changes much, and its loss."""
     trainer = trainer_of(run, world)
-    place, readers = run.layout.coordinate(world.rank), run.layout.data_parallel_size
+    place = run.layout.coordinate(world.rank)
+    readers = run.layout.data_parallel_size
 
     def texts():
         model = TextModel(trainer.parallel, world.device)

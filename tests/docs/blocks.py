@@ -161,7 +161,8 @@ def problems(blocks: list[Block], planned: dict[str, Any]) -> list[str]:
     """Blocks that are neither run nor listed, and entries of the plan that belong to no block."""
     found = []
     for block in blocks:
-        listed, entry = entry_of(block, planned["listed"]), entry_of(block, planned["blocks"])
+        listed = entry_of(block, planned["listed"])
+        entry = entry_of(block, planned["blocks"])
         if block.language == "bare" or (
             block.language in ("sh", "console") and BARE.search(block.text)
         ):
@@ -223,13 +224,16 @@ class Checkout:
     """A copy of the project, in which the blocks of some documents run in order."""
 
     def __init__(self, root: Path, python: str, planned: dict[str, Any]):
-        self.root, self._plan = root, planned
-        home, programs = root.parent / "home", root / ".venv/bin"
+        self.root = root
+        self._plan = planned
+        home = root.parent / "home"
+        programs = root / ".venv/bin"
         for folder in (home, root / ".venv"):  # of other blocks, in what this is a copy of
             shutil.rmtree(folder, ignore_errors=True)
         standing_in = home / "programs"
         standing_in.mkdir(parents=True)
-        self._exported, self._called = home / ".exported", home / ".called"
+        self._exported = home / ".exported"
+        self._called = home / ".called"
         programs.mkdir(parents=True)
         (programs / "python").symlink_to(python)
         for module in ("snakemake", "tokenscale", "torch.distributed.run"):
@@ -274,7 +278,8 @@ class Checkout:
         if entry_of(block, self._plan["listed"]):
             return "listed"
         entry = entry_of(block, self._plan["blocks"]) or {}
-        text, dry = block.text, False
+        text = block.text
+        dry = False
         for kind in SUBSTITUTIONS:
             for word, value in self._plan[kind].items():
                 dry |= kind == "dry_runs" and word in text

@@ -140,7 +140,8 @@ class Table(nn.Module):
 
     def __init__(self, logits):
         super().__init__()
-        self.logits, self.head = nn.Parameter(torch.tensor(logits)), nn.Identity()
+        self.logits = nn.Parameter(torch.tensor(logits))
+        self.head = nn.Identity()
 
     def hidden(self, tokens_bt, bounds=None):
         return self.logits[tokens_bt]
@@ -177,7 +178,8 @@ def test_what_a_row_predicts_is_turned_around_and_nothing_else():
 
 
 def test_it_begins_at_log_2_and_falls(trained):
-    losses, held_out = losses_of(trained), validations_of(trained)
+    losses = losses_of(trained)
+    held_out = validations_of(trained)
     first = json.loads((trained / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()[0])
     assert (first["rows"], first["useful_tokens"], first["total_tokens"]) == (8, 8, 8 * T)
     assert losses[0] == pytest.approx(math.log(2), rel=1e-6)

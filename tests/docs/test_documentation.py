@@ -116,7 +116,8 @@ def committed(tmp_path_factory) -> Path:
 
 def run_blocks(root: Path, names: list[str], languages: Collection[str] = ()) -> list[str]:
     """Run the blocks of documents in a checkout, of some languages or all; what fails."""
-    checkout, failures = Checkout(root, served.python(), PLAN), []
+    checkout = Checkout(root, served.python(), PLAN)
+    failures = []
     for block in (
         b
         for name in names

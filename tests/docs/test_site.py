@@ -12,7 +12,8 @@ SITE = Path(__file__).parents[2] / "docs/_build/html"
 
 def broken(page: Path) -> list[str]:
     """The links, pictures, scripts and style sheets of a page whose file or anchor is missing."""
-    found, text = [], page.read_text(encoding="utf-8")
+    found = []
+    text = page.read_text(encoding="utf-8")
     for target in {
         unescape(t)
         for t in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]+)"', text)

@@ -26,7 +26,8 @@ def make_report(folder):
     from tokenscale.report import page, pdf, save
     from tokenscale.settings.registry import FIGURES
 
-    tables, figures = folder / "tables", folder / "figures"
+    tables = folder / "tables"
+    figures = folder / "figures"
     logs.demo(folder, to="tables/demo", question=EVIL, note=EVIL)
     original = {"studies": ["004"], "measured": EVIL, "wrong": "All of it.", "ours": "Something."}
     other = logs.write_table(

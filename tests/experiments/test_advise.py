@@ -73,23 +73,20 @@ def test_the_numbers_are_those_of_the_stores(place, tmp_path, file, arguments, d
         )
         == 0
     )
-    facts, near = json.loads((tmp_path / "facts").read_text()), 0 if documents > DOCUMENTS else 0.08
+    facts = json.loads((tmp_path / "facts").read_text())
+    near = 0 if documents > DOCUMENTS else 0.08
     assert facts["sampled"]["every_document"] == (not near) and facts["documents"] == DOCUMENTS
     for form in FORMATS:
-        made, of, rows = (
-            json.loads((place / form / "manifest.json").read_text()),
-            facts["formats"][form],
-            None,
-        )
+        made = json.loads((place / form / "manifest.json").read_text())
+        of = facts["formats"][form]
+        rows = None
         assert of["tokens"] == pytest.approx(made["tokens_total"], rel=near or 1e-9)
         assert of["useful_tokens"] == pytest.approx(made["tokens_useful"], rel=near or 1e-9)
         assert of["bytes"] == pytest.approx(
             sum(entry["bytes"] for entry in list_files(made)), rel=near or 0.01
         )
-        rows, useful = (
-            facts["sequence_lengths"][str(T)],
-            made["tokens_useful"] / made["tokens_total"],
-        )
+        rows = facts["sequence_lengths"][str(T)]
+        useful = made["tokens_useful"] / made["tokens_total"]
         if form == "padded":
             assert 1 - rows["padding"] == pytest.approx(useful, rel=near or 1e-9)
             text = made["tokens_useful"] + made["tokens_cut"]

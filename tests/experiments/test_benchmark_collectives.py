@@ -46,7 +46,9 @@ def test_everything_has_its_turn_in_each_round_and_is_fitted_to_medians_with_ban
     row = next(
         line.split() for line in lines if line.startswith("all_gather ") and " 262144 " in line
     )
-    microseconds, algorithm, bus = float(row[2]), float(row[4]), float(row[5])
+    microseconds = float(row[2])
+    algorithm = float(row[4])
+    bus = float(row[5])
     assert algorithm == pytest.approx(262144 / microseconds / 1e3, rel=0.05, abs=1e-3)
     assert bus == pytest.approx(algorithm / 2, abs=1e-3)
 

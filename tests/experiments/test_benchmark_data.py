@@ -166,7 +166,8 @@ def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
         a: data.studies.open_arm(a, 2, T, lab.corpus, lab.tokenizer, stores)
         for a in data.studies.ARMS
     }
-    online, offline = arms["studies' padding-free"].next(), arms["studies' token-list"].next()
+    online = arms["studies' padding-free"].next()
+    offline = arms["studies' token-list"].next()
     assert online[0].shape == online[1].shape == (2, T)
     first = online[0][0].tolist()
     # BOS by the loop, and by the tokenizer
@@ -220,7 +221,8 @@ def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, c
     arguments = ["--settings", json.dumps(settings), "--corpus", str(lab.corpus / "manifest.json")]
     arguments += ["--tokenizer", str(lab.tokenizer / "manifest.json"), "--output", str(output)]
     assert main(["benchmark", "storage", *arguments]) == 0
-    result, printed = json.loads(output.read_text()), capsys.readouterr().out
+    result = json.loads(output.read_text())
+    printed = capsys.readouterr().out
     stores = [
         "padded-sequence_length=16-codec=none-row_group_rows=4",
         "token-list-codec=none-row_group_rows=4",

@@ -136,7 +136,8 @@ def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(
 ):
     monkeypatch.setattr(sizes, "STEP_S", 0.001)
     monkeypatch.setattr(sizes, "STEPS", 3)
-    given, large = RawText(lab.corpus), tmp_path / "out-sizes/corpus"
+    given = RawText(lab.corpus)
+    large = tmp_path / "out-sizes/corpus"
     size = 5 * given.split["utf8_bytes"]
     arguments = [*inputs(lab, tmp_path / "out.json"), "--size", str(size / 1e9), "--cold"]
     assert sizes.main(arguments) == 0

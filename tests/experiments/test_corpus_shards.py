@@ -160,7 +160,8 @@ def test_a_file_that_breaks_off_is_one_error_and_a_changed_byte_gives_one_or_ano
     folders, tmp_path, name
 ):
     file = list_shards(folders[name])[0]
-    data, copy = file.read_bytes(), copy_of(file, tmp_path)
+    data = file.read_bytes()
+    copy = copy_of(file, tmp_path)
     for length in [*range(40), *range(40, len(data), max(1, len(data) // 97)), len(data) - 1]:
         copy.write_bytes(data[:length])
         with pytest.raises(UserError) as caught:

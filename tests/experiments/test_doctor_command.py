@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(9)]
 def run_doctor(*arguments, without=(), **environment):
     code = f"import sys\nfor name in {list(without)!r}: sys.modules[name] = None\n"
     code += f"from tokenscale.cli.main import main\nsys.exit(main({['doctor', *arguments]!r}))"
-    command, env = [sys.executable, "-c", code], os.environ | environment
+    command = [sys.executable, "-c", code]
+    env = os.environ | environment
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.run(command, cwd=ROOT, env=env, text=True, timeout=180, **pipes)
 

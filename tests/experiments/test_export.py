@@ -37,7 +37,8 @@ def bpe(tmp_path_factory):
 @pytest.fixture(scope="module")
 def huggingface(tmp_path_factory, bpe):
     """One whose own template ends a text, as BERT's do, and which cuts and pads."""
-    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("huggingface")
+    source = tmp_path_factory.mktemp("source")
+    folder = tmp_path_factory.mktemp("huggingface")
     tokenizer = Tokenizer.from_file(str(bpe / "tokenizer.json"))
     tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
     tokenizer.enable_truncation(4)
@@ -89,7 +90,8 @@ def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
     shape = replace(SHAPES[name], vocabulary_size=320)
     model = checkpoint_of(tmp_path / "final", shape, tokenizer=bpe)
     export(tmp_path / "final", tmp_path / "out", log=lambda line: None)
-    library, tokens = loaded(tmp_path / "out"), tokens_below(320)
+    library = loaded(tmp_path / "out")
+    tokens = tokens_below(320)
     with torch.no_grad():
         torch.testing.assert_close(library(input_ids=tokens).logits, model(tokens), **TOLERANCE)
     assert library.dtype == torch.float32
@@ -173,7 +175,8 @@ def test_a_model_of_the_library_comes_back_to_it(tmp_path, bpe, kind, objective)
     )
     export(tmp_path / "final", tmp_path / "out", log=lambda line: None)
     auto = AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
-    found, tokens = auto.from_pretrained(tmp_path / "out").eval(), tokens_below(321)
+    found = auto.from_pretrained(tmp_path / "out").eval()
+    tokens = tokens_below(321)
     with torch.no_grad():
         torch.testing.assert_close(
             found(input_ids=tokens).logits, model(tokens), atol=1e-6, rtol=1e-6

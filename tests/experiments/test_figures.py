@@ -82,10 +82,8 @@ def laid_out(tmp_path_factory):
             if (name, b) != ("interleaved", 8)
         ]
     for run in runs:
-        path, changed = (
-            logs.write_run(folder / "runs", run),
-            {"micro_steps": run.global_batch // run.micro_batch},
-        )
+        path = logs.write_run(folder / "runs", run)
+        changed = {"micro_steps": run.global_batch // run.micro_batch}
         if run.layout.pipeline > 1:
             # together shorter than the step
             changed |= {"forward_s": 0.03, "backward_s": 0.04, "bubble_s": 0.07}
@@ -126,7 +124,8 @@ def translated(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """Three repeats of two mixtures of two corpora, one of them with stages."""
-    folder, runs = tmp_path_factory.mktemp("mixed"), []
+    folder = tmp_path_factory.mktemp("mixed")
+    runs = []
     sources = tuple(MixtureSource(CorpusSettings(name)) for name in ("prose", "code"))
     half = (MixtureStage(None, (0.5, 0.5)),)
     staged = (MixtureStage(1024 * 24, (1.0, 0.0)), MixtureStage(None, (0.0, 1.0)))
@@ -194,7 +193,8 @@ def long_named(frame):
 
 def outside(figure):
     """Texts that end beyond the figure's sides, and numbers of an axis below that overlap."""
-    found, width = [], figure.bbox.width
+    found = []
+    width = figure.bbox.width
     for legend in figure.legends:
         found += [
             text.get_text()
@@ -206,7 +206,8 @@ def outside(figure):
         names = [label for label in axes.get_yticklabels() if label.get_text()]
         for text in (*lone, *names, axes.xaxis.label):
             box = text.get_window_extent()
-            found += [text.get_text()] * bool(box.x0 < -1 or box.x1 > width + 1)
+            if box.x0 < -1 or box.x1 > width + 1:
+                found += [text.get_text()]
         low, high = axes.get_xlim()
         labels = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
         boxes = [
@@ -226,7 +227,8 @@ def test_figures_have_units_words_and_data_room_for_long_names_and_say_where_the
 ):
     kind, rows = parts(name, request.getfixturevalue(FITTING.get(name, "tables")))
     made = kind(*rows)
-    figure, caption = kind(*map(long_named, rows)).draw(), made.caption()
+    figure = kind(*map(long_named, rows)).draw()
+    caption = made.caption()
     assert isinstance(figure, Figure) and all(labelled(axes) for axes in figure.axes)
     settle(figure)
     assert outside(figure) == []
@@ -251,10 +253,12 @@ def test_figures_are_the_golden_ones(request, name):
     if name in FITTING:
         with save.Tables(request.getfixturevalue(FITTING[name])) as tables:
             loaded = save.load_figure(name, tables)
-        csv, drawn = loaded.csv, save.draw(loaded, kinds=["svg"])["svg"]
+        csv = loaded.csv
+        drawn = save.draw(loaded, kinds=["svg"])["svg"]
     else:
         figures = request.getfixturevalue("demo_report") / "figures/demo"
-        csv, drawn = (figures / f"{name}.csv").read_text(), (figures / f"{name}.svg").read_bytes()
+        csv = (figures / f"{name}.csv").read_text()
+        drawn = (figures / f"{name}.svg").read_bytes()
     found = {"csv": sha256_text(csv), "svg": golden.hash_drawing(drawn)}
     golden.compare("figures", {name: found}, part=True)
 
@@ -279,7 +283,8 @@ def test_a_repeat_that_one_series_has_alone_moves_no_number_beside_others(tables
     measured = packed[0].select_dtypes(float).columns
     rows = packed[0].copy()
     rows.loc[rows["repeat"] > 0, measured] *= 10
-    figure, common = kind(rows, packed[1]), kind(*(frame[frame["repeat"] == 0] for frame in frames))
+    figure = kind(rows, packed[1])
+    common = kind(*(frame[frame["repeat"] == 0] for frame in frames))
     assert len(figure.rows) > len(common.rows) > 0
     told = (
         [figure.alt(), figure.finding()]
@@ -314,13 +319,12 @@ def test_bars_are_of_the_repeats_that_all_cells_have(request, name):
         if "repeat" in frame
     ]
     for frame in more[:-1]:
-        further, measured = (
-            frame["repeat"] > 0,
-            frame.select_dtypes(float).columns.difference(["share"]),
-        )
+        further = frame["repeat"] > 0
+        measured = frame.select_dtypes(float).columns.difference(["share"])
         frame.loc[further, measured] *= 0.5
     more = [more.pop(0) if "repeat" in frame else frame for frame in frames]
-    figure, expected = kind(*more), kind(*common)
+    figure = kind(*more)
+    expected = kind(*common)
     assert len(figure.rows) > len(expected.rows) > 0
     drawn = [
         [line for axes in made.draw().axes for line in axes.lines] for made in (figure, expected)
@@ -391,7 +395,8 @@ def test_methods_say_whether_they_measure_scaling(laid_out, tmp_path):
 def test_the_break_even_of_a_pair_is_told_where_there_is_one(tmp_path, open_s, ms, said):
     path = logs.write_benchmark(tmp_path / "bench.json", rounds=1)
     content = read_json(path)
-    one, arms = content["records"][0], [("padded", 0.1, 3.0), ("pretokenized-padded", open_s, ms)]
+    one = content["records"][0]
+    arms = [("padded", 0.1, 3.0), ("pretokenized-padded", open_s, ms)]
     records = [
         one | {"arm": arm, "open_s": o, "seconds": 1e-3 * ms * one["batches"]}
         for arm, o, ms in arms

@@ -18,7 +18,8 @@ from tokenscale.settings.data import SourceSettings, StoreSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(11)]
 
-DOCUMENTS, LARGE = 2000, 6000
+DOCUMENTS = 2000
+LARGE = 6000
 #: of one document; letters at random, so that nothing gets smaller in a file
 CHARACTERS = 2000
 STORES = [
@@ -30,7 +31,8 @@ STORES = [
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
     """The same kind of text twice, once three times as much; and a tokenizer."""
-    folder, chance = tmp_path_factory.mktemp("memory"), random.Random(0)
+    folder = tmp_path_factory.mktemp("memory")
+    chance = random.Random(0)
     for name, count in (("first", 20), ("small", DOCUMENTS), ("large", LARGE)):
         texts = [chance.randbytes(CHARACTERS // 2).hex() for _ in range(count)]
         make_corpus(folder / name, texts, row_group_rows=20)
@@ -69,6 +71,7 @@ def test_reading_a_users_file_keeps_nothing_of_what_was_read(corpora, tmp_path):
     column = pa.chunked_array(list(RawText(corpora / "large").columns()) * 4)
     pq.write_table(pa.table({"text": column}), path, compression="none")
     del column
-    before, source = pa.total_allocated_bytes(), SourceSettings(kind="files", files=(str(path),))
+    before = pa.total_allocated_bytes()
+    source = SourceSettings(kind="files", files=(str(path),))
     held = [pa.total_allocated_bytes() - before for _ in read_texts(path, source)]
     assert len(held) == 4 * LARGE and max(held) < 4 * LARGE * CHARACTERS / 4

@@ -142,7 +142,8 @@ def test_a_run_goes_on_in_other_layouts_with_the_same_samples_and_losses(lab, tm
                 f"{layout.method} reads other samples in step {step}"
             )
             assert loss == pytest.approx(expected[step][0], abs=1e-5), (layout.method, step)
-        (loss, correct), (expected_loss, expected_correct) = validation[STEPS], held_out[STEPS]
+        (loss, correct) = validation[STEPS]
+        (expected_loss, expected_correct) = held_out[STEPS]
         assert loss == pytest.approx(expected_loss, abs=1e-5)
         # one label may be a near tie
         assert abs(correct - expected_correct) <= 1 < expected_correct, layout.method

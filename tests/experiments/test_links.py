@@ -16,7 +16,8 @@ def linked(project, *names):
     """
     found = {}
     for name in names:
-        here, there = project.root / name, project.root.parent / "elsewhere" / name
+        here = project.root / name
+        there = project.root.parent / "elsewhere" / name
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(here, there) if here.exists() else there.mkdir()
         here.parent.mkdir(exist_ok=True)
@@ -33,10 +34,8 @@ def kept(links):
 
 
 def status(project, *options):
-    command, where = (
-        [served.python(), "-m", "tokenscale", "status", *options],
-        {"cwd": project.root},
-    )
+    command = [served.python(), "-m", "tokenscale", "status", *options]
+    where = {"cwd": project.root}
     return subprocess.check_output(
         command, env=project.environment, text=True, timeout=120, **where
     )

@@ -19,7 +19,8 @@ PARTS = ("parameters", "gradients", "optimizer", "activations")
 GPT2 = replace(GPT2_PARTS, maximum_positions=30)
 DROPPED = replace(SHAPE, dropout=0.1)
 FOUR = {"zero2": LayoutSettings(shard=4, sharding="zero2"), "1f1b": LayoutSettings(pipeline=4)}
-BF16, KEPT = {"precision": "bf16"}, {"activation_checkpointing": "selective"}
+BF16 = {"precision": "bf16"}
+KEPT = {"activation_checkpointing": "selective"}
 NORMS = replace(SHAPE, query_key_norm=True)
 CASES = {
     # one rank: every number format, and whatever else changes what is saved
@@ -106,7 +107,8 @@ CASES = {
 
 
 def measure(world, run):
-    place, layout = run.layout.coordinate(world.rank), run.layout
+    place = run.layout.coordinate(world.rank)
+    layout = run.layout
     rows = len(rank_slots(run.global_batch, place.data_rank, layout.data_parallel_size))
     tokens = np.random.default_rng(rows).integers(
         0, run.model.vocabulary_size, (rows, run.sequence_length)

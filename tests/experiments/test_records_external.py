@@ -318,7 +318,8 @@ def test_flops_that_a_wrapper_inflated_are_named(tmp_path, facts, validity, reas
     """The source study's run on 4 GPUs (1.41B parameters): its FLOPs counted the embedding, which
     DDP's wrapper hid.
     """
-    tokens, counts = 32 * 2048, {"loss_sum": 1.0, "useful_tokens": 1, "rows": 32}
+    tokens = 32 * 2048
+    counts = {"loss_sum": 1.0, "useful_tokens": 1, "rows": 32}
     facts = facts | {
         "approach": "padded",
         "steps": 3,

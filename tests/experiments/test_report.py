@@ -40,8 +40,14 @@ class Reader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tag, self.open, self.wide, self.drawings = "", [], [], []
-        self.tags, self.references, self.ids, self.text = [], [], [], []
+        self.tag = ""
+        self.open = []
+        self.wide = []
+        self.drawings = []
+        self.tags = []
+        self.references = []
+        self.ids = []
+        self.text = []
         self.feed(text)
 
     def handle_endtag(self, tag):
@@ -119,7 +125,8 @@ def visible_words(text):
 
 def test_a_page_is_short_says_each_caution_once_and_opens_few_figures(demo_report, text):
     assert len(visible_words(text)) <= 9000
-    part, words = summary.experiment("demo", demo_report / "tables"), " ".join(visible_words(text))
+    part = summary.experiment("demo", demo_report / "tables")
+    words = " ".join(visible_words(text))
     cautions = summary.list_cautions(part)
     part = page._figures(part, demo_report / "figures")
     for caution in (*cautions, *part["methods"]):
@@ -297,7 +304,8 @@ def answer(number, verdict="too few runs"):
 
 
 def test_of_many_answers_those_that_are_decided_are_told_and_the_others_counted():
-    few, decided = [answer(n) for n in range(4)], [answer(n, "faster") for n in range(5)]
+    few = [answer(n) for n in range(4)]
+    decided = [answer(n, "faster") for n in range(5)]
     told = [
         paired_comparisons.select_answers(of, 3)
         for of in (few[:3], few, few[:3] + decided[:2], few + decided)
@@ -363,11 +371,15 @@ def test_a_stopped_run_is_on_the_page_and_in_no_number(tmp_path):
 
 def test_modules_name_the_queries_and_files_that_they_use(demo_report, tmp_path, monkeypatch):
     """By these names a rule finds the code that its output depends on."""
-    asked, opened, sql, read = set(), set(), queries.sql, page._read
+    asked = set()
+    opened = set()
+    sql = queries.sql
+    read = page._read
     monkeypatch.setattr(queries, "sql", lambda name: asked.add(name) or sql(name))
     monkeypatch.setattr(page, "_read", lambda name: opened.add(name) or read(name))
     summary._experiment.cache_clear()
-    tables, figures = demo_report / "tables", demo_report / "figures"
+    tables = demo_report / "tables"
+    figures = demo_report / "figures"
     summary.experiment("demo", tables)
     assert asked == set(summary.QUERIES) | VIEWS
     asked.clear()
@@ -387,7 +399,11 @@ def test_page_and_pdf_are_rebuilt_with_equal_bytes_and_each_figure_is_on_a_page(
     demo_report, tmp_path, monkeypatch
 ):
     """Drawings are taken where they are of the same data, and drawn again elsewhere."""
-    drawn, draw, asked, sql, figures = [], save.draw, set(), queries.sql, tmp_path / "figures"
+    drawn = []
+    draw = save.draw
+    asked = set()
+    sql = queries.sql
+    figures = tmp_path / "figures"
     monkeypatch.setattr(queries, "sql", lambda name: asked.add(name) or sql(name))
     monkeypatch.setattr(
         save, "draw", lambda made, *rest, **o: drawn.append(made.name) or draw(made, *rest, **o)

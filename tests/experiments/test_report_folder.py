@@ -127,7 +127,8 @@ def test_the_folder_holds_what_the_report_is_made_of(made):
 
 
 def test_what_no_longer_belongs_to_the_report_is_removed_and_a_missing_figure_named(results):
-    stale, mine = results / "report/figures/gone/old.svg", results / "report/mine.html"
+    stale = results / "report/figures/gone/old.svg"
+    mine = results / "report/mine.html"
     stale.parent.mkdir()
     for path in (stale, mine):
         path.write_text("not of the bundle")
@@ -216,10 +217,8 @@ def test_a_mailed_folder_proves_itself_without_its_project(made, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert main(["verify", "mail/report"]) == 0
     assert capsys.readouterr().out.count(": agrees\n") == 4
-    text, commit = (
-        (mailed / "README.md").read_text(),
-        read_json(mailed / "provenance.json")["git"]["commit"],
-    )
+    text = (mailed / "README.md").read_text()
+    commit = read_json(mailed / "provenance.json")["git"]["commit"]
     assert f"git checkout {commit} && pip install" in text and f"tokenscale {__version__}" in text
     assert "    tokenscale verify FOLDER" in text and "logs of 4 runs" in text
     for path, said in ((tmp_path / "none.svg", "no such file"), (tmp_path, "no report")):
@@ -493,7 +492,8 @@ def test_edited_logs_are_named_though_archive_and_checksums_fit(
 ):
     if "page" not in differs:
         request.getfixturevalue("quick")
-    archive, folder = results / "report" / LOGS, tmp_path / "unpacked"
+    archive = results / "report" / LOGS
+    folder = tmp_path / "unpacked"
     content = json.loads(lzma.decompress(archive.read_bytes()))
     for name, text in content["files"].items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -690,7 +690,8 @@ def test_everything_is_rebuilt_with_equal_bytes(made, tmp_path):
     more = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_NUM_THREADS"), "2")
     more |= {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT}", "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | more, check=True)
-    found, before = hashes(tmp_path / "results"), hashes(made)
+    found = hashes(tmp_path / "results")
+    before = hashes(made)
     of_commit = {f"report/{name}" for name in ("README.md", "provenance.json", bundle.SUMS)}
     assert len(found) > 60 and of_commit < found.keys() == before.keys()
     assert {name for name in found if found[name] != before[name]} <= of_commit
@@ -699,7 +700,9 @@ def test_everything_is_rebuilt_with_equal_bytes(made, tmp_path):
 def test_a_signature_is_checked_against_the_signers_that_are_trusted(
     results, quick, tmp_path, capsys
 ):
-    report, signers, key = results / "report", tmp_path / "signers", tmp_path / "key"
+    report = results / "report"
+    signers = tmp_path / "signers"
+    key = tmp_path / "key"
 
     def sign(key):
         (report / "SHA256SUMS.sig").unlink(missing_ok=True)
@@ -816,14 +819,13 @@ NAMES = ["demo", "second"]
 
 def build_by_single_commands(tables, output, ledger):
     """As the rules call them."""
-    report, of = output / "report", ["--experiments", *NAMES]
+    report = output / "report"
+    of = ["--experiments", *NAMES]
     copied = [word for name, path in FILES.items() for word in (f"--{name}", str(path))]
     places = ["--tables", str(tables), "--figures", str(output / "figures")]
     judged = [report / "claims.json", report / "claims.tex"]
-    claims, also = (
-        ["--claims", str(judged[0])],
-        [*(report / f"{name}.html" for name in NAMES), *judged],
-    )
+    claims = ["--claims", str(judged[0])]
+    also = [*(report / f"{name}.html" for name in NAMES), *judged]
     assert (
         main(["claims", "--ledger", ledger, "--tables", str(tables), "--output", str(report), *of])
         == 0
@@ -863,7 +865,8 @@ def test_the_report_is_what_the_single_commands_make_and_no_figure_is_drawn_twic
     made, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    tables, one = tmp_path / "tables", tmp_path / "one"
+    tables = tmp_path / "tables"
+    one = tmp_path / "one"
     shutil.copytree(made / "tables/demo", tables / "demo")
     options = {
         "world_sizes": (1,),
@@ -879,7 +882,8 @@ def test_the_report_is_what_the_single_commands_make_and_no_figure_is_drawn_twic
         with pytest.raises(UserError, match=said):
             build.write(names, tables, one / "figures", one / "report")
         assert not one.exists()
-    drawn, draw = [], save.draw
+    drawn = []
+    draw = save.draw
     monkeypatch.setattr(
         save,
         "draw",

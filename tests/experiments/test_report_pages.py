@@ -27,7 +27,9 @@ def pages(demo_report):
 
 
 def test_several_experiments_have_a_page_each_and_one_for_all(pages):
-    text, own, empty = pages["index.html"], pages["demo.html"], pages["other.html"]
+    text = pages["index.html"]
+    own = pages["demo.html"]
+    empty = pages["other.html"]
     references = set(Reader(text).references)
     assert {"demo.html", "other.html", "#originals"} <= references and "Another?" in text
     assert "Run inventory" not in text and 'id="definitions"' in text and 'id="claims"' in text
@@ -69,7 +71,8 @@ def test_every_reference_inside_the_pages_leads_somewhere(pages):
 
 
 def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(demo_report, pages, tmp_path):
-    text, whole = pages["one.html"], json.loads((demo_report / "claims.json").read_text())
+    text = pages["one.html"]
+    whole = json.loads((demo_report / "claims.json").read_text())
     judged = whole["claims"]
     tested = [claim for claim in judged if claim["experiment"]]
     assert 0 < len(tested) < len(judged)

@@ -81,10 +81,8 @@ def test_purged_shards_and_stores_are_restored_by_the_documented_command_and_onl
     copy,
 ):
     manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
-    before, restore = (
-        manifest.read_bytes(),
-        ("--cores", "1", "-f", str(manifest.relative_to(copy.root))),
-    )
+    before = manifest.read_bytes()
+    restore = ("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
     manifest.with_name("tokens.bin").unlink()
     assert copy.planned() == {}, "shards are not declared"
     copy.snakemake(*restore)

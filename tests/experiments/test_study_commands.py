@@ -44,7 +44,8 @@ def place(tmp_path_factory):
     """A working folder: text, a configuration with a toy `tinystories`, a small tokenizer, and
     pretokenized files.
     """
-    root, pick = tmp_path_factory.mktemp("place"), random.Random(0)
+    root = tmp_path_factory.mktemp("place")
+    pick = random.Random(0)
     texts = [" ".join(pick.choices(WORDS, k=pick.choice([3, 10, 30, 100]))) for _ in range(120)]
     pq.write_table(pa.table({"text": texts}), root / "train_data.parquet")
     (root / "stories.txt").write_text("<|endoftext|>".join(texts))
@@ -106,10 +107,8 @@ def trained(
     directory = root / line.split()[1]
     record = read_sealed(directory / "run.json")
     assert record["outcome"]["status"] == read_json(directory / "done.json")["status"] == "complete"
-    run, steps = (
-        RunSettings.from_json(json.dumps(record["run"])),
-        logs.read_steps(directory).values(),
-    )
+    run = RunSettings.from_json(json.dumps(record["run"]))
+    steps = logs.read_steps(directory).values()
     assert [step["rows"] for step in steps] == [
         run.global_batch
     ] * run.budget.steps and directory.name == run.identity

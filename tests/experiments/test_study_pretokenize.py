@@ -104,7 +104,8 @@ def test_the_studies_command_makes_one_file_a_format(here, monkeypatch, tekken_f
 )
 def test_rows_are_bit_for_bit_those_tokenized_while_training(here, path, extra):
     assert pretokenize(*extra, path=path, output="out") == 0
-    storage, stem = StorageSettings(codec="snappy"), Path(path).stem
+    storage = StorageSettings(codec="snappy")
+    stem = Path(path).stem
     for online, offline, form in (
         ("padded", "pretokenized-padded", "padded"),
         ("padding-free", *["token-list"] * 2),
@@ -138,7 +139,8 @@ def test_a_rebuild_gives_the_same_bytes_and_the_manifest_names_no_place(here):
 
 def test_documents_a_call_and_rows_a_group_change_no_id(here, monkeypatch):
     assert pretokenize() == 0
-    sizes, encode = [], TextDocuments._encode
+    sizes = []
+    encode = TextDocuments._encode
     monkeypatch.setattr(
         TextDocuments, "_encode", lambda d, texts: sizes.append(len(texts)) or encode(d, texts)
     )
@@ -187,7 +189,7 @@ def test_text_is_cut_at_a_separator_and_null_is_no_document(here, capsys):
 def test_the_folder_of_a_fast_tokenizer_will_do(here):
     """Its file is copied beside the tokens, under a name that holds its hash."""
     shutil.copytree(
-        "results/tokenizers/bpe", "plain", ignore=lambda *_: ["manifest.json", "build.json"]
+        "results/tokenizers/bpe", "plain", ignore=lambda *_, **__: ["manifest.json", "build.json"]
     )
     assert pretokenize("--format", "padded", "--tokenizer-name", "plain") == 0
     (folder,) = (here / "out/tokenizers").iterdir()
@@ -271,10 +273,8 @@ def test_a_changed_file_is_found_and_its_command_named(here):
     data = bytearray(path.read_bytes())
     data[len(data) // 10] ^= 1
     path.write_bytes(data)
-    manifest, store = (
-        path.with_name(f"{path.stem}.manifest.json"),
-        StoreSettings("padded", "train", T, codec="snappy"),
-    )
+    manifest = path.with_name(f"{path.stem}.manifest.json")
+    store = StoreSettings("padded", "train", T, codec="snappy")
     with pytest.raises(UserError, match="has changed") as error:
         PaddedStore(manifest, open_store(manifest, store)).rows(np.arange(len(TEXTS)))
     command = error.value.facts["next"]

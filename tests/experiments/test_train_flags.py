@@ -220,13 +220,15 @@ def covering() -> tuple[list[Combination], list[Combination]]:
             *([(name, level) for level in FACTORS[name]] for name in (one, other))
         ):
             if refusals(base | dict(pair)):
-                forbidden += [base | dict(pair)] * (not gone & set(pair))
+                if not gone & set(pair):
+                    forbidden += [base | dict(pair)]
             else:
                 missing.add(pair)
     trained = []
     while missing:
         first = min(missing)
-        found, free = base | dict(first), [name for name in FACTORS if name not in dict(first)]
+        found = base | dict(first)
+        free = [name for name in FACTORS if name not in dict(first)]
         pick.shuffle(free)
         for place, name in enumerate(free):
             fixed = FACTORS.keys() - set(free[place:])
@@ -347,7 +349,8 @@ def test_every_flag_of_a_run_is_in_the_array_or_left_out_with_a_reason():
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_allowed_combinations_train(train, world_size):
     """All runs of a world size in the same processes, whose imports cost most."""
-    jobs, failed = [], {}
+    jobs = []
+    failed = {}
     for combination in (found for found in TRAINED if 1 + bool(found["layout"]) == world_size):
         line = " ".join(words(combination))
         code, output, job = train(*words(combination), "--output-dir", f"runs-{world_size}")

@@ -52,7 +52,9 @@ def campaign(
     log: Path, kills: int, minutes: float, seed: int, folder: Path
 ) -> list[dict[str, Any]]:
     """Kill so many times more, or until the time is up. Returns the rows of this call."""
-    end, rows, lab = time.monotonic() + 60 * minutes, [], Lab(folder / "lab")
+    end = time.monotonic() + 60 * minutes
+    rows = []
+    lab = Lab(folder / "lab")
     lab.made()
     number = 1 + max((row["number"] for row in read(log)), default=-1)
     while sum(row["injected"] for row in rows) < kills and time.monotonic() < end:

@@ -250,7 +250,8 @@ def taken(jobs: Path) -> dict[str, float]:
     """Victim → seconds of its longest job."""
     found: dict[str, float] = {}
     for job, arguments in arguments_of(jobs).items():
-        name, ended = victim_of(arguments), jobs / f"{job}.ended"
+        name = victim_of(arguments)
+        ended = jobs / f"{job}.ended"
         if name and ended.exists():
             found[name] = max(
                 found.get(name, 0.0), ended.stat().st_mtime - (jobs / str(job)).stat().st_mtime
@@ -345,7 +346,8 @@ def chain(lab: Lab, kills: list[Kill], folder: Path, seed: int) -> list[str]:
                 if killed(kill, lab.usual_s(kill, 1), project, jobs, seed)[0]:
                     break
                 lost += ended(project, jobs)[0] or differences(lies_in(project.root), lab)
-                project, kill = None, replace(kill, moment=kill.moment / 2)
+                project = None
+                kill = replace(kill, moment=kill.moment / 2)
             else:
                 lost.append(f"{kill.victim} always ended before its signal")
         if project:

@@ -195,7 +195,8 @@ def main() -> None:
             for what, changed in made:
                 write(path, changed)
                 code, _ = run_tests(paths, Path(folder), limit_s=60)
-                total, killed = total + 1, killed + (code != 0)
+                total = total + 1
+                killed = killed + (code != 0)
                 if code == 0:
                     print(f"survived  {file}: {what}", flush=True)
             write(path, text)

@@ -241,7 +241,8 @@ def flips(
     for name in available(results):
         if not CHECKED[name].proven or (chosen and name not in chosen):
             continue
-        kind, draw = CHECKED[name], random.Random(f"{seed}-{name}")
+        kind = CHECKED[name]
+        draw = random.Random(f"{seed}-{name}")
         source, folder, files = copied(results, work, name, draw)
         for path in (
             p

@@ -28,7 +28,19 @@ import pytest
 import torch._dynamo
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("src", "tests", "workflow", "config", "profiles", "docs", "pyproject.toml", "README.md")
+COPIED = (
+    "src",
+    "packages",
+    "tests",
+    "workflow",
+    "arms",
+    "locks",
+    "config",
+    "profiles",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +67,8 @@ GUARDS = {
     ),
     "rows online are those of the store": Guard(
         "data/batches/online.py",
-        "pad_documents(self.documents(indices), ",
-        "pad_documents(self.documents(indices)[::-1], ",
+        "            self.documents(indices), width",
+        "            self.documents(indices)[::-1], width",
         BATCHES,
     ),
     "copies share the mean gradient": Guard(
@@ -139,7 +151,7 @@ GUARDS = {
     ),
     "a store's manifest hashes itself": Guard(
         "data/stores/manifest.py",
-        "    if not is_sealed(manifest, SEAL) or",
+        "    if not is_sealed(manifest, key=SEAL) or",
         "    if",
         "tests/unit/test_formats.py",
     ),
@@ -298,7 +310,7 @@ GUARDS = {
     ),
     "names in files are plain": Guard(
         "base/files.py",
-        ' or Path(name).name != name or name in ("", "..", ".")',
+        '        or Path(name).name != name\n        or name in ("", "..", ".")\n',
         "",
         MANIFESTS + "::test_a_manifest_that_names_files_elsewhere_is_refused",
     ),

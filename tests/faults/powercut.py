@@ -205,7 +205,8 @@ class Recording:
 
 def _creations(folders: set[Node], pending: list[Event]) -> list[Event]:
     """The changes that created these folders and the folders above them."""
-    below, found = set(folders), []
+    below = set(folders)
+    found = []
     for event in reversed(pending):
         if all(node is not None for _, _, node in event.changes) and any(
             node in below for _, _, node in event.changes
@@ -249,7 +250,8 @@ def _site() -> str:
     """The line that asked for this sync: within `base/files.py` also the line of its caller, but
     for `atomic`.
     """
-    frame, found = sys._getframe(2), []
+    frame = sys._getframe(2)
+    found = []
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(SOURCE) and frame.f_code is not files.sync.__code__:

@@ -42,6 +42,7 @@ from tokenscale.base.files import (
 from tokenscale.cli import cloud, snakemake_progress, snakemake_reasons, status_runs
 from tokenscale.cli.convert import FOREIGN, ConvertSettings, convert
 from tokenscale.cli.mixture import write_mixture
+from tokenscale.cli.parity import read_recording
 from tokenscale.cli.plan_prices import read_gpu_prices
 from tokenscale.data.corpus import fingerprint
 from tokenscale.data.corpus.build import build
@@ -50,9 +51,7 @@ from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.mixtures import read_mixture
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers import load
-from tokenscale.parity.golden.reading import GoldenError, read
 from tokenscale.parity.recorder import ParityRecorder
-from tokenscale.parity.recording import read_recording
 from tokenscale.report.packed_logs import restore
 from tokenscale.settings import profile
 from tokenscale.settings.claims import load_claims
@@ -70,6 +69,7 @@ from tokenscale.train.checkpoint import Checkpoint, read_model
 from tokenscale.train.checkpoint_models import read_published
 from tokenscale.train.models.convert_hf import to_hf
 from tokenscale.train.models.dcp import to_titan, write_dcp
+from tokenscale_golden.reading import GoldenError, read
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ["one line", "another\nof two", "größer 日本", "x" * 300]
@@ -85,7 +85,7 @@ class Sample(NamedTuple):
 
 
 def _write_settings(folder: Path) -> None:
-    for name in ("config", "profiles", "workflow/arms"):
+    for name in ("config", "profiles", "arms"):
         for path in (
             path for ending in ("yaml", "toml") for path in (ROOT / name).rglob(f"*.{ending}")
         ):
@@ -94,7 +94,7 @@ def _write_settings(folder: Path) -> None:
 
 
 def _read_settings(folder: Path) -> object:
-    environments.ARMS = folder / "workflow/arms"
+    environments.ARMS = folder / "arms"
     arms = [environments.load_arm(name) for name in environments.list_arms()]
     config = load_config(root=folder)
     runs = [[run.run_id for run in config.runs(name)] for name in ("demo", "frameworks")]
@@ -173,7 +173,7 @@ def _read_losses(folder: Path) -> object:
 
 
 def _lab(folder: Path) -> Lab:
-    load.compare_engines = lambda *_: {}  # which starts threads, and takes long
+    load.compare_engines = lambda *_, **__: {}  # which starts threads, and takes long
     return Lab(folder, TEXTS, vocabulary_size=262)
 
 
@@ -235,7 +235,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _read_tokenizer(folder: Path) -> object:
-    load.compare_engines = lambda *_: {}
+    load.compare_engines = lambda *_, **__: {}
     with tempfile.TemporaryDirectory() as made:
         settings = TokenizerSettings(name="mine", kind="huggingface", source=str(folder))
         load.build(settings, Path(made), log=print)
@@ -279,7 +279,8 @@ def _read_bucket(folder: Path) -> object:
     config = SimpleNamespace(
         settings=SimpleNamespace(bucket="s3://bucket"), all_runs=lambda names: ["one"]
     )
-    cloud.open_bucket, cloud.check_project = lambda *_, **__: bucket, lambda *_, **__: None
+    cloud.open_bucket = lambda *_, **__: bucket
+    cloud.check_project = lambda *_, **__: None
     with tempfile.TemporaryDirectory() as made:
         os.chdir(made)
         cloud.work("s3://bucket", "own", 1, 1.0)
@@ -340,7 +341,8 @@ def _read_certificates(folder: Path) -> object:
 
 
 def _write_environment(folder: Path) -> None:
-    files, packages = {"adapter.py": "0" * 64}, {"torch": "2.9.0"}
+    files = {"adapter.py": "0" * 64}
+    packages = {"torch": "2.9.0"}
     write_sealed(
         folder / "environment.json",
         {"schema": 1, "error": None, "files": files, "packages": packages},

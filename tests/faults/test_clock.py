@@ -19,7 +19,8 @@ class Clock:
     """The wall clock of this process, `behind` by so many seconds."""
 
     def __init__(self):
-        self.real, self.behind = time.time, 0.0
+        self.real = time.time
+        self.behind = 0.0
 
     def now(self) -> float:
         return self.real() - self.behind

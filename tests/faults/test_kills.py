@@ -51,7 +51,8 @@ def test_the_last_call_makes_what_an_undisturbed_one_makes(stages, name, tmp_pat
     """Each call is killed, at a moment drawn at random, by the next of the signals, until no steps
     are left to kill.
     """
-    each, seed = [*VICTIMS, *WHOLE], [*CHAINS].index(name)
+    each = [*VICTIMS, *WHOLE]
+    seed = [*CHAINS].index(name)
     planned = []
     for place, victim in enumerate(CHAINS[name]):
         turn = (place + seed) % len(SIGNALS)

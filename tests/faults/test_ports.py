@@ -34,7 +34,8 @@ world.close()
 
 def listening(process: int) -> list[str]:
     """The addresses other than loopback on which a process and those that it started listen."""
-    found, processes = [], [process]
+    found = []
+    processes = [process]
     while processes:
         pid = processes.pop()
         try:
@@ -49,9 +50,9 @@ def listening(process: int) -> list[str]:
                 if fields[3] == LISTENS and f"socket:[{fields[9]}]" in inodes:
                     address, _, port = fields[1].partition(":")
                     found.append((f"process {pid} {address}", int(port, 16)))
-    return [f"{where}:{port}" for where, port in found if where.split()[-1] not in LOOPBACK] + [
-        ""
-    ] * bool(found)
+    return [f"{where}:{port}" for where, port in found if where.split()[-1] not in LOOPBACK] + (
+        [""] if found else []
+    )
 
 
 def watched(argv: list[str], folder: Path, **variables: str) -> tuple[set[str], str]:
@@ -119,8 +120,10 @@ def test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains(
         validation=ValidationSettings(rows=0),
         checkpoints=CheckpointSettings(),
     )
-    manifests, folder = {"store": lab.store(run.store) / "manifest.json"}, tmp_path / run.identity
-    free, said = ranks.free_port, "another process has the port on which the ranks"
+    manifests = {"store": lab.store(run.store) / "manifest.json"}
+    folder = tmp_path / run.identity
+    free = ranks.free_port
+    said = "another process has the port on which the ranks"
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

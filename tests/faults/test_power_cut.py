@@ -45,7 +45,8 @@ def files_of(value) -> list[dict]:
 def broken_manifest(path: Path) -> list[str]:
     if not path.is_file():
         return [f"{path} is missing"]
-    found, manifest = [], read_json(path)
+    found = []
+    manifest = read_json(path)
     for file in files_of(manifest):
         beside = path.parent / file["name"]
         if not beside.is_file() or beside.stat().st_size != file["bytes"]:
@@ -147,7 +148,8 @@ def train_run(folder: Path, lab: Lab) -> None:
     }
     keep = CheckpointSettings(every=2, keep_last=1, best=True, final=True)
     run = small_run(steps=4, global_batch=2, checkpoints=keep, **asked)
-    directory, identity = folder / run.identity, Identity({"code": "a"}, {"store": "b"})
+    directory = folder / run.identity
+    identity = Identity({"code": "a"}, {"store": "b"})
     inputs = lab.inputs(run)
     number = prepare_attempt(directory, run, identity)
     train(run, inputs, directory, World(0, 1, 0, torch.device("cpu")), number)

@@ -26,7 +26,8 @@ def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys
     run = run_of(
         labels="stream", packing="concatenate", device="cpu", budget=BudgetSettings(steps=6), **none
     )
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     words = [
         "arm_record",
         "--run",

@@ -89,7 +89,8 @@ def stopped(lab, tmp_path_factory) -> Path:
     """A run that was cut off after step 8: its states are of steps 3 and 6. Nobody may change
     it.
     """
-    run, folder = run_of(), tmp_path_factory.mktemp("stopped")
+    run = run_of()
+    folder = tmp_path_factory.mktemp("stopped")
     interrupted(run, lab.inputs(run), folder, at=8)
     return folder
 
@@ -127,7 +128,8 @@ def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path):
             world_size=world_size, checkpoints=keep, resume_from=state and str(tmp_path / state)
         )
         start(run, lab.inputs(run), folder)
-        whole, rest = series(tmp_path / "1"), series(folder)
+        whole = series(tmp_path / "1")
+        rest = series(folder)
         assert list(rest) == list(range(begin, STEPS))
         for step, (loss, _, rate, digest) in rest.items():
             assert (rate, digest) == whole[step][2:]
@@ -155,12 +157,11 @@ def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, t
 
 
 def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(stopped, tmp_path):
-    state, mine = tmp_path / "step=00000006", {"inputs": {"store": "a"}, "code_sha256": "a"}
+    state = tmp_path / "step=00000006"
+    mine = {"inputs": {"store": "a"}, "code_sha256": "a"}
     shutil.copytree(stopped / "checkpoints/step=00000006", state)
-    record, checkpoints = (
-        read_json(state / "checkpoint.json"),
-        Checkpoints(run_of(), tmp_path, ALONE, mine, None),
-    )
+    record = read_json(state / "checkpoint.json")
+    checkpoints = Checkpoints(run_of(), tmp_path, ALONE, mine, None)
     for theirs, differs in (({"inputs": {"store": "b"}}, "store"), ({"code_sha256": "b"}, "code")):
         write_sealed(state / "checkpoint.json", record | mine | theirs)
         with pytest.raises(UserError, match=f"other code or data.*\n.*\n +differs +{differs}"):
@@ -318,7 +319,8 @@ def left(lab, tmp_path_factory):
 
     @cache
     def states_of(schedule: ScheduleSettings) -> Path:
-        run, folder = run_of(checkpoints=EACH, schedule=schedule), tmp_path_factory.mktemp("left")
+        run = run_of(checkpoints=EACH, schedule=schedule)
+        folder = tmp_path_factory.mktemp("left")
         start(run, lab.inputs(run), folder)
         return folder / "checkpoints"
 
@@ -497,7 +499,8 @@ def test_kill_9_at_a_random_moment(lab, tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert launched(lab, run, tmp_path / "cut")[0] == 0
-    whole, cut = series(tmp_path / "whole"), series(tmp_path / "cut")
+    whole = series(tmp_path / "whole")
+    cut = series(tmp_path / "cut")
     assert cut == whole and len(whole) == 30
     # it may have finished before the signal came
     if len(list((tmp_path / "cut").glob("attempt=*"))) == 2:

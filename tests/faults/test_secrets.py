@@ -26,11 +26,9 @@ def drawn(length: int, letters: str = string.ascii_letters + string.digits) -> s
     return "".join(pick.choices(letters, k=length))
 
 
-HEX, UPPER, SECRET64 = (
-    "0123456789abcdef",
-    string.ascii_uppercase + string.digits,
-    string.ascii_letters + string.digits,
-)
+HEX = "0123456789abcdef"
+UPPER = string.ascii_uppercase + string.digits
+SECRET64 = string.ascii_letters + string.digits
 KEY_LINES = [drawn(64, SECRET64 + "+/") for _ in range(3)]
 
 

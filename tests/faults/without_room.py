@@ -36,7 +36,8 @@ def without_rights() -> None:
     """Whoever is root obeys the rights of files from here on, as everybody does (capset(2), version
     3).
     """
-    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, data) == 0
     # effective, permitted, inheritable: not 1 DAC_OVERRIDE, 2 DAC_READ_SEARCH, 3 FOWNER
@@ -57,7 +58,8 @@ def run(arguments: list[str], project: Path, *, like_others: bool = False) -> tu
         sys.path.insert(0, str(project / "src"))
         if like_others:
             without_rights()
-        sys.argv, code = ["tokenscale", *arguments], 0
+        sys.argv = ["tokenscale", *arguments]
+        code = 0
         try:
             runpy.run_module("tokenscale", run_name="__main__", alter_sys=True)
         except SystemExit as end:
@@ -115,10 +117,8 @@ def tried(arguments: list[str], fault: str, project: Path) -> dict:
     if fault == "readonly":
         mount(results, "-o", f"remount,rw,size={MEGABYTES}m")
     after = files(results)
-    gone, left = (
-        before.keys() - after.keys(),
-        {name for name in after.keys() - before.keys() if after[name]},
-    )
+    gone = before.keys() - after.keys()
+    left = {name for name in after.keys() - before.keys() if after[name]}
     return {
         "job": arguments,
         "fault": fault,
@@ -136,13 +136,15 @@ def room(project: Path) -> dict[str, int]:
 
 
 def calls(lab: Path, folder: Path) -> None:
-    root, stage = folder / "project", lab / "tokens/project"
+    root = folder / "project"
+    stage = lab / "tokens/project"
     (folder / "home").mkdir()
     root.mkdir()
     mount(root, "-t", "tmpfs", "-o", ENOUGH)
     shutil.copytree(stage, root, symlinks=True, dirs_exist_ok=True)
     for fault, option, share in (("bytes", "size", 0.3), ("inodes", "nr_inodes", 0.5)):
-        used, needed = room(root)[fault], room(lab / "end/project")[fault]
+        used = room(root)[fault]
+        needed = room(lab / "end/project")[fault]
         limit = f"{option}={int(used + share * (needed - used))}"
         for options, targets in (
             (limit, ["all"]),

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from tokenscale.base.files import pretty_json, read_json, sha256_file, sha256_text
-from tokenscale.parity.golden.reading import Curve
-from tokenscale.parity.golden.verdict import DIVERGED, judge
+from tokenscale_golden.reading import Curve
+from tokenscale_golden.verdict import DIVERGED, judge
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -112,13 +112,15 @@ def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
     Bytes of other releases of PACKAGES are not comparable, which skips the test. Losses may differ
     by ROUNDING, on another processor by OTHER_PROCESSOR.
     """
-    path, here = FOLDER / f"{name.replace('/', '-')}.json", describe_machine()
+    path = FOLDER / f"{name.replace('/', '-')}.json"
+    here = describe_machine()
     if WRITE in os.environ:
         values = read_json(path)["values"] if part and path.exists() else {}
         path.write_text(pretty_json({"machine": here, "values": values | found}))
         return
     recorded = read_json(path)
-    expected, machine = recorded["values"], recorded["machine"]
+    expected = recorded["values"]
+    machine = recorded["machine"]
     if name != "run_ids" and machine["packages"] != here["packages"]:
         pytest.skip(f"recorded with {machine['packages']}, here {here['packages']}")
     if part:

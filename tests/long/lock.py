@@ -4,7 +4,7 @@ compares, `--write` writes.
 `--write NAME …` resolves only the locks of these arms. Needs the package registry. The first line
 of a lock names a date, and nothing that the registry got later counts. The lock therefore comes out
 byte for byte as long as the registry has what it had then. It holds every package but torch by
-version and hash. torch is pinned by version alone (constraints.txt): its CPU and CUDA builds have
+version and hash. torch is pinned by version alone (locks/constraints.txt): its CPU and CUDA builds have
 equal versions and other hashes. Packages that only a CUDA build needs are left to the requirements
 of that build.
 """
@@ -35,7 +35,7 @@ UV = "uv==0.13.9"
 OF_TORCH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 HEAD = """\
 # What {user} installs on x86-64 Linux with Python {python}: the registry as it was before {date}T00:00:00Z.
-# `make lock` writes this file anew. torch is not in it: constraints.txt pins its version, because its CPU and CUDA
+# `make lock` writes this file anew. torch is not in it: locks/constraints.txt pins its version, since its CPU and CUDA
 # builds have equal versions and other hashes.
 """
 
@@ -66,7 +66,7 @@ def resolve(lock: Path, date: str) -> str:
     command: list[str | Path] = [install_uv(), "pip", "compile", *source]
     command += [
         "--constraint",
-        "constraints.txt",
+        "locks/constraints.txt",
         "--exclude-newer",
         f"{date}T00:00:00Z",
         "--generate-hashes",
@@ -87,7 +87,7 @@ def main() -> int:
     wanted = parser.parse_args().write
     arms = {
         path.parent.name: path.with_name(PLATFORM)
-        for path in sorted(ROOT.glob("workflow/arms/*/requirements.in"))
+        for path in sorted(ROOT.glob("arms/*/requirements.in"))
     }
     locks = [arms[name] for name in wanted] if wanted else [*LOCKS, *arms.values()]
     if wanted is not None:
@@ -106,7 +106,8 @@ def compare(lock: Path) -> int:
         difflib.unified_diff(committed.splitlines(True), again.splitlines(True), "committed", "now")
     )
     same = committed == again
-    packages, hashes = len(re.findall(r"(?m)^[\w.-]+==", again)), again.count("--hash=")
+    packages = len(re.findall(r"(?m)^[\w.-]+==", again))
+    hashes = again.count("--hash=")
     print(
         f"{lock.relative_to(ROOT)}: {packages} packages, {hashes} hashes; "
         f"{'the same' if same else 'not the same'}"

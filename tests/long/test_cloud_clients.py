@@ -1,4 +1,4 @@
-"""The launch scripts of cloud/ against the clients that they are written for, which rent nothing
+"""The launch scripts of docs/cloud/ against the clients that they are written for, which rent nothing
 here.
 """
 
@@ -73,7 +73,7 @@ def clients():
 
 
 def test_skypilot_reads_its_task(clients, tmp_path):
-    command = [clients, "-c", SKY, str(ROOT / "cloud/sky.yaml")]
+    command = [clients, "-c", SKY, str(ROOT / "docs/cloud/sky.yaml")]
     home = os.environ | {"HOME": str(tmp_path)}
     done = subprocess.run(
         command, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=300
@@ -117,7 +117,7 @@ def test_the_body_of_modals_function_trains_the_staged_runs(
     stage(project, "modal")
     (packages,) = clients.parents[1].glob("lib/python*/site-packages")
     (tmp_path / "driver.py").write_text(MODAL)
-    command = [sys.executable, str(tmp_path / "driver.py"), str(packages), str(ROOT / "cloud")]
+    command = [sys.executable, str(tmp_path / "driver.py"), str(packages), str(ROOT / "docs/cloud")]
     found = environment | {"PYTHONPATH": str(project.root / "src"), "HOME": str(tmp_path)}
     done = subprocess.run(
         command, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=300

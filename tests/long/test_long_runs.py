@@ -24,7 +24,8 @@ from tokenscale.settings.run import BudgetSettings, CheckpointSettings, Validati
 
 pytestmark = [pytest.mark.long, pytest.mark.slow(600)]
 
-STEPS, RESUMES = 20_000, 50
+STEPS = 20_000
+RESUMES = 50
 #: from here on nothing is new: imports, first states and validations are behind
 SETTLED = 5_000
 LINES: list[str] = []
@@ -104,7 +105,8 @@ def test_memory_and_files_of_twenty_thousand_steps_stay_flat(lab, tmp_path):  # 
     LINES.append(f"{STEPS:,} steps of one rank: {written / STEPS:.0f} log bytes a step")
     grown = {}
     for name, samples in found.items():
-        early, late = ((SETTLED, 2 * SETTLED), (STEPS - SETTLED, STEPS))
+        early = (SETTLED, 2 * SETTLED)
+        late = (STEPS - SETTLED, STEPS)
         before, after = (middle(samples, "kib", *part) for part in (early, late))
         files = [int(middle(samples, "files", *part)) for part in (early, late)]
         grown[name] = after - before

@@ -31,7 +31,8 @@ from tokenscale.settings.options import to_dict
 pytestmark = [pytest.mark.long, pytest.mark.slow(900)]
 
 PART_DOCUMENTS = 1_000_000
-FILES, FILE_BYTES = 40, 250_000_000
+FILES = 40
+FILE_BYTES = 250_000_000
 LINES: list[str] = []
 
 MERGE = """
@@ -72,7 +73,8 @@ def write_synthetic_part(directory: Path, settings: CorpusSettings, number: int)
     rng = np.random.default_rng(number)
     splits = {}
     for split in SPLITS:
-        rows, path = PART_DOCUMENTS if split == "train" else 0, folder / f"{split}.documents"
+        rows = PART_DOCUMENTS if split == "train" else 0
+        path = folder / f"{split}.documents"
         lengths = rng.integers(1, 20_000, rows, dtype=np.uint32)
         write_table(path, rng.integers(0, 256, (rows, 32), dtype=np.uint8), lengths, lengths)
         (folder / f"{split}-00000.parquet").write_bytes(b"x")
@@ -122,7 +124,8 @@ def write_sources(folder: Path) -> None:
     folder.mkdir()
     number = 0
     for file in range(FILES):
-        batch, size = [], 0
+        batch = []
+        size = 0
         while size < FILE_BYTES:
             batch.append(f"document {number}: {texts[number % len(texts)]}")
             size += len(batch[-1])

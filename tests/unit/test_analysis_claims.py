@@ -47,13 +47,12 @@ def ledger(**of):
 
 def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
     """Tables of runs of two approaches, by seconds a step; 30 useful tokens in each."""
-    runs, steps = [], []
+    runs = []
+    steps = []
     for approach, seconds in (("packed", packed), ("padded", padded[: len(packed)])):
         for repeat, step_s in enumerate(seconds):
-            run_id, fields = (
-                f"{approach}-{repeat}",
-                {"repeat": repeat, "seed": repeat, "cell": f"approach={approach}"},
-            )
+            run_id = f"{approach}-{repeat}"
+            fields = {"repeat": repeat, "seed": repeat, "cell": f"approach={approach}"}
             runs.append(
                 tables.run(run_id, approach=approach, **fields | (changes or {}).get(run_id, {}))
             )
@@ -362,15 +361,17 @@ def grid(folder):
     """Every combination of approach, ranks, micro-batch, codec and number format on GPUs, six
     times, weak scaling; and the same once more by another program.
     """
-    runs, steps, events = [], [], []
+    runs = []
+    steps = []
+    events = []
     levels = itertools.product(
         range(6), (1, 4), (2, 4), ("fp32", "bf16"), APPROACHES, (False, True)
     )
     for repeat, world, micro, precision, (approach, codecs), external in levels:
         for codec in codecs:
             factors = f"micro_batch={micro}, precision={precision}"
-            cell = f"approach={approach}, {factors}, layout.data={world}" + f", {codec}" * bool(
-                codec
+            cell = f"approach={approach}, {factors}, layout.data={world}" + (
+                f", {codec}" if codec else ""
             )
             run_id = f"{cell}-{repeat}-{external}"
             runs.append(

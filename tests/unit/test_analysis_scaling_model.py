@@ -88,10 +88,8 @@ def test_noisy_runs_ask_for_repeats_and_steep_ones_for_the_next_size():
 
 
 def test_noise_is_estimated_from_repeats_or_stated_as_assumed():
-    single, repeated = (
-        fit_line((1, 2)),
-        fit([(n, s * f) for n, s in ((1, 1.0), (2, 1.1)) for f in (0.97, 1.0, 1.03)]),
-    )
+    single = fit_line((1, 2))
+    repeated = fit([(n, s * f) for n, s in ((1, 1.0), (2, 1.1)) for f in (0.97, 1.0, 1.03)])
     assert single.noise == ASSUMED_NOISE and "assumed" in single.noise_source
     assert repeated.noise == pytest.approx(0.03, rel=0.02) and "repeats, 4" in repeated.noise_source
     assert fit_line((1, 2), repeats=2).noise == LEAST_NOISE, "equal by chance"
@@ -109,7 +107,8 @@ def test_noise_is_estimated_from_repeats_or_stated_as_assumed():
     ("sizes", "repeats", "noise"), [((1, 2), 2, 0.01), ((1, 2), 3, 0.04), ((4, 8, 16), 2, 0.04)]
 )
 def test_the_band_covers_at_least_as_often_as_stated(sizes, repeats, noise):
-    random, inside = np.random.default_rng(1), 0
+    random = np.random.default_rng(1)
+    inside = 0
     for _ in range(200):
         runs = [
             (n, line(n) * np.exp(noise * random.standard_normal()))

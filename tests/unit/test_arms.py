@@ -23,10 +23,10 @@ from tokenscale.arms.record import record
 from tokenscale.arms.train import train, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_sealed
+from tokenscale.cli.parity import read_recording
 from tokenscale.data.batches.batch import Batch, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.parity.recording import read_recording
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
@@ -42,7 +42,8 @@ from tokenscale.train.phase_timer import CudaTimer
 from tokenscale.train.record import StepLog
 from tokenscale.train.trainer import StepResult
 
-T, STEPS = 16, 4
+T = 16
+STEPS = 4
 #: a trainer that only measures how often each token occurs; faults replace one line
 ADAPTER = """
 import time
@@ -80,12 +81,13 @@ def lab(tmp_path_factory):
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = Path("workflow/arms/toy")
+    folder = Path("arms/toy")
     folder.mkdir(parents=True)
     (folder / "arm.yaml").write_text(DESCRIPTION)
     (folder / "adapter.py").write_text(ADAPTER)
     (folder / "requirements.in").write_text("numpy\nsafetensors\n")
-    Path("constraints.txt").write_text("")
+    Path("locks").mkdir()
+    Path("locks/constraints.txt").write_text("")
     python = RECORD.with_name("environment") / "bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -292,16 +294,15 @@ def test_first_tokens_of_documents_count_in_a_stream_and_padding_does_not(lab):
     )
     padded = differing = 0
     for _ in range(-(-read_json(store)["rows"] // 6)):
-        a, b = stream.next(), documents.next()
+        a = stream.next()
+        b = documents.next()
         assert (a.tokens_bt == b.tokens_bt).all() and a.order_digest == b.order_digest
         restored = a.labels_bt[:, :-1] != b.labels_bt[:, :-1]
         assert (a.labels_bt[:, :-1][restored] == a.tokens_bt[:, 1:][restored]).all()
         assert (b.labels_bt[b.labels_bt != a.labels_bt] == IGNORED).all()
         assert a.useful_tokens == np.count_nonzero(a.labels_bt != IGNORED)
-        padded, differing = (
-            padded + (a.useful_tokens < a.total_tokens),
-            differing + int(restored.sum()),
-        )
+        padded = padded + (a.useful_tokens < a.total_tokens)
+        differing = differing + int(restored.sum())
     assert differing > 20 and padded <= 2  # the store's last row
 
 
@@ -328,7 +329,8 @@ def test_rows_are_hashed_without_their_order():
 
 @pytest.fixture
 def installed(toy, monkeypatch):
-    commands, run = [], environments._run
+    commands = []
+    run = environments._run
 
     def note(command, cwd=None):
         commands.append(list(map(str, command)))
@@ -471,7 +473,8 @@ def waits(monkeypatch):
 
 
 def test_an_arm_waits_for_its_device_as_often_as_we_do(tmp_path, lab, waits):
-    run, steps = run_of(budget=BudgetSettings(steps=15), log_every=5), 15
+    run = run_of(budget=BudgetSettings(steps=15), log_every=5)
+    steps = 15
     model = torch.nn.Embedding(300, 300)
     optimizer = torch.optim.SGD(model.parameters())
     write_contract(
@@ -495,7 +498,8 @@ def test_an_arm_waits_for_its_device_as_often_as_we_do(tmp_path, lab, waits):
         line["step_s"] > 0 for line in lines
     )
     batch = Batch.from_arrays(*np.ones((2, 6, T), dtype=np.int64), 0)
-    device, one = torch.device("cuda"), torch.ones(())
+    device = torch.device("cuda")
+    one = torch.ones(())
     log = StepLog(
         Writer(tmp_path / "ours"), timer := CudaTimer(device), World(0, 1, 0, device), scaled=False
     )

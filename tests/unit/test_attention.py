@@ -30,7 +30,7 @@ def cut(lengths, total):
     for length in lengths:
         if sum(row) + length <= total:
             row.append(length)
-    return row + [total - sum(row)] * (sum(row) < total)
+    return row + ([total - sum(row)] if sum(row) < total else [])
 
 
 def ids_of(rows):

@@ -171,7 +171,8 @@ def zstd(text: bytes, window_log: int) -> bytes:
     return frame.compress(text) + frame.flush()
 
 
-A, B = b'{"text": "a"}\n', b'{"text": "b", "score": NaN}\n'
+A = b'{"text": "a"}\n'
+B = b'{"text": "b", "score": NaN}\n'
 BOM = b"\xef\xbb\xbf"
 #: file name, bytes, texts
 LEGAL = [
@@ -316,7 +317,7 @@ def test_an_address_names_a_file_inside_of_its_folder(tmp_path, last, local):
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\0b"])
 def test_a_list_of_the_hub_that_leaves_the_folder_is_refused(tmp_path, monkeypatch, name):
-    listing = (lambda *_: {name: name}, lambda *_: pytest.fail("nothing is fetched"))
+    listing = (lambda *_, **__: {name: name}, lambda *_, **__: pytest.fail("nothing is fetched"))
     monkeypatch.setitem(download.DOWNLOADS, "hub", listing)
     source = SourceSettings(kind="hub", repository="a/b", revision="0" * 40, files=("*",))
     with pytest.raises(UserError, match="outside"):
@@ -344,8 +345,10 @@ def test_no_damaged_byte_of_a_footer_gives_fewer_documents(tmp_path):
     texts = [f"text {number} " * (number % 5 + 1) for number in range(300)]
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": texts}), path, row_group_size=100)
-    data, source = path.read_bytes(), SourceSettings(kind="files", files=(str(path),))
-    footer, refused = int.from_bytes(data[-8:-4], "little") + 8, 0
+    data = path.read_bytes()
+    source = SourceSettings(kind="files", files=(str(path),))
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    refused = 0
     for place in range(len(data) - footer, len(data)):
         for value in {0, data[place] ^ 64} - {data[place]}:
             path.write_bytes(data[:place] + bytes([value]) + data[place + 1 :])

@@ -79,7 +79,7 @@ SCALARS = {
 )
 def test_a_value_is_read_as_it_is_written_or_refused_by_key(tmp_path, text, place, key):
     path = tmp_path / "a.yaml"
-    path.write_text(place.format(text) + "\nmore: .inf" * (SCALARS[text] is None))
+    path.write_text(place.format(text) + ("\nmore: .inf" if SCALARS[text] is None else ""))
     if SCALARS[text] is not None:
         inner = read_yaml(path)
         while inner != SCALARS[text]:
@@ -494,7 +494,8 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 @example("a b'c\"d;$(true)`true`\n|&*?~#%j\\")
 @example("-rf")
 def test_any_word_comes_back_out_of_a_printed_command(word):
-    folder, run = Path("results") / word.replace("/", "_") / "run", RunSettings(resume_from=word)
+    folder = Path("results") / word.replace("/", "_") / "run"
+    run = RunSettings(resume_from=word)
     launch = Launch(run, Machine(environment={"VARIABLE": word}), folder)
     argv, variables = launch.command(0, {"store": Path(word)})
     assert variables == {"VARIABLE": word}

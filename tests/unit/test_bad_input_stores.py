@@ -122,7 +122,9 @@ def test_no_damaged_folder_is_read_as_something_else(lab, checkpoint, tmp_path, 
     read, harms, least = DAMAGED[name]
     others = {"corpus": lab.corpus, "tokenizer": lab.tokenizer, checkpoint.name: checkpoint}
     source = others.get(name) or lab.store(StoreSettings.parse(name))
-    good, draw, refused = read(source), random.Random(name), 0
+    good = read(source)
+    draw = random.Random(name)
+    refused = 0
     for _ in range(harms):
         what = harmed(source, tmp_path / name, draw)
         try:
@@ -225,7 +227,9 @@ def test_a_record_that_is_edited_and_hashed_anew_is_refused_or_read(
 ):
     read = {"corpus": texts_of, "tokenizer": ids_of, "checkpoint": all_of}[whose]
     source = checkpoint if whose == "checkpoint" else getattr(lab, whose)
-    folder, draw, refused = tmp_path / source.name, random.Random(4), 0
+    folder = tmp_path / source.name
+    draw = random.Random(4)
+    refused = 0
     for _ in range(100):
         shutil.copytree(source, folder, dirs_exist_ok=True)
         name = (
@@ -292,10 +296,8 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(
 
 def records_of(lab, checkpoint):
     """(folder, file of its record, key of the version, who reads it, where it names a file)"""
-    of_manifest, open_packed = (
-        ("manifest.json", "schema_version"),
-        functools.partial(open_store, expected=STORES[3]),
-    )
+    of_manifest = ("manifest.json", "schema_version")
+    open_packed = functools.partial(open_store, expected=STORES[3])
     yield lab.corpus, *of_manifest, read_corpus_manifest, lambda m: m["splits"]["train"]["files"][0]
     yield lab.tokenizer, *of_manifest, read_tokenizer_manifest, lambda m: m["file"]
     yield lab.store(STORES[3]), *of_manifest, open_packed, lambda m: m["files"][0]

@@ -97,10 +97,12 @@ def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_
     """
     documents = documents_of(lab)
     run = make_run(approach, sequence_length=T, global_batch=global_batch, seed=2, repeat=1)
-    n, steps = len(documents), 60
+    n = len(documents)
+    steps = 60
     found = take(lab.batches(run), steps)
     for slot in range(global_batch):
-        tokens, labels = [], []
+        tokens = []
+        labels = []
         for i in itertools.count(slot, global_batch):
             document = documents[int(permute(i % n, n, run.effective_seed, i // n)[0])].tolist()
             tokens += document
@@ -122,10 +124,8 @@ def test_counts_are_of_the_arrays_and_an_epoch_has_as_many_rows_as_there_is_to_r
             batch.total_tokens == 5 * T
             and batch.tokens_bt.dtype == batch.labels_bt.dtype == np.int64
         )
-    tokens, rows = (
-        sum(map(len, documents_of(lab))),
-        lab.batches(make_run(approach, T)).rows_per_epoch(),
-    )
+    tokens = sum(map(len, documents_of(lab)))
+    rows = lab.batches(make_run(approach, T)).rows_per_epoch()
     if BATCHES[approach].streams:
         assert rows == tokens / T
     elif approach == "packed":
@@ -137,7 +137,8 @@ def test_counts_are_of_the_arrays_and_an_epoch_has_as_many_rows_as_there_is_to_r
 def test_a_seek_finds_what_a_walk_finds_at_every_step(lab, monkeypatch):
     monkeypatch.setattr("tokenscale.data.batches.streams.BLOCK_DOCUMENTS", 3)
     run = make_run("token-list", sequence_length=8, global_batch=2)
-    walked, other = lab.batches(run), lab.batches(run)
+    walked = lab.batches(run)
+    other = lab.batches(run)
     at_a_border = 0
     for step in range(300):
         other.seek({"step": step})
@@ -210,17 +211,16 @@ def test_missing_inputs_and_a_model_with_too_few_embeddings_are_named(lab, appro
 
 
 def test_a_store_of_other_text_is_refused(lab, tmp_path):
-    run, other = (
-        make_run("packed", sequence_length=T),
-        Lab(tmp_path, ["other text"], vocabulary_size=262),
-    )
+    run = make_run("packed", sequence_length=T)
+    other = Lab(tmp_path, ["other text"], vocabulary_size=262)
     with pytest.raises(UserError, match="corpus manifest, sha256"):
         open_batches(run, Inputs(other.corpus, store=lab.store(run.store)))
 
 
 def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):
     run = make_run("length-bucketed", sequence_length=T, global_batch=5)
-    documents, batches = documents_of(lab), take(lab.batches(run), 64)
+    documents = documents_of(lab)
+    batches = take(lab.batches(run), 64)
     found = [labels[labels != IGNORED].tolist() for b in batches for labels in b.labels_bt]
     whole = 5 * 64 // len(documents)
     expected = [d[1 : T + 1].tolist() for d in documents]
@@ -245,7 +245,8 @@ def test_document_ids_agree_with_the_pieces_of_a_real_store(lab):
     settings = make_run("packed", sequence_length=T).store
     folder = lab.store(settings)
     store = PackedStore(folder, open_store(folder, settings))
-    pieces, pointers = np.load(folder / "pieces.npy"), np.load(folder / "rows.npy")
+    pieces = np.load(folder / "pieces.npy")
+    pointers = np.load(folder / "rows.npy")
     rows = [pieces[a:b].tolist() for a, b in zip(pointers[:-1], pointers[1:], strict=True)]
     assert any(len(row) > 2 for row in rows) and any(sum(row) < T for row in rows)
     ids = document_ids(store.starts(np.arange(len(store))))

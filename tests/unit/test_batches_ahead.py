@@ -40,13 +40,14 @@ class Source:
     """Batches of an approach that count how often they were asked; can fail, and can be held up."""
 
     def __init__(self, batches):
-        self._batches, self.vocabulary_size, self.lost = (
-            batches,
-            batches.vocabulary_size,
-            batches.lost,
-        )
-        self.state, self.seek = batches.state, batches.seek
-        self.asked, self.fails_at, self.gate = 0, None, threading.Event()
+        self._batches = batches
+        self.vocabulary_size = batches.vocabulary_size
+        self.lost = batches.lost
+        self.state = batches.state
+        self.seek = batches.seek
+        self.asked = 0
+        self.fails_at = None
+        self.gate = threading.Event()
         self.gate.set()
 
     def next(self):
@@ -68,7 +69,8 @@ def settled(source):
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_batches_and_states_are_those_of_the_source(lab, approach):
     run = make_run(approach, sequence_length=T, global_batch=3)
-    source, ahead = lab.batches(run), Prefetcher(lab.batches(run))
+    source = lab.batches(run)
+    ahead = Prefetcher(lab.batches(run))
     assert ahead.vocabulary_size == source.vocabulary_size
     kept = []
     for _ in range(70):  # over the end of a block of the order
@@ -82,7 +84,8 @@ def test_batches_and_states_are_those_of_the_source(lab, approach):
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_a_seek_discards_what_was_read_ahead(lab, approach):
     run = make_run(approach, sequence_length=T, global_batch=3)
-    source, ahead = lab.batches(run), Prefetcher(lab.batches(run))
+    source = lab.batches(run)
+    ahead = Prefetcher(lab.batches(run))
     for step in (9, 2, 40):
         states = []
         for at in (source, ahead):
@@ -110,7 +113,8 @@ def test_one_batch_lies_ready_and_no_more(lab):
 
 def test_an_error_comes_in_its_turn_and_the_state_stays(lab):
     run = make_run("token-list", sequence_length=T)
-    source, plain = Source(lab.batches(run)), lab.batches(run)
+    source = Source(lab.batches(run))
+    plain = lab.batches(run)
     source.fails_at = 3
     ahead = Prefetcher(source)
     for _ in range(3):
@@ -129,7 +133,8 @@ def test_closing_waits_neither_for_a_place_nor_for_more_than_the_batch_in_hand_a
     lab,
 ):
     run = make_run("padding-free", sequence_length=T)
-    source, plain = Source(lab.batches(run)), lab.batches(run)
+    source = Source(lab.batches(run))
+    plain = lab.batches(run)
     ahead = Prefetcher(source)
     for _ in range(3):
         assert same(ahead.next(), plain.next())

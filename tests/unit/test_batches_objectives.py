@@ -71,7 +71,8 @@ def translations(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def documents(translations):
-    tokenizer, text = load_tokenizer(translations.tokenizer), RawText(translations.corpus)
+    tokenizer = load_tokenizer(translations.tokenizer)
+    text = RawText(translations.corpus)
     pairs = [text.text(i).split(PAIR) for i in range(len(text))]
     return [tuple(ids.tolist() for ids in tokenizer.encode_batch(pair)) for pair in pairs]
 
@@ -84,7 +85,8 @@ def epoch(translations, approach, **changes):
 @pytest.mark.parametrize("approach", ["padded", "pretokenized-padded"])
 def test_rows_are_source_eos_target_eos_cut_or_padded(translations, documents, approach):
     tokenizer = load_tokenizer(translations.tokenizer)
-    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    bos = tokenizer.bos_id
+    eos = tokenizer.eos_id
     expected = [[bos, *source, eos, *target, eos][: T + 1] for source, target in documents]
     found = []
     for batch in epoch(translations, approach):
@@ -112,8 +114,10 @@ def test_online_and_offline_are_bit_identical_on_pairs(translations, pair):
 def test_only_targets_and_their_eos_count(translations, documents, approach):
     """Against a search, label by label, for the document that a row holds."""
     tokenizer = load_tokenizer(translations.tokenizer)
-    bos, eos = tokenizer.bos_id, tokenizer.eos_id
-    plain, targets = epoch(translations, approach), epoch(translations, approach, labels="target")
+    bos = tokenizer.bos_id
+    eos = tokenizer.eos_id
+    plain = epoch(translations, approach)
+    targets = epoch(translations, approach, labels="target")
     counted = 0
     for before, after in zip(plain, targets, strict=True):
         assert (
@@ -161,7 +165,8 @@ def test_the_held_out_slice_predicts_targets_alone(translations):
 
 
 def test_a_row_that_begins_inside_a_document_begins_with_a_target(translations):
-    tokens, labels = np.array([[5, 6, 1, 0, 7, 1, 8, 1]]), np.arange(8)[None].copy()
+    tokens = np.array([[5, 6, 1, 0, 7, 1, 8, 1]])
+    labels = np.arange(8)[None].copy()
     ignore_sources(tokens, labels, bos_id=0, eos_id=1)
     assert labels.tolist() == [[0, 1, 2, IGNORED, IGNORED, 5, 6, 7]]
     tokenizer = load_tokenizer(translations.tokenizer)
@@ -210,7 +215,11 @@ def test_runs_that_cannot_predict_targets_alone_say_so():
         assert problems(**changes) == ["labels"], changes
 
 
-V, BOS, EOS, PAD, MASK = 1000, 0, 1, 2, 1000
+V = 1000
+BOS = 0
+EOS = 1
+PAD = 2
+MASK = 1000
 OPTIONS = {"vocabulary_size": V, "mask_id": MASK, "special_ids": (BOS, EOS, PAD)}
 
 
@@ -287,7 +296,8 @@ def test_padding_bos_and_eos_are_never_masked(lab, approach):
     for step, batch in enumerate(
         take(lab.batches(make_run(approach, 16, eos=True, global_batch=6)), 30)
     ):
-        tokens, labels = batch.tokens_bt, batch.labels_bt
+        tokens = batch.tokens_bt
+        labels = batch.labels_bt
         inputs, targets = mask_tokens(tokens, labels, step * 6 + np.arange(6), seed=0, **options)
         counted = np.zeros_like(tokens, dtype=bool)
         counted[:, 1:] = labels[:, :-1] != IGNORED
@@ -306,10 +316,12 @@ def masked_run(approach, **changes):
 
 def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):
     run = masked_run("packed", masking=MaskingSettings(share=0.5))
-    plain, masked = lab.batches(masked_run("packed", objective="causal")), lab.batches(run)
+    plain = lab.batches(masked_run("packed", objective="causal"))
+    masked = lab.batches(run)
     assert masked.rows_per_epoch() == plain.rows_per_epoch() and masked.vocabulary_size == 262 + 1
     for _ in range(10):
-        a, b = plain.next().copy(), masked.next()
+        a = plain.next().copy()
+        b = masked.next()
         chosen = b.labels_bt != IGNORED
         # at the place itself: nothing is shifted
         assert np.array_equal(b.labels_bt[chosen], a.tokens_bt[chosen])
@@ -321,10 +333,8 @@ def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):
 
 def test_each_epoch_masks_anew(lab):
     run = masked_run("packed", global_batch=1, masking=MaskingSettings(share=0.3))
-    plain, masked = (
-        lab.batches(masked_run("packed", global_batch=1, objective="causal")),
-        lab.batches(run),
-    )
+    plain = lab.batches(masked_run("packed", global_batch=1, objective="causal"))
+    masked = lab.batches(run)
     rows = int(plain.rows_per_epoch())
     epochs = []
     for _ in range(2):
@@ -383,7 +393,8 @@ def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(l
             0
         ]
 
-    whole, other = read(run), read(replace(run, seed=8))
+    whole = read(run)
+    other = read(replace(run, seed=8))
     for world_size in (1, 2, 3, 5):
         parts = [read(run, rank, world_size) for rank in range(world_size)]
         for name in ("tokens_bt", "labels_bt", "document_ids_bt"):

@@ -203,7 +203,8 @@ def test_a_stream_goes_on_from_states_of_another_world_size_with_any_number_of_w
     for _ in range(4):
         found = [next(rank) for rank in ranks]
         assert all(same(batch, batches.next()) for batch, batches in zip(found, plain, strict=True))
-    stream, batches = stream_of(lab, run, steps=6), lab.batches(run)
+    stream = stream_of(lab, run, steps=6)
+    batches = lab.batches(run)
     stream.load_state_dict(
         json.loads(json.dumps(merge_states([batch["state"] for batch in found])))
     )

@@ -71,7 +71,9 @@ def test_full_sharding_that_slows_down_without_warning_is_in_the_band_or_refused
 def test_predictors_without_a_model_and_the_interval_score_by_hand(rows):
     row = next(r for r in rows if (r.series, r.fitted_to, r.devices) == ("8.05B padded", 8, 16))
     middles = [row.bands[name][1] for name in backtest.TRIVIAL]
-    last, first, four = 8 / 31678, 1 / 5990.44, 4 / 21203
+    last = 8 / 31678
+    first = 1 / 5990.44
+    four = 4 / 21203
     assert middles == pytest.approx([last, first, 2 * last - four], rel=1e-4)
     assert row.error("last efficiency stays") == pytest.approx(16 / 57172 / last - 1, rel=1e-3)
     outside = replace(row, measured_s=2.0, bands={"model": (0.5, 0.7, 1.0)})

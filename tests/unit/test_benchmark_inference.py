@@ -67,7 +67,8 @@ def test_every_cell_is_written_with_the_cache_of_its_formula_and_without_in_ever
         for r in result["records"]
     ]
     assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 2
-    first, second = (cells[: len(cells) // 2], cells[len(cells) // 2 :])
+    first = cells[: len(cells) // 2]
+    second = cells[len(cells) // 2 :]
     assert {c[4] for c in first} == {0} and [c[:4] for c in first] != [c[:4] for c in second]
     for record in result["records"]:
         prompt, *decoded = record["parts"]

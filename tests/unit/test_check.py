@@ -199,7 +199,7 @@ def test_gpus_are_counted_as_the_process_may_use_them(monkeypatch):
 
 def test_no_shipped_experiment_is_refused_or_ends_without_a_verdict(tmp_path, monkeypatch, capsys):
     shutil.copytree(ROOT / "config", tmp_path / "config")
-    shutil.copytree(ROOT / "workflow/arms", tmp_path / "workflow/arms")
+    shutil.copytree(ROOT / "arms", tmp_path / "arms")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tokenscale.cli.check.count_gpus_and_cores", lambda: (0, 2))
     assert main(["check"]) == 0

@@ -89,7 +89,8 @@ def shard_of(rank, ranks, columns=1):
     wanted = []
     for name, shape in SHAPES.items():
         rows = shard_rows(shape[0], rank // columns, ranks // columns)
-        offsets, extent = [rows.start, *(0,) * (len(shape) - 1)], [len(rows), *shape[1:]]
+        offsets = [rows.start, *(0,) * (len(shape) - 1)]
+        extent = [len(rows), *shape[1:]]
         if len(shape) == 2:
             part = shard_rows(shape[1], rank % columns, columns)
             offsets[1], extent[1] = part.start, len(part)
@@ -138,7 +139,8 @@ def test_a_rank_opens_each_needed_file_once(sharded, opened, rank, ranks, column
 
 
 def test_every_part_is_read_from_any_pieces(tmp_path):
-    pick, shape = random.Random(0), (7, 5, 6)
+    pick = random.Random(0)
+    shape = (7, 5, 6)
     cuts = ([0, 3, 4, 7], [0, 2, 5], [0, 1, 6])
     for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool):
         whole = torch.arange(math.prod(shape)).reshape(shape).to(dtype)

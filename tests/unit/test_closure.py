@@ -1,6 +1,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tokenscale.settings import closure
 from tokenscale.settings.closure import (
     ONLINE,
     PACKAGE,
+    TOKENIZER_LOADER,
     find_missing_packages,
     import_closure,
     list_changes,
@@ -23,7 +25,7 @@ from tokenscale.settings.closure import (
     write_listing,
 )
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.registry import BATCHES, FORMATS, TOKENIZER_LOADER, TOKENIZERS
+from tokenscale.settings.registry import BATCHES, FORMATS, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
 
@@ -52,10 +54,8 @@ def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them()
         "b": RunSettings(approach="padded"),
         "c": RunSettings(float8=True),
     }
-    alone, has = (
-        {"a": runs["a"]},
-        ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"],
-    )
+    alone = {"a": runs["a"]}
+    has = ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"]
     found = find_missing_packages(runs, has)
     assert (
         found["torchao"] == ["c"]
@@ -307,3 +307,25 @@ def test_a_listing_that_cannot_be_written_is_needed_only_where_it_differs(projec
     path.unlink()
     monkeypatch.setattr(closure, "write_text", lost)
     assert listed() == path
+
+
+#: files that load modules of ours by name: a table or a command's name says which
+TABLES = {
+    "benchmark": "cli/benchmark.py",
+    "commands": "cli/main.py",
+    "commands of rules": "cli/train_inputs.py",
+    "figures": "report/figure.py",
+    "sources": "data/corpus/build.py",
+    "tokenizers": "data/tokenizers/load.py",
+}
+#: files that load packages of others by name, to see whether they are there
+FOREIGN = {"cli/doctor.py", "data/tokenizers/backends.py"}
+
+
+def test_modules_are_loaded_by_name_in_the_tables_alone():
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"\bimport_module\(|\b__import__\(", path.read_text())
+    }
+    assert found - FOREIGN == set(TABLES.values())

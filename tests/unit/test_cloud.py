@@ -251,7 +251,8 @@ def test_an_empty_bucket_and_a_path_out_of_the_folder_are_refused(project):
 
 class Recorded:
     def __init__(self):
-        self.objects, self.order = {}, []
+        self.objects = {}
+        self.order = []
 
     def list(self, prefix=""):
         return {key: len(data) for key, data in self.objects.items() if key.startswith(prefix)}
@@ -317,7 +318,8 @@ def test_a_state_is_complete_in_the_bucket_only_with_all_its_files_and_logs(run_
 
 
 def test_a_state_with_a_missing_file_and_a_sealed_record_stay_here(run_folder):
-    bucket, ranks = Recorded(), {"rank=00000.json": {}, "rank=00001.json": {}}
+    bucket = Recorded()
+    ranks = {"rank=00000.json": {}, "rank=00001.json": {}}
     write(run_folder / "checkpoints/step=00000004/checkpoint.json", {"ranks": ranks})
     mirror_of(bucket, run_folder)._push_checkpoints()
     assert not [key for key in bucket.objects if key.endswith("checkpoint.json")]

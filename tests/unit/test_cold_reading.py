@@ -20,7 +20,8 @@ from tokenscale.data.stores.documents import Chunk, Origin
 from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
 from tokenscale.settings.data import StoreSettings
 
-DOCUMENTS, TOKENS = 6000, 1025
+DOCUMENTS = 6000
+TOKENS = 1025
 
 
 class NumberedDocuments:
@@ -99,7 +100,8 @@ def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(stored,
 def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_rows(
     stored, monkeypatch
 ):
-    hashed, sha256_file = [], raw_text.sha256_file
+    hashed = []
+    sha256_file = raw_text.sha256_file
     monkeypatch.setattr(
         raw_text, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path)
     )
@@ -125,7 +127,8 @@ def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(stored,
     (folder / "tokens.bin").read_bytes()
     if not reader._is_resident(0, 0):
         pytest.skip("this file system does not tell what is in the page cache")
-    requested, advise = [], os.posix_fadvise
+    requested = []
+    advise = os.posix_fadvise
     monkeypatch.setattr(os, "posix_fadvise", lambda *a: requested.append(a) or advise(*a))
     batches = np.random.default_rng(1).permutation(DOCUMENTS)[:80].reshape(10, 8)
     one_by_one = [reader.rows(rows)[0].copy() for rows in batches]
@@ -150,7 +153,8 @@ def refuse(*arguments):
 
 def test_rows_that_were_announced_are_read_ahead(stored):
     _, reader = stored("packed", cold=[".bin"])
-    before, rows = read_bytes(), np.arange(0, DOCUMENTS, 100)
+    before = read_bytes()
+    rows = np.arange(0, DOCUMENTS, 100)
     reader.will_read(rows)
     asked = read_bytes() - before
     assert asked >= len(rows) * 2050

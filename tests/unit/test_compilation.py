@@ -130,7 +130,8 @@ def test_graph_breaks_and_blocks_beyond_the_limit_of_recompiles_are_counted():
     parallelism.
     """
     with counting_backend() as seen:
-        compilation, x = compile_blocks([Special(n) for n in range(1, 13)]), torch.ones(2, 4)
+        compilation = compile_blocks([Special(n) for n in range(1, 13)])
+        x = torch.ones(2, 4)
         for block in compilation.blocks:
             x = block(x)
         counts = compilation.counts()

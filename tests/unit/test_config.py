@@ -83,7 +83,8 @@ def test_pairs_of_cells_alternate_in_order(tmp_path, changes, order_seed):
         assert all(
             (one > 0) != (two > 0) for one, two in zip(apart[::2], apart[1::2], strict=False)
         )
-    of, over = ("approach=packed, layout.data=1", "approach=padded, layout.data=1")
+    of = "approach=packed, layout.data=1"
+    over = "approach=padded, layout.data=1"
     apart = [
         place[of, k] - place[over, k]
         for k in range(changes.get("primary_repeats", changes["repeats"]))
@@ -445,7 +446,8 @@ def test_experiments_that_cannot_run_on_the_corpus_are_refused_by_name_and_stop_
     mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "mine/*.parquet"}}}}
     layers = [("config/config.yaml", values), ("mine.yaml", mine)]
     config = Config(merge_settings(values, mine), root=ROOT, layers=layers)
-    usable, chosen = config.usable(["demo"]), config.select_experiments(["all_experiments"])
+    usable = config.usable(["demo"])
+    chosen = config.select_experiments(["all_experiments"])
     assert "demo" in usable
     for name, reason in {
         "translation_data_parallel": "documents of corpus mine are not pairs",
@@ -496,7 +498,8 @@ def test_an_error_names_the_file_that_sets_the_value(tmp_path):
 
 
 def test_the_configuration_is_merged_as_snakemake_merges_it(tmp_path):
-    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first = tmp_path / "first.yaml"
+    second = tmp_path / "second.yaml"
     first.write_text(
         "{scale: workstation, corpora: {mine: {source: {files: a.parquet, text_column: a}}}}"
     )

@@ -86,7 +86,8 @@ def test_a_large_corpus_is_read_by_number_only_with_its_records_files(tmp_path, 
         RawText(corpus).text(0)
     assert error.value.facts["next"] == f"snakemake {corpus}/records/manifest.json"
     write_text_records(corpus)
-    text, count = RawText(corpus), len(expected)
+    text = RawText(corpus)
+    count = len(expected)
     assert [text.text(i * 37 % count) for i in range(600)] == [
         expected[i * 37 % count] for i in range(600)
     ]
@@ -123,7 +124,8 @@ def test_changed_records_of_a_corpus_are_named(tmp_path, change):
 
 def test_any_range_of_documents_is_read_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr("tokenscale.data.corpus.build.SHARD_DOCUMENTS", 23)
-    text, count = RawText(make_corpus(tmp_path, TEXTS, row_group_rows=10)), len(TEXTS)
+    text = RawText(make_corpus(tmp_path, TEXTS, row_group_rows=10))
+    count = len(TEXTS)
     assert [file["rows"] for file in text.split["files"]] == [23] * 13 + [1]
     for first, last in [(0, 0), (0, 1), (22, 24), (9, 47), (46, 46), (5, count), (count, count)]:
         for size in (1, 7, 512):

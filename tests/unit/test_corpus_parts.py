@@ -99,7 +99,8 @@ def test_any_number_of_parts_gives_the_corpus_of_one(tmp_path, files, data):
     assert without_files(merged) == without_files(whole)
     for split in SPLITS:
         assert read_rows(folder / "many", split) == read_rows(folder / "one", split)
-        one, many = RawText(folder / "one", split), RawText(folder / "many", split)
+        one = RawText(folder / "one", split)
+        many = RawText(folder / "many", split)
         assert [t for b in many.batches(4) for t in b] == [t for b in one.batches(4) for t in b]
 
 
@@ -115,7 +116,8 @@ def test_held_out_texts_that_any_part_trains_on_are_counted(tmp_path, deduplicat
         )
         for n in (1, 3)
     )
-    whole, merged = build(one, tmp_path / "one"), build_in_parts(three, tmp_path / "many")
+    whole = build(one, tmp_path / "one")
+    merged = build_in_parts(three, tmp_path / "many")
     assert without_files(merged) == without_files(whole)
     assert whole["cleaning"]["documents"]["held_out_in_training"] == 2  # a and e
     assert "2 distinct held-out texts" in state_held_out(whole)
@@ -168,7 +170,8 @@ def test_records_in_two_processes_are_those_of_one(tmp_path):
 
 def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["x", "b", "y", "d", "z"]])
-    settings, directory = corpus_settings(tmp_path / "raw", 2), tmp_path / "c[1]*?'"
+    settings = corpus_settings(tmp_path / "raw", 2)
+    directory = tmp_path / "c[1]*?'"
     merged = build_in_parts(settings, directory, processes=2)
     assert merged["cleaning"]["documents"]["duplicates"] == 2
     assert any(
@@ -189,12 +192,16 @@ def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
     rng = np.random.default_rng(3)
     hashes = rng.integers(0, 256, (40, 32), dtype=np.uint8)
     hashes[7, :8] = hashes[9, :8]  # equal in the first half only
-    expected, seen, sets = [], set(), []
+    expected = []
+    seen = set()
+    sets = []
     for number in range(6):
-        drawn, lengths = rng.integers(0, 40, 50), np.zeros(50, dtype=np.uint32)
+        drawn = rng.integers(0, 40, 50)
+        lengths = np.zeros(50, dtype=np.uint32)
         write_table(tmp_path / str(number), hashes[drawn], lengths, lengths)
         for row, index in enumerate(drawn.tolist()):
-            expected += [(number, row)] * (index in seen)
+            if index in seen:
+                expected += [(number, row)]
             seen.add(index)
         sets.append(set(drawn.tolist()))
     found = Duplicates([tmp_path / str(number) for number in range(6)], tmp_path)
@@ -248,7 +255,8 @@ def test_a_damaged_part_is_named_with_the_command_that_rebuilds_it(tmp_path, dam
 
 def test_a_damaged_shard_is_named_by_readers_with_the_part_and_a_failing_rebuild_keeps_it(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["u", "v", "w"]])
-    settings, parts = corpus_settings(tmp_path / "raw", 2), tmp_path / "c/parts"
+    settings = corpus_settings(tmp_path / "raw", 2)
+    parts = tmp_path / "c/parts"
     build_in_parts(settings, tmp_path / "c")
     before = tree_of(parts / "00000")
     (tmp_path / "raw/f000.parquet").write_bytes(b"no Parquet")
@@ -263,11 +271,9 @@ def test_a_damaged_shard_is_named_by_readers_with_the_part_and_a_failing_rebuild
 
 def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
     write_files(tmp_path / "raw", [["a"], ["b"], ["c"], ["d"]])
-    settings, folder, memory = (
-        corpus_settings(tmp_path / "raw", 2),
-        tmp_path / "results",
-        tmp_path / "cache.json",
-    )
+    settings = corpus_settings(tmp_path / "raw", 2)
+    folder = tmp_path / "results"
+    memory = tmp_path / "cache.json"
 
     def fingerprints():
         fingerprint._list_named_paths.cache_clear()
@@ -306,7 +312,8 @@ def test_another_number_of_parts_leaves_nothing_behind_but_strangers(tmp_path):
 
 def test_verify_names_every_damaged_part(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c"], ["f", "d", "e"], ["g", "h"]])
-    settings, corpus = corpus_settings(tmp_path / "raw", 3), tmp_path / "results/corpus/x"
+    settings = corpus_settings(tmp_path / "raw", 3)
+    corpus = tmp_path / "results/corpus/x"
     build_in_parts(settings, corpus)
     assert verify_results(tmp_path / "results")[0] == []
     (corpus / "parts/00000/manifest.json").write_text("{}")

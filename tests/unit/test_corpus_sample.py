@@ -44,7 +44,8 @@ def lines(path, documents):
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz", "text", "files"])
 def test_a_small_data_set_is_taken_whole(tmp_path, form):
-    documents, source = texts(50), LINES
+    documents = texts(50)
+    source = LINES
     if form == "parquet":
         paths = [
             parquet(tmp_path / "a.parquet", documents[:30], 7),
@@ -55,7 +56,8 @@ def test_a_small_data_set_is_taken_whole(tmp_path, form):
         for path, text in zip(paths, documents, strict=True):
             path.write_text(text)
     elif form == "text":
-        paths, source = [tmp_path / "a.txt"], SourceSettings(kind="files", separator="<|end|>")
+        paths = [tmp_path / "a.txt"]
+        source = SourceSettings(kind="files", separator="<|end|>")
         paths[0].write_text("<|end|>".join(documents))
     else:
         paths = [lines(tmp_path / f"a.{form}", documents)]
@@ -124,7 +126,8 @@ def test_stretches_that_meet_part_the_documents_among_them(
     pieces = pieces if separator != "\n\n" else [piece or "x" for piece in pieces]
     text = separator.join(pieces)
     path.write_bytes((text.replace("\r", "").replace("\n", "\r\n") if windows else text).encode())
-    size, source = path.stat().st_size, SourceSettings("files", separator=separator)
+    size = path.stat().st_size
+    source = SourceSettings("files", separator=separator)
     bounds = [
         find_start(path, cut, source) for cut in sorted({0, size, *(c for c in cuts if c < size)})
     ]
@@ -140,14 +143,16 @@ def test_stretches_that_meet_part_the_documents_among_them(
 
 @pytest.mark.parametrize("form", ["jsonl", "text"])
 def test_stretches_prefer_no_length_and_estimate_how_many_there_are(tmp_path, monkeypatch, form):
-    documents, source = texts(60_000), LINES
+    documents = texts(60_000)
+    source = LINES
     if form == "jsonl":
         paths = [
             lines(tmp_path / "a.jsonl", documents[:20_000]),
             lines(tmp_path / "b.jsonl", documents[20_000:]),
         ]
     else:
-        paths, source = [tmp_path / "a.txt"], SourceSettings(kind="files", separator="||")
+        paths = [tmp_path / "a.txt"]
+        source = SourceSettings(kind="files", separator="||")
         paths[0].write_text("||".join(documents))
     monkeypatch.setattr(module, "READ_BYTES", 100_000)
     found = draw_sample(paths, source, 8000)

@@ -25,7 +25,8 @@ def test_nonnegative_least_squares_meets_the_kuhn_tucker_conditions():
     random = np.random.default_rng(7)
     bound = 0
     for _ in range(50):
-        columns, targets = random.normal(size=(6, 4)), random.normal(size=6)
+        columns = random.normal(size=(6, 4))
+        targets = random.normal(size=6)
         found = solve_nonnegative(columns, targets)
         gradient = columns.T @ (columns @ found - targets)
         assert (found >= 0).all() and gradient[found == 0].min(initial=0.0) >= -1e-9

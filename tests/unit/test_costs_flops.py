@@ -20,7 +20,8 @@ from tokenscale.costs.peaks import PEAKS, peak_flops
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models.build import build
 
-FULL, CAUSAL = Convention.FULL, Convention.CAUSAL
+FULL = Convention.FULL
+CAUSAL = Convention.CAUSAL
 
 
 def resolved(name, **changes):
@@ -118,7 +119,8 @@ def test_nothing_is_left_out_of_masked_attention_and_recomputation_adds_a_forwar
         == flops_per_token(shape, 64, FULL, "masked")
         == full
     )
-    shape, length = PRESETS["llama-micro"].with_vocabulary(64), 16
+    shape = PRESETS["llama-micro"].with_vocabulary(64)
+    length = 16
     forward = 2 * sum(p.numel() for p in built(shape).blocks.parameters()) + 4 * 2 * 32 * length
     trained = flops_per_token(shape, length, FULL)
     for mode, more in (("block", forward), ("none", 0), ("selective", 0)):
@@ -156,7 +158,8 @@ def test_a_device_has_the_peak_of_its_exact_name_and_one_that_only_looks_alike_h
         assert peak.tf32 is None or peak.tf32 == pytest.approx(peak.bf16 / 2, rel=0.03)
 
 
-LARGE, SMALL = PRESETS["llama-8b-nemo"], PRESETS["llama-1.4b-nemo"]
+LARGE = PRESETS["llama-8b-nemo"]
+SMALL = PRESETS["llama-1.4b-nemo"]
 PEAK = 989e12
 #: (GPUs, global tokens/s, reported MFU, corrected MFU) of the source study's runs of the 1.41B
 #: model, sequences of 2048
@@ -187,7 +190,8 @@ def test_other_conventions_are_named_and_no_fault():
     assert not causal.fault and "causal mask" in causal.words
     assert not again.fault and "HFU" in again.words and again.ratio > 1.2
     # whose embeddings are counted
-    large, tied = counted(51.54e9, LARGE, 2048), PRESETS["gpt2-124m"]
+    large = counted(51.54e9, LARGE, 2048)
+    tied = PRESETS["gpt2-124m"]
     assert large.fault and "1.07 ×" in large.words and "embedding" in large.words
     assert counted(flops_per_token(tied, 1024, Convention.FULL), tied, 1024).words.endswith(
         "as the formula has it"
@@ -209,7 +213,8 @@ def test_of_two_readings_that_lie_together_the_nearer_one_is_named():
     """In short rows attention is a third of a percent of it, so that what was left out of it shows
     little.
     """
-    table, full = 6 * weights(SMALL).looked_up, flops_per_token(SMALL, 128, Convention.FULL)
+    table = 6 * weights(SMALL).looked_up
+    full = flops_per_token(SMALL, 128, Convention.FULL)
     causal = flops_per_token(SMALL, 128, Convention.CAUSAL)
     without = 2 * causal - full
     assert abs(without / causal - 1) < 0.005

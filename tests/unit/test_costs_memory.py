@@ -15,7 +15,8 @@ from tokenscale.settings.run import RunSettings
 
 LLAMA = PRESETS["llama-8b-nemo"]
 #: weights and tensors of it: nine a block, two embeddings and the last norm
-COUNT, TENSORS = 8_053_329_920, 32 * 9 + 3
+COUNT = 8_053_329_920
+TENSORS = 32 * 9 + 3
 SMALL = ModelSettings(
     dimension=16, layers=4, heads=4, key_value_heads=2, hidden=32, vocabulary_size=97
 )
@@ -115,7 +116,8 @@ def test_gpt2s_activations_are_those_of_the_papers_for_a_gpu():
         biases=True,
         dropout=0.1,
     )
-    sbh, sb = 2 * 32 * 64, 2 * 32
+    sbh = 2 * 32 * 64
+    sb = 2 * 32
 
     def layer(tensor):
         runs = (
@@ -136,7 +138,9 @@ def test_llamas_activations_by_hand():
     the head, log-probabilities, labels; and in all cosines and sines [T, head width / 2], and a
     sum.
     """
-    positions, d, h = 2 * 32, 16, 32
+    positions = 2 * 32
+    d = 16
+    h = 32
     block = 2 * (2 * d + 1) + 2 * d + 2 * d + 2 * d + 4 + 4 * h
     ends = 8 + 4 * (2 * d + 1 + d + 97) + 8
     held = memory(run_of(model=replace(SMALL, layers=3)), 0)
@@ -173,7 +177,8 @@ def test_messages_of_a_gpus_pipeline_are_the_outputs_of_the_passes_in_flight():
     run = run_of(LayoutSettings(pipeline=4), global_batch=16, activation_checkpointing="block")
     output = 4 * 2 * 32 * SMALL.dimension
     # a recomputed block keeps its input; the first stage has token ids, too
-    block, ids = output, 2 * 32 * 8
+    block = output
+    ids = 2 * 32 * 8
     assert memory(run, 0, "cuda").activations == 4 * (block + output + ids)
     assert memory(run, 1, "cuda").activations == 3 * (block + output)
 

@@ -56,7 +56,8 @@ def seconds(run, **facts):
 def test_seconds_are_the_start_and_the_flops_over_an_assumed_share_of_the_peak_and_whole_nodes_are_charged():
     assert seconds(on(1)) == pytest.approx(120 + ONE_GPU_S, rel=1e-3)
     assert seconds(on(16)) == pytest.approx(120 + ONE_GPU_S / 16, rel=1e-3)
-    one, sixteen = estimate_run(on(1), CLUSTER), estimate_run(on(16), CLUSTER)
+    one = estimate_run(on(1), CLUSTER)
+    sixteen = estimate_run(on(16), CLUSTER)
     assert (one.nodes, sixteen.nodes) == (1, 4)
     assert one.node_hours == one.gpu_hours == pytest.approx(2653.5 / 3600, rel=1e-3)
     assert sixteen.node_hours == pytest.approx(4 * 278.3 / 3600, rel=1e-3)

@@ -20,10 +20,8 @@ def test_each_rank_does_everything_once_in_an_order_that_can_be_and_holds_few_mi
     for rank in range(ranks):
         held = {}
         for name in NAMES:
-            kinds, actions = (
-                "FBW" if name == "zero-bubble" else "FB",
-                build_schedule(name, rank, ranks, micro_batches),
-            )
+            kinds = "FBW" if name == "zero-bubble" else "FB"
+            actions = build_schedule(name, rank, ranks, micro_batches)
             held[name] = pipeline_schedules.max_in_flight(actions)
             assert sorted(actions) == sorted(
                 Action(kind, micro) for kind in kinds for micro in range(micro_batches)
@@ -56,7 +54,8 @@ def test_interleaving_does_everything_once_in_whole_rounds(ranks, micro_batches,
 
 @pytest.mark.parametrize("ranks, micro_batches", SIZES)
 def test_the_bubble_is_that_of_the_papers(ranks, micro_batches):
-    p, m = ranks, micro_batches
+    p = ranks
+    m = micro_batches
     assert bubble_share("naive", p, m) == pytest.approx((p - 1) / p)
     assert (
         bubble_share("gpipe", p, m)
@@ -72,16 +71,18 @@ def test_the_bubble_is_that_of_the_papers(ranks, micro_batches):
 
 def test_orders_that_wait_for_each_other_are_found(monkeypatch):
     monkeypatch.setattr(
-        pipeline_schedules, "build_schedule", lambda *_: [Action("B", 0), Action("F", 0)]
+        pipeline_schedules, "build_schedule", lambda *_, **__: [Action("B", 0), Action("F", 0)]
     )
     with pytest.raises(RuntimeError, match="each waits for another"):
         bubble_share("turned round", 2, 1)
 
 
 def test_stages_have_all_layers_and_the_last_one_fewest():
-    for shape in (
-        shape for shape in PRESETS.values() if shape.vocabulary_size and shape.layers >= 4
-    ):
+    # models of transformers cannot be split
+    own = [shape for shape in PRESETS.values() if shape.transformers is None]
+    for shape in own:
+        if not shape.vocabulary_size or shape.layers < 4:
+            continue
         stages = pipeline_schedules.assign_stages(shape.with_positions(1024), 1024, 4)
         assert [layer for stage in stages for layer in stage] == list(range(shape.layers))
         assert all(stages) and len(stages[-1]) == min(map(len, stages)), (

@@ -28,7 +28,9 @@ def open_files(folder, entries, dtype):
 @pytest.mark.parametrize("dtype", ["u1", "<u2", "<u4"])
 def test_records_of_several_files_are_read_by_number(tmp_path, monkeypatch, dtype, table_bytes):
     monkeypatch.setattr(records, "TABLE_BYTES", table_bytes)
-    dtype, entries, expected = np.dtype(dtype), [], []
+    dtype = np.dtype(dtype)
+    entries = []
+    expected = []
     for number, count in enumerate([7, 1, 30]):
         groups = [
             make_parts(number * 10 + part, max(2, count), dtype) for part in range(number + 1)
@@ -69,7 +71,8 @@ def test_lengths_of_a_changed_table_are_refused(tmp_path, monkeypatch, table_byt
     its own.
     """
     monkeypatch.setattr(records, "TABLE_BYTES", table_bytes)
-    dtype, path = np.dtype("<u2"), tmp_path / "a.bin"
+    dtype = np.dtype("<u2")
+    path = tmp_path / "a.bin"
     entry = write_records(path, [(np.arange(8, dtype=dtype), np.array([4, 4]))], dtype)
     good = path.read_bytes()
     assert open_files(tmp_path, [entry], dtype).lengths().tolist() == [4, 4]

@@ -17,17 +17,16 @@ from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureS
 from tokenscale.settings.run import OptimizerSettings, ValidationSettings
 
 LENGTH = 512
-PACKED, HELD_OUT = (
-    f"packed-sequence_length={LENGTH}",
-    f"packed-split=validation-sequence_length={LENGTH}",
-)
+PACKED = f"packed-sequence_length={LENGTH}"
+HELD_OUT = f"packed-split=validation-sequence_length={LENGTH}"
 
 
 def manifests(folder, corpus="docs", documents=2, tokens=3 * LENGTH, held_out=1, built=True):
     """(stores, corpora) of a text of so many training tokens; 4 bytes a token. Without `built`,
     only the held-out text has a store.
     """
-    stores, splits = [], {}
+    stores = []
+    splits = {}
     for split, store, n, ids in (
         ("train", PACKED, documents, tokens),
         ("validation", HELD_OUT, held_out, LENGTH),

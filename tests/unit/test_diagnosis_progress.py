@@ -16,7 +16,8 @@ import snakemake_logger_plugin_tokenscale as plugin
 from tokenscale.cli import snakemake_internals as internals
 from tokenscale.cli.snakemake_progress import Progress, read_recorded_jobs
 
-ONE, NINE = [("train", 0, 60)], [("train", 10 * n, 10 * n + 10) for n in range(9)]
+ONE = [("train", 0, 60)]
+NINE = [("train", 10 * n, 10 * n + 10) for n in range(9)]
 #: side by side, and alone
 DRAWN = [("draw", 0, 10), ("draw", 0, 10), ("train", 10, 40), ("train", 40, 70)]
 RUNNING = [*ONE, ("train", 60, None)]
@@ -205,7 +206,8 @@ def test_dry_runs_and_calls_that_ask_for_more_or_less_look_as_without_the_plugin
 
     events = [EVENTS[0], *EVENTS[2:4], EVENTS[7]]  # without times of day
     text = shown(monkeypatch, tmp_path, io.StringIO(), events, **settings)
-    stream, quiet = io.StringIO(), settings.get("quiet", set())
+    stream = io.StringIO()
+    quiet = settings.get("quiet", set())
     default = ColorizingTextHandler(stream=stream)
     default.addFilter(
         DefaultFilter(

@@ -148,7 +148,8 @@ def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
     folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
     for rank in (0, 1):
         logged(folder, rank, steps=2000)
-    calls, loads = [], json.loads
+    calls = []
+    loads = json.loads
     monkeypatch.setattr(queries.json, "loads", lambda text: calls.append(text) or loads(text))
     assert queries.current_throughput(folder / "attempt=00")["step_s"] == 0.5 and len(calls) < 2500
 

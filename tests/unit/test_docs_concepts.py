@@ -91,7 +91,8 @@ def test_bubbles_are_those_of_the_schedules():
         "zero-bubble",
     ]
     for name, chunks, *numbers in table:
-        name, chunks = name.strip("`"), int(chunks)
+        name = name.strip("`")
+        chunks = int(chunks)
         kept = [max_in_flight(build_schedule(name, rank, 4, 32, chunks)) for rank in (0, 3)]
         assert numbers == [f"{bubble_share(name, 4, m, chunks):.3f}" for m in (8, 32)] + list(
             map(str, kept)
@@ -102,10 +103,8 @@ def test_what_checkpointing_saves_and_costs(example):
     for mode, gib, times in rows("`activation_checkpointing`", "activations"):
         run = replace(example, activation_checkpointing=mode.strip("`"))
         of = run.model, run.sequence_length, Convention.FULL
-        trained, computed = (
-            flops_per_token(*of),
-            hardware_flops_per_token(*of, run.activation_checkpointing),
-        )
+        trained = flops_per_token(*of)
+        computed = hardware_flops_per_token(*of, run.activation_checkpointing)
         assert (gib, times) == (
             f"{largest_memory(run, 'cuda').activations / GIB:.2f}",
             f"{computed / trained:.2f}",

@@ -346,7 +346,8 @@ def test_the_version_of_python_is_compared_with_the_projects(monkeypatch, versio
 
 
 def test_bounds_are_the_clones_or_unknown(monkeypatch):
-    ours, listed = doctor.read_requirements(), set(list_packages(*GROUPS))
+    ours = doctor.read_requirements()
+    listed = set(list_packages(*GROUPS))
     assert listed - set(ours) == {"tiktoken"} and ours["python"] == ">=3.11,<3.15"
     monkeypatch.setattr(doctor, "__file__", "/nowhere/site-packages/tokenscale/cli/doctor.py")
     assert doctor.read_requirements() == {}

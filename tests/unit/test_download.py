@@ -152,7 +152,8 @@ def test_a_file_that_changed_meanwhile_is_begun_anew(web, tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("other", [CONTENT[::-1], CONTENT[::-1] + b"more"])
 def test_a_begun_file_of_another_address_is_not_continued(web, tmp_path, other):
-    web.etags, web.files["/b/stories.txt"] = False, other
+    web.etags = False
+    web.files["/b/stories.txt"] = other
     begin_download(web, tmp_path, SHA256)
     declared = hashlib.sha256(other).hexdigest()
     fetch_corpus(corpus_of(f"{web.address}/b/stories.txt#sha256={declared}"), tmp_path)
@@ -327,7 +328,8 @@ def test_random_cuts_never_give_another_file(web, tmp_path):
     draw = random.Random(5)
     for n in range(12):
         web.cut[URL] = [9000, *(draw.randrange(0, 60_000) for _ in range(3))]
-        web.etags, web.ranges = n % 2 == 0, n % 4 < 2
+        web.etags = n % 2 == 0
+        web.ranges = n % 4 < 2
         check_download(web, tmp_path / str(n))
 
 
@@ -384,7 +386,8 @@ def test_offline_the_hubs_cache_or_the_earlier_download_serves(
     dataset, web, tmp_path, files, later
 ):
     assert run_download(tmp_path / "d", hub(files), **dataset).stdout.endswith("[0]\n")
-    before, asked = (tmp_path / "d/manifest.json").read_bytes(), len(web.requests)
+    before = (tmp_path / "d/manifest.json").read_bytes()
+    asked = len(web.requests)
     done = run_download(tmp_path / later, hub(files), **dataset | {"HF_HUB_OFFLINE": "1"})
     assert done.stdout.endswith("[0]\n"), done.stderr
     assert (tmp_path / later / "manifest.json").read_bytes() == before and len(

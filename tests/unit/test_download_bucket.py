@@ -69,7 +69,8 @@ class Reader:
     """The bucket's file system, whose reads a function sees before they happen."""
 
     def __init__(self, before):
-        self.before, self.reads = before, []
+        self.before = before
+        self.reads = []
 
     def __getattr__(self, name):
         return getattr(fsspec.filesystem("s3"), name)
@@ -128,7 +129,7 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
         return end
 
     system = Reader(cut)
-    monkeypatch.setattr(download, "open_system", lambda *_: system)
+    monkeypatch.setattr(download, "open_system", lambda *_, **__: system)
     settings = corpus_of("s3://texts/raw/long.parquet")
     with pytest.raises(UserError, match="fails again and again") as error:
         fetch_corpus(settings, tmp_path)
@@ -140,10 +141,12 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
     # another version of the object is read from its beginning
     (tmp_path / "hashes.json").unlink()
     (tmp_path / "raw/long.parquet").unlink()
-    failing, system.reads = True, []
+    failing = True
+    system.reads = []
     with pytest.raises(UserError):
         fetch_corpus(settings, tmp_path)
-    failing, system.reads = False, []
+    failing = False
+    system.reads = []
     other = put(s3, "raw/long.parquet", [f"other {i} " * 50 for i in range(3000)])
     fetch_corpus(settings, tmp_path)
     assert system.reads[0] == 0 and (tmp_path / "raw/long.parquet").read_bytes() == other
@@ -160,7 +163,7 @@ def test_an_object_that_changes_while_it_is_read_is_read_again(s3, tmp_path, mon
         return end - 100 * (len(reads) == 3)  # too short
 
     system = Reader(change)
-    monkeypatch.setattr(download, "open_system", lambda *_: system)
+    monkeypatch.setattr(download, "open_system", lambda *_, **__: system)
     fetch_corpus(corpus_of("s3://texts/raw/long.parquet"), tmp_path)
     assert (tmp_path / "raw/long.parquet").read_bytes() == other
 

@@ -111,7 +111,11 @@ def without_next_step(source: str) -> list[str]:
     errors = (
         call
         for call in calls
-        if "UserError" in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))
+        if {"UserError", "RecordingError"}
+        & {
+            getattr(call.func, "id", ""),
+            getattr(call.func, "attr", ""),
+        }
     )
     return [
         ast.unparse(call.args[0])

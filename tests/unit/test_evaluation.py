@@ -173,7 +173,9 @@ def test_it_stops_behind_the_document_that_completes_the_rows(lab, trained):
 def test_windows_of_documents_are_batched_and_none_is_left_out(padded):
     lengths = np.random.default_rng(0).integers(1, 100, 3000)
     documents = [np.arange(n) + 7 * n for n in lengths]
-    found, rows, padding = [], 0, 0
+    found = []
+    rows = 0
+    padding = 0
     for batch in rows_of_documents(documents, 16, 5, padded=padded):
         assert batch.tokens_bt.shape == batch.labels_bt.shape and 0 < len(batch.tokens_bt) <= 5
         useful = batch.labels_bt >= 0

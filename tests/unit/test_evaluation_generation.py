@@ -90,7 +90,8 @@ def test_prompts_of_a_batch_are_answered_as_alone(cached, temperature):
     free = generate_rows(
         model, prompts, stop_id=None, sampling=Sampling(temperature, seed=4), **options
     )
-    stop, heard = free[1][3], []
+    stop = free[1][3]
+    heard = []
     assert free[0][19] != stop
     found = generate_rows(
         model,
@@ -120,7 +121,9 @@ def directly(logits, temperature, top_k, top_p):
     weights = np.exp((logits - logits.max()) / temperature)
     order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     kept = order[:top_k] if top_k else order
-    left, held, nucleus = sum(weights[i] for i in kept), 0.0, []
+    left = sum(weights[i] for i in kept)
+    held = 0.0
+    nucleus = []
     for i in kept:
         if nucleus and held / left >= top_p:
             break
@@ -168,7 +171,8 @@ def test_draws_are_as_frequent_as_they_are_likely():
 
 
 def test_it_ends_with_the_stop_and_where_positions_end_and_ids_that_are_no_text_are_never_chosen():
-    model, heard = ours(SHAPES["llama"]), []
+    model = ours(SHAPES["llama"])
+    heard = []
     free = made(model)
     stopped = made(model, stop_id=free[7], on_token=heard.append)
     assert stopped == heard == free[: free.index(free[7]) + 1]
@@ -352,7 +356,8 @@ def test_files_of_a_model_are_chosen_as_the_library_does(tmp_path):
     """
     model = saved(SHAPES["gpt2"], tmp_path, max_shard_size="60kB")
     first, second, *_ = sorted(tmp_path.glob("model-*"))
-    one, two = load_file(first), load_file(second)
+    one = load_file(first)
+    two = load_file(second)
     name = next(iter(one))
     save_file(two | {name: one[name]}, second)
     assert agree(read_published(tmp_path)[1], model)

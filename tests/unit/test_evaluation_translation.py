@@ -104,14 +104,16 @@ def test_a_translation_is_what_stands_between_the_two_ends_and_a_model_that_neve
 
 def test_sources_of_one_length_are_translated_together_whatever_rank_reads_them(monkeypatch):
     texts = [f"{n:02d}" for n in range(40)] + ["abc", "d", "e"]
-    pairs, seen = [Pair(n, text, "") for n, text in enumerate(texts)], []
+    pairs = [Pair(n, text, "") for n, text in enumerate(texts)]
+    seen = []
     model = Copier()
     hidden = model.hidden
     model.hidden = lambda tokens_bt: (seen.append(len(tokens_bt)), hidden(tokens_bt))[1]
     found = list(translate(model, pairs, BYTES, 64, torch.device("cpu")))
     assert {t.pair.number: t.hypothesis for t in found} == dict(enumerate(texts))
     assert set(seen) == {2, 16, 8, 1}, "d and e; 40 in batches of 16; abc"
-    alone, seen[:] = set(seen), []
+    alone = set(seen)
+    seen[:] = []
     shares = [
         list(translate(model, pairs, BYTES, 64, torch.device("cpu"), rank, 3)) for rank in range(3)
     ]
@@ -124,7 +126,8 @@ HALF = ["the cat sat on a mat", "a dog barks at noon", "nothing of it is right h
 
 def test_bleu_is_that_of_the_paper_with_an_interval():
     references = ["the cat sat on the mat", "a dog barks at night", "he reads a long book today"]
-    same, half = bleu(references, references), bleu(HALF, references)
+    same = bleu(references, references)
+    half = bleu(HALF, references)
     assert (
         same.score == pytest.approx(100) and same.low == pytest.approx(100) and same.sentences == 3
     )

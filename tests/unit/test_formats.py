@@ -71,7 +71,8 @@ def test_a_format_of_documents_gives_them_back(lab, store, eos):
     `convert` ask for.
     """
     store = replace(store, eos=eos)
-    reader, documents = opened(lab, store), documents_of(lab, eos)
+    reader = opened(lab, store)
+    documents = documents_of(lab, eos)
     assert len(reader) == len(documents)
     order = np.random.default_rng(0).permutation(len(documents))
     assert reader.lengths_of(order).tolist() == [len(documents[i]) for i in order]
@@ -95,7 +96,8 @@ def test_padded_rows_are_cut_and_padded_documents(lab):
 
 
 def test_padded_files_are_as_described_and_count_what_they_cut(lab):
-    documents, manifest = documents_of(lab), manifest_of(lab, PADDED)
+    documents = documents_of(lab)
+    manifest = manifest_of(lab, PADDED)
     assert manifest["tokens_cut"] == sum(max(0, len(d) - T - 1) for d in documents) > 0
     assert manifest["documents_cut"] == sum(len(d) > T + 1 for d in documents)
     assert manifest["tokens_useful"] == sum(min(len(d), T + 1) - 1 for d in documents)
@@ -127,11 +129,9 @@ def test_packed_drops_nothing_and_repeats_no_label(lab, store):
 
 
 def test_packed_is_full_and_counts_and_concatenated_rows_are_fuller_and_cut_more_documents(lab):
-    best, cut, documents = (
-        manifest_of(lab, PACKED),
-        manifest_of(lab, CONCATENATED),
-        documents_of(lab),
-    )
+    best = manifest_of(lab, PACKED)
+    cut = manifest_of(lab, CONCATENATED)
+    documents = documents_of(lab)
     useful = sum(len(d) - 1 for d in documents)
     assert (
         best["tokens_useful"]
@@ -157,7 +157,8 @@ def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
         "tokenscale.data.stores.writing.load_tokenizer", lambda directory, engine: tokenizer
     )
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
-    wide, narrow = PackedStore(path, open_store(path, PACKED)), opened(lab, PACKED)
+    wide = PackedStore(path, open_store(path, PACKED))
+    narrow = opened(lab, PACKED)
     assert json.loads((path / "manifest.json").read_text())["dtype"] == "uint32"
     for a, b in zip(
         wide.rows(np.arange(len(wide))), narrow.rows(np.arange(len(narrow))), strict=True
@@ -167,10 +168,8 @@ def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
 
 def test_rows_are_stored_shuffled(lab):
     """Best-fit-decreasing makes rows of long documents first; stored order must not."""
-    pieces, pointers = (
-        np.load(lab.store(PACKED) / "pieces.npy"),
-        np.load(lab.store(PACKED) / "rows.npy"),
-    )
+    pieces = np.load(lab.store(PACKED) / "pieces.npy")
+    pointers = np.load(lab.store(PACKED) / "rows.npy")
     longest = [int(pieces[a:b].max()) for a, b in zip(pointers[:-1], pointers[1:], strict=True)]
     assert longest != sorted(longest, reverse=True)
 

@@ -41,7 +41,8 @@ STORES = [
 def test_an_interrupted_writer_starts_over_and_gives_the_same_bytes(
     large_lab, tmp_path, monkeypatch, small_parts, store, killed
 ):
-    whole, other = tmp_path / "whole", tmp_path / "other"
+    whole = tmp_path / "whole"
+    other = tmp_path / "other"
     write_store(store, large_lab.corpus, large_lab.tokenizer, whole)
 
     def interrupt(documents, utf8_bytes):
@@ -65,7 +66,9 @@ def test_an_interrupted_writer_starts_over_and_gives_the_same_bytes(
 
 class Wrong:
     def __init__(self, engine, word):
-        self.version, self._engine, self._word = engine.version, engine, word
+        self.version = engine.version
+        self._engine = engine
+        self._word = word
 
     def encode(self, texts):
         ids, lengths = self._engine.encode(texts)
@@ -174,7 +177,8 @@ def test_the_digest_does_not_depend_on_how_documents_come_but_on_bounds_and_orde
 ):
     monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
     lengths = np.arange(24, dtype=np.int64) % 5 + 1
-    chunk, ends = Chunk(np.arange(lengths.sum(), dtype=np.int32), lengths), np.cumsum([0, *sizes])
+    chunk = Chunk(np.arange(lengths.sum(), dtype=np.int32), lengths)
+    ends = np.cumsum([0, *sizes])
     whole = digest(chunk)
     assert (
         whole == digest(*(chunk.part(a, b) for a, b in pairwise(ends.tolist()))) and len(whole) == 3
@@ -188,7 +192,8 @@ def test_the_digest_does_not_depend_on_how_documents_come_but_on_bounds_and_orde
 
 
 def test_documents_are_framed_by_hand():
-    ids, lengths = np.array([7, 8, 9], np.int32), np.array([0, 2, 1], np.int64)
+    ids = np.array([7, 8, 9], np.int32)
+    lengths = np.array([0, 2, 1], np.int64)
     assert frame_documents(ids, lengths, 1, None).ids.tolist() == [1, 1, 7, 8, 1, 9]
     with_eos = frame_documents(ids, lengths, 1, 2)
     assert with_eos.ids.tolist() == [1, 2, 1, 7, 8, 2, 1, 9, 2] and with_eos.lengths.tolist() == [
@@ -209,7 +214,8 @@ def test_documents_come_back_whole_and_in_order_from_any_of_them_on(
     large_lab, documents, monkeypatch, store, tokens
 ):
     monkeypatch.setattr(packed, "CHUNK_TOKENS", tokens)
-    path, count = large_lab.store(store), len(TEXTS)
+    path = large_lab.store(store)
+    count = len(TEXTS)
     reader = PackedStore(path, open_store(path, store))
     for first, last in [(0, count), (0, 1), (7, 40), (count - 1, count), (5, 5)]:
         chunks = list(reader.chunks(first, last))
@@ -279,7 +285,8 @@ def test_parts_have_the_ids_of_the_whole(made, tmp_path, store, parts):
     assert sum(part["documents"] for part in merged["parts"]) == 240 and len(
         merged["parts"]
     ) == min(parts, 24)
-    one, many = open_reader(path, store), open_reader(tmp_path / "many", store)
+    one = open_reader(path, store)
+    many = open_reader(tmp_path / "many", store)
     if store == "token-list":
         assert all((one.document(i) == many.document(i)).all() for i in range(240))
         assert (one.lengths == many.lengths).all()
@@ -338,7 +345,8 @@ def test_packed_rows_of_parts_and_of_stores_are_read_one_after_the_other_in_any_
             .permutation(len(joined))[: len(joined) // size * size]
             .reshape(-1, size)
         )
-        plan, buffers = joined.plan(rows), joined.buffers(size)
+        plan = joined.plan(rows)
+        buffers = joined.buffers(size)
         joined._resident = 1000 * (size == 8)  # also as where the files are in the page cache
         for batch, indices in enumerate(rows):
             joined.read(plan, batch, buffers)

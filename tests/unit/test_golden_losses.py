@@ -4,7 +4,6 @@ input.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -16,10 +15,9 @@ import pytest
 
 from tests.golden_times import simulate
 from tokenscale.cli.main import main
-from tokenscale.parity.golden import verdict as module
-from tokenscale.parity.golden.reading import Curve, GoldenError, read
-from tokenscale.parity.golden.speed import compare_speed
-from tokenscale.parity.golden.verdict import judge
+from tokenscale_golden.reading import Curve, GoldenError, read
+from tokenscale_golden.speed import compare_speed
+from tokenscale_golden.verdict import judge
 
 STEPS = 40
 AT = np.arange(STEPS)
@@ -475,39 +473,6 @@ def test_the_floor_of_a_folder_is_found_by_name(tmp_path):
     floor = ["--floor", f"{tmp_path}/one", f"{tmp_path}/two", f"{tmp_path}/three"]
     assert main(["golden", f"{tmp_path}/old", f"{tmp_path}/new"]) == 1
     assert main(["golden", f"{tmp_path}/old", f"{tmp_path}/new", *floor]) == 0
-
-
-def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
-    shutil.copytree(
-        Path(module.__file__).parent,
-        tmp_path / "golden",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    site = tmp_path / "site"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "--target", str(site), str(tmp_path / "golden")], check=True)
-    for library in Path(np.__file__).parents[1].glob("numpy*"):
-        (site / library.name).symlink_to(library)
-    old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
-    code = (
-        "import sys; from tokenscale.parity.golden.command import main; main(); print(*sys.modules)"
-    )
-    command, environment = (
-        [sys.executable, "-S", "-c", code, str(old), str(old)],
-        {"PYTHONPATH": str(site)},
-    )
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 0 and done.stdout.startswith("identical"), done.stderr
-    assert not {"torch", "tokenscale.base", "tokenscale.cli"} & {*done.stdout.split()}
 
 
 def test_the_command_starts_without_torch(tmp_path):

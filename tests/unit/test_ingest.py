@@ -196,7 +196,8 @@ def test_without_a_record_the_newest_attempt_says_which_code_counts(tmp_path):
 
 def test_two_attempts_at_one_time_are_suspect(tmp_path):
     """By the wall clock; of one boot by the monotonic clock."""
-    one, two = logs.settings(steps=10), logs.settings(steps=10, repeat=1)
+    one = logs.settings(steps=10)
+    two = logs.settings(steps=10, repeat=1)
     first = {"stop": 8, "stopped": False}
     logs.write_run(
         tmp_path / "runs", one, attempts=[first, {"start": 4, "t0": 1.7e9 - 999, "boot": None}]
@@ -217,11 +218,14 @@ def test_two_attempts_at_one_time_are_suspect(tmp_path):
 def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeypatch):
     run = logs.settings(world_size=2)
     logs.write_run(tmp_path / "runs", run, flops_per_token=None)
-    tokens, seconds = 12 * run.global_batch * run.sequence_length, (12 + 4) * 0.25
+    tokens = 12 * run.global_batch * run.sequence_length
+    seconds = (12 + 4) * 0.25
     for share, validity in ((2.5, "invalid"), (0.99, "valid")):
         costs = {"peak_flops": 1e12, "flops_per_token": share * 2 * 1e12 * seconds / tokens}
         monkeypatch.setattr(
-            module, "grouping", lambda *given, costs=costs: grouping(*given) | costs
+            module,
+            "grouping",
+            lambda *given, costs=costs, **named: grouping(*given, **named) | costs,
         )
         (row,) = rows(logs.ingested(tmp_path, [run]), "runs")
         assert row["validity"] == validity, row["reasons"]
@@ -268,7 +272,8 @@ def test_a_record_that_was_sealed_anew_with_impossible_fields_is_not_valid(tmp_p
 
 
 def test_a_record_or_a_log_that_was_edited_later_is_found(tmp_path):
-    one, two = logs.settings(), logs.settings(repeat=1)
+    one = logs.settings()
+    two = logs.settings(repeat=1)
     folder = logs.write_run(tmp_path / "runs", one)
     write_json(folder / "run.json", read_json(folder / "run.json") | {"versions": {}})
     folder = logs.write_run(tmp_path / "runs", two)
@@ -317,7 +322,8 @@ def test_nothing_at_all_still_gives_every_table_with_its_columns(tmp_path):
 
 
 def test_a_broken_line_is_named_with_its_place_and_a_partial_last_one_is_benign(tmp_path):
-    run, resumed = logs.settings(), logs.settings(world_size=1, steps=10, repeat=1)
+    run = logs.settings()
+    resumed = logs.settings(world_size=1, steps=10, repeat=1)
     path = logs.write_run(tmp_path / "runs", run) / "attempt=00/rank=00000/steps.jsonl"
     path.write_bytes(b"rubbish\n" + path.read_bytes())
     attempts = [{"stop": 6, "stopped": False}, {"start": 6}]

@@ -106,7 +106,7 @@ def both(path, kind, monkeypatch):
     """What is read at once, and what is read with nothing but the careful reader."""
     quick = logs.read_lines(path, kind)
     with monkeypatch.context() as patch:
-        patch.setattr(logs, "_clean", lambda *_: None)
+        patch.setattr(logs, "_clean", lambda *_, **__: None)
         slow = logs.read_lines(path, kind)
     return quick, slow
 
@@ -146,7 +146,9 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
     careful = []
     original = logs._by_line
     monkeypatch.setattr(
-        logs, "_by_line", lambda block, *rest: careful.append(len(block)) or original(block, *rest)
+        logs,
+        "_by_line",
+        lambda block, **named: careful.append(len(block)) or original(block, **named),
     )
     good = b'{"schema":1,"step":7,"step_s":0.1}\n' * 500
     path = tmp_path / "steps.jsonl"
@@ -158,7 +160,8 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
 
 
 def test_damaged_folders_and_edited_records_are_rows_that_say_so(tmp_path):
-    draw, run = random.Random(0), written_logs.settings(world_size=2)
+    draw = random.Random(0)
+    run = written_logs.settings(world_size=2)
     written_logs.write_run(tmp_path / "whole", run)
     table = written_logs.write_table(tmp_path / "runs.json", [run])
     for number in range(24):

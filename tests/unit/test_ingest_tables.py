@@ -24,7 +24,8 @@ class Lab:
     """Three runs on two ranks each, one of them resumed and one with a broken line."""
 
     def __init__(self, root: Path):
-        self.root, runs = root, [logs.settings(world_size=2, repeat=r, steps=10) for r in range(3)]
+        self.root = root
+        runs = [logs.settings(world_size=2, repeat=r, steps=10) for r in range(3)]
         logs.write_run(root / "runs", runs[0])
         logs.write_run(
             root / "runs", runs[1], attempts=[{"stop": 6, "stopped": False}, {"start": 4}]
@@ -54,7 +55,7 @@ def read(monkeypatch):
     monkeypatch.setattr(
         module,
         "one_run",
-        lambda entry, *rest: found.append(entry["run_id"]) or original(entry, *rest),
+        lambda entry, **named: found.append(entry["run_id"]) or original(entry, **named),
     )
     return found
 
@@ -83,7 +84,8 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
     manifest itself.
     """
     before = lab.tables("results/tables/demo")
-    folder, draw = lab.root / "results/tables/demo", random.Random(23)
+    folder = lab.root / "results/tables/demo"
+    draw = random.Random(23)
     for number in range(100):
         name = [*before][number % len(before)]
         data = bytearray(before[name])

@@ -32,7 +32,8 @@ def normal(seed=0, name="blocks.0.attention.query.weight", shape=(1024, 1024)):
 @pytest.mark.parametrize("shape", [(64, 48), (37, 97), (5, 1), (1, 300)])
 def test_a_part_is_the_part_of_the_whole(monkeypatch, shape):
     """Rows, columns from even and odd ones on, single elements; made in one go or in many."""
-    whole, pick = normal(3, "weight", shape), np.random.default_rng(0)
+    whole = normal(3, "weight", shape)
+    pick = np.random.default_rng(0)
     for chunk in (1 << 17, 64, 1):
         monkeypatch.setitem(initial_values.CHUNK, "cpu", chunk)
         for _ in range(20):
@@ -162,10 +163,12 @@ def test_values_are_independent():
     }
     for name, (a, b) in pairs.items():
         for f in (lambda x: x, torch.abs, torch.square):
-            x, y = f(a).double().flatten(), f(b).double().flatten()
+            x = f(a).double().flatten()
+            y = f(b).double().flatten()
             if name == "transposed":
                 kept = a.flatten() != 0
-                x, y = x[kept], y[kept]
+                x = x[kept]
+                y = y[kept]
             correlation = torch.corrcoef(torch.stack((x, y)))[0, 1].item()
             assert abs(correlation) < FIVE_SIGMA / len(x) ** 0.5, name
 

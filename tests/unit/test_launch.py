@@ -26,7 +26,8 @@ from tokenscale.settings.run import RunSettings, state_path
 
 @pytest.fixture
 def place(tmp_path):
-    code, manifest = tmp_path / "code.py", tmp_path / "manifest.json"
+    code = tmp_path / "code.py"
+    manifest = tmp_path / "manifest.json"
     code.write_text("x = 1\n")
     manifest.write_text("{}")
     return tmp_path / "run", code, manifest

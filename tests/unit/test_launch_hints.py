@@ -75,10 +75,8 @@ def test_what_nobody_knows_is_not_guessed():
     assert find_hint("NCCL_TIMEOUT=600 is set") is None
 
 
-WAITS, STUCK = (
-    'File "torch/distributed/x.py", line 1 in wait',
-    'File "loop.py", line 9 in reading_for_ever',
-)
+WAITS = 'File "torch/distributed/x.py", line 1 in wait'
+STUCK = 'File "loop.py", line 9 in reading_for_ever'
 
 
 @pytest.mark.parametrize("stack", [None, WAITS, STUCK])

@@ -177,7 +177,8 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stay
 def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(
     times, tmp_path, monkeypatch
 ):
-    made, make = [], files.tempfile.mkstemp
+    made = []
+    make = files.tempfile.mkstemp
 
     def make_and_look(*arguments):
         made.append(make(*arguments))
@@ -202,7 +203,8 @@ def test_a_file_in_a_new_folder_has_usual_permissions_and_is_closed(tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device"])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
-    path, other = tmp_path / "x.json", tmp_path / "thesis"
+    path = tmp_path / "x.json"
+    other = tmp_path / "thesis"
     other.write_text("{}")
     make = {"link": lambda: path.symlink_to(other), "device": lambda: path.symlink_to("/dev/zero")}
     (make | {"fifo": lambda: os.mkfifo(path), "folder": path.mkdir})[kind]()
@@ -275,7 +277,8 @@ def test_a_file_that_finds_no_room_is_named(tmp_path, number, capsys):
 
 
 def test_a_folder_of_many_files_is_not_listed_for_each(tmp_path, monkeypatch):
-    listed, scandir = [], os.scandir
+    listed = []
+    scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
     for number in range(20):
         write_json(tmp_path / f"{number}.json", {})

@@ -173,7 +173,8 @@ def traced(monkeypatch):
 def test_an_objective_in_chunks_or_compiled_is_the_plain_one(traced, tied, options):
     model, tokens, labels = objective_of(tied)
     weights = list(model.parameters())
-    plain, other = Objective(model)(tokens, labels), Objective(model, **options)(tokens, labels)
+    plain = Objective(model)(tokens, labels)
+    other = Objective(model, **options)(tokens, labels)
     torch.testing.assert_close(other, plain, rtol=1e-6, atol=0)
     for a, b in zip(
         torch.autograd.grad(other, weights), torch.autograd.grad(plain, weights), strict=True
@@ -194,7 +195,9 @@ def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(
     right = gradients(objective.loss(hidden, labels), hidden, head)
     widths = []
     aligned = "tokenscale.train.models.losses.aligned_rows"
-    monkeypatch.setattr(aligned, lambda rows, _: widths.append(rows) or aligned_rows(rows, "cuda"))
+    monkeypatch.setattr(
+        aligned, lambda rows, device: widths.append(rows) or aligned_rows(rows, "cuda")
+    )
     torch.compiler.reset()
     found = gradients(objective.loss(hidden, labels), hidden, head)
     assert widths and set(widths) == {97}
@@ -205,7 +208,8 @@ def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(
 
 def test_a_label_of_another_share_is_not_among_the_added_rows(monkeypatch):
     monkeypatch.setattr(
-        "tokenscale.train.models.losses.aligned_rows", lambda rows, _: aligned_rows(rows, "cuda")
+        "tokenscale.train.models.losses.aligned_rows",
+        lambda rows, device: aligned_rows(rows, "cuda"),
     )
     hidden, head, labels = made(ignored=0.0)
     alone = SimpleNamespace(first=0, maximum=lambda values: values, sum=lambda values: values)
@@ -247,7 +251,9 @@ def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_peak_memory_does_not_hold_the_logits(precision):
-    positions, vocabulary, chunk = 512, 4096, 16
+    positions = 512
+    vocabulary = 4096
+    chunk = 16
     hidden, head, labels = made(positions, 32, vocabulary, bias=False)
     logits = positions * vocabulary * 4
 

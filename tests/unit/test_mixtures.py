@@ -50,7 +50,8 @@ STAGES = ((T * 37 - 5, (1.0, 0.0, 0.0)), (T * 50, (0.3, 0.3, 0.4)), (None, (0.1,
 def mixtures(draw):
     sources = draw(st.integers(1, 5))
     sizes = draw(st.lists(st.integers(1, 400), min_size=sources, max_size=sources))
-    first, stages = 0, []
+    first = 0
+    stages = []
     for _ in range(draw(st.integers(1, 3))):
         raw = draw(st.lists(st.integers(0, 20), min_size=sources, max_size=sources).filter(any))
         stages.append((first, [weight / sum(raw) for weight in raw]))
@@ -159,16 +160,12 @@ class MixedLab:
 
     def batches(self, run, rank=0, world_size=1):
         if run.mixture is None:
-            text, store = (
-                self.corpora[0],
-                self.folder / "tokens/prose" / run.store.directory if run.store else None,
-            )
+            text = self.corpora[0]
+            store = self.folder / "tokens/prose" / run.store.directory if run.store else None
         else:
             names = [corpus.name for corpus in run.trained_corpora]
-            text, store = (
-                self.manifest(names).parent,
-                self.manifest(names, run.store) if run.store else None,
-            )
+            text = self.manifest(names).parent
+            store = self.manifest(names, run.store) if run.store else None
         return open_batches(
             run, Inputs(text, self.tokenizer, store, rank=rank, world_size=world_size)
         )
@@ -196,7 +193,8 @@ def test_a_mixture_of_one_corpus_is_the_corpus(mixed, approach):
     one = make_mixture([(T * 20, (1.0,)), (None, (1.0,))], ["prose"])
     run = mixed_run(approach, one)
     mixed.batches(run)  # makes the store
-    found, expected = mixed.batches(run), mixed.batches(replace(run, mixture=None))
+    found = mixed.batches(run)
+    expected = mixed.batches(replace(run, mixture=None))
     assert all(same(a, b) for a, b in zip(take(found, 40), take(expected, 40), strict=True))
 
 

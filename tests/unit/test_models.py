@@ -25,7 +25,8 @@ def decoder(seed=0, shape=MICRO, **options) -> Decoder:
 
 
 def test_the_future_changes_the_past_of_an_encoder_alone():
-    model, tokens = decoder(), torch.randint(0, 64, (2, 16))
+    model = decoder()
+    tokens = torch.randint(0, 64, (2, 16))
     changed = tokens.clone()
     changed[:, 10:] = 1
     torch.testing.assert_close(model(tokens)[:, :10], model(changed)[:, :10])
@@ -65,7 +66,8 @@ def test_a_table_of_positions_is_as_long_as_the_sequence_unless_stated():
 
 @pytest.mark.parametrize("shape", [MICRO, GPT2], ids=["llama", "gpt2"])
 def test_dropout_drops_in_training_only(shape):
-    model, tokens = decoder(shape=replace(shape, dropout=0.5)), torch.randint(0, 64, (2, 16))
+    model = decoder(shape=replace(shape, dropout=0.5))
+    tokens = torch.randint(0, 64, (2, 16))
     assert not torch.equal(model(tokens), model(tokens))
     model.eval()
     assert torch.equal(model(tokens), model(tokens))
@@ -235,7 +237,9 @@ def test_weights_of_a_library_model_follow_from_the_seed(kind, objective):
         assert torch.equal(torch.get_rng_state(), state)
         return list(model.parameters())
 
-    a, b, c = weights(1, 5), weights(1, 6), weights(2, 5)
+    a = weights(1, 5)
+    b = weights(1, 6)
+    c = weights(2, 5)
     assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
     assert not all(torch.equal(p, q) for p, q in zip(a, c, strict=True))
     assert all(0.0 < p.std() < 1 for p in a if p.dim() > 1)

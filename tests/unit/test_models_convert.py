@@ -216,15 +216,11 @@ def test_a_head_that_differs_from_the_tied_embedding_is_kept(name, tokens, tmp_p
 def test_constants_of_older_files_are_left_out_only_if_they_are_what_the_decoder_computes(name):
     model, config, there = converted(name)
     if name == "gpt2":
-        key, right = (
-            "transformer.h.0.attn.bias",
-            torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.uint8).tril(),
-        )
+        key = "transformer.h.0.attn.bias"
+        right = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.uint8).tril()
     else:
-        key, right = (
-            "model.layers.1.self_attn.rotary_emb.inv_freq",
-            rotary_frequencies(model.settings).bfloat16(),
-        )
+        key = "model.layers.1.self_attn.rotary_emb.inv_freq"
+        right = rotary_frequencies(model.settings).bfloat16()
     _, weights = from_hf(config, there | {key: right})
     assert set(weights) == set(named(model))
     for wrong in (right.flip(-1), right * 2, right[..., :-1]):
@@ -316,7 +312,12 @@ def test_random_shapes_agree_with_the_library_in_bits_logits_and_gradients(capsy
     )
 
 
-PEAK, DECAY, CLIP, WARMUP, STEPS, ROWS = 3e-3, 0.1, 1.0, 4, 10, 6
+PEAK = 3e-3
+DECAY = 0.1
+CLIP = 1.0
+WARMUP = 4
+STEPS = 10
+ROWS = 6
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-3.2", "gpt2"])
@@ -349,7 +350,9 @@ def test_ten_steps_are_those_of_a_plain_loop(name):
     for row in range(ROWS):
         labels[row, 4 + 8 * row :] = -100
     batch = Batch.from_arrays(tokens[:, :-1], labels, 0)
-    useful, found, expected = torch.tensor(float(batch.useful_tokens)), [], []
+    useful = torch.tensor(float(batch.useful_tokens))
+    found = []
+    expected = []
     for step in range(STEPS):
         rate = learning_rate(
             step, STEPS, PEAK, ScheduleSettings(shape="linear", warmup_steps=WARMUP, floor=0.1)

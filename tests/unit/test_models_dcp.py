@@ -61,7 +61,8 @@ def test_rows_of_a_head_are_in_the_order_of_torchtitan(tmp_path):
     """
     model, config, weights = converted("llama")
     shape = model.settings
-    titan, width = to_titan(config, weights), shape.head_dimension
+    titan = to_titan(config, weights)
+    width = shape.head_dimension
     x = torch.randn(LENGTH, shape.dimension, generator=torch.Generator().manual_seed(0))
     angles = torch.outer(
         torch.arange(LENGTH, dtype=torch.float64), rotary_frequencies(shape)
@@ -79,7 +80,8 @@ def test_rows_of_a_head_are_in_the_order_of_torchtitan(tmp_path):
             LENGTH, heads, 2, width // 2
         )
         first, second = rows.unbind(2)
-        cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+        cosine = angles.cos()[:, None]
+        sine = angles.sin()[:, None]
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
     group = shape.heads // shape.key_value_heads

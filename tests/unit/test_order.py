@@ -52,7 +52,8 @@ def test_the_permutation_is_pinned():
 
 
 def test_one_epoch_for_each_index():
-    index, epochs = np.array([3, 3, 4]), np.array([0, 1, 1])
+    index = np.array([3, 3, 4])
+    epochs = np.array([0, 1, 1])
     expected = [int(permute(i, 50, 9, int(e))[0]) for i, e in zip(index, epochs, strict=True)]
     assert permute(index, 50, 9, epochs).tolist() == expected
 

@@ -17,6 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import tokenscale
 from tests.faults import campaign
 from tests.long import lock, logs, wheels
 from tests.machines import program
@@ -24,6 +25,7 @@ from tests.machines import program
 pytestmark = pytest.mark.slow(11)
 
 ROOT = Path(__file__).parents[2]
+GOLDEN = "packages/golden/pyproject.toml"
 PLATFORM = f"{sys.platform}-{platform.machine()}-python3.{sys.version_info[1]}"
 SUPPORTED = wheels.PYTHONS
 
@@ -52,7 +54,17 @@ def test_every_dependency_has_both_bounds():
     assert bounds["torch"] == "<2.16,>=2.9"
 
 
-# -- versions: Python, torch
+# -- versions: ours, Python, torch
+
+
+def test_our_version_is_the_same_everywhere():
+    golden = tomllib.loads((ROOT / GOLDEN).read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[1]
+    (needed,) = map(Requirement, project()["optional-dependencies"]["golden"])
+    stated = {golden["version"], citation["version"], newest}
+    assert stated == {tokenscale.__version__} and needed.name == golden["name"]
+    assert needed.specifier.contains(tokenscale.__version__)
 
 
 LOCK = ROOT / f"locks/{PLATFORM}.txt"
@@ -85,18 +97,17 @@ def test_the_lock_is_what_pyproject_asks_for():
     its bounds.
     """
     versions = locked() | {
-        "torch": re.search(r"==(\S+)", (ROOT / "constraints.txt").read_text())[1]
+        "torch": re.search(r"==(\S+)", (ROOT / "locks/constraints.txt").read_text())[1]
     }
-    todo, seen = (
-        [
-            Requirement(r)
-            for r in project()["dependencies"] + project()["optional-dependencies"]["test"]
-        ],
-        set(),
-    )
+    todo = [
+        Requirement(r)
+        for r in project()["dependencies"] + project()["optional-dependencies"]["test"]
+    ]
+    seen = set()
     while todo:
         requirement = todo.pop()
-        name, key = canonicalize_name(requirement.name), str(requirement)
+        name = canonicalize_name(requirement.name)
+        key = str(requirement)
         if key in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
         seen.add(key)
@@ -124,9 +135,11 @@ def makefile(tmp_path):
     """A folder with nothing but what `make setup` reads, and a function that runs make there on a
     PATH.
     """
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
+    (tmp_path / "packages/golden").mkdir(parents=True)
+    shutil.copy(ROOT / GOLDEN, tmp_path / GOLDEN)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("make", "sh", "cat", "cksum", "cut", "head", "rm", "sed"):
@@ -155,11 +168,11 @@ LOCKED = "--require-hashes --no-deps -r locks/"
     "platform, flags, installs",
     [
         *(
-            (path.stem, (), [f"{LOCKED}{path.name}", "--constraint constraints.txt -e"])
+            (path.stem, (), [f"{LOCKED}{path.name}", "--constraint locks/constraints.txt -e"])
             for path in lock.LOCKS
         ),
         (lock.PLATFORM[:-4], ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
-        ("linux-aarch64-python3.12", (), ["--constraint constraints.txt -e"]),
+        ("linux-aarch64-python3.12", (), ["--constraint locks/constraints.txt -e"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -181,7 +194,9 @@ def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
     assert (f"locks/{PLATFORM}.txt" in text) is (LOCK in lock.LOCKS)
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", f"locks/{lock.PLATFORM}"])
+@pytest.mark.parametrize(
+    "name", ["pyproject.toml", GOLDEN, "locks/constraints.txt", f"locks/{lock.PLATFORM}"]
+)
 def test_an_edited_list_of_dependencies_is_installed(makefile, tmp_path, name):
     def ready():
         return re.search(r"\.ready-\d+", makefile("-n", "setup").stdout.split("touch")[1])[0]

@@ -18,14 +18,17 @@ PRIMARY = {
     "quantity": "useful_tokens_per_s",
 }
 # A is packed; the letters are runs in order of their starts
-ABBA, LAST = "ABBAABBAABBA", "BBBBBBAAAAAA"
+ABBA = "ABBAABBAABBA"
+LAST = "BBBBBBAAAAAA"
 
 
 def campaign(order=ABBA, ratio=1.0, drift=0.0, validity=None):
     """Rows of `throughput` and `inventory`: noise of 0.3 %, a drift by that share to the last
     run.
     """
-    random, repeats, rows = np.random.default_rng(1), {"A": 0, "B": 0}, []
+    random = np.random.default_rng(1)
+    repeats = {"A": 0, "B": 0}
+    rows = []
     for place, letter in enumerate(order):
         name = "packed" if letter == "A" else "padded"
         rate = (

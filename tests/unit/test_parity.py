@@ -19,10 +19,10 @@ import torch.utils.checkpoint
 from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, judge
 from tokenscale.base.files import read_json, write_sealed
 from tokenscale.cli.main import main
+from tokenscale.cli.parity import read_recording
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import certify, summarise
 from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
-from tokenscale.parity.recording import read_recording
 
 pytestmark = pytest.mark.slow(30)
 
@@ -158,7 +158,9 @@ def recorded(tmp_path):
 def test_the_command_writes_a_certificate_and_its_exit_code_tells_equal_from_different(
     recorded, capsys
 ):
-    a, b, output = str(recorded / "a"), recorded / "b", recorded / "certificate.json"
+    a = str(recorded / "a")
+    b = recorded / "b"
+    output = recorded / "certificate.json"
     assert main(["parity", a, str(b), "--output", str(output)]) == 0
     certificate = json.loads(output.read_text())
     assert (
@@ -201,12 +203,11 @@ class WithNorm(torch.nn.Module):
 
     def __init__(self, calls_norm=True, checkpoint=False):
         super().__init__()
-        self.calls_norm, self.checkpoint = calls_norm, checkpoint
-        self.embedding, self.norm, self.linear = (
-            torch.nn.Embedding(8, 4),
-            torch.nn.LayerNorm(4),
-            torch.nn.Linear(4, 4),
-        )
+        self.calls_norm = calls_norm
+        self.checkpoint = checkpoint
+        self.embedding = torch.nn.Embedding(8, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.linear = torch.nn.Linear(4, 4)
 
     def last(self, x):
         return self.norm(x) if self.calls_norm else x
@@ -250,7 +251,8 @@ def test_a_learning_rate_that_is_a_tensor_is_that_number(tmp_path):
 
 def test_names_align_parameters_and_other_initial_values_are_a_difference(recorded, capsys):
     record(recorded / "b", seed=1)
-    names, same = recorded / "names.json", ("0.weight", "1.weight", "1.bias")
+    names = recorded / "names.json"
+    same = ("0.weight", "1.weight", "1.bias")
     command = ["parity", str(recorded / "a"), str(recorded / "b"), "--names", str(names)]
     names.write_text(json.dumps({name: name for name in same}))
     assert main(command) == 1

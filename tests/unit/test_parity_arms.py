@@ -37,7 +37,8 @@ def results(tmp_path_factory):
             if not record.is_file() or read_json(record)["error"] is not None:
                 records[arm] = folder / "environments" / arm / record.name
                 assert prepare(arm, records[arm])["error"] is None
-        began, references = time.monotonic(), ArmReferences(folder, records)
+        began = time.monotonic()
+        references = ArmReferences(folder, records)
         found = {title: list(run(cases, references)) for title, cases in TABLES.items()}
     lines = [
         f"{case.model}: {case.name}: {result}: {cause}: from losses alone {kind}"

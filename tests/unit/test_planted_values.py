@@ -140,7 +140,8 @@ def test_a_fault_is_named_at_its_smallest_magnitude(bases, fault):
 def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(bases, tmp_path):
     experiment = Experiment(bases, "24", tmp_path)
     folder = experiment.of("packed-1")
-    first, end = folder.lines("events")[0], experiment.of("packed").lines("events")[-1]["t_mono_s"]
+    first = folder.lines("events")[0]
+    end = experiment.of("packed").lines("events")[-1]["t_mono_s"]
     folder.shift(end - 0.5 - first["t_mono_s"])
 
     def start_in(boot):
@@ -260,7 +261,8 @@ def make_campaign(load=1.0, drift=1.0, spread=1.0, efficiency=0.9):
     }
     rows = []
     for position in range(12):
-        world, repeat = 1 + position % 2, position // 2
+        world = 1 + position % 2
+        repeat = position // 2
         rate = (
             1000.0
             * (1 if world == 1 else 2 * efficiency)

@@ -42,7 +42,8 @@ def write(folder, runs):
     """Tables of runs given as columns that differ from `RUN`, with `step_s` of each. The first
     three steps are slow.
     """
-    rows, steps = [], []
+    rows = []
+    steps = []
     for number, run in enumerate(runs):
         n = run["world_size"]
         row = {**RUN, "run_id": f"r{number}", "data": n, "global_batch": 8 * n, **run}

@@ -113,7 +113,9 @@ def test_a_tokenizer_that_loses_text_does_not_fit(tmp_path, lost, unknown, accep
     runs = [run.settings for run in config.runs("demo")]
     runs = [replace(run, tokenizer=replace(run.tokenizer, accepted_loss=accepted)) for run in runs]
     found = list(check.check_tokenizers(runs, RunPrices(config, tmp_path), tmp_path))
-    assert [problem.level == "refuse" for problem in found] == [refuses] * (refuses is not None)
+    assert [problem.level == "refuse" for problem in found] == (
+        [refuses] if refuses is not None else []
+    )
 
 
 def test_the_partition_its_gpus_and_the_image_are_those_of_the_cluster(monkeypatch, tmp_path):

@@ -34,7 +34,9 @@ def test_a_step_is_one_line_with_its_schema_and_what_is_no_number_is_flagged(tmp
 
 @pytest.mark.parametrize("taken", [0, 1, 30, 10**6])
 def test_lines_that_a_full_disk_took_in_part_are_written_once(tmp_path, monkeypatch, taken):
-    writer, write, limits = Writer(tmp_path / "a/rank=00000"), os.write, [taken]
+    writer = Writer(tmp_path / "a/rank=00000")
+    write = os.write
+    limits = [taken]
 
     def fill_up(descriptor, data):
         if not limits:

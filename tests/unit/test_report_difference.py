@@ -129,10 +129,8 @@ def test_trainings_on_other_text_are_not_better_or_worse(tmp_path, origin, named
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_fewer_repeats_are_no_other_settings(tmp_path, changed):
-    a, b = (
-        folder(tmp_path / "a", rates=(*RATES, 105.0), validation_loss=[1.0] * 6),
-        folder(tmp_path / "b", seal="b"),
-    )
+    a = folder(tmp_path / "a", rates=(*RATES, 105.0), validation_loss=[1.0] * 6)
+    b = folder(tmp_path / "b", seal="b")
     for path in (a, b):
         record = read_json(path / "provenance.json")
         for run, facts in record["experiments"]["demo"]["runs"].items():
@@ -156,7 +154,8 @@ def test_cells_of_one_report_alone_are_listed(tmp_path):
     assert "Cells" not in found
 
 
-HIGHER, SHARE = [9.0, 10.0, 11.0, 12.0, 13.0], [0.0, 0.1, 0.1, 0.1, 0.1]
+HIGHER = [9.0, 10.0, 11.0, 12.0, 13.0]
+SHARE = [0.0, 0.1, 0.1, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,8 @@ def test_suspects_are_ranked_by_what_they_could_explain(tmp_path):
 
 @pytest.mark.parametrize("name", ["data/demo/cells.parquet", "claims.json", "provenance.json"])
 def test_a_flipped_bit_in_a_report_that_is_compared_is_named(tmp_path, capsys, name):
-    a, b = folder(tmp_path / "a", claims=[]), folder(tmp_path / "b")
+    a = folder(tmp_path / "a", claims=[])
+    b = folder(tmp_path / "b")
     files = [path for path in sorted(a.rglob("*")) if path.is_file()]
     (a / bundle.SUMS).write_text("".join(f"{sha256_file(p)}  {p.relative_to(a)}\n" for p in files))
     assert main(["diff", str(a), str(b), "--output", str(tmp_path / "diff.md")]) == 0

@@ -69,7 +69,8 @@ def one_page(width, height):
 
 @pytest.mark.parametrize("height", [200, 300, 420, 560])
 def test_two_figures_fit_a_page_and_none_leaves_it(height):
-    writer, drawing = pdf.PageWriter("demo"), one_page(576, height)
+    writer = pdf.PageWriter("demo")
+    drawing = one_page(576, height)
     for n in range(6):
         writer.drawing(
             drawing, f"A finding with its number {n}", "A caption of several words. " * 10

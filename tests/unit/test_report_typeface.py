@@ -21,10 +21,8 @@ TEXTS = ("AVATAR, To. Wa; fi ffi", "75\u202f100 (75\u202f000–75\u202f100) × 2
 
 @pytest.mark.parametrize("name", FONTS)
 def test_a_font_is_what_the_module_cuts_and_a_text_is_as_wide_as_in_the_whole_one(name, tmp_path):
-    small, whole = (
-        FT2Font(str(PLACE / name)),
-        FT2Font(str(Path(get_data_path()) / "fonts/ttf" / Path(name).name)),
-    )
+    small = FT2Font(str(PLACE / name))
+    whole = FT2Font(str(Path(get_data_path()) / "fonts/ttf" / Path(name).name))
     for text in TEXTS:
         found = []
         for font in (small, whole):

@@ -118,7 +118,8 @@ def test_a_boolean_is_no_number_and_an_empty_text_separates_nothing(cls, values)
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_no_number_is_without_bounds_and_none_is_converted(cls):
     """Seeds of 64 bits, sizes of 10**30, infinity: all that are in a file are named at once."""
-    integers, numbers = fields_of(cls, int), fields_of(cls, float)
+    integers = fields_of(cls, int)
+    numbers = fields_of(cls, float)
     lists = [
         name
         for name in integers + numbers

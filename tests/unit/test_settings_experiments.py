@@ -54,7 +54,8 @@ def test_a_run_goes_on_from_the_state_of_the_named_cell_and_the_same_repeat(tmp_
         == f"results/runs/{other[1, 0, 0].identity}/checkpoints/step=00000008"
     )
     for repeat in (0, 1):
-        source, resumed = runs[1, 0, repeat], runs[2, 8, repeat]
+        source = runs[1, 0, repeat]
+        resumed = runs[2, 8, repeat]
         assert resumed.resume_from == f"results/runs/{source.identity}/checkpoints/step=00000008"
         assert (
             parse_run_id(resumed.resume_from) == source.identity and resumed.repeat == source.repeat

@@ -142,10 +142,8 @@ def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, tmp_path):
         r"```\w+\n(# profiles/mine/([\w.]+)\n.+?)```", (ROOT / readme).read_text(), re.DOTALL
     )
     files = {name: text for text, name in blocks}
-    ours, changed = (
-        yaml.safe_load((ALPS / "config.yaml").read_text()),
-        yaml.safe_load(files["config.yaml"]),
-    )
+    ours = yaml.safe_load((ALPS / "config.yaml").read_text())
+    changed = yaml.safe_load(files["config.yaml"])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.yaml").write_text(yaml.safe_dump(ours | changed))
     values = profile.load_profile_config("mine", tmp_path)

@@ -244,7 +244,8 @@ def test_every_document_has_one_fate_and_cleaning_twice_changes_nothing(texts, n
 
 
 def test_a_touch_or_a_copy_keeps_the_fingerprint_and_an_edit_changes_it(tmp_path, monkeypatch):
-    path, memory = tmp_path / "a.parquet", tmp_path / "memory.json"
+    path = tmp_path / "a.parquet"
+    memory = tmp_path / "memory.json"
     write_parquet(path, ["one", "two"])
     corpus = CorpusSettings(name="c", source=source(tmp_path / "*.parquet"))
 
@@ -285,7 +286,7 @@ def test_a_source_file_that_changes_while_it_is_read_is_refused(tmp_path, change
         build(
             CorpusSettings(source=source(tmp_path / "*.txt")),
             tmp_path / "c",
-            lambda *_: change(tmp_path / "a.txt"),
+            lambda *_, **__: change(tmp_path / "a.txt"),
         )
     assert not list((tmp_path / "c").iterdir())
 
@@ -374,7 +375,8 @@ def test_two_columns_of_a_tsv_by_name_or_by_number(tmp_path, ending, columns):
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_line_n_of_one_file_goes_with_line_n_of_the_other(tmp_path, ending):
-    de, en = write(tmp_path / f"a.de{ending}", DE), write(tmp_path / f"a.en{ending}", EN)
+    de = write(tmp_path / f"a.de{ending}", DE)
+    en = write(tmp_path / f"a.en{ending}", EN)
     more = write(tmp_path / "b.de", "eins\nzwei\n\n"), write(tmp_path / "b.en", "one\n \nthree\n")
     found = pairs_of(source(de, more[0], target_files=[en, more[1]]))  # in the order they are named
     assert found == [*PAIRS, ("eins", "one"), None, None], "a blank line is no translation"
@@ -394,7 +396,8 @@ def test_files_of_different_lengths_are_refused_with_both_counts(tmp_path, longe
 
 def test_parts_of_a_column_of_objects(tmp_path):
     rows = [{"translation": {"de": de, "en": en}} for de, en in PAIRS] + [{"translation": None}]
-    parquet, lines = tmp_path / "a.parquet", tmp_path / "a.jsonl"
+    parquet = tmp_path / "a.parquet"
+    lines = tmp_path / "a.jsonl"
     pq.write_table(pa.Table.from_pylist(rows), parquet)
     write(lines, "".join(json.dumps(row) + "\n" for row in rows))
     for path in (parquet, lines):
@@ -439,7 +442,8 @@ def test_what_holds_no_pairs_is_refused(tmp_path, name, text, columns, more, say
 
 
 def test_a_corpus_of_two_files_is_one_of_pairs_and_its_content_is_both(tmp_path):
-    de, en = write(tmp_path / "a.de", DE + "only\n"), write(tmp_path / "a.en", EN + "\n")
+    de = write(tmp_path / "a.de", DE + "only\n")
+    en = write(tmp_path / "a.en", EN + "\n")
     settings = CorpusSettings(
         name="tiny", source=source(de, target_files=[en]), validation_share=0.0
     )
@@ -482,7 +486,8 @@ def splits():
 def test_the_script_makes_the_files_again(splits, tmp_path):
     subprocess.run([sys.executable, GRAMMAR / "generate.py", tmp_path], check=True)
     for split, pairs in zip(("train", "validation"), splits, strict=True):
-        made, kept = tmp_path / f"{split}.parquet", GRAMMAR / f"{split}.parquet"
+        made = tmp_path / f"{split}.parquet"
+        kept = GRAMMAR / f"{split}.parquet"
         assert pq.read_table(made).to_pylist() == pairs
         # the same version of pyarrow
         if pq.read_metadata(made).created_by == pq.read_metadata(kept).created_by:

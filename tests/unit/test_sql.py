@@ -342,7 +342,8 @@ def test_the_peak_of_memory_is_the_most_of_any_rank_and_step(tmp_path):
         "a", 3, 2, memory_peak_bytes=lambda step, rank: [10, 70, 30][step] + 5 * rank
     )
     events = [{"run_id": "a", "attempt": 0, "rank": 0, "event": "memory", "parameters_bytes": 1}]
-    folder, runs = tmp_path / "it's one; a 'folder'", [tables.run("a", world_size=2)]
+    folder = tmp_path / "it's one; a 'folder'"
+    runs = [tables.run("a", world_size=2)]
     assert query("memory", tables.write(folder, runs=runs, steps=steps, events=events))[
         "peak_bytes"
     ].tolist() == [75]
@@ -373,7 +374,9 @@ def uneven(folder, count=500, ranks=2, seed=0, **fields):
 @pytest.mark.parametrize(("points", "ranks"), [(1, 3), (7, 1), (100, 3)])
 def test_a_point_is_the_steps_that_end_in_its_part(tmp_path, points, ranks):
     useful, total, loss_sum, step_s = uneven(tmp_path, ranks=ranks)
-    tokens, losses, seconds = useful.sum(1), loss_sum.sum(1), step_s.max(1)
+    tokens = useful.sum(1)
+    losses = loss_sum.sum(1)
+    seconds = step_s.max(1)
     seen = np.cumsum(tokens)
     ends = np.searchsorted(seen, np.arange(1, points + 1) * seen[-1] / points, side="right")
     parts = [part for part in np.split(np.arange(len(seen)), ends[:-1]) if len(part)]
@@ -398,7 +401,8 @@ def test_a_point_is_the_steps_that_end_in_its_part(tmp_path, points, ranks):
 
 def test_a_run_of_no_more_steps_than_points_has_the_losses_of_its_steps_to_the_last_digit(tmp_path):
     uneven(tmp_path, count=100)
-    each, curve = query("loss", tmp_path), query("loss_curves", tmp_path)
+    each = query("loss", tmp_path)
+    curve = query("loss_curves", tmp_path)
     assert len(curve) == 100
     pd.testing.assert_frame_equal(curve[each.columns], each, check_exact=True)
     for extreme in ("loss_lowest", "loss_highest"):

@@ -36,7 +36,8 @@ def recorded(folder, *runs):
 
 
 def test_flops_are_counted_from_the_settings_whatever_the_record_says(tmp_path):
-    shape, n = SHAPE, parameters(SHAPE) - (0 if SHAPE.tied_embeddings else 1000 * SHAPE.dimension)
+    shape = SHAPE
+    n = parameters(SHAPE) - (0 if SHAPE.tied_embeddings else 1000 * SHAPE.dimension)
     attention = 12 * shape.layers * shape.dimension * 256
     stated = {"flops_per_token": {"full": 5.0, "causal": 4.0, "hardware": 5.0}}
     row, again = recorded(
@@ -118,7 +119,8 @@ def measured_memory(folder, *cases):
 def test_the_rank_that_held_the_most_stands_beside_what_is_predicted_for_its_device(tmp_path):
     fields = {"parameters": parameters(SHAPE)}
     gpu = fields | {"hardware": H200}
-    run, expected = run_of(), largest_memory(replace(run_of(), model=SHAPE))
+    run = run_of()
+    expected = largest_memory(replace(run_of(), model=SHAPE))
     row, other = measured_memory(
         tmp_path,
         (run, [(10, 10, 20, 5), (10, 10, 21, 7)], fields),

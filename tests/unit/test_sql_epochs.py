@@ -189,7 +189,8 @@ def test_dropped_text_is_counted_in_the_store_of_the_same_text_or_is_not_known(t
     runs.append(tables.run("mixture", repeat=99, approach="padded", **mixed))
     runs.append(tables.run("external", repeat=98, external=True))
     found = ask(tmp_path, "dropped_text", *((run, 1.0) for run in runs), stored=stored)
-    mixture, single = found.loc["mixture"], found.drop(index="mixture")
+    mixture = found.loc["mixture"]
+    single = found.drop(index="mixture")
     assert mixture.set_index("corpus")["dropped_share"].fillna(-1).to_dict() == {
         "books": 0.1,
         "new": -1,

@@ -15,7 +15,8 @@ def ask(folder, name, *runs):
     """Rows of a query over runs (run id, fields, seconds a step); all ranks share the 120 useful
     tokens.
     """
-    listed, steps = [], []
+    listed = []
+    steps = []
     for run_id, fields, seconds in runs:
         world = fields.get("world_size", 1)
         listed.append(tables.run(run_id, **fields))
@@ -77,7 +78,8 @@ UNLIKE = {
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_runs_that_are_not_alike_are_not_compared_and_it_says_why(tmp_path, name):
-    runs, two = [], {"world_size": 2} | ({"global_batch": 8} if name == "scaling_weak" else {})
+    runs = []
+    two = {"world_size": 2} | ({"global_batch": 8} if name == "scaling_weak" else {})
     for n, (fields, _) in enumerate(UNLIKE[name]):
         own = {"series": f"series {n}", "approach": f"approach {n}"}
         runs += [(f"one {n}", own, 1.0), (f"two {n}", two | own | fields, 0.5)]
@@ -97,7 +99,8 @@ def test_weak_scaling_compares_equal_rows_a_rank(tmp_path):
     """Four rows a rank: 4, 8 and 16 rows in as many seconds, and a bit; useful tokens grow with
     them.
     """
-    listed, steps = [], []
+    listed = []
+    steps = []
     for n, seconds in ((1, 1.0), (2, 1.25), (4, 1.6)):
         fields = {
             "world_size": n,
@@ -177,7 +180,8 @@ def test_a_loss_that_rises_again_inside_the_window_does_not_count(tmp_path):
 
 
 def test_unreached_is_infinite_and_the_cell_says_how_many_reached_it(tmp_path):
-    good, bad = {0: 9.0, 4: 2.0, 8: 2.0}, {0: 9.0, 8: 4.0}
+    good = {0: 9.0, 4: 2.0, 8: 2.0}
+    bad = {0: 9.0, 8: 4.0}
     late = {0: 9.0, 8: 2.0}
     runs = [("a", good, {}), ("b", late, {"repeat": 1}), ("c", bad, {"repeat": 2})]
     other = [("d", good, {"world_size": 2}), ("e", bad, {"world_size": 2, "repeat": 1})]

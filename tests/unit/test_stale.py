@@ -23,7 +23,8 @@ STORE = "results/tokens/web/bpe/token-list/manifest.json"
 def folder(tmp_path, monkeypatch):
     """A project where jobs ran with one listing of their source files and have another one now."""
     monkeypatch.chdir(tmp_path)
-    list_, decoder = "tokenscale/data/stores/write_parquet.py", "tokenscale/train/models/decoder.py"
+    list_ = "tokenscale/data/stores/write_parquet.py"
+    decoder = "tokenscale/train/models/decoder.py"
     before = {list_: "0", decoder: "0", "tokenscale/train/models/build.py": "0"}
     for name, edited in {"list": [list_], "decoder": [decoder], "both": [list_, decoder]}.items():
         now = before | dict.fromkeys(edited, "1")

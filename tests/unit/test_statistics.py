@@ -160,8 +160,10 @@ def test_cells_are_compared_with_themselves_alone():
 
 
 def test_the_p_of_few_runs_is_enumerated():
-    start, values = [0.0, 1.0, 3.0, 4.0, 9.0], [100.0, 103.0, 101.0, 104.0, 106.0]
-    t, v = np.array(start) - np.mean(start), np.log(values)
+    start = [0.0, 1.0, 3.0, 4.0, 9.0]
+    values = [100.0, 103.0, 101.0, 104.0, 106.0]
+    t = np.array(start) - np.mean(start)
+    v = np.log(values)
     sums = [abs(t @ np.array(order)) for order in itertools.permutations(v)]
     assert drift(start, values).p == pytest.approx(np.mean([s >= abs(t @ v) - 1e-12 for s in sums]))
 

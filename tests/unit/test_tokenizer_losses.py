@@ -81,7 +81,8 @@ def byte_fallback():
 def unigram(others=()):
     entries = [(text, 0.0) for text in CONTROL] + [(c, -2.0) for c in (*LETTERS, "▁", *others)]
     made = Tokenizer(models.Unigram(entries, 4, byte_fallback=bool(others)))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
     return made
 
 
@@ -96,10 +97,8 @@ def words(unknown="<unk>"):
 def pieces():
     entries = [*LETTERS, *(f"##{c}" for c in LETTERS)]
     made = Tokenizer(models.WordPiece(vocabulary(*entries), unk_token="<unk>"))
-    made.normalizer, made.pre_tokenizer = (
-        normalizers.BertNormalizer(),
-        pre_tokenizers.BertPreTokenizer(),
-    )
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     return made
 
@@ -234,7 +233,8 @@ def test_what_makes_ids_random_or_cuts_them_is_switched_off_by_name(
 
 
 def test_a_tokenizer_that_is_random_is_refused(tmp_path, monkeypatch):
-    tokenizer, draw = load_tokenizer(made(byte_level(), tmp_path)), random.Random(0)
+    tokenizer = load_tokenizer(made(byte_level(), tmp_path))
+    draw = random.Random(0)
 
     def ids(texts):
         return np.array([9 + draw.randrange(99) for _ in texts]), np.ones(len(texts), int)
@@ -264,7 +264,8 @@ def test_lost_bytes_and_unknown_ids_are_measured(
     these.
     """
     folder = made(tokenizer, tmp_path / "t", settings={"accepted_loss": 1.0})
-    corpus, said = make_corpus(tmp_path / "c", texts), []
+    corpus = make_corpus(tmp_path / "c", texts)
+    said = []
     found = write_store(
         StoreSettings("token-list"), corpus, folder, tmp_path / "s", log=said.append
     )["text_sample"]
@@ -273,8 +274,10 @@ def test_lost_bytes_and_unknown_ids_are_measured(
     assert found["documents"] == len(texts) and any(f"{found['lost']:.2%}" in line for line in said)
 
 
-FRENCH, HTML = "Élève, déjà reçu", "<b>bold</b> and <i>thin</i> 12345"
-BERT, UNTAGGED = normalizers.BertNormalizer(), normalizers.Replace(Regex("<[^>]+>"), "")
+FRENCH = "Élève, déjà reçu"
+HTML = "<b>bold</b> and <i>thin</i> 12345"
+BERT = normalizers.BertNormalizer()
+UNTAGGED = normalizers.Replace(Regex("<[^>]+>"), "")
 
 
 NORMALIZED = [
@@ -349,7 +352,8 @@ def test_the_command_that_accepts_a_loss_names_bos_as_the_vocabulary_does(tmp_pa
 
 @pytest.mark.parametrize("tokenizer", [characters(), words(), words("none"), unigram()])
 def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp_path, tokenizer):
-    corpus, lines = make_corpus(tmp_path / "c", CJK), tmp_path / "a.jsonl"
+    corpus = make_corpus(tmp_path / "c", CJK)
+    lines = tmp_path / "a.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in CJK), "utf-8")
     strict = made(tokenizer, tmp_path / "t")
 
@@ -384,7 +388,8 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
 
 
 def test_a_tokenizer_without_unknown_token_serves_text_that_it_covers(tmp_path):
-    folder, corpus = made(words("none"), tmp_path / "t"), make_corpus(tmp_path / "c", PLAIN)
+    folder = made(words("none"), tmp_path / "t")
+    corpus = make_corpus(tmp_path / "c", PLAIN)
     manifest = write_store(StoreSettings("token-list"), corpus, folder, tmp_path / "store")
     assert manifest["tokens_in_documents"] == 7 * len(PLAIN)
     convert(

@@ -108,7 +108,8 @@ def folder(tmp_path, run):
     before.
     """
     folder = tmp_path / "runs" / run.identity
-    first, second = Ranks(folder, 0), Ranks(folder, 1)
+    first = Ranks(folder, 0)
+    second = Ranks(folder, 1)
     first.validate(0)
     first.steps(0, 8)
     first.steps(8, 9, ranks=[0])
@@ -236,7 +237,8 @@ def test_broken_lines_are_left_out_and_a_field_that_a_line_lacks_is_missed_by_no
 
 
 def test_the_latest_attempt_s_validation_counts(tmp_path):
-    first, second = Ranks(tmp_path, 0), Ranks(tmp_path, 1)
+    first = Ranks(tmp_path, 0)
+    second = Ranks(tmp_path, 1)
     first.validate(0)
     first.writers[0].event("validation", step=4, loss_sum=9000.0, useful_tokens=1000)
     second.writers[0].event("validation", step=4, loss_sum=8000.0, useful_tokens=1000)
@@ -369,7 +371,10 @@ def wandb_records(path: Path) -> list:
     """
     from wandb.proto import wandb_internal_pb2
 
-    data, place, parts, found = path.read_bytes(), 7, [], []
+    data = path.read_bytes()
+    place = 7
+    parts = []
+    found = []
     assert data[:4] == b":W&B"
     while place + 7 <= len(data):
         left = 32768 - place % 32768
@@ -453,7 +458,8 @@ def test_a_missing_package_is_named_with_its_command(folder, tmp_path, monkeypat
 
 def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run, tmp_path):
     pytest.importorskip("tensorboard")
-    out, unsealed = tmp_path / "out", tmp_path / "unsealed"
+    out = tmp_path / "out"
+    unsealed = tmp_path / "unsealed"
 
     def refused(why: str, *folders: Path, follow=False, to=out) -> None:
         before = sorted(folder.rglob("*"))

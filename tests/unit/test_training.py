@@ -31,8 +31,10 @@ def stepped(factor: float, limit: float | None, loss_scale: float, fused: bool, 
     """(norms before, norms after, norms of the gradients as they were used, weights) of some
     steps.
     """
-    model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
-    optimizer, found = adamw(model.parameters(), replace(SETTINGS, fused=fused)), []
+    model = decoder()
+    tokens = torch.ones(2, 16, dtype=torch.long)
+    optimizer = adamw(model.parameters(), replace(SETTINGS, fused=fused))
+    found = []
     for _ in range(steps):
         (cross_entropy_sum(model(tokens), tokens) * factor * loss_scale).backward()
         norm = total_norm([p.grad for p in model.parameters()]) / loss_scale
@@ -48,7 +50,8 @@ def stepped(factor: float, limit: float | None, loss_scale: float, fused: bool, 
 @pytest.mark.parametrize("limit", [None, 1e6, 1.0, 1e-3])
 def test_an_update_is_that_of_torch_clipping_and_adamw(limit, fused):
     """A study's clipping never did: the gradients' norm stayed as it was."""
-    model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
+    model = decoder()
+    tokens = torch.ones(2, 16, dtype=torch.long)
     optimizer = adamw(model.parameters(), replace(SETTINGS, fused=fused))
     for _ in range(3):
         (cross_entropy_sum(model(tokens), tokens) * 5).backward()
@@ -66,7 +69,8 @@ def test_an_update_is_that_of_torch_clipping_and_adamw(limit, fused):
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad):
-    model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
+    model = decoder()
+    tokens = torch.ones(2, 16, dtype=torch.long)
     optimizer = adamw(model.parameters(), OptimizerSettings())
     weights = [p.detach().clone() for p in model.parameters()]
     (cross_entropy_sum(model(tokens), tokens) * bad).backward()
@@ -106,7 +110,8 @@ def test_a_step_takes_the_mean_over_the_useful_tokens(useful):
         model=MICRO, sequence_length=16, global_batch=2, micro_batch=1, optimizer=SETTINGS
     )
     trainer = Trainer(run, run.model, World(0, 1, 0, torch.device("cpu")), "sdpa")
-    tokens, labels = np.ones((2, 16), np.int64), np.full((2, 16), -100)
+    tokens = np.ones((2, 16), np.int64)
+    labels = np.full((2, 16), -100)
     labels.flat[:useful] = 1
     (
         cross_entropy_sum(trainer.model(torch.tensor(tokens)), torch.tensor(labels)) / useful
@@ -181,7 +186,8 @@ def test_moments_in_fp32_decay_and_are_those_of_fp32_weights(fused):
             weight.grad = torch.full_like(weight, 1.0 if step < 10 else 0.0)
             update(optimizer, torch.ones(()), None, torch.ones(()))
         state = optimizer.state[weight]
-        second, first = state["exp_avg_sq"][0, 0].item(), state["exp_avg"]
+        second = state["exp_avg_sq"][0, 0].item()
+        first = state["exp_avg"]
         found[name] = second, first.dtype, state["step"].item(), weight[0, 0].item()
     exact = found["fp32"][0]
     assert found["mixed"][0] == pytest.approx(exact, rel=1e-4) and found["bf16"][0] > 1.5 * exact

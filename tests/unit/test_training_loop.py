@@ -37,7 +37,8 @@ from tokenscale.train.parallel.world import World
 
 pytestmark = pytest.mark.slow(35)
 
-STEPS, T = 8, 32
+STEPS = 8
+T = 32
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
 
@@ -130,7 +131,8 @@ def test_wall_time_ends_a_run_that_has_no_other_end(lab, tmp_path, monkeypatch, 
     are not.
     """
     monkeypatch.setattr(loop.Training, "_describe", lambda *args, **options: time.sleep(0.4))
-    read, validate = budgets._read, held_out.HeldOut.validate
+    read = budgets._read
+    validate = held_out.HeldOut.validate
     monkeypatch.setattr(budgets, "_read", lambda *sums: (time.sleep(wait_s), read(*sums))[1])
     monkeypatch.setattr(
         held_out.HeldOut, "validate", lambda *args: (time.sleep(0.1), validate(*args))[1]

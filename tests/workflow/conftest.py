@@ -211,7 +211,7 @@ OFFLINE = _offline()
 def make_project(folder: Path) -> Project:
     """A fresh copy with nothing built."""
     root = folder / "project"
-    for name in ("workflow", "src", "profiles"):
+    for name in ("workflow", "arms", "src", "profiles"):
         shutil.copytree(
             ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )

@@ -51,7 +51,8 @@ class Connected(Project):
 
 
 def with_arms(project: Project) -> Project:
-    shutil.copy(ROOT / "constraints.txt", project.root)
+    (project.root / "locks").mkdir()
+    shutil.copy(ROOT / "locks/constraints.txt", project.root / "locks")
     return Connected(project.root)
 
 
@@ -61,7 +62,7 @@ def with_arms(project: Project) -> Project:
 def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_invalid(fresh):
     pytest.importorskip("transformers")
     project = with_arms(fresh)
-    silent = project.root / "workflow/arms/silent"
+    silent = project.root / "arms/silent"
     silent.mkdir()
     (silent / "arm.yaml").write_text("description: does nothing\ntorch: false\n")
     (silent / "requirements.in").write_text("numpy\n")

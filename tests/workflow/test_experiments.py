@@ -82,10 +82,8 @@ def few(every, most):
     apart = {}
     for cell in others:
         apart.setdefault(tuple(key for key in cell if cell[key] != first[key]), []).append(cell)
-    queues, chosen = (
-        sorted(apart.values(), key=lambda queue: sum(queue[0][k] != first[k] for k in first)),
-        [first],
-    )
+    queues = sorted(apart.values(), key=lambda queue: sum(queue[0][k] != first[k] for k in first))
+    chosen = [first]
     while any(queues):
         chosen += [queue.pop(-(len(chosen) % 2)) for queue in queues if queue]
     return chosen[:most]

@@ -76,7 +76,8 @@ def times_of(project: Project, file: Path):
 
 
 def test_each_field_has_its_unit_and_a_plausible_value(built):
-    found, units = {}, set()
+    found = {}
+    units = set()
     files = [p for p in (built.root / "results").rglob("*.json") if not p.name.startswith(".")]
     for file in files:
         text = file.read_text()
@@ -94,9 +95,11 @@ def test_each_column_of_the_tables_holds_its_unit(built):
     """Columns by the end of their names. `_mono_s` counts from a boot and is compared with itself
     alone.
     """
-    found, units = {}, set()
+    found = {}
+    units = set()
     for file in sorted((built.root / "results/tables").glob("*/*.parquet")):
-        when, table = times_of(built, file), pq.read_table(file)
+        when = times_of(built, file)
+        table = pq.read_table(file)
         for column in table.column_names:
             ending = unit_of(column)
             if ending is None or column.endswith("_mono_s"):

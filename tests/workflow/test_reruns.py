@@ -217,7 +217,8 @@ def test_a_rules_shell_string_is_its_code(shared):
 # A setting
 
 
-CORPORA, TOKENIZERS = CONFIG["corpora"], CONFIG["tokenizers"]
+CORPORA = CONFIG["corpora"]
+TOKENIZERS = CONFIG["tokenizers"]
 #: what changes → (keys of the experiment `ways` or of the configuration with other values, what is
 #: planned)
 SETTINGS = {

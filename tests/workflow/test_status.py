@@ -91,10 +91,8 @@ def test_a_call_shows_one_line_a_job_and_ends_with_what_failed_and_why(fresh):
 
 
 def test_a_deleted_figure_is_drawn_again_and_other_deleted_files_are_not_needed(copy):
-    figure, store = (
-        copy.root / FIGURE,
-        copy.root / "results/tokens/small/bpe/token-list/manifest.json",
-    )
+    figure = copy.root / FIGURE
+    store = copy.root / "results/tokens/small/bpe/token-list/manifest.json"
     (run,) = copy.root.glob("results/runs/packed-llama-micro-single-w1-*/done.json")
     drawn = figure.read_bytes()
     figure.unlink()

@@ -5,7 +5,7 @@ rule arm:
     """
     input:
         files=lambda w: list_arm_files(w.arm),
-        versions="constraints.txt",
+        versions="locks/constraints.txt",
         code=code("tokenscale.cli.arm"),
     output:
         "results/arms/{arm}/environment.json",

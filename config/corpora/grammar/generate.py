@@ -300,14 +300,18 @@ class _Clause:
         """Return the German clause. `first` precedes the verb; None means the subject, "object" the
         object.
         """
-        subject, noun = self.subject.german("n"), self.object.german(self.verb.case)
+        subject = self.subject.german("n")
+        noun = self.object.german(self.verb.case)
         plural = self.subject.plural
         if self.tense == "present":
-            finite, rest = (self.verb.plural if plural else self.verb.singular), self.verb.prefix
+            finite = self.verb.plural if plural else self.verb.singular
+            rest = self.verb.prefix
         elif self.tense == "perfect":
-            finite, rest = "haben" if plural else "hat", self.verb.participle
+            finite = "haben" if plural else "hat"
+            rest = self.verb.participle
         else:
-            finite, rest = self.modal[plural], self.verb.infinitive
+            finite = self.modal[plural]
+            rest = self.verb.infinitive
         if verb_last:
             end = rest + finite if self.tense == "present" else f"{rest} {finite}"
             return f"{subject} {noun} {end}"
@@ -334,24 +338,29 @@ def _draw_clause(draw: _Draw, held_out: bool) -> _Clause:
     while True:
         subject = draw.choice(PERSONS)
         verbs, nouns = draw.choice(((OF_THINGS, THINGS), (OF_PERSONS, PERSONS)))
-        verb, noun = draw.choice(verbs), draw.choice(nouns)
+        verb = draw.choice(verbs)
+        noun = draw.choice(nouns)
         if noun is not subject and is_held_out(subject, verb, noun) == held_out:
             break
-    tense, modal = draw.choice(("present", "present", "perfect", "modal")), draw.choice(MODALS)
+    tense = draw.choice(("present", "present", "perfect", "modal"))
+    modal = draw.choice(MODALS)
     return _Clause(_draw_phrase(draw, subject), verb, _draw_phrase(draw, noun), tense, modal)
 
 
 def _draw_sentence(draw: _Draw, held_out: bool) -> tuple[str, str]:
     """Return (German, English) of a main clause, sometimes with a subordinate clause."""
     main = _draw_clause(draw, held_out)
-    german, english = main.german(None), main.english()
+    german = main.german(None)
+    english = main.english()
     if draw.one_in(3):
         adverb = draw.choice(list(ADVERBS))
-        german, english = main.german(adverb), f"{ADVERBS[adverb]} {english}"
+        german = main.german(adverb)
+        english = f"{ADVERBS[adverb]} {english}"
     elif main.object.is_marked_by_case and draw.one_in(2):
         german = main.german("object")
     if draw.one_in(4):
-        conjunction, other = draw.choice(list(CONJUNCTIONS)), _draw_clause(draw, held_out=False)
+        conjunction = draw.choice(list(CONJUNCTIONS))
+        other = _draw_clause(draw, held_out=False)
         german += f", {conjunction} {other.german(None, verb_last=True)}"
         english += f" {CONJUNCTIONS[conjunction]} {other.english()}"
     return german, english

@@ -91,7 +91,7 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
     Raises UserError for SQL that DuckDB refuses or that lacks the columns it needs.
     """
     asked = {name for claim in ledger.claims.values() for name in claim.experiments}
-    found = {name: ClaimTables(name, tables / name) for name in experiments if name in asked}
+    found = {name: ClaimTables(name, folder=tables / name) for name in experiments if name in asked}
     judged = []
     for name, claim in ledger.claims.items():
         experiment_tables, rows, refused = _points(name, claim, found)
@@ -102,7 +102,15 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
                 else "no experiment of this report has the runs that it needs"
             )
             needs = f"Needs {claim.needs}." if claim.needs else ""
-            judged.append(Judged(name, NOT_TESTED, reason, needs, refused=refused))
+            judged.append(
+                Judged(
+                    id=name,
+                    verdict=NOT_TESTED,
+                    reason=reason,
+                    sentence=needs,
+                    refused=refused,
+                )
+            )
             continue
         cells = _cells(claim, rows)
         if claim.cells != "all":  # chosen after the correction, which knows of the others
@@ -113,7 +121,16 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
             replace(cell, verdict=v, reason=why)
             for cell, (v, why) in zip(cells, verdicts, strict=True)
         ]
-        judged.append(_judged(name, claim, experiment_tables, rows, tuple(cells), refused))
+        judged.append(
+            _judged(
+                name,
+                claim,
+                experiment_tables=experiment_tables,
+                rows=rows,
+                cells=tuple(cells),
+                refused=refused,
+            )
+        )
     for experiment_tables in found.values():
         experiment_tables.close()
     return judged
@@ -135,7 +152,7 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
                 "where": document.where,
                 "published": list(claim.published),
                 "corrected": list(claim.corrected),
-                "reproduced": is_near(low, high, claim.published)
+                "reproduced": is_near(low, high, figures=claim.published)
                 if claim.published and one.cells
                 else None,
                 "number": _finite(number),
@@ -226,11 +243,13 @@ class ClaimTables:
     """
 
     def __init__(self, name: str, folder: Path):
-        self.name, self._folder = name, folder
+        self.name = name
+        self._folder = folder
         self.connection = queries.connect(folder)
-        self.inventory = queries.query("inventory", self.connection)
-        head = read_json(folder / "experiment.json", "experiment's description")
-        self.scale, self.figures = head.get("scale"), list_figures(head.get("figures") or ())
+        self.inventory = queries.query("inventory", source=self.connection)
+        head = read_json(folder / "experiment.json", what="experiment's description")
+        self.scale = head.get("scale")
+        self.figures = list_figures(head.get("figures") or ())
         self._made: set[str] = set()
         # a claim's SQL writes no file and reads none but these tables
         quoted = str(folder).replace("'", "''")
@@ -251,7 +270,8 @@ class ClaimTables:
                         for name in re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE)
                     }
                     for query in sorted(wanted & set(QUERIES) - set(queries.VIEWS) - self._made):
-                        text, parameters = queries.sql(query), queries.PARAMETERS[query]
+                        text = queries.sql(query)
+                        parameters = queries.PARAMETERS[query]
                         self.connection.execute(
                             f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None
                         )
@@ -295,9 +315,9 @@ def _points(
         ]
         rows, found_refused = _comparable(claim, rows, experiment_tables.inventory)
         refused = found_refused or refused
-        over = _numbers(name, rows, "baseline") if "baseline" in rows else 1.0
+        over = _numbers(name, rows, column="baseline") if "baseline" in rows else 1.0
         cells = rows["cell"].fillna("").astype(str) if "cell" in rows else ""
-        rows = rows.assign(number=_numbers(name, rows, "value") / over, cell=cells)
+        rows = rows.assign(number=_numbers(name, rows, column="value") / over, cell=cells)
         rows = rows[rows["number"].notna()]  # infinity over infinity: neither run got there
         if len(rows):
             return experiment_tables, rows, refused
@@ -318,7 +338,7 @@ def _comparable(
     out = set(inventory.loc[inventory["external"].fillna(False).astype(bool), "run_id"])
     refused = ""
     if claim.compares is not None and len(rows):
-        unlike = comparability.refusals(inventory, claim.compares)
+        unlike = comparability.refusals(inventory, factor=claim.compares)
         ours = set().union(*(rows[column].dropna() for column in columns))
         refused = comparability.sentences([r for r in unlike if ours & set(r.run_ids)])
         out |= comparability.refused(unlike)
@@ -330,10 +350,8 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
         return rows[column].astype(float)
     except (TypeError, ValueError):
         found = rows[column].iloc[0]
-        what, next = (
-            "a claim's SQL gives no number.",
-            "have the query return one number in this column",
-        )
+        what = "a claim's SQL gives no number."
+        next = "have the query return one number in this column"
         raise UserError(what, claim=name, column=column, found=found, next=next) from None
 
 
@@ -358,7 +376,17 @@ def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
         shared = len(set(ids)) < len(ids)
         found.append(
             Cell(
-                str(name), len(x), median, low, high, spread.kind, p, smallest, p, smallest, shared
+                name=str(name),
+                n=len(x),
+                number=median,
+                low=low,
+                high=high,
+                kind=spread.kind,
+                p=p,
+                smallest_p=smallest,
+                corrected_p=p,
+                corrected_smallest_p=smallest,
+                repeated=shared,
             )
         )
     corrected = (
@@ -384,9 +412,11 @@ def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
     near, far = edges(claim)
     median = float(np.median(x))
     if claim.direction == "equal":
-        tried = (near, far) if near <= median <= far else (near if median < near else far,)
+        tried = [near, far]
+        if not near <= median <= far:
+            tried = [near if median < near else far]
     else:
-        tried = (far if claim.direction == "above" else near,)
+        tried = [far if claim.direction == "above" else near]
     distances = (np.log(x / edge) if (x > 0).all() and edge > 0 else x - edge for edge in tried)
     return max(map(statistics.sign_flip_p, distances))
 
@@ -398,7 +428,8 @@ def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
     than the margin; contradicted where they do not reach so far. `equal` (Schuirmann 1987):
     supported where they are within the margin, contradicted where they are outside.
     """
-    low, high = cell.low, cell.high
+    low = cell.low
+    high = cell.high
     near, far = edges(claim)
     if not claim.exact and cell.repeated:
         return INCONCLUSIVE, "its points share runs, so that they are not independent"
@@ -460,7 +491,8 @@ def _judged(
     marks = [f"suspect runs: {int(suspect.sum())} of {len(used)}"] if suspect.any() else []
     # after the cells that it is true of, where it is not true of all
     texts = [r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()]
-    reason, sentence = "; ".join(texts + marks), _sentence(claim, shown, cells)
+    reason = "; ".join(texts + marks)
+    sentence = _sentence(claim, rows=shown, cells=cells)
     # an experiment that was not made for the claim may have its rows without its figure
     figure = (
         claim.shown_in
@@ -484,7 +516,8 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     )
     values: dict[str, str] = {
         "number": " to ".join(dict.fromkeys(map(format_value, ends))),
-        "spread": f"{format_value(low)} to {format_value(high)}, " * (low != high) + _kinds(cells),
+        "spread": (f"{format_value(low)} to {format_value(high)}, " if low != high else "")
+        + _kinds(cells),
         "n": str(n),
         "cells": ", ".join(filter(None, (cell.name for cell in cells))),
     }
@@ -498,10 +531,10 @@ def _kinds(cells: Sequence[Cell]) -> str:
     return " or ".join(dict.fromkeys(cell.kind for cell in cells))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """None for infinity, which JSON has not."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -46,7 +46,9 @@ NEVER_NEGATIVE = (
 PHASES = ("h2d_s", "forward_s", "backward_s", "bubble_s", "exposed_communication_s", "optimizer_s")
 #: seconds that two readings of one clock may differ by, and what other clocks may: seconds, and a
 #: share of the step
-EXACT_S, LOOSE_S, LOOSE_SHARE = 1e-5, 0.01, 0.01
+EXACT_S = 1e-5
+LOOSE_S = 0.01
+LOOSE_SHARE = 0.01
 #: seconds by which wall clocks of one machine may differ
 CLOCK_S = 60.0
 #: number format → FLOP/s that no core exceeds. fp32: two AVX-512 FMA units are 64 FLOP a cycle
@@ -61,7 +63,13 @@ BETWEEN = ("validation", "checkpoint", "translation")
 ORDER = ("run_start", "init_done", "run_stop")
 
 
-@expect("counts, times and norms of steps", "not negative", "definition", "invalid", "1 µs")
+@expect(
+    "counts, times and norms of steps",
+    must="not negative",
+    known_from="definition",
+    word="invalid",
+    tolerance="1 µs",
+)
 def _negative(e: Evidence) -> Iterator[str]:
     for name in NEVER_NEGATIVE:
         wrong = np.flatnonzero(e.raw[name] < (-1e-6 if name.endswith("_s") else 0))
@@ -74,17 +82,19 @@ def _negative(e: Evidence) -> Iterator[str]:
         yield "a step that took no time"
 
 
-@expect("FLOP/s", "at most the peak of the devices or cores", "device", "invalid")
+@expect(
+    "FLOP/s",
+    must="at most the peak of the devices or cores",
+    known_from="device",
+    word="invalid",
+)
 def _speed(e: Evidence) -> Iterator[str]:
-    row, (tokens, seconds) = e.row, e.steps.totals() if len(e.steps) else (0.0, 0.0)
-    flops, nodes = (
-        row.get("flops_per_token"),
-        len({event["boot"] for event in e.named("run_start")}) or 1,
-    )
-    peak, cores = (
-        (row.get("peak_flops") or 0) * (row.get("world_size") or 0),
-        (row.get("cores") or 0) * nodes,
-    )
+    row = e.row
+    (tokens, seconds) = e.steps.totals() if len(e.steps) else (0.0, 0.0)
+    flops = row.get("flops_per_token")
+    nodes = len({event["boot"] for event in e.named("run_start")}) or 1
+    peak = (row.get("peak_flops") or 0) * (row.get("world_size") or 0)
+    cores = (row.get("cores") or 0) * nodes
     limit = (
         cores
         * CORE_FLOPS.get(row.get("number_format") or "", ANY_CORE_FLOPS)
@@ -104,17 +114,19 @@ def _speed(e: Evidence) -> Iterator[str]:
 
 @expect(
     "phases of a step and its wait",
-    "together at most step_s",
-    "same record",
-    "invalid",
-    "10 µs; 5 % on a GPU",
+    must="together at most step_s",
+    known_from="same record",
+    word="invalid",
+    tolerance="10 µs; 5 % on a GPU",
 )
 def _phases(e: Evidence) -> Iterator[str]:
     """The host of a GPU waits for data ahead of the device, so that only the sums of waits are
     compared there.
     """
-    raw, exact = e.raw, e.row.get("device_kind") == "cpu" and not e.row.get("external")
-    took, wait = raw["step_s"], np.nan_to_num(raw["data_wait_s"])
+    raw = e.raw
+    exact = e.row.get("device_kind") == "cpu" and not e.row.get("external")
+    took = raw["step_s"]
+    wait = np.nan_to_num(raw["data_wait_s"])
     if not e.row.get("external"):
         phases = sum((np.nan_to_num(raw[name]) for name in PHASES), np.zeros(len(took)))
         phases += wait if exact else 0
@@ -155,8 +167,8 @@ def _log_clocks(e: Evidence) -> Iterator[str]:
         if row["start_mono_s"] is not None and (row["duration_s"] or 0) > 0:
             pauses[row["attempt"], row["rank"]].append((row["start_mono_s"], row["duration_s"]))
     for attempt, rank, rows in e.raw.logs():
-        log = _RankLog(e, rows, by_log[attempt, rank])
-        for text in log.find_faults(marks[attempt], pauses[attempt, rank]):
+        log = _RankLog(e=e, rows=rows, events=by_log[attempt, rank])
+        for text in log.find_faults(marks[attempt], pauses=pauses[attempt, rank]):
             yield f"{text} (attempt {attempt}, rank {rank})"
 
 
@@ -213,7 +225,11 @@ class _RankLog:
         times = [
             e["t_mono_s"] for e in self.events if e["event"] == name and e["t_mono_s"] is not None
         ]
-        return math.nan if not times else times[0] if first else times[-1]
+        if not times:
+            return math.nan
+        if first:
+            return times[0]
+        return times[-1]
 
     def _find_unrecorded(
         self, marks: dict[int, float], pauses: list[tuple[float, float]]
@@ -264,7 +280,8 @@ class _RankLog:
             else LOOSE_S + LOOSE_SHARE * float(np.nanmax(self.took, initial=0.0))
         )
         for event in self.events:
-            time, step = event["t_mono_s"], event["step"]
+            time = event["t_mono_s"]
+            step = event["step"]
             if time is None:
                 continue
             if event["event"] == "validation" and self.own and step is not None:
@@ -297,7 +314,13 @@ def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
     return marks
 
 
-@expect("outcome.ended_unix_s", "the end of the logs", "clocks", "caution", f"{CLOCK_S:g} s")
+@expect(
+    "outcome.ended_unix_s",
+    must="the end of the logs",
+    known_from="clocks",
+    word="caution",
+    tolerance=f"{CLOCK_S:g} s",
+)
 def _ended(e: Evidence) -> Iterator[str]:
     """Of a machine that slept the wall clock went on, and the logs' did not."""
     stops = (stop for stop in e.named("run_stop") if stop["attempt"] == e.get("attempt"))
@@ -314,15 +337,16 @@ def _ended(e: Evidence) -> Iterator[str]:
 
 @expect(
     "steps and clocks of attempts",
-    "each step, and each attempt, after the one before",
-    "logs",
-    "suspect",
+    must="each step, and each attempt, after the one before",
+    known_from="logs",
+    word="suspect",
 )
 def _ordered(e: Evidence) -> Iterator[str]:
     """Attempts of one boot of one machine by the monotonic clock, which nobody sets; else by the
     wall clock.
     """
-    raw, boots = e.raw, defaultdict(set)
+    raw = e.raw
+    boots = defaultdict(set)
     same = (np.diff(raw["attempt"]) == 0) & (np.diff(raw["rank"]) == 0)
     if (same & (np.diff(raw["step"]) != 1)).any():
         yield "steps skip or repeat inside an attempt"
@@ -346,10 +370,10 @@ def _ordered(e: Evidence) -> Iterator[str]:
 
 @expect(
     "run_start, init_done, run_stop of each rank",
-    "once, in this order, as long apart as stated",
-    "clocks",
-    "suspect",
-    "0.25 s and 5 %",
+    must="once, in this order, as long apart as stated",
+    known_from="clocks",
+    word="suspect",
+    tolerance="0.25 s and 5 %",
 )
 def _start(e: Evidence) -> Iterator[str]:
     named: dict[tuple[int, int], list[Row]] = defaultdict(list)
@@ -374,7 +398,8 @@ def _start(e: Evidence) -> Iterator[str]:
             )
         by_name = {event["event"]: event for event in events}
         if not e.row.get("external") and {"run_start", "init_done"} <= by_name.keys():
-            took, stated = by_name["init_done"]["t_mono_s"], by_name["init_done"]["duration_s"]
+            took = by_name["init_done"]["t_mono_s"]
+            stated = by_name["init_done"]["duration_s"]
             begun = by_name["run_start"]["t_mono_s"]
             if None not in (took, stated, begun) and abs(stated - (took - begun)) > 0.25 + 0.05 * (
                 took - begun
@@ -387,10 +412,10 @@ def _start(e: Evidence) -> Iterator[str]:
 
 @expect(
     "wall clocks of ranks on one boot, and started_unix_s",
-    "those of rank 0",
-    "clocks",
-    "suspect",
-    f"{CLOCK_S:g} s",
+    must="those of rank 0",
+    known_from="clocks",
+    word="suspect",
+    tolerance=f"{CLOCK_S:g} s",
 )
 def _wall_clocks(e: Evidence) -> Iterator[str]:
     if e.row.get("external"):
@@ -412,7 +437,9 @@ def _wall_clocks(e: Evidence) -> Iterator[str]:
             yield (
                 f"wall clocks of ranks on one machine are {apart:.4g} s apart in attempt {attempt}"
             )
-    started, low, high = e.get("started_unix_s"), first.get("run_start"), first.get("init_done")
+    started = e.get("started_unix_s")
+    low = first.get("run_start")
+    high = first.get("init_done")
     # the end may follow a clock change
     if isinstance(started, (int, float)) and low is not None and high is not None:
         apart = max(low - started, started - high)

@@ -126,7 +126,9 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     apart = counted["external"] & (factor in RANKS_CHANGE)
     groups = counted.groupby([rest, apart], sort=False)
     return [
-        refusal for (shared, _), group in groups for refusal in _of_group(group, shared, factor)
+        refusal
+        for (shared, _), group in groups
+        for refusal in _of_group(group, rest=shared, factor=factor)
     ]
 
 
@@ -152,7 +154,11 @@ def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
     if left:
         where = ", ".join(dict.fromkeys(levels[left])) + (f" at {rest}" if rest else "")
         found.append(
-            Refusal(tuple(group.loc[left, "run_id"]), where, _differences(alike, stays, levels))
+            Refusal(
+                run_ids=tuple(group.loc[left, "run_id"]),
+                where=where,
+                differs=_differences(alike, stays, levels),
+            )
         )
     return found + _digests(group.loc[stays], factor)
 
@@ -184,17 +190,19 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
     there is any), hashes of the source files that it imports, and the tokens that it validated on
     (which differ between repeats where labels are drawn).
     """
-    wanted, found = _wanted(group, factor), {}
+    wanted = _wanted(group, factor)
+    found = {}
     for row in group.itertuples():
         stated = {name: getattr(row, column) for column, name in wanted.items()}
         if not row.external:
             stated |= {
                 name: value
-                for name, value in _decoded(row, "versions").items()
+                for name, value in _decoded(row, column="versions").items()
                 if name != "tokenscale"
             }
             stated |= {
-                f"source file {name}": sha256 for name, sha256 in _decoded(row, "code").items()
+                f"source file {name}": sha256
+                for name, sha256 in _decoded(row, column="code").items()
             }
             if factor.split(".", maxsplit=1)[0] not in VALIDATION_CHANGE:
                 stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(
@@ -202,7 +210,7 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
                 )
         found[row.Index] = {name: value for name, value in stated.items() if not pd.isna(value)}
     environments = {
-        row.Index: (row.world_size, _decoded(row, "environment"))
+        row.Index: (row.world_size, _decoded(row, column="environment"))
         for row in group.itertuples()
         if not row.external and isinstance(getattr(row, "environment", None), str)
     }
@@ -214,7 +222,7 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
     return found
 
 
-def _decoded(row: Any, column: str) -> dict[str, Any]:
+def _decoded(row: object, column: str) -> dict[str, Any]:
     text = getattr(row, column, None)
     return json.loads(text) if isinstance(text, str) else {}
 
@@ -244,9 +252,9 @@ def _parted(alike: dict[Any, Any], levels: pd.Series) -> tuple[list, list]:
     alone = not others or (
         sizes[first] > sizes[others[0]] and sizes[first][0] >= min(2, levels.nunique())
     )
-    return (parts[first] if alone else []), [
-        i for facts in ([] if alone else [first]) + others for i in parts[facts]
-    ]
+    stays = parts[first] if alone else []
+    left_out = others if alone else [first, *others]
+    return stays, [index for facts in left_out for index in parts[facts]]
 
 
 def _differences(alike: dict[Any, Any], stays: list, levels: pd.Series) -> tuple[str, ...]:
@@ -282,16 +290,18 @@ def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:
                 where = f"{', '.join(dict.fromkeys(runs['cell']))}, repeat {repeat}"
                 found.append(
                     Refusal(
-                        tuple(runs["run_id"]),
-                        where,
-                        ("settings that the table of runs does not name",),
+                        run_ids=tuple(runs["run_id"]),
+                        where=where,
+                        differs=("settings that the table of runs does not name",),
                     )
                 )
     for (cell, _), runs in group.groupby(["cell", "external"]):
         if runs["code_digest"].nunique() > 1:
             found.append(
                 Refusal(
-                    tuple(runs["run_id"]), cell, ("its repeats are of different code or inputs",)
+                    run_ids=tuple(runs["run_id"]),
+                    where=cell,
+                    differs=("its repeats are of different code or inputs",),
                 )
             )
     return found
@@ -309,7 +319,7 @@ def _split(cell: str, factor: str) -> tuple[str, str]:
     return ", ".join(own), ", ".join(part for part in parts if part not in own)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = (

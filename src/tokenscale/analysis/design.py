@@ -89,7 +89,9 @@ class Design:
         steps = [self.steps.get(canonical_json(cell)) for cell in self.cells]
         cells = zip(self.settings, steps, strict=True)
         return [
-            (cell, run, text) for (cell, run), n in cells for text in read_texts(run, self.texts, n)
+            (cell, run, text)
+            for (cell, run), n in cells
+            for text in read_texts(run, self.texts, steps=n)
         ]
 
     @functools.cached_property
@@ -127,10 +129,10 @@ def find_cautions(
         for entry in (entry for entry in table["runs"] if not entry.get("external")):
             runs.append(
                 Run(
-                    decode(RunSettings, entry["run"]),
-                    entry["cell"],
-                    entry["repeat"],
-                    entry["position"],
+                    settings=decode(RunSettings, values=entry["run"]),
+                    cell=entry["cell"],
+                    repeat=entry["repeat"],
+                    position=entry["position"],
                 )
             )
             cell = canonical_json(entry["cell"])
@@ -141,14 +143,19 @@ def find_cautions(
             "left_out": left_out,
             "figures": tuple(table.get("figures") or ()),
         }
-        experiment = Experiment(table["question"], table.get("note") or "", **more)
+        experiment = Experiment(question=table["question"], note=table.get("note") or "", **more)
         sizes = read_sizes((run.settings for run in runs), stores, corpora)
-        design = Design(experiment, runs, sizes, steps=made)
+        design = Design(
+            experiment=experiment,
+            runs=runs,
+            texts=sizes,
+            steps=made,
+        )
         # a LookupError where a cell lacks its factors or its run
         _, _ = design.settings, design.factors
     except (UserError, LookupError, TypeError, ValueError, AttributeError):
         return []
-    found = find_problems(design, OF_RESULTS)
+    found = find_problems(design, checks=OF_RESULTS)
     return [{"level": p.level, "what": p.what, "mark": p.mark} for p in found if p.level != "note"]
 
 
@@ -166,13 +173,15 @@ def check_confounding(design: Design) -> list[Problem]:
         factor for factor in design.experiment.factors if set(factor_keys(factor)) & set(changing)
     ]
     table = [
-        {name: canonical_json(factor_level(cell, name)) for name in names} for cell in design.cells
+        {name: canonical_json(factor_level(cell, factor=name)) for name in names}
+        for cell in design.cells
     ]
     apart = [
         (a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)
     ]
     alone = {different[0] for _, _, different in apart if len(different) == 1}
-    found, reported = [], set(alone)
+    found = []
+    reported = set(alone)
     for name in names:
         always = set.intersection(
             *(set(different) for _, _, different in apart if name in different)
@@ -185,7 +194,14 @@ def check_confounding(design: Design) -> list[Problem]:
                 "cannot be separated"
             )
             cure = "run cells that differ in one of them only (check left_out), or fix one"
-            found.append(Problem("refuse", what, f"factors.{name}", cure))
+            found.append(
+                Problem(
+                    level="refuse",
+                    what=what,
+                    key=f"factors.{name}",
+                    next=cure,
+                )
+            )
     cure = "run cells that differ in one factor only, or leave out cells that differ in several"
     key = "left_out" if design.experiment.left_out else "factors"
     for cell in table if not found else ():
@@ -198,10 +214,24 @@ def check_confounding(design: Design) -> list[Problem]:
                 f"cell {level} differs from every other in {listing(fewest)} at once: no other "
                 "cell is comparable"
             )
-            found.append(Problem("refuse", what, key, cure))
+            found.append(
+                Problem(
+                    level="refuse",
+                    what=what,
+                    key=key,
+                    next=cure,
+                )
+            )
     what = "no two cells differ in {} alone: its effect cannot be measured"
     return found + [
-        Problem("refuse", what.format(n), key, cure) for n in names if n not in reported
+        Problem(
+            level="refuse",
+            what=what.format(n),
+            key=key,
+            next=cure,
+        )
+        for n in names
+        if n not in reported
     ]
 
 
@@ -227,7 +257,12 @@ def check_compound_levels(design: Design) -> Iterator[Problem]:
                 f"add levels that differ in {together[-1]} alone, or say in the note what is "
                 "compared"
             )
-            yield Problem("warn", what, f"factors.{factor}", cure)
+            yield Problem(
+                level="warn",
+                what=what,
+                key=f"factors.{factor}",
+                next=cure,
+            )
     for name in design.factors:
         if name.split(".")[0] in ONE_CHOICE or not any(
             isinstance(c[name], dict) for c in design.cells
@@ -247,7 +282,12 @@ def check_compound_levels(design: Design) -> Iterator[Problem]:
                 f"make {name}.{moved[0]} a factor of its own, or say in the question what is "
                 "compared"
             )
-            yield Problem("warn", what, f"factors.{name}", cure)
+            yield Problem(
+                level="warn",
+                what=what,
+                key=f"factors.{name}",
+                next=cure,
+            )
 
 
 def is_weak_scaling(design: Design) -> bool:
@@ -271,7 +311,12 @@ def check_scaling(design: Design) -> Iterator[Problem]:
         _, batch, n = uneven[-1]
         what = f"a batch of {batch} sequences does not divide among {n} data-parallel ranks: "
         what += f"those with {batch // n} wait for those with {-(-batch // n)}"
-        yield Problem("warn", what, "runs.global_batch", f"global_batch: {-(-batch // n) * n}")
+        yield Problem(
+            level="warn",
+            what=what,
+            key="runs.global_batch",
+            next=f"global_batch: {-(-batch // n) * n}",
+        )
     if len(sizes) < 2:
         return
     text = f"{design.experiment.question} {design.experiment.note}".lower()
@@ -286,7 +331,10 @@ def check_scaling(design: Design) -> Iterator[Problem]:
                 "global_batch",
             )
             yield Problem(
-                "warn", what, f"factors.{key}", "say “weak scaling” in the question or the note"
+                level="warn",
+                what=what,
+                key=f"factors.{key}",
+                next="say “weak scaling” in the question or the note",
             )
         return
     passes: dict[str, set[int]] = {}
@@ -305,7 +353,12 @@ def check_scaling(design: Design) -> Iterator[Problem]:
             "per row"
         )
         cure = f"micro_batch: {min(rows)} gives every pass the same number of rows"
-        yield Problem("note", what, "runs.micro_batch", cure)
+        yield Problem(
+            level="note",
+            what=what,
+            key="runs.micro_batch",
+            next=cure,
+        )
 
 
 def check_bases(design: Design) -> Iterator[Problem]:
@@ -328,20 +381,35 @@ def check_bases(design: Design) -> Iterator[Problem]:
                 f"lines begin at different world sizes, {begins}, so their efficiencies have "
                 "different bases"
             )
-            yield Problem("refuse", what, key, f"run every line at world size {min(smallest)}")
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=key,
+                next=f"run every line at world size {min(smallest)}",
+            )
         elif min(smallest) > 1:
             what = (
                 "no cell at world size 1, the base of efficiency T(N) / (N × T(1)); the "
                 f"smallest is {min(smallest)}"
             )
             cure = "add world size 1; where the model does not fit one device, say so in the note"
-            yield Problem("warn", what, key, cure)
+            yield Problem(
+                level="warn",
+                what=what,
+                key=key,
+                next=cure,
+            )
     there = {cell["approach"] for cell in design.cells} if "approach" in design.factors else set()
     for approach in sorted(there & {approach for approach, _ in COMPARISONS}):
         bases = [baseline for of, baseline in COMPARISONS if of == approach]
         if not there & set(bases):
             what = f"approach {approach} has no baseline: it is compared with {' or '.join(bases)}"
-            yield Problem("warn", what, "factors.approach", f"add {bases[0]}")
+            yield Problem(
+                level="warn",
+                what=what,
+                key="factors.approach",
+                next=f"add {bases[0]}",
+            )
     piped = [s.layout for _, s in design.settings if s.layout.pipeline > 1]
     without = {layout.pipeline for layout in piped} - {
         of.pipeline for of in piped if of.schedule == "naive"
@@ -352,7 +420,10 @@ def check_bases(design: Design) -> Iterator[Problem]:
             "the reference for "
         )
         yield Problem(
-            "warn", f"{what}their speed", "factors.layout", "add {pipeline: N, schedule: naive}"
+            level="warn",
+            what=f"{what}their speed",
+            key="factors.layout",
+            next="add {pipeline: N, schedule: naive}",
         )
 
 
@@ -361,7 +432,12 @@ def check_budgets(design: Design) -> Iterator[Problem]:
     kinds = sorted({s.budget.kind for _, s in design.settings})
     if len(kinds) > 1:
         what = f"cells have budgets of different kinds: {listing(kinds)}"
-        yield Problem("refuse", what, "factors.budget", "give all cells a budget of one kind")
+        yield Problem(
+            level="refuse",
+            what=what,
+            key="factors.budget",
+            next="give all cells a budget of one kind",
+        )
     if kinds != ["steps"]:
         return
     equal = "budget: {useful_tokens: …} gives every cell the same number"
@@ -369,13 +445,17 @@ def check_budgets(design: Design) -> Iterator[Problem]:
     for cell, s in design.settings:
         rest = canonical_json({k: v for k, v in cell.items() if not k.startswith("budget")})
         positions[rest] = s.budget.steps * s.global_batch * s.sequence_length
-    low, high = min(positions.values()), max(positions.values())
+    low = min(positions.values())
+    high = max(positions.values())
     if low < high:
         moved = [n for n in design.factors if n in ("global_batch", "sequence_length")]
         changed = f", because {listing(moved)} changes" if moved else ""
         what = f"equal steps do not mean equal tokens: {low:,} to {high:,} positions{changed}"
         yield Problem(
-            "warn", what, "runs.budget.steps", f"compare speeds, or losses by tokens; {equal}"
+            level="warn",
+            what=what,
+            key="runs.budget.steps",
+            next=f"compare speeds, or losses by tokens; {equal}",
         )
     approaches = {s.approach for _, s in design.settings}
     if approaches & set(PADDED) and approaches - set(PADDED):
@@ -384,7 +464,12 @@ def check_budgets(design: Design) -> Iterator[Problem]:
             "differ in useful tokens"
         )
         cure = f"compare losses at equal useful tokens, not at equal steps; {equal}"
-        yield Problem("note", what, "runs.budget.steps", cure)
+        yield Problem(
+            level="note",
+            what=what,
+            key="runs.budget.steps",
+            next=cure,
+        )
 
 
 def _times(numbers: Sequence[float]) -> str:
@@ -405,20 +490,29 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             f"whether data are repeated is not known before the tokens of {listing(built)} are "
             "built"
         )
-        yield Problem("note", what, "runs.corpus", "snakemake tokens, then check again")
+        yield Problem(
+            level="note",
+            what=what,
+            key="runs.corpus",
+            next="snakemake tokens, then check again",
+        )
     if kinds := sorted({run.budget.kind for run in unknown} - set(COUNTED)):
         what = (
             f"with a budget in {listing(kinds)}, it is not known beforehand whether data are "
             "repeated"
         )
         yield Problem(
-            "note", what, "runs.budget", "read the cautions of the report once runs are there"
+            level="note",
+            what=what,
+            key="runs.budget",
+            next="read the cautions of the report once runs are there",
         )
     known = [(cell, run, text) for cell, run, text in design.readings if text.passes is not None]
     again = [
         (cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused
     ]
-    cure, passes = "fewer steps, or a larger corpus", [text.passes for *_, text in again]
+    cure = "fewer steps, or a larger corpus"
+    passes = [text.passes for *_, text in again]
     if any(run.mixture for _, run, _ in again):
         of = {
             name: [t.passes for *_, t in known if t.corpus == name]
@@ -426,11 +520,11 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
         }
         texts = listing(f"{name} {_times(times)} times" for name, times in of.items())
         yield Problem(
-            "warn",
-            f"mixtures read their text more than once: {texts}",
-            "runs.budget",
-            cure,
-            f"read {texts}",
+            level="warn",
+            what=f"mixtures read their text more than once: {texts}",
+            key="runs.budget",
+            next=cure,
+            mark=f"read {texts}",
         )
     elif again and len(again) == len(known):
         who = (
@@ -439,7 +533,13 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             else "every run reads its"
         )
         what = f"{who} text {_times(passes)} times, so training losses are of text seen before"
-        yield Problem("warn", what, "runs.budget", cure, f"text read {_times(passes)} times")
+        yield Problem(
+            level="warn",
+            what=what,
+            key="runs.budget",
+            next=cure,
+            mark=f"text read {_times(passes)} times",
+        )
     elif again:
         once = [cell for cell, _, text in known if text.passes <= 1]
         scaled = any(
@@ -460,7 +560,13 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             else "; their training loss includes text seen before"
         )
         mark = f"text read up to {max(passes):.2g} times"
-        yield Problem("refuse" if scaled else "warn", what, "runs.budget", cure, mark)
+        yield Problem(
+            level="refuse" if scaled else "warn",
+            what=what,
+            key="runs.budget",
+            next=cure,
+            mark=mark,
+        )
     batches = [
         (text.share * run.global_batch, text.rows)
         for _, run, text in design.readings
@@ -470,7 +576,10 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
         what = f"a batch of {max(small)[0]:g} sequences is larger than its text, which has "
         what += f"{_times([rows for _, rows in small])} rows: a step repeats it"
         yield Problem(
-            "warn", what, "runs.global_batch", "a smaller global_batch, or a larger corpus"
+            level="warn",
+            what=what,
+            key="runs.global_batch",
+            next="a smaller global_batch, or a larger corpus",
         )
 
 
@@ -490,11 +599,15 @@ def check_held_out(design: Design) -> Iterator[Problem]:
     if found:
         texts = listing(f"{documents} of {name}{of}" for name, (documents, of) in found.items())
         cure = "a larger corpus, or a larger validation_share"
-        what, mark = (
-            f"validation losses are of few held-out texts: {texts}",
-            f"held-out text: {texts}",
+        what = f"validation losses are of few held-out texts: {texts}"
+        mark = f"held-out text: {texts}"
+        yield Problem(
+            level="warn",
+            what=what,
+            key="runs.corpus",
+            next=cure,
+            mark=mark,
         )
-        yield Problem("warn", what, "runs.corpus", cure, mark)
 
 
 def check_mixtures(design: Design) -> Iterator[Problem]:
@@ -519,7 +632,12 @@ def check_mixtures(design: Design) -> Iterator[Problem]:
             cure = (
                 f"raise mixtures.{name}.maximum_repetitions, lower the weight, or train fewer steps"
             )
-            yield Problem("refuse", what, "runs.budget", cure)
+            yield Problem(
+                level="refuse",
+                what=what,
+                key="runs.budget",
+                next=cure,
+            )
     ends: dict[str, tuple[int, int]] = {}
     for run, text in mixed:
         starts = run.mixture.stage_starts(run.sequence_length)
@@ -529,7 +647,10 @@ def check_mixtures(design: Design) -> Iterator[Problem]:
         if last < of:
             what = f"the run ends in stage {last} of the {of} stages of mixture {name}"
             yield Problem(
-                "warn", what, "runs.budget", f"shorter stages in mixtures.{name}, or more steps"
+                level="warn",
+                what=what,
+                key="runs.budget",
+                next=f"shorter stages in mixtures.{name}, or more steps",
             )
 
 
@@ -541,17 +662,15 @@ def check_repeats(design: Design) -> Iterator[Problem]:
     if len(design.cells) < 2 or experiment.primary == ():
         return
     if experiment.primary is None:
-        family, given = max(1, sum(_count_comparisons(design).values())), experiment.repeats
-        key, next_step = (
-            "repeats",
-            "name one to three comparisons under `primary`, with primary_repeats: {}",
-        )
+        family = max(1, sum(_count_comparisons(design).values()))
+        given = experiment.repeats
+        key = "repeats"
+        next_step = "name one to three comparisons under `primary`, with primary_repeats: {}"
     else:
-        family, given = (
-            len(experiment.primary),
-            max(experiment.repeats, experiment.primary_repeats or 1),
-        )
-        key, next_step = "primary_repeats", "primary_repeats: {}"
+        family = len(experiment.primary)
+        given = max(experiment.repeats, experiment.primary_repeats or 1)
+        key = "primary_repeats"
+        next_step = "primary_repeats: {}"
     needed = fewest_pairs(family)
     if given < needed:
         of = (
@@ -563,7 +682,10 @@ def check_repeats(design: Design) -> Iterator[Problem]:
         what = f"with {times} of a cell every verdict is “too few runs”: {of} at least {needed}"
         next_step = next_step.format(fewest_pairs(1) if experiment.primary is None else needed)
         yield Problem(
-            "warn", what, key, f"{next_step}; or `primary: []` where counts and equalities answer"
+            level="warn",
+            what=what,
+            key=key,
+            next=f"{next_step}; or `primary: []` where counts and equalities answer",
         )
 
 
@@ -602,28 +724,47 @@ def check_validation(design: Design) -> Iterator[Problem]:
             "cells do not validate"
         )
         yield Problem(
-            "refuse", what, "runs.validation.rows", "validation.rows above 0, or no target_loss"
+            level="refuse",
+            what=what,
+            key="runs.validation.rows",
+            next="validation.rows above 0, or no target_loss",
         )
     for corpus in {
         c.name: c for _, s in design.settings if s.validation.rows for c in s.corpora
     }.values():
-        own, key = corpus.source.validation_files, f"corpora.{corpus.name}"
+        own = corpus.source.validation_files
+        key = f"corpora.{corpus.name}"
         if shared := sorted(set(own or ()) & set(corpus.source.files or ())):
             what = (
                 f"corpus {corpus.name}: {listing(shared)} is used for training and for validation"
             )
-            yield Problem("refuse", what, f"{key}.source.validation_files", "name other files")
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=f"{key}.source.validation_files",
+                next="name other files",
+            )
         elif corpus.source.has_own_validation and not corpus.cleaning.deduplicate:
             what = (
                 f"corpus {corpus.name}: validation documents that also occur in its training "
                 "text are trained on"
             )
             key += ".cleaning.deduplicate"
-            yield Problem("refuse", what, key, f"{key}: true")
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=key,
+                next=f"{key}: true",
+            )
         elif not corpus.source.has_own_validation and corpus.validation_share == 0:
             what = f"corpus {corpus.name} holds out no documents, but runs validate on it"
             cure = "validation_share above 0, or runs.validation.rows: 0"
-            yield Problem("refuse", what, f"{key}.validation_share", cure)
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=f"{key}.validation_share",
+                next=cure,
+            )
 
 
 def check_devices(design: Design) -> Iterator[Problem]:
@@ -641,7 +782,12 @@ def check_devices(design: Design) -> Iterator[Problem]:
                 "and cores"
             )
             cure = "start them one at a time (share 1), and say so where efficiency is shown"
-            yield Problem("note", what, "factors.layout", cure)
+            yield Problem(
+                level="note",
+                what=what,
+                key="factors.layout",
+                next=cure,
+            )
         return
     if design.gpus is None:
         return
@@ -650,18 +796,18 @@ def check_devices(design: Design) -> Iterator[Problem]:
     if design.gpus and auto and max(auto) > design.gpus:
         what = f"{max(auto)} ranks need a GPU each, but this machine has {design.gpus}"
         yield Problem(
-            "refuse",
-            what,
-            "factors.layout",
-            "fewer ranks, or --machine FILE for the one it runs on",
+            level="refuse",
+            what=what,
+            key="factors.layout",
+            next="fewer ranks, or --machine FILE for the one it runs on",
         )
     if auto and not design.gpus:
         what = "this machine has no GPU: the runs would use its CPU"
         yield Problem(
-            "warn",
-            what,
-            "runs.device",
-            "--machine FILE or --profile NAME for the machine it runs on",
+            level="warn",
+            what=what,
+            key="runs.device",
+            next="--machine FILE or --profile NAME for the machine it runs on",
         )
     if design.cores and on_cpu and max(on_cpu) > design.cores:
         what = (
@@ -669,7 +815,10 @@ def check_devices(design: Design) -> Iterator[Problem]:
             "correctness, not speed"
         )
         yield Problem(
-            "warn", what, "factors.layout", f"do not measure scaling above {design.cores} ranks"
+            level="warn",
+            what=what,
+            key="factors.layout",
+            next=f"do not measure scaling above {design.cores} ranks",
         )
     elif len(on_cpu) > 1:
         what = (
@@ -677,7 +826,12 @@ def check_devices(design: Design) -> Iterator[Problem]:
             "measure scaling"
         )
         cure = "--cores 1 gives every rank one thread, also in a run of one rank"
-        yield Problem("note", what, "factors.layout", cure)
+        yield Problem(
+            level="note",
+            what=what,
+            key="factors.layout",
+            next=cure,
+        )
 
 
 def check_number_formats(design: Design) -> Iterator[Problem]:
@@ -688,12 +842,18 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
     for _, run in design.settings:
         if run.precision != "bf16-true":
             continue
-        optimizer, weight = run.optimizer, run.model.initial_deviation
+        optimizer = run.optimizer
+        weight = run.model.initial_deviation
         if optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
             what = (
                 f"with bf16-true and beta2 {optimizer.beta2} a second moment in bf16 never decays"
             )
-            found[what] = Problem("warn", what, "runs.optimizer.moments", "optimizer.moments: fp32")
+            found[what] = Problem(
+                level="warn",
+                what=what,
+                key="runs.optimizer.moments",
+                next="optimizer.moments: fp32",
+            )
         if optimizer.learning_rate < weight * 2**-9:
             what = (
                 f"with bf16-true and a peak rate of {optimizer.learning_rate:g}, updates of "
@@ -704,7 +864,10 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
                 "rounded away"
             )
             found[what] = Problem(
-                "warn", what, "runs.precision", "precision: bf16, which keeps fp32 weights"
+                level="warn",
+                what=what,
+                key="runs.precision",
+                next="precision: bf16, which keeps fp32 weights",
             )
     yield from found.values()
 

@@ -69,7 +69,16 @@ def expect(
     """Register the decorated function as the `find` of an expectation."""
 
     def register(find: Find) -> Find:
-        of.append(Expectation(value, must, known_from, tolerance, word, find))
+        of.append(
+            Expectation(
+                value=value,
+                must=must,
+                known_from=known_from,
+                tolerance=tolerance,
+                word=word,
+                find=find,
+            )
+        )
         return find
 
     return register
@@ -121,7 +130,7 @@ def judge(evidence: "Evidence") -> Findings:
     return found
 
 
-def judge_together(evidence: Any, run_ids: Iterable[str]) -> dict[str, Findings]:
+def judge_together(evidence: object, run_ids: Iterable[str]) -> dict[str, Findings]:
     """Check the runs of an experiment against every expectation between runs. Return run id →
     findings.
 
@@ -189,7 +198,8 @@ class Steps:
 
     def logs(self) -> Iterator[tuple[int, int, slice]]:
         """Yield (attempt, rank, its rows) of rows by attempt and rank."""
-        attempt, rank = self["attempt"], self["rank"]
+        attempt = self["attempt"]
+        rank = self["rank"]
         edges = np.flatnonzero((np.diff(attempt) != 0) | (np.diff(rank) != 0)) + 1
         for first, last in zip([0, *edges], [*edges, len(attempt)], strict=True):
             if last > first:
@@ -274,7 +284,8 @@ def at_step(
     """Yield a sentence on the first of the rows that are `wrong`."""
     places = np.flatnonzero(wrong)
     if len(places):
-        found, at = steps[name][places[0]], int(steps["step"][places[0]])
+        found = steps[name][places[0]]
+        at = int(steps["step"][places[0]])
         expected = (
             must
             if isinstance(must, str)

@@ -76,13 +76,14 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
     signature = metric.get_signature().format()
     parsed = json.loads(found.format(is_json=True, width=6, signature=signature))
     # absent where nothing matches
-    middle, half = parsed.get("confidence_mean", 0.0), parsed.get("confidence_var", 0.0)
+    middle = parsed.get("confidence_mean", 0.0)
+    half = parsed.get("confidence_var", 0.0)
     return Bleu(
-        parsed["score"],
-        max(0.0, middle - half),
-        min(100.0, middle + half),
-        len(references),
-        signature,
+        score=parsed["score"],
+        low=max(0.0, middle - half),
+        high=min(100.0, middle + half),
+        sentences=len(references),
+        signature=signature,
     )
 
 
@@ -163,14 +164,20 @@ def ingest(
     manifest cannot be read, or where the table lists two runs as the same repeat.
     """
     again = f"snakemake -f {experiment}"
-    table = read_record(experiment, "run table", again, unsealed=True)
+    table = read_record(
+        experiment,
+        what="run table",
+        next=again,
+        unsealed=True,
+    )
     if not isinstance(table.get("runs"), list):
-        expected, next = 'an object with a list "runs"', "tokenscale plan EXPERIMENT --output FILE"
+        expected = 'an object with a list "runs"'
+        next = "tokenscale plan EXPERIMENT --output FILE"
         raise UserError(
             "this is no run table of an experiment.", path=experiment, expected=expected, next=next
         )
-    with report_malformed(experiment, "experiment's run table", next=again):
-        check_types(table, {"experiment": str})
+    with report_malformed(experiment, what="experiment's run table", next=again):
+        check_types(table, fields={"experiment": str})
         for entry in table["runs"]:
             check_file_name(entry["run_id"])
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
@@ -183,19 +190,30 @@ def ingest(
             "the run table lists a run twice.", path=experiment, run=", ".join(twice), next=next
         )
     # refused before anything is written
-    others = benchmark_rows(list(benchmarks)) | {"stores": store_rows(list(stores), list(corpora))}
+    others = benchmark_rows(list(benchmarks)) | {
+        "stores": store_rows(list(stores), corpora=list(corpora))
+    }
     others["certificates"] = certificate_rows(certificates)
 
     manifests = {sha256_file(path): path for path in (*stores, *corpora)}
 
     def read(run_id: str) -> Tables:
-        return one_run(listed[run_id], table["experiment"], runs, manifests)
+        return one_run(
+            listed[run_id],
+            experiment=table["experiment"],
+            runs=runs,
+            manifests=manifests,
+        )
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each
     # other.
-    with closing(_ahead(read, list(listed), threads)) as runs_tables:
+    with closing(_ahead(read, items=list(listed), threads=threads)) as runs_tables:
         counts, steps = _write(
-            output, runs_tables, others, experiment, find_gaps(table, experiment, runs)
+            output,
+            runs=runs_tables,
+            others=others,
+            experiment=experiment,
+            gaps=find_gaps(table, path=experiment, runs=runs),
         )
     files = zip(KINDS, (benchmarks, stores, corpora, certificates), strict=True)
     inputs: Row = {
@@ -203,8 +221,13 @@ def ingest(
     }
     inputs["table"] = os.path.relpath(experiment, runs.parent)
     described = {key: table.get(key) for key in DESCRIBED} | {"inputs": inputs}
-    described["cautions"] = find_cautions(table, stores, corpora, steps)
-    write_json(output / tables.EXPERIMENT, {"schema": 1, **described})
+    described["cautions"] = find_cautions(
+        table,
+        stores,
+        corpora,
+        steps=steps,
+    )
+    write_json(output / tables.EXPERIMENT, value={"schema": 1, **described})
     tables.write_manifest(output)
     return counts
 
@@ -235,13 +258,21 @@ class TableInputs:
     def ingest(self, results: Path, output: Path) -> None:
         """Write the tables of the logs and files below `results` to the folder `output`."""
         files = {kind: [results / name for name in getattr(self, kind)] for kind in KINDS}
-        ingest(results / self.table, results / "runs", output, threads=2, **files)
+        ingest(
+            results / self.table,
+            runs=results / "runs",
+            output=output,
+            threads=2,
+            **files,
+        )
 
 
 def read_inputs(folder: Path) -> TableInputs:
     """Return the inputs of which `ingest` made an experiment's tables."""
     with report_malformed(
-        folder / tables.EXPERIMENT, "experiment's description", tables.restore_command(folder)
+        folder / tables.EXPERIMENT,
+        what="experiment's description",
+        next=tables.restore_command(folder),
     ):
         return TableInputs(folder.name, **tables.read_experiment(folder).get("inputs", {}))
 
@@ -264,7 +295,7 @@ def _write(
     }
     with ExitStack() as stack:
         add = {
-            name: stack.enter_context(tables.writer(output / f"{name}.parquet", name))
+            name: stack.enter_context(tables.writer(output / f"{name}.parquet", table=name))
             for name in tables.TABLES
         }
         for run_id, found in runs:
@@ -289,7 +320,9 @@ def _write(
                 elif len(rows):
                     add[name](rows)
         runs_rows = pa.concat_tables(small["runs"]).to_pylist()
-        small["runs"] = [tables.of_rows("runs", siblings.judge(runs_rows, others["stores"]))]
+        small["runs"] = [
+            tables.of_rows("runs", rows=siblings.judge(runs_rows, stores=others["stores"]))
+        ]
         for name, rows in others.items():
             small[name].append(tables.of_rows(name, rows))
             counts[name] = len(rows)
@@ -354,10 +387,11 @@ def _rows(
     manifests: Mapping[str, Path],
     found: tuple[Row | None, bool, str | None],
 ) -> Tables:
-    (record, sealed, trouble), run_id = found, entry["run_id"]
+    (record, sealed, trouble) = found
+    run_id = entry["run_id"]
     folder = runs / run_id
     row = run_row(entry, experiment, record)
-    row |= grouping(row.get("approach"), entry.get("cell") or {})
+    row |= grouping(row.get("approach"), cell=entry.get("cell") or {})
     if row["external"]:
         row["series"] += " (external)"  # what every figure and table calls it
     row |= launches(folder)
@@ -367,10 +401,10 @@ def _rows(
             COUNTED, 0
         )
         return {
-            "runs": tables.of_rows("runs", [row]),
+            "runs": tables.of_rows("runs", rows=[row]),
             **{t: tables.schema(t).empty_table() for t in OF_RUNS},
         }
-    log = read_run(folder, run_id, (record or {}).get("digest"))
+    log = read_run(folder, run_id, digest=(record or {}).get("digest"))
     steps = merge(log.steps, log.events)
     whole = Steps(steps)
     stops = [e["status"] for e in log.events if e["event"] == "run_stop"]
@@ -392,11 +426,17 @@ def _rows(
     row |= log.lasted()
     row["validation_tokens"] = log.validation_tokens()
     run = None if row["external"] else read_settings((record or {}).get("run"))
-    planned, changed = read_settings(entry.get("run")), tuple(log.changed(record)) if sealed else ()
+    planned = read_settings(entry.get("run"))
+    changed = tuple(log.changed(record)) if sealed else ()
     known = (row, record or {}, run, Steps(log.steps), whole, log.events, log.spans)
     evidence = Evidence(*known, planned, trouble, changed, copies=tuple(log.copies()))
     if run is not None and sealed:
-        evidence = _count_again(evidence, run, manifests, runs.absolute().parents[1])
+        evidence = _count_again(
+            evidence,
+            run,
+            manifests,
+            project=runs.absolute().parents[1],
+        )
     row = judge(evidence).add_to(row)
     others = {
         "attempts": log.attempts(steps),
@@ -414,10 +454,8 @@ def _count_again(
     """Return the evidence with counts of the run's inputs, as far as they are at hand with the
     hashes that it read: in `manifests`, or where the workflow writes them below `project`.
     """
-    changes, objectives = (
-        "data/batches/objectives.py",
-        Path(__file__).parents[1] / "data/batches/objectives.py",
-    )
+    changes = "data/batches/objectives.py"
+    objectives = Path(__file__).parents[1] / "data/batches/objectives.py"
     if OBJECTIVES[run.objective].special_ids and (evidence.get("code") or {}).get(
         changes
     ) != sha256_file(objectives):
@@ -426,10 +464,8 @@ def _count_again(
     found: dict[str, Path] = {}
     reasons: dict[str, str] = {}
     for role, name in list_manifests(run).items():
-        what, recorded = (
-            role.replace("_", " ").replace("validation", "held-out"),
-            evidence.get(f"inputs.{role}"),
-        )
+        what = role.replace("_", " ").replace("validation", "held-out")
+        recorded = evidence.get(f"inputs.{role}")
         path = manifests.get(recorded, project / name)
         if not path.is_file():
             reasons[role] = f"the {what} is not at hand"
@@ -437,9 +473,10 @@ def _count_again(
             reasons[role] = f"the {what} at hand is not the one that the run read"
         else:
             found[role] = path.parent if role == "tokenizer" else path
-    store, size = found.get("store"), None
+    store = found.get("store")
+    size = None
     if store is not None and run.mixture is None and not OBJECTIVES[run.objective].special_ids:
-        size = read_json(store, "manifest of the token store").get("vocabulary_size")
+        size = read_json(store, what="manifest of the token store").get("vocabulary_size")
 
     def attempt(role: str, count: Callable[[Any, Any], Any]) -> Any:
         needed = [role] if role != "store" or run.store is not None else ["corpus", "tokenizer"]
@@ -451,7 +488,10 @@ def _count_again(
 
             get = found.get
             inputs = batch.Inputs(
-                get("corpus"), get("tokenizer"), get("store"), get("validation_store")
+                corpus=get("corpus"),
+                tokenizer=get("tokenizer"),
+                store=get("store"),
+                validation_store=get("validation_store"),
             )
             return missing[0] if missing else count(recount, inputs)
         except (UserError, ImportError, OSError) as error:
@@ -460,7 +500,8 @@ def _count_again(
                 f"{str(error).splitlines()[0].removeprefix('tokenscale: ')}"
             )
 
-    numbers, counted = evidence.steps.numbers, "the logs hold no step"
+    numbers = evidence.steps.numbers
+    counted = "the logs hold no step"
     if len(numbers):
         counted = attempt(
             "store",
@@ -481,7 +522,7 @@ def _record(path: Path) -> tuple[Row | None, bool, str | None]:
     if not path.is_file():
         return None, False, None
     try:
-        record = read_json(path, "run record")
+        record = read_json(path, what="run record")
         if not isinstance(record, dict):
             return None, False, "run.json is no object"
         return record, provenance.read_sealed(path) is not None, None

@@ -73,7 +73,7 @@ def numbered(directory: Path, word: str) -> list[tuple[int, Path]]:
 def read_launched(attempt: Path) -> dict[str, Any]:
     """What the launcher left for an attempt; nothing where that is missing or damaged."""
     with suppress(OSError, UserError):
-        return read_record(attempt / "attempt.json", "attempt's record", unsealed=True)
+        return read_record(attempt / "attempt.json", what="attempt's record", unsealed=True)
     return {}
 
 
@@ -84,7 +84,7 @@ def read_lines(path: Path, kind: str) -> Lines:
     newline.
     """
     if not path.is_file():
-        return Lines(SCHEMAS[kind].empty_table(), [])
+        return Lines(SCHEMAS[kind].empty_table(), broken=[])
     content = path.read_bytes()
     tables = [SCHEMAS[kind].empty_table()]
     broken: list[dict[str, Any]] = []
@@ -98,16 +98,25 @@ def read_lines(path: Path, kind: str) -> Lines:
             else 0
         )
         end = end or content.rfind(b"\n", begin) + 1 or len(content)
-        table, found = _clean(content, begin, end, kind), []
+        table = _clean(
+            content,
+            begin,
+            end,
+            kind=kind,
+        )
+        found = []
         if table is None:
-            table, found = _by_line(content[begin:end], line, kind)
+            table, found = _by_line(content[begin:end], before=line, kind=kind)
         tables.append(table)
         broken += found
-        begin, line = end, line + len(table) + len(found)
+        begin = end
+        line = line + len(table) + len(found)
     if broken and not content.endswith(b"\n"):
         broken[-1]["benign"] = broken[-1]["line"] == line
     return Lines(
-        pa.concat_tables(tables).combine_chunks(), broken, hashlib.sha256(content).hexdigest()
+        table=pa.concat_tables(tables).combine_chunks(),
+        broken=broken,
+        sha256=hashlib.sha256(content).hexdigest(),
     )
 
 
@@ -123,7 +132,7 @@ def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
         return None
     if not isinstance(first, dict):
         return None
-    found = _parsed(content[begin:end], kind, set(first))
+    found = _parsed(content[begin:end], kind, first=set(first))
     if found is None or REQUIRED[kind] not in found or found[REQUIRED[kind]].null_count:
         return None
     if "schema" in found and (pc.max(found["schema"]).as_py() or 0) > VERSION:
@@ -175,7 +184,8 @@ def _by_line(block: bytes, before: int, kind: str) -> tuple[pa.Table, list[dict[
     pieces = block.split(b"\n")
     if pieces[-1] == b"":
         pieces.pop()
-    rows, broken = [], []
+    rows = []
+    broken = []
     for number, raw in enumerate(pieces, start=before + 1):
         try:
             rows.append(parse(raw, kind))
@@ -204,7 +214,7 @@ def parse(raw: bytes, kind: str) -> dict[str, Any]:
         raise Broken("not JSON" if raw.strip(b"\0 \t\r") else "no text") from None
     if not isinstance(record, dict):
         raise Broken("not an object")
-    row = {name: _typed(name, sql, record.get(name)) for name, sql in FIELDS[kind].items()}
+    row = {name: _typed(name, sql, value=record.get(name)) for name, sql in FIELDS[kind].items()}
     if row["schema"] is not None and row["schema"] > VERSION:
         raise Broken(f"schema {row['schema']} is newer than this reader's {VERSION}")
     if row[REQUIRED[kind]] is None:
@@ -214,7 +224,7 @@ def parse(raw: bytes, kind: str) -> dict[str, Any]:
     return row
 
 
-def _typed(name: str, sql: str, value: Any) -> Any:
+def _typed(name: str, sql: str, value: object) -> Any:
     if value is None:
         return None
     if sql == "BOOLEAN" and isinstance(value, bool):
@@ -334,17 +344,26 @@ class RunLog:
 
     def attempts(self, steps: pa.Table) -> list[Row]:
         """Rows of the table `attempts`; `steps` are the merged ones."""
-        merged, found = Counter(steps["attempt"].to_numpy().tolist()), []
+        merged = Counter(steps["attempt"].to_numpy().tolist())
+        found = []
         for attempt in self.all:
             numbers = [rows["step"].to_numpy() for rows in attempt.steps.values() if len(rows)]
-            row = {name: getattr(attempt, name) for name in ("folder", "superseded", "digest")}
-            row |= {"run_id": self.run_id, "attempt": attempt.number, "ranks": len(attempt.steps)}
-            row["first_step"] = min((int(n.min()) for n in numbers), default=None)
-            row["last_step"] = max((int(n.max()) for n in numbers), default=None)
-            row["step_rows"] = sum(map(len, numbers))
-            row["merged_rows"] = 0 if attempt.superseded else merged[attempt.number]
-            row["started_unix_s"] = min(attempt.times, default=None)
-            found.append(row | {"stopped_unix_s": max(attempt.times, default=None)})
+            found.append(
+                {
+                    "folder": attempt.folder,
+                    "superseded": attempt.superseded,
+                    "digest": attempt.digest,
+                    "run_id": self.run_id,
+                    "attempt": attempt.number,
+                    "ranks": len(attempt.steps),
+                    "first_step": min((int(n.min()) for n in numbers), default=None),
+                    "last_step": max((int(n.max()) for n in numbers), default=None),
+                    "step_rows": sum(map(len, numbers)),
+                    "merged_rows": 0 if attempt.superseded else merged[attempt.number],
+                    "started_unix_s": min(attempt.times, default=None),
+                    "stopped_unix_s": max(attempt.times, default=None),
+                }
+            )
         return found
 
 
@@ -353,22 +372,30 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     (that of the run's record; of the newest attempt where there is none) are superseded: other code
     or other inputs made them.
     """
-    found, spans, events, quarantine = [], [], [], []
+    found = []
+    spans = []
+    events = []
+    quarantine = []
     hashes: dict[str, str] = {}
     aside = sorted((folder / "superseded").glob("*/"))  # attempts of other code or inputs
     for number, path in [
-        attempt for place in (folder, *aside) for attempt in numbered(place, "attempt")
+        attempt for place in (folder, *aside) for attempt in numbered(place, word="attempt")
     ]:
         inside = path.parent == folder
         stated = read_launched(path).get("digest")
         stated = stated if isinstance(stated, str) else None
         found.append(
-            Attempt(number, path.relative_to(folder).as_posix(), stated, superseded=not inside)
+            Attempt(
+                number=number,
+                folder=path.relative_to(folder).as_posix(),
+                digest=stated,
+                superseded=not inside,
+            )
         )
     newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
     for attempt in found:
         attempt.superseded |= attempt.digest is not None and attempt.digest != (digest or newest)
-        for rank, directory in numbered(folder / attempt.folder, "rank"):
+        for rank, directory in numbered(folder / attempt.folder, word="rank"):
             read = {kind: read_lines(directory / f"{kind}.jsonl", kind) for kind in SCHEMAS}
             where = directory.relative_to(folder).as_posix()
             for kind, lines in read.items():
@@ -383,7 +410,7 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
             ]
             if not attempt.superseded:
                 events += event_rows
-                spans.append(_placed("spans", read["spans"].table, place))
+                spans.append(_placed("spans", rows=read["spans"].table, place=place))
     logged = [
         (a.number, *log)
         for a in found
@@ -402,7 +429,13 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     }
     order = [("attempt", "ascending"), ("rank", "ascending"), ("start_mono_s", "ascending")]
     return RunLog(
-        run_id, found, whole["steps"], whole["spans"].sort_by(order), events, quarantine, hashes
+        run_id=run_id,
+        all=found,
+        steps=whole["steps"],
+        spans=whole["spans"].sort_by(order),
+        events=events,
+        quarantine=quarantine,
+        hashes=hashes,
     )
 
 

@@ -43,11 +43,11 @@ def _select(kind: str, column: str) -> str:
 
 FILES = ("points.sql", "once.sql")
 _FIELDS = {
-    "summed_steps": _select("steps", "{over}::DOUBLE AS {name}"),
-    "steps": _select("steps", '{name} AS "{part}/{name}"'),
-    "validations": _select("events", '{name}::DOUBLE AS "validation/{name}"'),
-    "events": _select("events", "{name}"),
-    "summed_events": _select("events", "{over}::DOUBLE AS {name}"),
+    "summed_steps": _select("steps", column="{over}::DOUBLE AS {name}"),
+    "steps": _select("steps", column='{name} AS "{part}/{name}"'),
+    "validations": _select("events", column='{name}::DOUBLE AS "validation/{name}"'),
+    "events": _select("events", column="{name}"),
+    "summed_events": _select("events", column="{over}::DOUBLE AS {name}"),
 }
 
 
@@ -74,7 +74,9 @@ def read_points(directory: Path, *, ended: bool) -> tuple[list[Point], dict[str,
         for step, after, t_unix_s, name, value in connection.execute(
             of_steps, {"ended": ended}
         ).fetchall():
-            points.setdefault((step, after), Point(step, t_unix_s, {})).values[name] = value
+            points.setdefault((step, after), Point(step=step, t_unix_s=t_unix_s, values={})).values[
+                name
+            ] = value
         once = dict(connection.execute(of_run).fetchall())
         speed, stalls = (
             next(iter(query_rows(connection, name)), {}) for name in ("throughput", "stalls")
@@ -115,7 +117,9 @@ def read_facts(directory: Path) -> Facts:
     broken.
     """
     record = read_json(
-        directory / "run.json", "run's record", next="name a folder of a run: results/runs/RUN_ID"
+        directory / "run.json",
+        what="run's record",
+        next="name a folder of a run: results/runs/RUN_ID",
     )
     if not isinstance(record, dict) or "run_id" not in record:
         next = "name the folder of a run, such as results/runs/RUN_ID"
@@ -125,17 +129,16 @@ def read_facts(directory: Path) -> Facts:
     rest = {name: value for name, value in record.items() if name not in LEFT_OUT}
     if tokenizer := _tokenizer(record):
         rest["tokenizer"] = tokenizer
-    outcome, stated = record.get("outcome") or {}, record.get("run") or {}
+    outcome = record.get("outcome") or {}
+    stated = record.get("run") or {}
     run = read_settings(stated)  # None where another version made them
     if run is not None:
         rest["effective_seed"] = run.effective_seed
     diff = directory / "dirty.diff"
     dirty = diff.is_file() and (record.get("git") or {}).get("diff_sha256") == sha256_file(diff)
     times = float(record.get("started_unix_s") or 0.0), outcome.get("ended_unix_s")
-    settings, files = (
-        _flat(stated if run is None else asdict(run)),
-        (directory / "run.json", *([diff] if dirty else [])),
-    )
+    settings = _flat(stated if run is None else asdict(run))
+    files = (directory / "run.json", *([diff] if dirty else []))
     return Facts(
         record["run_id"], outcome.get("status", "unknown"), *times, settings, _flat(rest), files
     )
@@ -145,11 +148,12 @@ def _tokenizer(record: dict[str, Any]) -> Any:
     """Name and hash of the tokenizer that a store was made with, where its manifest is still the
     one that was read.
     """
-    argv, expected = record.get("argv") or [], (record.get("inputs") or {}).get("store")
+    argv = record.get("argv") or []
+    expected = (record.get("inputs") or {}).get("store")
     for flag, text in zip(argv, argv[1:], strict=False):
         path = Path(str(text))
         if flag == "--store" and path.is_file() and sha256_file(path) == expected:
-            return read_json(path, "manifest").get("tokenizer")
+            return read_json(path, what="manifest").get("tokenizer")
     return None
 
 

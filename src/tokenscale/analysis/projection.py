@@ -49,7 +49,8 @@ class Projection:
         """Return useful tokens/s of all ranks: predicted, lower end, upper end, and if efficiency
         stays.
         """
-        p, tokens = prediction, self.tokens_per_rank * prediction.world_size
+        p = prediction
+        tokens = self.tokens_per_rank * prediction.world_size
         return tokens / p.step_s, tokens / p.high_s, tokens / p.low_s, tokens / p.stays_s
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +79,9 @@ def project(
     Raises UserError without runs, for an unknown series, and where `project_series` does.
     """
     with closing(connect(Path(tables))) as connection:
-        runs = measured_runs(query("inventory", connection), query("throughput", connection))
+        runs = measured_runs(
+            query("inventory", source=connection), throughput=query("throughput", source=connection)
+        )
         experiment = connection.execute("SELECT any_value(experiment) FROM runs").fetchone()[0]
     if runs.empty:
         what = (
@@ -89,13 +92,24 @@ def project(
     groups = {name: runs[runs["series"] == name] for name in dict.fromkeys(runs["series"])}
     if series is not None:
         if series not in groups:
-            raise unknown("series", series, groups, tables=tables)
+            raise unknown(
+                "series",
+                word=series,
+                words=groups,
+                tables=tables,
+            )
         groups = {series: groups[series]}
     else:  # among several series, one with a single world size is no mistake
         groups = {name: g for name, g in groups.items() if not g["external"].all()} or groups
         groups = {name: g for name, g in groups.items() if g["world_size"].nunique() > 1} or groups
     return [
-        project_series(name, group, world_sizes, ranks_per_node) for name, group in groups.items()
+        project_series(
+            name,
+            runs=group,
+            world_sizes=world_sizes,
+            per_node=ranks_per_node,
+        )
+        for name, group in groups.items()
     ]
 
 
@@ -181,18 +195,27 @@ def project_series(
         {*found.sizes, *held_out, *(found.sizes[-1] * 2**n for n in range(1, 5))}
     )
     obstacles = {
-        n: obstacle for n in sizes if (obstacle := _find_obstacle(found, n, per_replica, per_node))
+        n: obstacle
+        for n in sizes
+        if (
+            obstacle := _find_obstacle(
+                found,
+                size=n,
+                per_replica=per_replica,
+                per_node=per_node,
+            )
+        )
     }
     if obstacles and world_sizes:
         raise next(iter(obstacles.values()))
     notes += dict.fromkeys(f"not predicted: {obstacle.what}" for obstacle in obstacles.values())
     tokens = float((runs["useful_tokens"] / runs["world_size"]).mean())
     return Projection(
-        name,
-        found,
-        tuple(predict(found, n) for n in sizes if n not in obstacles),
-        tokens,
-        tuple(notes),
+        series=name,
+        fit=found,
+        predictions=tuple(predict(found, world_size=n) for n in sizes if n not in obstacles),
+        tokens_per_rank=tokens,
+        notes=tuple(notes),
     )
 
 
@@ -279,7 +302,8 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
 
 
 def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> UserError | None:
-    smallest, largest = found.sizes[0], found.sizes[-1]
+    smallest = found.sizes[0]
+    largest = found.sizes[-1]
     requested = f"world size {size}"
     if size < smallest:
         what = "a world size below the smallest measured one cannot be predicted."
@@ -299,10 +323,8 @@ def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> Us
             "cannot be predicted from these sizes: no measured run uses two nodes; measure "
             f"{2 * per_node}."
         )
-        requested, measured = (
-            f"{requested} on nodes of {per_node} ranks",
-            ", ".join(map(str, found.world_sizes)),
-        )
+        requested = f"{requested} on nodes of {per_node} ranks"
+        measured = ", ".join(map(str, found.world_sizes))
         next = (
             f"measure {2 * per_node}: add it to the experiment's factors (`layout.data`), and "
             "run again"
@@ -337,6 +359,7 @@ def format_projection(projection: Projection) -> str:
             rate, low, high, stays = projection.throughput(p)
             text = f"{p.step_s:>10.4g} {f'{p.low_s:.4g}-{p.high_s:.4g}':>21} {rate:>16,.0f} "
             text += f"{f'{low:,.0f}-{high:,.0f}':>23} {stays:>19,.0f}"
-            text += " measured" * (p.world_size in found.world_sizes)
+            if p.world_size in found.world_sizes:
+                text += " measured"
         lines.append(f"  {p.world_size:>6} {text}")
     return "\n".join(lines)

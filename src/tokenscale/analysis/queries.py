@@ -53,7 +53,7 @@ VIEWS = ("steps_global", "validation")
 def sql(name: str) -> str:
     """Return the text of a query. Its definition is the comment at its head."""
     if name not in PARAMETERS:
-        raise unknown("query", name, PARAMETERS)
+        raise unknown("query", word=name, words=PARAMETERS)
     return read_file(f"sql/{name}.sql")
 
 
@@ -129,11 +129,11 @@ def query(
     text = sql(name)
     for key in parameters:
         if key not in PARAMETERS[name]:
-            raise unknown(f"parameter of query {name}", key, PARAMETERS[name])
+            raise unknown(f"parameter of query {name}", word=key, words=PARAMETERS[name])
     values = PARAMETERS[name] | parameters
     if not isinstance(source, duckdb.DuckDBPyConnection):
         with closing(connect(source)) as connection:
-            return query(name, connection, **parameters)
+            return query(name, source=connection, **parameters)
     with damage_reported(source):
         return source.execute(text, values or None).df()
 
@@ -142,7 +142,8 @@ def query(
 TAIL_BYTES = 50_000
 _PLACE = r"attempt=(\d+)/rank=(\d+)/\w+\.jsonl$"
 #: the tables of a run that are read from its logs; where a line was logged
-LOGS, LOGGED = ("steps", "events"), {"attempt": "INTEGER", "rank": "INTEGER", "line": "BIGINT"}
+LOGS = ("steps", "events")
+LOGGED = {"attempt": "INTEGER", "rank": "INTEGER", "line": "BIGINT"}
 #: whole lines, in the order of attempts, ranks and lines
 _LOAD = f"""
 INSERT INTO logged_{{kind}} BY NAME
@@ -166,15 +167,17 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
         return None
     found = {"status": record["outcome"]["status"], "steps": record["outcome"]["steps"]}
     with closing(connect_logs(directory)) as connection:
-        losses = [row["loss"] for row in query_rows(connection, "loss") if row["loss"] is not None]
-        held_out = query_rows(connection, "validation")
+        losses = [
+            row["loss"] for row in query_rows(connection, name="loss") if row["loss"] is not None
+        ]
+        held_out = query_rows(connection, name="validation")
         mixed = bool(record.get("run", {}).get("mixture"))
         sources = (
-            [row for row in query_rows(connection, "source_validation") if row["last"]]
+            [row for row in query_rows(connection, name="source_validation") if row["last"]]
             if mixed
             else []
         )
-        speed = next(iter(query_rows(connection, "throughput")), {})
+        speed = next(iter(query_rows(connection, name="throughput")), {})
     found |= {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")}
     found |= {
         "loss": losses[-1] if losses else None,
@@ -201,7 +204,8 @@ def summary_lines(directory: Path) -> list[str]:
     ]:
         lines.append(f"       held out by corpus: {', '.join(by_corpus)}")
     if found["useful_tokens_per_s"] is not None:
-        useful, total = found["useful_tokens_per_s"], found["total_tokens_per_s"]
+        useful = found["useful_tokens_per_s"]
+        total = found["total_tokens_per_s"]
         lines.append(
             f"speed  {useful:,.0f} useful tokens/s, {total:,.0f} total tokens/s  (warm-up steps "
             "left out)"
@@ -224,7 +228,7 @@ def current_throughput(attempt: Path) -> dict[str, float] | None:
         connection.register("tails", pa.Table.from_pylist(rows))
         connection.execute("INSERT INTO logged_steps BY NAME FROM tails")
         _create_run(connection)
-        speed = next(iter(query_rows(connection, "throughput")), None)
+        speed = next(iter(query_rows(connection, name="throughput")), None)
     return speed and {
         "step_s": speed["median_step_s"],
         "useful_tokens_per_s": speed["useful_tokens_per_s"],
@@ -244,8 +248,10 @@ def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
             connection.execute(_LOAD.format(kind=kind), [files, FIELDS[kind]])
         (newest,) = connection.execute(f"SELECT max(schema) FROM logged_{kind}").fetchone()
         if newest is not None and newest > VERSION:
-            what, found = "this run's logs were written by a newer tokenscale.", f"schema {newest}"
-            expected, next = f"at most {VERSION}", "upgrade tokenscale"
+            what = "this run's logs were written by a newer tokenscale."
+            found = f"schema {newest}"
+            expected = f"at most {VERSION}"
+            next = "upgrade tokenscale"
             raise UserError(what, path=directory, found=found, expected=expected, next=next)
     _create_run(connection)
     return connection

@@ -58,13 +58,15 @@ def read_texts(
     """
     steps = run.budget.steps if run.budget.kind == "steps" else steps
     sequences = (steps or 0) * run.global_batch
-    shares, limits = {run.corpus.name: 1.0}, {}
+    shares = {run.corpus.name: 1.0}
+    limits = {}
     if run.mixture is not None:
         shares = run.mixture.shares(sequences, run.sequence_length) if sequences else {}
         limits = {source.corpus.name: source.maximum_repetitions for source in run.mixture.sources}
     found = []
     for name in (corpus.name for corpus in run.trained_corpora):
-        text, share = texts.get((name, run.tokenizer.name, run.eos), CorpusSize()), shares.get(name)
+        text = texts.get((name, run.tokenizer.name, run.eos), CorpusSize())
+        share = shares.get(name)
         rows = (
             text.documents
             if run.approach in PADDED
@@ -77,7 +79,16 @@ def read_texts(
             if rows and sequences and share is not None
             else run.budget.epochs
         )
-        found.append(Reading(name, sequences, share, rows, passes, limits.get(name)))
+        found.append(
+            Reading(
+                corpus=name,
+                sequences=sequences,
+                share=share,
+                rows=rows,
+                passes=passes,
+                limit=limits.get(name),
+            )
+        )
     return found
 
 
@@ -100,7 +111,8 @@ def read_sizes(
     }
     found = {}
     for key in sorted(keys):
-        size, held_out_tokens = CorpusSize(), 0
+        size = CorpusSize()
+        held_out_tokens = 0
         for path in stores:
             manifest = _read(path) if path.parts[-4:-2] == key[:2] else {}
             try:
@@ -112,14 +124,16 @@ def read_sizes(
                 if manifest["split"] == "train":
                     size = replace(size, documents=documents, tokens=tokens, rows=rows)
                 else:
-                    size, held_out_tokens = replace(size, held_out=documents, rows=rows), tokens
+                    size = replace(size, held_out=documents, rows=rows)
+                    held_out_tokens = tokens
             except (KeyError, TypeError):
                 continue
         train, validation = (
             texts.get(key[0], {}).get(split, {}) for split in ("train", "validation")
         )
         if size.documents is None and train:
-            bytes_, tokens = validation.get("utf8_bytes"), None
+            bytes_ = validation.get("utf8_bytes")
+            tokens = None
             if held_out_tokens and bytes_:
                 tokens = train["utf8_bytes"] * held_out_tokens / bytes_
             size = replace(size, documents=train["rows"], tokens=tokens)

@@ -87,7 +87,8 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
         figures = [figure for figure in load_figures() if figure.experiment in experiments]
         names = dict.fromkeys(figure.experiment for figure in figures)
         opened = {
-            name: stack.enter_context(closing(ClaimTables(name, tables / name))) for name in names
+            name: stack.enter_context(closing(ClaimTables(name, folder=tables / name)))
+            for name in names
         }
         of_runs = {
             name: of.rows(FILES[1], read_file(FILES[1]))
@@ -95,7 +96,8 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
             if of.scale == SCALE
         }
         for figure in figures:
-            claim_tables, key = opened[figure.experiment], " / ".join(figure.key)
+            claim_tables = opened[figure.experiment]
+            key = " / ".join(figure.key)
             if sql := OF_BENCHMARKS.get(figure.quantity):
                 values = claim_tables.rows(key, sql.format(where=figure.where))["value"]
             elif (of := of_runs.get(figure.experiment)) is not None:
@@ -156,7 +158,7 @@ def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any
     of `claims.json`.
     """
     ours = {tuple(one["of"]): one for one in measured}
-    rows = [_of_figure(figure, ours.get(tuple(figure.key))) for figure in load_figures()]
+    rows = [_of_figure(figure, ours=ours.get(tuple(figure.key))) for figure in load_figures()]
     rows += [_of_claim(claim) for claim in claims if claim["study"]]
     return sorted(rows, key=lambda row: row.study)
 
@@ -169,7 +171,13 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
         else f"{_text(figure.corrected)} ({figure.reason})"
     )
     cell = f"{figure.cell}: {figure.quantity}"
-    row = Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–")
+    row = Row(
+        study=figure.study,
+        table=figure.table,
+        cell=cell,
+        published=_text(figure.published),
+        corrected=corrected or "–",
+    )
     if ours is None:
         return row
     number, low, high = _spread(ours)
@@ -177,7 +185,9 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     text = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
     verdict = UNDECIDED
     if figure.quantity in COUNTS or statistics.order_statistic_rank(ours["n"]):
-        verdict = {True: SAME, False: OTHER, None: UNDECIDED}[is_near(low, high, (expected,))]
+        verdict = {True: SAME, False: OTHER, None: UNDECIDED}[
+            is_near(low, high, figures=(expected,))
+        ]
         same_side = low > 1 if expected > 1 else high < 1
         verdict = (
             DIRECTION
@@ -185,14 +195,29 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
             else verdict
         )
     return replace(
-        row, ours=text, ratio=_ratio(number, low, high, expected, ours["kind"]), verdict=verdict
+        row,
+        ours=text,
+        ratio=_ratio(
+            number,
+            low,
+            high=high,
+            expected=expected,
+            kind=ours["kind"],
+        ),
+        verdict=verdict,
     )
 
 
 def _of_claim(claim: dict[str, Any]) -> Row:
-    corrected = " to ".join(written(one, claim["unit"]) for one in claim["corrected"])
+    corrected = " to ".join(written(one, unit=claim["unit"]) for one in claim["corrected"])
     corrected = f"{corrected} ({claim['remark']})" if corrected else "–"
-    row = Row(claim["study"], "Claims", claim["claim"], claim["figure"] or "–", corrected)
+    row = Row(
+        study=claim["study"],
+        table="Claims",
+        cell=claim["claim"],
+        published=claim["figure"] or "–",
+        corrected=corrected,
+    )
     if claim["experiment"] is None:
         return row
     number, low, high = _spread(claim)
@@ -201,8 +226,18 @@ def _of_claim(claim: dict[str, Any]) -> Row:
         f"{claim['verdict']})"
     )
     expected = claim["corrected"] or claim["published"]
-    ratio = _ratio(number, low, high, expected[0], claim["kind"]) if len(expected) == 1 else "–"
-    near = is_near(low, high, expected) if expected else True
+    ratio = (
+        _ratio(
+            number,
+            low,
+            high=high,
+            expected=expected[0],
+            kind=claim["kind"],
+        )
+        if len(expected) == 1
+        else "–"
+    )
+    near = is_near(low, high, figures=expected) if expected else True
     if claim["verdict"] not in (SUPPORTED, CONTRADICTED):
         verdict = UNDECIDED
     elif claim["verdict"] == SUPPORTED:
@@ -232,6 +267,8 @@ def _text(number: float) -> str:
     >>> _text(161853.91), _text(31.97), _text(0.571), _text(math.inf)
     ('161,854', '31.97', '0.571', 'never')
     """
-    return (
-        "never" if math.isinf(number) else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
-    )
+    if math.isinf(number):
+        return "never"
+    if number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.4g}"

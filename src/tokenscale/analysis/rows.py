@@ -65,14 +65,18 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
     Raises UserError for a file that is no such benchmark."""
     found: dict[str, list[Row]] = {name: [] for name in BENCHMARK_TABLES}
     for path in sorted(paths, key=lambda p: p.name):
-        content = read_record(path, "benchmark file", f"snakemake -f {path}", unsealed=True)
+        content = read_record(
+            path,
+            what="benchmark file",
+            next=f"snakemake -f {path}",
+            unsealed=True,
+        )
         try:
-            kind, hardware = content.get("benchmark"), content.get("hardware") or {}
+            kind = content.get("benchmark")
+            hardware = content.get("hardware") or {}
             of_kind = {"storage": _of_storage, "inference": _of_inference}
-            table, read = (
-                f"{kind}_benchmarks" if kind in of_kind else "benchmarks",
-                of_kind.get(kind, _of_data),
-            )
+            table = f"{kind}_benchmarks" if kind in of_kind else "benchmarks"
+            read = of_kind.get(kind, _of_data)
             common = {"benchmark": path.stem}
             common |= {key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")}
             found[table] += read(common, content, sorted((content.get("left_out") or {}).items()))
@@ -97,14 +101,16 @@ def _of_data(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     more = [
         {"cache": cache, "engine": None, "workers": None} | record for record in content["records"]
     ]
-    found = [common | _picked(record, (*keys, "cache", "engine", "workers")) for record in more]
+    found = [
+        common | _picked(record, names=(*keys, "cache", "engine", "workers")) for record in more
+    ]
     found.sort(key=lambda r: (r["arm"], r["round"]))
     return found + [common | {"arm": arm, "left_out": reason} for arm, reason in left_out]
 
 
 def _of_storage(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     common |= _picked(
-        content, ("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size")
+        content, names=("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size")
     )
     common |= {"sequence_length": content["settings"]["sequence_length"]}
     found = []
@@ -123,11 +129,11 @@ def _of_inference(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     models = _models(content)
     rows = []
     for record in content["records"]:
-        cell = common | models[record["of_run"]] | _picked(record, _CELL)
+        cell = common | models[record["of_run"]] | _picked(record, names=_CELL)
         for part in record["parts"]:
             if part["seconds"] < 0 or part["tokens"] < 1:
                 raise KeyError("seconds and tokens above 0")
-            rows.append(cell | _picked(part, ("part", "position", "tokens", "seconds")))
+            rows.append(cell | _picked(part, names=("part", "position", "tokens", "seconds")))
     order = ("of_run", "batch", "prompt_tokens", "new_tokens", "cached", "round", "position")
     rows.sort(key=lambda row: tuple(row[key] for key in order))
     return rows + [common | models[run_id] | {"left_out": reason} for run_id, reason in left_out]
@@ -138,15 +144,15 @@ def _generations(name: str, content: Row) -> list[Row]:
     return [
         {
             "benchmark": name,
-            **_picked(models[answer["of_run"]], _MODEL[:3]),
-            **_picked(answer, _ANSWER),
+            **_picked(models[answer["of_run"]], names=_MODEL[:3]),
+            **_picked(answer, names=_ANSWER),
         }
         for answer in content["generations"]
     ]
 
 
 def _models(content: Row) -> dict[str, Row]:
-    return {model["of_run"]: _picked(model, _MODEL) for model in content["models"]}
+    return {model["of_run"]: _picked(model, names=_MODEL) for model in content["models"]}
 
 
 def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]:
@@ -164,8 +170,8 @@ def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]
 
 
 def _corpus(path: Path) -> tuple[str, Row]:
-    manifest = read_json(path, "corpus' manifest", next=f"snakemake {path}")
-    with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path}"):
+    manifest = read_json(path, what="corpus' manifest", next=f"snakemake {path}")
+    with report_malformed(path, what="corpus' manifest", next=f"snakemake -f {path}"):
         cleaning = manifest.get("cleaning", {})
         shared = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
         held_out = {"held_out_in_training": shared, "held_out_dropped": cleaning.get("deduplicate")}
@@ -175,7 +181,11 @@ def _corpus(path: Path) -> tuple[str, Row]:
 
 def _store_row(path: Path, texts: dict[str, Row]) -> Row:
     manifest = read_record(
-        path, "store's manifest", f"snakemake -f {path}", unsealed=True, key="self_sha256"
+        path,
+        what="store's manifest",
+        next=f"snakemake -f {path}",
+        unsealed=True,
+        key="self_sha256",
     )
     try:
         text = texts.get(manifest.get("corpus_manifest_sha256"), {})
@@ -210,7 +220,12 @@ def _build(path: Path) -> Row:
     if not path.is_file():
         return {}
     next = f"snakemake -f {path.with_name('manifest.json')}"
-    record = read_record(path, "record of the store's build", next, unsealed=True)
+    record = read_record(
+        path,
+        what="record of the store's build",
+        next=next,
+        unsealed=True,
+    )
     return {"engine": record.get("engine") or None, "seconds": record["duration_s"]}
 
 
@@ -226,17 +241,23 @@ def certificate_rows(paths: Sequence[Path]) -> list[Row]:
 
 def _certificate_row(path: Path) -> Row:
     next = f"snakemake -f {path}"
-    found = read_record(path, "parity certificate", next, unsealed=True)
+    found = read_record(
+        path,
+        what="parity certificate",
+        next=next,
+        unsealed=True,
+    )
     row = {
         "run_id": path.parent.parent.name,
         "over": path.stem,
         "certificate_sha256": sha256_file(path),
     }
-    with report_malformed(path, "parity certificate", next=next):
+    with report_malformed(path, what="parity certificate", next=next):
         row |= {"verdict": found["verdict"]}
         if found["verdict"] == "none":
             return row | {"reason": found["reason"]}
-        first, cause = found["first_difference"], found["cause"]
+        first = found["first_difference"]
+        cause = found["cause"]
         losses = [step["loss"] for step in found["by_step"]]
         step = f"step {first['step']}: " if first and first["step"] is not None else ""
         return row | {

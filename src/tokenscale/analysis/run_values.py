@@ -27,7 +27,12 @@ from tokenscale.settings.run import OURS, RunSettings, start_step
 # -- how the run ended
 
 
-@expect("run.json", "readable, with settings of this version", "record", "invalid")
+@expect(
+    "run.json",
+    must="readable, with settings of this version",
+    known_from="record",
+    word="invalid",
+)
 def _readable(e: Evidence) -> Iterator[str]:
     if e.trouble:
         yield e.trouble
@@ -37,7 +42,12 @@ def _readable(e: Evidence) -> Iterator[str]:
         yield "the run has not ended (run.json is not sealed)"
 
 
-@expect("seal of run.json", "the hash of its content", "record", "suspect")
+@expect(
+    "seal of run.json",
+    must="the hash of its content",
+    known_from="record",
+    word="suspect",
+)
 def _sealed(e: Evidence) -> Iterator[str]:
     if not (
         e.trouble
@@ -48,7 +58,12 @@ def _sealed(e: Evidence) -> Iterator[str]:
         yield "run.json does not match its seal"
 
 
-@expect("status", "complete", "record", "invalid")
+@expect(
+    "status",
+    must="complete",
+    known_from="record",
+    word="invalid",
+)
 def _complete(e: Evidence) -> Iterator[str]:
     if e.row["status"] == "nonfinite":
         first = _first_nonfinite(e.steps)
@@ -62,26 +77,46 @@ def _complete(e: Evidence) -> Iterator[str]:
         yield e.get("outcome.reason") or f"status {e.row['status']}"
 
 
-@expect("hashes of the logs", "those sealed in run.json, each another", "record", "invalid")
+@expect(
+    "hashes of the logs",
+    must="those sealed in run.json, each another",
+    known_from="record",
+    word="invalid",
+)
 def _logs(e: Evidence) -> Iterator[str]:
     if e.changed:
         yield f"logs differ from the hashes sealed into run.json: {', '.join(e.changed)}"
     yield from e.copies
 
 
-@expect("source files", "unchanged while the run trained", "record", "suspect")
+@expect(
+    "source files",
+    must="unchanged while the run trained",
+    known_from="record",
+    word="suspect",
+)
 def _code(e: Evidence) -> Iterator[str]:
     if changed := e.get("outcome.code_changed"):
         yield f"source files were edited while it trained: {', '.join(map(str, changed))}"
 
 
-@expect("log lines", "readable, but for the last line of a killed process", "logs", "suspect")
+@expect(
+    "log lines",
+    must="readable, but for the last line of a killed process",
+    known_from="logs",
+    word="suspect",
+)
 def _broken(e: Evidence) -> Iterator[str]:
     if red := e.row["quarantined"] - e.row["quarantined_benign"]:
         yield f"{red} broken log line{'s' * (red > 1)} that no killed process explains"
 
 
-@expect("runs on its nodes", "one", "launcher", "suspect")
+@expect(
+    "runs on its nodes",
+    must="one",
+    known_from="launcher",
+    word="suspect",
+)
 def _alone(e: Evidence) -> Iterator[str]:
     if (e.row.get("share") or 1) > 1:
         yield f"{e.row['share']} runs had its node at once: its times are not those of a run alone"
@@ -95,7 +130,12 @@ def _first_nonfinite(steps: Steps) -> int | None:
 # -- steps and counts
 
 
-@expect("steps", "all of the budget, of all ranks, finite", "settings", "invalid")
+@expect(
+    "steps",
+    must="all of the budget, of all ranks, finite",
+    known_from="settings",
+    word="invalid",
+)
 def _steps(e: Evidence) -> Iterator[str]:
     if e.trouble or e.row.get("steps_asked") is None or e.row["status"] == "nonfinite":
         return
@@ -107,7 +147,12 @@ def _steps(e: Evidence) -> Iterator[str]:
         yield f"loss or gradient not finite at step {first}"
 
 
-@expect("rows of each rank and step", "the rank's share of the global batch", "settings", "invalid")
+@expect(
+    "rows of each rank and step",
+    must="the rank's share of the global batch",
+    known_from="settings",
+    word="invalid",
+)
 def _rows(e: Evidence) -> Iterator[str]:
     if e.row.get("global_batch") is None or not len(e.steps):
         raise NotCheckedError(
@@ -115,32 +160,37 @@ def _rows(e: Evidence) -> Iterator[str]:
         )
     rows = e.steps.sums("rows")
     for wrong in np.flatnonzero(e.steps.whole() & (rows != e.row["global_batch"]))[:1]:
-        step, batch = e.steps.numbers[wrong], e.row["global_batch"]
+        step = e.steps.numbers[wrong]
+        batch = e.row["global_batch"]
         yield f"ranks hold {int(rows[wrong])} rows at step {step}, the global batch is {batch}"
         return
     if not e.row.get("external"):
         of_rank = {}
         for rank in np.unique(e.steps["rank"]).astype(int).tolist():
-            place, readers = (
-                e.settings.layout.coordinate(rank),
-                e.settings.layout.data_parallel_size,
-            )
-            slots = rank_slots(e.settings.global_batch, place.data_rank, readers)
+            place = e.settings.layout.coordinate(rank)
+            readers = e.settings.layout.data_parallel_size
+            slots = rank_slots(e.settings.global_batch, place.data_rank, world_size=readers)
             of_rank[rank] = len(slots) * place.is_group_leader
         must = np.array([of_rank[int(rank)] for rank in e.steps["rank"]])
-        yield from at_step(e.steps, "rows", e.steps["rows"] != must, must)
+        yield from at_step(
+            e.steps,
+            name="rows",
+            wrong=e.steps["rows"] != must,
+            must=must,
+        )
 
 
 @expect(
     "total_tokens of each rank",
-    "rows × sequence length; length-bucketed: at most",
-    "settings",
-    "invalid",
+    must="rows × sequence length; length-bucketed: at most",
+    known_from="settings",
+    word="invalid",
 )
 def _total_tokens(e: Evidence) -> Iterator[str]:
     if (length := e.row.get("sequence_length")) is None:
         raise NotCheckedError("the sequence length is not known")
-    total, room = e.column("total_tokens"), e.steps["rows"] * length
+    total = e.column("total_tokens")
+    room = e.steps["rows"] * length
     fixed = not e.row.get("external") and e.row["approach"] != "length-bucketed"
     for at in np.flatnonzero((total != room) if fixed else (total > room))[:1]:
         held = (
@@ -152,9 +202,9 @@ def _total_tokens(e: Evidence) -> Iterator[str]:
 
 @expect(
     "seconds, tokens, bytes and losses",
-    "values from which rates can be computed",
-    "arithmetic",
-    "invalid",
+    must="values from which rates can be computed",
+    known_from="arithmetic",
+    word="invalid",
 )
 def _computable(e: Evidence) -> Iterator[str]:
     if (empty := e.steps.whole() & (e.steps.sums("total_tokens") < 1)).any():
@@ -172,11 +222,9 @@ def _computable(e: Evidence) -> Iterator[str]:
     if (e.raw["memory_peak_bytes"] < 1).any():
         yield "memory_peak_bytes of 0"
     for event in e.named("validation") + e.named("source_validation"):
-        where, useful, loss = (
-            f"validation at step {event['step']} has",
-            event["useful_tokens"] or 0,
-            event["loss_sum"],
-        )
+        where = f"validation at step {event['step']} has"
+        useful = event["useful_tokens"] or 0
+        loss = event["loss_sum"]
         if useful < 1 or loss is None or not 0 <= loss <= MOST_NATS * useful:
             yield f"{where} a loss_sum of {loss} over {useful} useful tokens"
         for name, limit in {
@@ -188,7 +236,12 @@ def _computable(e: Evidence) -> Iterator[str]:
                 yield f"{where} {name} of {event[name]}"
 
 
-@expect("useful_tokens", "at most total_tokens", "same record", "invalid")
+@expect(
+    "useful_tokens",
+    must="at most total_tokens",
+    known_from="same record",
+    word="invalid",
+)
 def _useful_tokens(e: Evidence) -> Iterator[str]:
     if (e.column("useful_tokens") > e.steps["total_tokens"]).any():
         yield "more useful tokens than tokens"
@@ -196,9 +249,9 @@ def _useful_tokens(e: Evidence) -> Iterator[str]:
 
 @expect(
     "tokens and order digest of each step",
-    "those of its samples, read again",
-    "store or text",
-    "invalid",
+    must="those of its samples, read again",
+    known_from="store or text",
+    word="invalid",
 )
 def _recounted(e: Evidence) -> Iterator[str]:
     _ = e.settings
@@ -211,9 +264,11 @@ def _recounted(e: Evidence) -> Iterator[str]:
     for (name, values), must in zip(
         logged.items(), (counted.useful, counted.total, counted.digests), strict=True
     ):
-        found, expected = values[place[known]], must[known]
+        found = values[place[known]]
+        expected = must[known]
         for wrong in np.flatnonzero(found != expected)[:1]:
-            step, n = counted.steps[known][wrong], int((found != expected).sum())
+            step = counted.steps[known][wrong]
+            n = int((found != expected).sum())
             batch = f"the batch has {expected[wrong]} ({n} of {len(found)} steps)"
             yield f"{name} is {found[wrong]:.0f} at step {step}, {batch}"
     if len(counted.steps) < len(e.steps.numbers):
@@ -222,15 +277,26 @@ def _recounted(e: Evidence) -> Iterator[str]:
         )
 
 
-@expect("useful_tokens", "above zero in some step", "logs", "invalid")
+@expect(
+    "useful_tokens",
+    must="above zero in some step",
+    known_from="logs",
+    word="invalid",
+)
 def _predicts(e: Evidence) -> Iterator[str]:
     if len(e.steps) and not e.steps.sums("useful_tokens").any():
         yield "no step has a label: the run predicts nothing"
 
 
-@expect("steps without a label, and skipped ones", "none", "logs", "caution")
+@expect(
+    "steps without a label, and skipped ones",
+    must="none",
+    known_from="logs",
+    word="caution",
+)
 def _empty_steps(e: Evidence) -> Iterator[str]:
-    empty, skipped = e.steps.sums("useful_tokens") == 0, e.steps.largest("skipped") > 0
+    empty = e.steps.sums("useful_tokens") == 0
+    skipped = e.steps.largest("skipped") > 0
     if 0 < empty.sum() < len(empty):
         yield f"{empty.sum()} of {len(empty)} steps ({empty.mean():.1%}) have no label"
     if skipped.any():
@@ -240,23 +306,45 @@ def _empty_steps(e: Evidence) -> Iterator[str]:
         )
 
 
-@expect("micro_steps", "passes for the largest share of the global batch", "settings", "invalid")
+@expect(
+    "micro_steps",
+    must="passes for the largest share of the global batch",
+    known_from="settings",
+    word="invalid",
+)
 def _micro_steps(e: Evidence) -> Iterator[str]:
     run = e.settings
     must = np.full(
-        len(e.steps), micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
+        len(e.steps),
+        micro_steps(
+            run.global_batch, world_size=run.layout.data_parallel_size, micro_batch=run.micro_batch
+        ),
     )
     if run.arm != OURS:  # of the rank's own rows
         must = np.ceil(e.steps["rows"] / run.micro_batch)
-    yield from at_step(e.steps, "micro_steps", e.column("micro_steps") != must, must)
+    yield from at_step(
+        e.steps,
+        name="micro_steps",
+        wrong=e.column("micro_steps") != must,
+        must=must,
+    )
     if run.arm == OURS and (stated := e.get("micro_steps")) is not None and len(must):
-        yield from differ("run.json has micro_steps", stated, int(must[0]))
+        yield from differ("run.json has micro_steps", found=stated, expected=int(must[0]))
 
 
-@expect("learning_rate of each step", "that of the schedule", "settings", "invalid", "1e-9 of it")
+@expect(
+    "learning_rate of each step",
+    must="that of the schedule",
+    known_from="settings",
+    word="invalid",
+    tolerance="1e-9 of it",
+)
 def _learning_rate(e: Evidence) -> Iterator[str]:
-    run, numbers = e.own, e.steps.numbers
-    found, steps, shares = e.column("learning_rate"), _budget_steps(e), np.zeros(len(numbers))
+    run = e.own
+    numbers = e.steps.numbers
+    found = e.column("learning_rate")
+    steps = _budget_steps(e)
+    shares = np.zeros(len(numbers))
     if steps is None and run.schedule.shape != "constant":
         if run.budget.useful_tokens is None:
             raise NotCheckedError("the budget in seconds decides it")
@@ -269,45 +357,72 @@ def _learning_rate(e: Evidence) -> Iterator[str]:
             raise NotCheckedError("the warm-up was in another run")
         warm = share[np.searchsorted(numbers, last_warm)]
         shares = (share - warm) / (1 - warm) if warm < 1 else np.ones(len(share))
-    peak, schedule = run.optimizer.learning_rate, run.schedule
+    peak = run.optimizer.learning_rate
+    schedule = run.schedule
     rates = [
-        learning_rate(k, steps, peak, schedule, s)
+        learning_rate(
+            k,
+            steps,
+            peak=peak,
+            schedule=schedule,
+            share=s,
+        )
         for k, s in zip(numbers.tolist(), shares.tolist(), strict=True)
     ]
     must = np.array(rates)[e.steps.place]
-    yield from at_step(e.steps, "learning_rate", ~np.isclose(found, must, rtol=1e-9, atol=0), must)
+    yield from at_step(
+        e.steps,
+        name="learning_rate",
+        wrong=~np.isclose(found, must, rtol=1e-9, atol=0),
+        must=must,
+    )
 
 
 @expect(
     "grad_norm_clipped",
-    "grad_norm, scaled to at most clip_norm",
-    "settings, same record",
-    "invalid",
-    "1e-4 of it",
+    must="grad_norm, scaled to at most clip_norm",
+    known_from="settings, same record",
+    word="invalid",
+    tolerance="1e-4 of it",
 )
 def _clipped(e: Evidence) -> Iterator[str]:
-    limit, norm, clipped = (
-        e.own.optimizer.clip_norm,
-        e.column("grad_norm"),
-        e.column("grad_norm_clipped"),
-    )
+    limit = e.own.optimizer.clip_norm
+    norm = e.column("grad_norm")
+    clipped = e.column("grad_norm_clipped")
     must = norm if limit is None else norm / np.maximum((norm + 1e-6) / limit, 1)
     wrong = ~np.isclose(clipped, must, rtol=1e-4, atol=1e-30, equal_nan=True)
-    yield from at_step(e.steps, "grad_norm_clipped", wrong, must)
+    yield from at_step(
+        e.steps,
+        name="grad_norm_clipped",
+        wrong=wrong,
+        must=must,
+    )
 
 
-@expect("grad_norm of steps with a loss", "logged, above zero", "logs", "suspect")
+@expect(
+    "grad_norm of steps with a loss",
+    must="logged, above zero",
+    known_from="logs",
+    word="suspect",
+)
 def _gradient(e: Evidence) -> Iterator[str]:
     _ = e.own
-    norm, loss = e.steps["grad_norm"], e.steps.sums("loss_sum")[e.steps.place]
+    norm = e.steps["grad_norm"]
+    loss = e.steps.sums("loss_sum")[e.steps.place]
     if e.row["status"] != "nonfinite":
         yield from at_step(
-            e.steps, "grad_norm", (loss > 0) & ~(norm > 0) & ~(e.steps["skipped"] > 0), "above zero"
+            e.steps,
+            name="grad_norm",
+            wrong=(loss > 0) & ~(norm > 0) & ~(e.steps["skipped"] > 0),
+            must="above zero",
         )
 
 
 @expect(
-    "skipped", "fp16 steps without a finite gradient, never all", "settings, same record", "invalid"
+    "skipped",
+    must="fp16 steps without a finite gradient, never all",
+    known_from="settings, same record",
+    word="invalid",
 )
 def _skipped(e: Evidence) -> Iterator[str]:
     skipped = e.column("skipped") > 0
@@ -323,7 +438,10 @@ def _skipped(e: Evidence) -> Iterator[str]:
 
 
 @expect(
-    "loss_scale", "halved by a skipped step, else the same or doubled", "same record", "invalid"
+    "loss_scale",
+    must="halved by a skipped step, else the same or doubled",
+    known_from="same record",
+    word="invalid",
 )
 def _loss_scale(e: Evidence) -> Iterator[str]:
     scale = e.steps["loss_scale"]
@@ -343,7 +461,12 @@ def _loss_scale(e: Evidence) -> Iterator[str]:
         [[False], following & ~np.where(halved, ratio == 0.5, (ratio == 1) | (ratio == 2))]
     )
     must = f"half, or one or two times that of the step before ({scale[0]:g} at first)"
-    yield from at_step(e.raw, "loss_scale", wrong, must)
+    yield from at_step(
+        e.raw,
+        name="loss_scale",
+        wrong=wrong,
+        must=must,
+    )
 
 
 def _budget_steps(e: Evidence) -> int | None:
@@ -359,12 +482,18 @@ def _budget_steps(e: Evidence) -> int | None:
 # -- the record
 
 
-@expect("settings", "those of the run table and of the run id", "plan", "invalid")
+@expect(
+    "settings",
+    must="those of the run table and of the run id",
+    known_from="plan",
+    word="invalid",
+)
 def _settings(e: Evidence) -> Iterator[str]:
     if e.get("run_id") not in (None, e.row["run_id"]):
         yield f"run.json is of the run {e.get('run_id')}"
         return
-    planned, found = e.planned, e.settings
+    planned = e.planned
+    found = e.settings
     if planned is None:
         raise NotCheckedError("the run table has no settings")
     if found.identity != planned.identity:
@@ -373,7 +502,12 @@ def _settings(e: Evidence) -> Iterator[str]:
         yield f"the settings in run.json are not those of the run table: {', '.join(names)}"
 
 
-@expect("fields of run.json", "of their type, within what is possible", "record", "invalid")
+@expect(
+    "fields of run.json",
+    must="of their type, within what is possible",
+    known_from="record",
+    word="invalid",
+)
 def _fields(e: Evidence) -> Iterator[str]:
     for path, (least, most, whole) in FIELDS.items():
         if (value := e.get(path)) is None:
@@ -391,15 +525,13 @@ def _fields(e: Evidence) -> Iterator[str]:
 
 @expect(
     "parameters",
-    "the weights of the model with the vocabulary of its inputs",
-    "settings, store manifest",
-    "invalid",
+    must="the weights of the model with the vocabulary of its inputs",
+    known_from="settings, store manifest",
+    word="invalid",
 )
 def _parameters(e: Evidence) -> Iterator[str]:
-    stated, model = (
-        e.recorded("parameters"),
-        e.settings.model.with_positions(e.settings.sequence_length),
-    )
+    stated = e.recorded("parameters")
+    model = e.settings.model.with_positions(e.settings.sequence_length)
     if model.transformers is None and e.vocabulary_size is None and model.vocabulary_size is None:
         none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
         if stated <= none or (stated - none) % (one - none):
@@ -407,15 +539,15 @@ def _parameters(e: Evidence) -> Iterator[str]:
                 f"parameters are {stated}, which no vocabulary gives: {none} + {one - none} × "
                 "its size"
             )
-    yield from differ("run.json has parameters", stated, parameters(e.shape))
+    yield from differ("run.json has parameters", found=stated, expected=parameters(e.shape))
 
 
 @expect(
     "flops_per_token by each convention",
-    "those of the model",
-    "settings, parameters",
-    "invalid",
-    "1e-9 of it",
+    must="those of the model",
+    known_from="settings, parameters",
+    word="invalid",
+    tolerance="1e-9 of it",
 )
 def _flops(e: Evidence) -> Iterator[str]:
     _ = e.settings
@@ -432,22 +564,31 @@ def _flops(e: Evidence) -> Iterator[str]:
         "hardware": "flops_per_token_hardware",
     }
     for name, column in columns.items():
-        stated, counted = e.recorded(f"flops_per_token.{name}"), e.row.get(column)
+        stated = e.recorded(f"flops_per_token.{name}")
+        counted = e.row.get(column)
         if e.row.get("predicted_parameters_bytes") is None:
             raise NotCheckedError("the vocabulary size is not at hand")
-        yield from differ(f"run.json has flops_per_token.{name}", stated, counted, 1e-9)
+        yield from differ(
+            f"run.json has flops_per_token.{name}",
+            found=stated,
+            expected=counted,
+            tolerance=1e-9,
+        )
 
 
 @expect(
     "number_format, optimizer, kernel, compilation, device",
-    "those of the settings",
-    "settings",
-    "invalid",
+    must="those of the settings",
+    known_from="settings",
+    word="invalid",
 )
 def _computing(e: Evidence) -> Iterator[str]:
-    run, must = e.settings, {"number_format": e.settings.number_format}
+    run = e.settings
+    must = {"number_format": e.settings.number_format}
     if run.device == "cpu":
-        yield from differ("run.json has hardware.device_kind", e.row.get("device_kind"), "cpu")
+        yield from differ(
+            "run.json has hardware.device_kind", found=e.row.get("device_kind"), expected="cpu"
+        )
     if run.arm == OURS:
         must["optimizer"] = f"AdamW, {'fused' if run.optimizer.fused else 'foreach'}"
         kernel = "sdpa" if e.row.get("device_kind") == "cpu" else run.attention
@@ -456,16 +597,16 @@ def _computing(e: Evidence) -> Iterator[str]:
             yield "run.json has a compilation, but compile was not asked for"
     for name, value in must.items():
         if (found := e.get(name)) is not None:
-            yield from differ(f"run.json has {name}", found, value)
+            yield from differ(f"run.json has {name}", found, expected=value)
     if missing := [name for name in must if e.get(name) is None]:
         raise NotCheckedError(f"run.json has no {', '.join(missing)}")
 
 
 @expect(
     "learning rates before a resumed run",
-    "those of its own schedule and budget",
-    "record",
-    "caution",
+    must="those of its own schedule and budget",
+    known_from="record",
+    word="caution",
 )
 def _earlier_schedule(e: Evidence) -> Iterator[str]:
     if isinstance(earlier := e.get("earlier_schedule"), dict):
@@ -476,12 +617,18 @@ def _earlier_schedule(e: Evidence) -> Iterator[str]:
         )
 
 
-@expect("budget_steps", "steps of the budget", "settings, store", "invalid")
+@expect(
+    "budget_steps",
+    must="steps of the budget",
+    known_from="settings, store",
+    word="invalid",
+)
 def _budget(e: Evidence) -> Iterator[str]:
     run = e.settings
     if "budget_steps" not in e.record:
         raise NotCheckedError("run.json does not have it")
-    epoch, flops = math.nan, 1.0
+    epoch = math.nan
+    flops = 1.0
     if run.budget.kind == "epochs":
         epoch = math.nan if isinstance(e.counted, str) else e.counted.rows_per_epoch
         if math.isnan(epoch):
@@ -491,41 +638,57 @@ def _budget(e: Evidence) -> Iterator[str]:
     must = steps_of(
         run.budget, rows_per_epoch=epoch, global_batch=run.global_batch, flops_per_row=flops
     )
-    yield from differ("run.json has budget_steps", e.record["budget_steps"], must)
+    yield from differ("run.json has budget_steps", found=e.record["budget_steps"], expected=must)
     if run.budget.useful_tokens is not None and e.row["status"] == "complete" and len(e.steps):
         useful = e.steps.sums("useful_tokens")
-        done, goal = (
-            (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum(),
-            run.budget.useful_tokens,
-        )
+        done = (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum()
+        goal = run.budget.useful_tokens
         if not done - useful[-1] < goal <= done:
             yield f"the run ended after {done:.0f} useful tokens, its budget is {goal}"
 
 
-@expect("outcome, attempt, ranks and nodes", "those of the logs", "logs, settings", "invalid")
+@expect(
+    "outcome, attempt, ranks and nodes",
+    must="those of the logs",
+    known_from="logs, settings",
+    word="invalid",
+)
 def _outcome(e: Evidence) -> Iterator[str]:
     run = e.settings
-    world, nodes = e.get("hardware.world_size"), e.get("hardware.nodes")
+    world = e.get("hardware.world_size")
+    nodes = e.get("hardware.nodes")
     if world is not None:
-        yield from differ("run.json has hardware.world_size", world, run.layout.world_size)
+        yield from differ(
+            "run.json has hardware.world_size", found=world, expected=run.layout.world_size
+        )
     if nodes is not None and not (isinstance(nodes, list) and len(nodes) <= run.layout.world_size):
         yield f"run.json has hardware.nodes {nodes!r}"
-    begins, before = e.get("outcome.begins_at"), e.get("outcome.begins_at_useful_tokens")
+    begins = e.get("outcome.begins_at")
+    before = e.get("outcome.begins_at_useful_tokens")
     if begins is not None:
-        yield from differ("run.json has outcome.begins_at", begins, start_step(run))
+        yield from differ("run.json has outcome.begins_at", found=begins, expected=start_step(run))
     if begins == 0 and before:
         yield f"run.json has outcome.begins_at 0, and outcome.begins_at_useful_tokens {before}"
     if e.row["status"] == "complete" and e.get("outcome.stopped_at") is not None:
         yield "run.json has the status complete, and outcome.stopped_at"
     if len(e.raw):
-        attempt, last, steps = e.get("attempt"), int(e.raw["attempt"].max()), e.get("outcome.steps")
+        attempt = e.get("attempt")
+        last = int(e.raw["attempt"].max())
+        steps = e.get("outcome.steps")
         if attempt is not None and attempt != last:
             yield f"run.json is of attempt {attempt}, the last one that logged steps is {last}"
         if e.row["status"] == "complete" and steps is not None:
-            yield from differ("run.json has outcome.steps", steps, int(e.raw["step"].max()) + 1)
+            yield from differ(
+                "run.json has outcome.steps", found=steps, expected=int(e.raw["step"].max()) + 1
+            )
 
 
-@expect("world_size that ranks observed", "that of the layout", "settings", "invalid")
+@expect(
+    "world_size that ranks observed",
+    must="that of the layout",
+    known_from="settings",
+    word="invalid",
+)
 def _world(e: Evidence) -> Iterator[str]:
     asked = e.row.get("world_size")
     seen = sorted(
@@ -540,16 +703,20 @@ def _world(e: Evidence) -> Iterator[str]:
 # -- events
 
 
-@expect("steps of validations", "those of the validation settings", "settings", "invalid")
+@expect(
+    "steps of validations",
+    must="those of the validation settings",
+    known_from="settings",
+    word="invalid",
+)
 def _validation_steps(e: Evidence) -> Iterator[str]:
-    policy, numbers = e.own.validation, e.steps.numbers.tolist()
+    policy = e.own.validation
+    numbers = e.steps.numbers.tolist()
     if e.row["status"] != "complete" or not numbers:
         raise NotCheckedError("the run did not end")
-    begin, end, found = (
-        start_step(e.own),
-        numbers[-1] + 1,
-        {event["step"] for event in e.named("validation")},
-    )
+    begin = start_step(e.own)
+    end = numbers[-1] + 1
+    found = {event["step"] for event in e.named("validation")}
     must = {k for k in range(begin + 1, end) if policy.every and k % policy.every == 0}
     must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
     must = must if policy.rows else set()
@@ -565,19 +732,18 @@ def _validation_steps(e: Evidence) -> Iterator[str]:
 
 @expect(
     "rows and useful_tokens of validations",
-    "those of the held-out slice",
-    "settings, held-out store",
-    "invalid",
+    must="those of the held-out slice",
+    known_from="settings, held-out store",
+    word="invalid",
 )
 def _validation_sizes(e: Evidence) -> Iterator[str]:
     for event in e.named("validation") + e.named("source_validation"):
         where = f"of the {event['event'].replace('_', ' ')} at step {event['step']}"
-        rows, useful, correct = (
-            event["rows"] or 0,
-            event["useful_tokens"] or 0,
-            event["correct_tokens"],
-        )
-        run, whole = e.own, event["event"] == "validation"
+        rows = event["rows"] or 0
+        useful = event["useful_tokens"] or 0
+        correct = event["correct_tokens"]
+        run = e.own
+        whole = event["event"] == "validation"
         if not isinstance(e.held_out, str):
             names = list(e.held_out) if whole else [event["corpus"]]
             must = tuple(
@@ -615,16 +781,16 @@ def _validation_sizes(e: Evidence) -> Iterator[str]:
 
 @expect(
     "bytes of weights, gradients, moments",
-    "those of the rank's share of the model",
-    "settings",
-    "invalid",
+    must="those of the rank's share of the model",
+    known_from="settings",
+    word="invalid",
 )
 def _memory(e: Evidence) -> Iterator[str]:
     if not (events := e.named("memory")):
         raise NotCheckedError("the logs do not have it")
     run = _with_shape(e)
     for event in events:
-        of = memory(run, event["rank"], e.row["device_kind"])
+        of = memory(run, rank=event["rank"], device=e.row["device_kind"])
         for kind in ("parameters", "gradients", "optimizer"):
             if event[f"{kind}_bytes"] is not None and event[f"{kind}_bytes"] != getattr(of, kind):
                 found = f"{kind}_bytes of rank {event['rank']} are {event[f'{kind}_bytes']}"
@@ -634,9 +800,9 @@ def _memory(e: Evidence) -> Iterator[str]:
 
 @expect(
     "memory_peak_bytes",
-    "from the model's to the machine's bytes, never falling",
-    "settings, record",
-    "invalid",
+    must="from the model's to the machine's bytes, never falling",
+    known_from="settings, record",
+    word="invalid",
 )
 def _peak(e: Evidence) -> Iterator[str]:
     peak = e.column("memory_peak_bytes")
@@ -652,30 +818,43 @@ def _peak(e: Evidence) -> Iterator[str]:
     named = re.search(r"(\d+) ?GB", e.row.get("device") or "")
     most = int(named[1]) * 1.1e9 if named else e.get("hardware.memory_bytes")
     if most is not None and (e.row.get("device_kind") == "cpu" or named):
-        yield from at_step(e.steps, "memory_peak_bytes", peak > most, f"at most {most:.0f}")
+        yield from at_step(
+            e.steps,
+            name="memory_peak_bytes",
+            wrong=peak > most,
+            must=f"at most {most:.0f}",
+        )
     run = _with_shape(e)
     held = {
-        rank: memory(run, rank, e.row["device_kind"])
+        rank: memory(run, rank, device=e.row["device_kind"])
         for rank in np.unique(e.steps["rank"]).astype(int).tolist()
     }
     least = np.array(
         [(m := held[int(rank)]).parameters + m.gradients + m.optimizer for rank in e.steps["rank"]]
     )
-    yield from at_step(e.steps, "memory_peak_bytes", peak < least, least)
+    yield from at_step(
+        e.steps,
+        name="memory_peak_bytes",
+        wrong=peak < least,
+        must=least,
+    )
 
 
 def _with_shape(e: Evidence) -> RunSettings:
     """Settings with the model's vocabulary, by the number of parameters where the inputs are not at
     hand.
     """
-    shape = find_shape(e.own, e.get("parameters")) if e.vocabulary_size is None else e.shape
+    shape = find_shape(e.own, count=e.get("parameters")) if e.vocabulary_size is None else e.shape
     if shape is None:
         raise NotCheckedError("the vocabulary size is not at hand")
     return replace(e.own, model=shape)
 
 
 @expect(
-    "step of resume, memory and run_stop", "first and last step of the attempt", "logs", "invalid"
+    "step of resume, memory and run_stop",
+    must="first and last step of the attempt",
+    known_from="logs",
+    word="invalid",
 )
 def _event_steps(e: Evidence) -> Iterator[str]:
     _ = e.own
@@ -695,14 +874,14 @@ def _event_steps(e: Evidence) -> Iterator[str]:
         }
         if event["event"] in must:
             what = f"step of {event['event']} in attempt {event['attempt']}"
-            yield from differ(what, event["step"], must[event["event"]])
+            yield from differ(what, found=event["step"], expected=must[event["event"]])
 
 
 @expect(
     "energy_j",
-    "watts of a device, over the attempt; in run.json, the sum over ranks",
-    "clocks, device",
-    "invalid",
+    must="watts of a device, over the attempt; in run.json, the sum over ranks",
+    known_from="clocks, device",
+    word="invalid",
 )
 def _energy(e: Evidence) -> Iterator[str]:
     joules = [(event["attempt"], event["rank"], event["energy_j"]) for event in e.named("run_stop")]
@@ -725,7 +904,12 @@ def _energy(e: Evidence) -> Iterator[str]:
             return
     of = [energy for attempt, _, energy in joules if attempt == e.get("attempt")]
     if total is not None and of and None not in of:
-        yield from differ("run.json has outcome.energy_j", total, sum(of), 1e-6)
+        yield from differ(
+            "run.json has outcome.energy_j",
+            found=total,
+            expected=sum(of),
+            tolerance=1e-6,
+        )
     elif total is not None and not known:
         took = sum(seconds.values())
         if total > MOST_WATTS * (10 * took + 3600):
@@ -735,9 +919,12 @@ def _energy(e: Evidence) -> Iterator[str]:
 
 
 #: seconds of a step, and nats a token, that no training has
-LEAST_S, MOST_S, MOST_NATS = 1e-7, 1e7, 1e5
+LEAST_S = 1e-7
+MOST_S = 1e7
+MOST_NATS = 1e5
 #: watts of a device: more than any takes, and less than any running one
-MOST_WATTS, LEAST_WATTS = 3_000, 1
+MOST_WATTS = 3_000
+LEAST_WATTS = 1
 #: field of run.json → its least and its largest value, and whether it is a whole number
 FIELDS: dict[str, tuple[float, float, bool]] = {
     "schema": (1, 1, True),

@@ -97,13 +97,14 @@ def columns(record: Row, row: Row) -> Row:
     stated = record["external"]
     check_facts({name: stated.get(name) for name in ("approach", *COUNTS)})
     found = {
-        column: _of(stated.get(name), kind, -1 if name == "seed" else 0)
+        column: _of(stated.get(name), kind, above=-1 if name == "seed" else 0)
         for column, (name, kind) in FACTS.items()
     }
     found["science"] = (
         "external-" + sha256_text(canonical_json({name: found[name] for name in SHARED}))[:16]
     )
-    shape, length = model(stated), found["sequence_length"]
+    shape = model(stated)
+    length = found["sequence_length"]
     if shape is not None and length:
         costs = {
             convention.value: flops_per_token(shape, length, convention)
@@ -111,7 +112,11 @@ def columns(record: Row, row: Row) -> Row:
         }
         found |= {column: costs.get(name) for name, column in FLOPS.items()}
         found["parameters"] = found["parameters"] or parameters(shape)
-    return found | peak_columns(row, _of(stated.get("number_format"), str)) | {"external": True}
+    return (
+        found
+        | peak_columns(row, number=_of(stated.get("number_format"), kind=str))
+        | {"external": True}
+    )
 
 
 def model(stated: Row | None) -> ModelSettings | None:
@@ -119,7 +124,7 @@ def model(stated: Row | None) -> ModelSettings | None:
     read.
     """
     try:
-        shape = decode(ModelSettings, stated["shape"])
+        shape = decode(ModelSettings, values=stated["shape"])
     except (KeyError, UserError, TypeError, AttributeError, ValueError):
         return None
     return shape if shape.vocabulary_size is not None and shape.transformers is None else None
@@ -182,7 +187,11 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
         "code": _code(record),
         # over all ranks; null where nothing was to be compiled, or an older record lacks it
-        **_typed(_object(record, "compilation"), int, ("blocks", "eager_blocks", "graph_breaks")),
+        **_typed(
+            _object(record, name="compilation"),
+            kind=int,
+            names=("blocks", "eager_blocks", "graph_breaks"),
+        ),
         "load_average": _number(hardware.get("load_average_1min")),
         **{name: _number(record.get(name)) for name in ("text_lost", "text_unknown")},
         "text_cut": _text_cut(record),
@@ -193,16 +202,23 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         # of the manifests that the run read, by which its rows of `stores` are found
         **{
             f"{role}_sha256": sha256
-            for role, sha256 in _typed(_object(record, "inputs"), str, ROLES).items()
+            for role, sha256 in _typed(
+                _object(record, name="inputs"), kind=str, names=ROLES
+            ).items()
         },
     }
     if isinstance(record.get("external"), dict):
         return row | columns(record, row)
     run = read_settings(record.get("run"))
-    shape = find_shape(run, row["parameters"])
-    row |= _settings(run) | _computing(record, run, shape, row)
+    shape = find_shape(run, count=row["parameters"])
+    row |= _settings(run) | _computing(
+        record,
+        run,
+        shape,
+        row=row,
+    )
     if shape is not None:
-        held = largest_memory(replace(run, model=shape), row["device_kind"])
+        held = largest_memory(replace(run, model=shape), device=row["device_kind"])
         row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:
@@ -221,7 +237,7 @@ def launches(run: Path) -> Row:
     without one.
     """
     attempts = (
-        logs.read_launched(folder).get("launch") for _, folder in logs.numbered(run, "attempt")
+        logs.read_launched(folder).get("launch") for _, folder in logs.numbered(run, word="attempt")
     )
     found = [launch for launch in attempts if isinstance(launch, dict)]
     jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
@@ -252,7 +268,7 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
     """
     stated = {
         k: flops
-        for k, n in _object(record, "flops_per_token").items()
+        for k, n in _object(record, name="flops_per_token").items()
         if (flops := _number(n)) is not None
     }
     counted = {}
@@ -261,9 +277,14 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
             flops_per_token, shape, run.sequence_length, objective=run.objective
         )
         counted = {convention.value: costs(convention) for convention in Convention}
-        again, length = run.activation_checkpointing, run.sequence_length
+        again = run.activation_checkpointing
+        length = run.sequence_length
         counted["hardware"] = hardware_flops_per_token(
-            shape, length, Convention.FULL, again, run.objective
+            shape,
+            length,
+            convention=Convention.FULL,
+            checkpointing=again,
+            objective=run.objective,
         )
     number = record.get("number_format") or (None if run is None else run.number_format)
     return {
@@ -286,7 +307,7 @@ def _code(record: Row) -> str | None:
     """Return the hashes of the source files that a run imports, as JSON; None where they were not
     recorded.
     """
-    files = _object(record, "code")
+    files = _object(record, name="code")
     return (
         canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()})
         if files
@@ -298,7 +319,7 @@ def _text_cut(record: Row) -> str | None:
     """Return the share of each corpus's tokens that a run's rows cut, as JSON; None where it was
     not counted.
     """
-    shares = {corpus: _number(share) for corpus, share in _object(record, "text_cut").items()}
+    shares = {corpus: _number(share) for corpus, share in _object(record, name="text_cut").items()}
     known = {
         corpus: share for corpus, share in shares.items() if share is not None and 0 <= share <= 1
     }
@@ -315,7 +336,7 @@ def _environment(record: Row) -> str | None:
     return canonical_json({str(k): str(v) for k, v in found if not _PLACE_VARIABLES.match(str(k))})
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
@@ -397,7 +418,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
     return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}
 
 
-def _before(level: Any) -> str:
+def _before(level: object) -> str:
     """What was there before a run of a cell with this `resume_from`.
 
     >>> _before({"run": {"layout": {"data": 4}, "resume_from": {"run": {"layout.data": 1}, "step": 8}}, "step": 16})
@@ -411,7 +432,7 @@ def _before(level: Any) -> str:
         f"{key.removeprefix('layout.')}={_text(value)}"
         for key, value in flatten_cell(named).items()
     ]
-    return f"{_before(earlier)}; " * bool(earlier) + " ".join(
+    return (f"{_before(earlier)}; " if earlier else "") + " ".join(
         [*words, f"to step {level.get('step')}"]
     )
 
@@ -447,5 +468,5 @@ def oversubscribed(row: Row) -> bool:
     return row["world_size"] * (row["threads_per_rank"] or row["cores"]) > row["cores"]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else canonical_json(value)

@@ -24,7 +24,8 @@ from tokenscale.costs.communication import solve_nonnegative
 COVERAGE = 0.9
 #: log standard deviation of a run's step time without repeats, and the least with repeats: those of
 #: one session are closer to each other than to a run of another day
-ASSUMED_NOISE, LEAST_NOISE = 0.03, 0.01
+ASSUMED_NOISE = 0.03
+LEAST_NOISE = 0.01
 #: limit of the noise, at which any band is too wide and its ends are still finite
 LARGEST_NOISE = 2.0
 #: repeats estimate the noise from this many degrees of freedom on
@@ -90,7 +91,8 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
     groups: dict[int, list[float]] = {}
     for size, seconds in sorted(runs):
         if not 0 < seconds < math.inf:
-            run, next = f"world size {size}: {seconds:g} s", "exclude this run, or measure it again"
+            run = f"world size {size}: {seconds:g} s"
+            next = "exclude this run, or measure it again"
             raise UserError("a run has an impossible step time.", run=run, next=next)
         groups.setdefault(size, []).append(seconds)
     sizes = np.array([size for size, group in groups.items() for _ in group])
@@ -105,7 +107,7 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
         )
     steps = np.concatenate(list(groups.values()))
     columns = np.stack([np.ones(len(sizes)), np.log2(sizes / sizes[0])], axis=1)
-    a, b = map(float, solve_nonnegative(columns / steps[:, None], np.ones(len(sizes))))
+    a, b = map(float, solve_nonnegative(columns / steps[:, None], targets=np.ones(len(sizes))))
     a = max(a, LEAST_START * float(steps.min()))
     noise, quantile, source = _estimate_noise(list(groups.values()))
     misfit = 0.0
@@ -114,17 +116,18 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
             float((np.log(steps / (columns @ [a, b])) ** 2).sum()) / (len(sizes) - 2)
         )
     if misfit > noise:
-        noise, source = misfit, f"{100 * misfit:.2g} % (the line misses the runs)"
+        noise = misfit
+        source = f"{100 * misfit:.2g} % (the line misses the runs)"
     last_s = math.exp(np.log(list(groups.values())[-1]).mean())
     return Fit(
-        tuple(map(int, sizes)),
-        a,
-        b,
-        last_s,
-        min(noise, LARGEST_NOISE),
-        quantile,
-        source,
-        fully_sharded,
+        sizes=tuple(map(int, sizes)),
+        start_s=a,
+        slope_s=b,
+        last_s=last_s,
+        noise=min(noise, LARGEST_NOISE),
+        quantile=quantile,
+        noise_source=source,
+        fully_sharded=fully_sharded,
     )
 
 
@@ -154,7 +157,9 @@ def _estimate_noise(groups: list[list[float]]) -> tuple[float, float, str]:
 
 def predict(found: Fit, world_size: int) -> Prediction:
     """Predict a world size of at least the smallest fitted one."""
-    x, at, largest = np.log2(found.sizes), math.log2(world_size), found.sizes[-1]
+    x = np.log2(found.sizes)
+    at = math.log2(world_size)
+    largest = found.sizes[-1]
     doublings = max(0.0, at - x[-1])
     leverage = 1 / len(x) + (at - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
     spread = found.quantile * found.noise * math.sqrt(1 + leverage)
@@ -167,6 +172,13 @@ def predict(found: Fit, world_size: int) -> Prediction:
         measure = min(
             world_size, largest * 2 ** max(1, math.ceil(doublings - REACH[found.fully_sharded]))
         )
-        if world_size > largest and predict(found, largest).measure:
+        if world_size > largest and predict(found, world_size=largest).measure:
             measure = largest  # its runs are too noisy: they need repeats
-    return Prediction(world_size, step_s, low, high, found.last_s, measure)
+    return Prediction(
+        world_size=world_size,
+        step_s=step_s,
+        low_s=low,
+        high_s=high,
+        stays_s=found.last_s,
+        measure=measure,
+    )

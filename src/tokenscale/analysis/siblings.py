@@ -37,18 +37,24 @@ Found = Iterator[tuple[str, str]]
 TIMED = ("step_s", "data_wait_s", "own_s", "forward_s", "backward_s", "optimizer_s")
 #: fewest steps that can show a copy, the share of them that does, and the share of values that
 #: differ inside a log
-FEWEST, COPIED, DISTINCT = 4, 0.5, 0.9
+FEWEST = 4
+COPIED = 0.5
+DISTINCT = 0.9
 #: values kept of each log and field: within a run, and of all runs of an experiment
-OF_LOG, OF_RUN = 4096, 256
+OF_LOG = 4096
+OF_RUN = 256
 #: steps whose counts are compared: all of the first ones, then every `STRIDE`-th
-FIRST_STEPS, STRIDE = 256, 64
+FIRST_STEPS = 256
+STRIDE = 64
 #: approaches whose batches are equal: the online one and its offline twin
 TWINS = {"pretokenized-padded": "padded", "token-list": "padding-free"}
 #: relative difference of losses of the same weights on the same text that another order of sums
 #: makes, by precision: 5e-8 was measured in fp32 between parallel layouts
-SAME_LOSS, SAME_LOSS_16 = 1e-6, 2e-3
+SAME_LOSS = 1e-6
+SAME_LOSS_16 = 2e-3
 #: how far a run's loss lies from its repeats': so many spreads of theirs, and least ratio
-LOSS_SPREADS, LOSS_RATIO = 6.5, 1.1
+LOSS_SPREADS = 6.5
+LOSS_RATIO = 1.1
 #: ratio of losses → what they are in
 UNITS = {
     1 / math.log(2): "bits",
@@ -71,7 +77,8 @@ class Values:
     """
 
     def __init__(self, size: int, fields: tuple[str, ...] = TIMED, fewest: int = FEWEST):
-        self._size, self._fewest = size, fewest
+        self._size = size
+        self._fewest = fewest
         self._kept: dict[str, dict[str, np.ndarray]] = {field: {} for field in fields}
 
     def add(self, name: str, rows: pa.Table) -> None:
@@ -130,8 +137,10 @@ class Siblings:
     def __init__(self, gaps: Sequence[str] = ()) -> None:
         #: what the run table lacks, in words
         self.gaps = gaps
-        self.values = Values(OF_RUN, ("step_s", "own_s", "loss_sum", "grad_norm", "order_digest"))
-        self.validations = Values(OF_RUN, ("loss_sum",), fewest=2)
+        self.values = Values(
+            OF_RUN, fields=("step_s", "own_s", "loss_sum", "grad_norm", "order_digest")
+        )
+        self.validations = Values(size=OF_RUN, fields=("loss_sum",), fewest=2)
         #: run → rows of (step, order digest, useful tokens)
         self.counts: dict[str, np.ndarray] = {}
         #: run → mean loss of its last third of steps, and of its last validation
@@ -206,7 +215,7 @@ class Siblings:
         self.stores = {
             store["manifest_sha256"]: store for store in stores if store.get("manifest_sha256")
         }
-        found = judge_together(self, [row["run_id"] for row in runs])
+        found = judge_together(self, run_ids=[row["run_id"] for row in runs])
         return [found[row["run_id"]].add_to(row) for row in runs]
 
     def groups(self, *columns: str) -> Iterator[list[str]]:
@@ -222,7 +231,8 @@ class Siblings:
         `find_copied_logs`.
         """
         for one, other, words in self.values.find_copies(field):
-            a, b = one.partition(" ")[0], other.partition(" ")[0]
+            a = one.partition(" ")[0]
+            b = other.partition(" ")[0]
             if a != b:
                 yield a, b, words
 
@@ -409,16 +419,17 @@ def _find_training_splits(siblings: Siblings) -> Found:
 
 @expect(
     "validation loss",
-    "not that of a step beside it or of another validation",
-    "logs",
-    "invalid",
-    "1e-9",
+    must="not that of a step beside it or of another validation",
+    known_from="logs",
+    word="invalid",
+    tolerance="1e-9",
 )
 def _find_training_losses(evidence: Evidence) -> Iterator[str]:
     """After step 0, where a model that knows nothing may have the same loss on any text; and not of
     other programs, which log rounded losses.
     """
-    steps, run = evidence.steps, evidence.settings
+    steps = evidence.steps
+    run = evidence.settings
     seen: dict[float, int] = {}
     if not len(steps):
         return
@@ -477,7 +488,8 @@ def _find_overlaps(siblings: Siblings) -> Found:
     for run_id, row in siblings.rows.items():
         for boot, begin, end in siblings.times.get(run_id, []):
             spans["boot", boot].append((begin, end, run_id))
-        begin, end = row.get("started_unix_s"), row.get("stopped_unix_s")
+        begin = row.get("started_unix_s")
+        end = row.get("stopped_unix_s")
         if not siblings.times.get(run_id) and begin is not None and end is not None:
             for node in filter(None, (row.get("node_names") or "").split(", ")):
                 spans["node", node].append((begin, end - WALL_S, run_id))
@@ -585,7 +597,7 @@ def _find_unlisted(ours: list[Row], path: Path, runs: Path) -> list[str]:
     for record in sorted(runs.glob("*/run.json")):
         if record.parent.name not in known and record.parent.name.rpartition("-")[0] in names:
             with suppress(UserError, ValueError):
-                run = read_json(record, "run record").get("run")
+                run = read_json(record, what="run record").get("run")
                 if isinstance(run, dict) and _without_repeat(run) in settings:
                     found.append(record.parent.name)
     others = path.parent.parent.glob(f"*/{path.name}") if found else ()
@@ -600,12 +612,17 @@ def _without_repeat(run: Row) -> str:
 
 
 def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:NAMED])) + f" and {len(values) - NAMED} more" * (
-        len(values) > NAMED
+    return ", ".join(map(str, values[:NAMED])) + (
+        f" and {len(values) - NAMED} more" if len(values) > NAMED else ""
     )
 
 
-@expect("repeat and levels of a cell", "those of the run's settings", "the plan", "invalid")
+@expect(
+    "repeat and levels of a cell",
+    must="those of the run's settings",
+    known_from="the plan",
+    word="invalid",
+)
 def _find_other_levels(evidence: Evidence) -> Iterator[str]:
     """The run table says which cell a run belongs to, its settings say what it did."""
     if evidence.run is None or evidence.row.get("external"):

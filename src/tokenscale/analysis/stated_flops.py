@@ -14,25 +14,33 @@ from tokenscale.settings.model import ModelSettings
 
 @expect(
     "flops_per_token and mfu of another program",
-    "those of the model's shape, by a known convention",
-    "its shape",
-    "suspect",
-    "0.5 %",
+    must="those of the model's shape, by a known convention",
+    known_from="its shape",
+    word="suspect",
+    tolerance="0.5 %",
 )
 def _stated(e: Evidence) -> Iterator[str]:
     if not e.row.get("external"):
         return
-    shape, row, (tokens, seconds) = model(e.get("external")), e.row, e.steps.totals()
+    shape = model(e.get("external"))
+    row = e.row
+    (tokens, seconds) = e.steps.totals()
     if shape is None or not row["sequence_length"]:
         raise NotCheckedError("the run describes no model")
     claims = {"it states ": row["flops_per_token_stated"]}
     if row["mfu_stated"] and row["peak_flops"] and tokens and row["world_size"]:
         implied = flops_of_mfu(
-            row["mfu_stated"], tokens, seconds, row["peak_flops"], row["world_size"]
+            row["mfu_stated"],
+            tokens,
+            seconds=seconds,
+            peak_flops=row["peak_flops"],
+            devices=row["world_size"],
         )
         claims[f"its MFU of {100 * row['mfu_stated']:.4g} % implies "] = implied
     for words, flops in claims.items():
-        if (flops or 0) > 0 and (found := counted(flops, shape, row["sequence_length"])).fault:
+        if (flops or 0) > 0 and (
+            found := counted(flops, model=shape, sequence_length=row["sequence_length"])
+        ).fault:
             yield words + found.words
 
 
@@ -65,14 +73,22 @@ def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counte
     if not (math.isfinite(stated) and stated > 0):
         raise ValueError("FLOPs per token are above zero")
     full, causal = (
-        flops_per_token(model, sequence_length, of) for of in (Convention.FULL, Convention.CAUSAL)
+        flops_per_token(model, sequence_length, convention=of)
+        for of in (Convention.FULL, Convention.CAUSAL)
     )
-    again = hardware_flops_per_token(model, sequence_length, Convention.FULL, "block")
-    count, ratio = weights(model), stated / full
+    again = hardware_flops_per_token(
+        model,
+        sequence_length,
+        convention=Convention.FULL,
+        checkpointing="block",
+    )
+    count = weights(model)
+    ratio = stated / full
     # the formula's own number accuses nobody; of the others the nearest is meant
     if abs(ratio - 1) <= TOLERANCE:
-        return Counted(ratio, "FLOPs per token as the formula has it", False)
-    without, table = 6 * (count.total - count.looked_up), 6 * count.looked_up
+        return Counted(ratio=ratio, words="FLOPs per token as the formula has it", fault=False)
+    without = 6 * (count.total - count.looked_up)
+    table = 6 * count.looked_up
     hidden = "the input embedding was counted (a wrapper such as DDP hides it)"
     readings = (
         ("attention as a causal mask leaves it", causal, False),
@@ -91,8 +107,11 @@ def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counte
     ]
     off, words, fault = min(apart, key=lambda reading: reading[0])
     if off > TOLERANCE:
-        words, fault = "no known way of counting gives that", True
-    return Counted(ratio, f"FLOPs per token {ratio:.2f} × the formula's: {words}", fault)
+        words = "no known way of counting gives that"
+        fault = True
+    return Counted(
+        ratio=ratio, words=f"FLOPs per token {ratio:.2f} × the formula's: {words}", fault=fault
+    )
 
 
 def flops_of_mfu(

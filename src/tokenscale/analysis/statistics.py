@@ -18,13 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 
 #: wanted coverage of an interval; level of a test
-COVERAGE, LEVEL = 0.95, 0.05
+COVERAGE = 0.95
+LEVEL = 0.05
 #: effects inside ± this share count as the same
 MARGIN = 0.01
 #: more pairs than this are tested with random sign flips in place of all of them
 EXACT_PAIRS = 16
 #: of a drift: up to so many runs every order is tried, else so many random ones
-EXACT_RUNS, DRAWS = 7, 10_000
+EXACT_RUNS = 7
+DRAWS = 10_000
 #: with fewer pairs of runs the other way round than this share, the order was mostly kept
 MOSTLY = 0.1
 
@@ -54,7 +56,8 @@ def order_statistic_rank(n: int) -> tuple[int, float] | None:
     >>> order_statistic_rank(6)
     (1, 0.96875)
     """
-    best, below = None, 0
+    best = None
+    below = 0
     for k in range(1, (n + 1) // 2 + 1):
         below += math.comb(n, k - 1)
         covered = 1 - 2 * below / 2**n
@@ -75,17 +78,39 @@ def summary(values: Sequence[float]) -> Summary:
         raise ValueError("a value is not finite")
     n = len(x)
     if n == 0:
-        return Summary(0, math.nan, math.nan, math.nan, "no runs")
+        return Summary(
+            n=0,
+            median=math.nan,
+            low=math.nan,
+            high=math.nan,
+            kind="no runs",
+        )
     median = float(np.median(x))
     if n == 1:
-        return Summary(1, median, median, median, "single run")
+        return Summary(
+            n=1,
+            median=median,
+            low=median,
+            high=median,
+            kind="single run",
+        )
     found = order_statistic_rank(n)
     if found is None:
-        return Summary(n, median, float(x[0]), float(x[-1]), "range, not an interval")
+        return Summary(
+            n=n,
+            median=median,
+            low=float(x[0]),
+            high=float(x[-1]),
+            kind="range, not an interval",
+        )
     k, covered = found
     percent = math.floor(1000 * covered) / 10  # no more is promised than holds
     return Summary(
-        n, median, float(x[k - 1]), float(x[n - k]), f"order-statistic {percent:g} % interval"
+        n=n,
+        median=median,
+        low=float(x[k - 1]),
+        high=float(x[n - k]),
+        kind=f"order-statistic {percent:g} % interval",
     )
 
 
@@ -174,7 +199,8 @@ def holm(ps: Sequence[float]) -> list[float]:
     [0.03, 0.06, 0.06]
     """
     order = np.argsort(ps, kind="stable")
-    adjusted, largest = [0.0] * len(ps), 0.0
+    adjusted = [0.0] * len(ps)
+    largest = 0.0
     for place, i in enumerate(order):
         largest = max(largest, min(1.0, (len(ps) - place) * ps[i]))
         adjusted[i] = largest
@@ -241,7 +267,8 @@ def drift(
     ones with a fixed seed. Runs alone in their cell are left out; cells whose runs all started at
     once show nothing. Raises ValueError for values ≤ 0 and starts that are not finite.
     """
-    start, log = np.asarray(started_s, dtype=float), np.log(_positive(values))
+    start = np.asarray(started_s, dtype=float)
+    log = np.log(_positive(values))
     members: dict[Hashable, list[int]] = {}
     for i, cell in enumerate([0] * len(log) if cells is None else cells):
         members.setdefault(cell, []).append(i)
@@ -255,7 +282,13 @@ def drift(
         if start[i] != start[j]
     ]
     if not pairs:
-        return Drift(sum(map(len, groups)), math.nan, math.nan, 1.0, 1.0)
+        return Drift(
+            n=sum(map(len, groups)),
+            slope=math.nan,
+            share=math.nan,
+            p=1.0,
+            smallest_p=1.0,
+        )
     slope = float(np.median([(log[j] - log[i]) / (start[j] - start[i]) for i, j in pairs]))
     times = [start[g] - start[g].mean() for g in groups]
     parts = [log[g] - np.median(log[g]) for g in groups]
@@ -266,13 +299,20 @@ def drift(
         sums = np.array(list(itertools.permutations(parts[0]))) @ times[0]
         p = float((np.abs(sums) >= observed - tolerance).mean())
     else:
-        random, sums = np.random.default_rng(0), np.zeros(DRAWS)
+        random = np.random.default_rng(0)
+        sums = np.zeros(DRAWS)
         for t, v in zip(times, parts, strict=True):
             sums += random.permuted(np.tile(v, (DRAWS, 1)), axis=1) @ t
         p = (1 + int((np.abs(sums) >= observed - tolerance).sum())) / (1 + DRAWS)
         smallest = max(smallest, 1 / (1 + DRAWS))
     used = start[np.concatenate(groups)]
-    return Drift(len(used), slope, float(np.expm1(slope * np.ptp(used))), p, smallest)
+    return Drift(
+        n=len(used),
+        slope=slope,
+        share=float(np.expm1(slope * np.ptp(used))),
+        p=p,
+        smallest_p=smallest,
+    )
 
 
 @dataclass(frozen=True)
@@ -311,7 +351,7 @@ def order_kept(positions: Sequence[float], started_s: Sequence[float]) -> OrderK
         if math.isfinite(p) and math.isfinite(t)
     )
     pairs = list(itertools.combinations((started for _, started in known), 2))
-    return OrderKept(len(pairs), sum(a > b for a, b in pairs))
+    return OrderKept(len(pairs), inversions=sum(a > b for a, b in pairs))
 
 
 def _positive(values: Sequence[float]) -> np.ndarray:

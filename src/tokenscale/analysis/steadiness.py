@@ -9,30 +9,36 @@ from tokenscale.analysis.expectations import WARM_UP_STEPS, Evidence, NotChecked
 
 #: fewest measured steps whose course is judged, fewest in a part of them, and least share of them
 #: in a part
-FEWEST_STEPS, FEWEST_IN_PART, PART = 9, 3, 1 / 8
+FEWEST_STEPS = 9
+FEWEST_IN_PART = 3
+PART = 1 / 8
 #: spreads that two parts, or the ends of a trend, lie apart, and least ratio. Simulated noise
 #: (Gaussian and Student's t3, lag-1 correlation up to 0.5) passed it in at most 0.2 % of runs (9 to
 #: 12 steps: 0.7 %), with a correlation of 0.8 in 0.8 %; none of 170 recorded runs did, of which
 #: half shared their cores with other work.
-SPREADS, TREND_SPREADS, LEAST_RATIO = 6.5, 9.0, 1.25
+SPREADS = 6.5
+TREND_SPREADS = 9.0
+LEAST_RATIO = 1.25
 #: least spread of log times that is believed
 LEAST_SPREAD = 0.02
 #: steps that are so many times as long as the median are single ones, which count from this share
 #: of all time on
-SINGLE_RATIO, SINGLE_SHARE = 2.0, 0.22
+SINGLE_RATIO = 2.0
+SINGLE_SHARE = 0.22
 #: why a run's steps do not tell
 TOO_NOISY = "its steps vary so much"
 #: places at which a part of the steps may begin or end, and steps that are looked at (of longer
 #: runs a random sample)
-PLACES, SAMPLE = 24, 2400
+PLACES = 24
+SAMPLE = 2400
 
 
 @expect(
     "time of a step per token",
-    "that of the run's other steps",
-    "the run's own steps",
-    "suspect",
-    (
+    must="that of the run's other steps",
+    known_from="the run's own steps",
+    word="suspect",
+    tolerance=(
         f"{SPREADS:g} spreads of its steps and {LEAST_RATIO:g}×; single steps "
         f"{100 * SINGLE_SHARE:.0f} % of the time"
     ),
@@ -53,7 +59,7 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
     if len(log) < FEWEST_STEPS:
         raise NotCheckedError(f"fewer than {FEWEST_STEPS} measured steps")
     apart, name, members = max(
-        ((_distance(log, m), name, m) for name, m in _parts(log)), key=lambda part: part[0]
+        ((_distance(log, members=m), name, m) for name, m in _parts(log)), key=lambda part: part[0]
     )
     ratio = math.exp(np.median(log[members]) - np.median(log[~members]))
     if apart > SPREADS and max(ratio, 1 / ratio) > LEAST_RATIO:
@@ -89,17 +95,16 @@ def _measured(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     steps = evidence.steps
     if not len(steps):
         return np.zeros(0), np.zeros(0), np.zeros(0)
-    took, tokens, world = (
-        steps.largest("step_s"),
-        steps.sums("total_tokens"),
-        steps.largest("world_size"),
-    )
+    took = steps.largest("step_s")
+    tokens = steps.sums("total_tokens")
+    world = steps.largest("world_size")
     used = np.flatnonzero(
         steps.whole() & (steps.largest("attempt_step") >= WARM_UP_STEPS) & (took > 0) & (tokens > 0)
     )
     if len(used) > SAMPLE:
         used = np.sort(np.random.default_rng(0).choice(used, SAMPLE, replace=False))
-    log, size = np.log(took[used]), np.log(tokens[used])
+    log = np.log(took[used])
+    size = np.log(tokens[used])
     slope = np.polyfit(size, log, 1)[0] if len(used) and np.ptp(size) > 0.05 else 1.0
     log -= slope * size
     for ranks in np.unique(world[used]):
@@ -117,7 +122,8 @@ def _parts(log: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         for end in places[(places >= begin + least) & (places <= begin + n / 2)]:
             yield "steps {0} to {1} take", (index >= begin) & (index < end)
     order = np.argsort(log, kind="stable")
-    count, sums = np.arange(least, n - least + 1), np.cumsum(log[order])
+    count = np.arange(least, n - least + 1)
+    sums = np.cumsum(log[order])
     below = sums[count - 1]
     between = count * (n - count) * (below / count - (sums[-1] - below) / (n - count)) ** 2
     yield "two kinds of steps, {2} of {3} take", np.isin(index, order[count[np.argmax(between)] :])
@@ -137,7 +143,8 @@ def _trends(log: np.ndarray) -> Iterator[tuple[float, float]]:
 
 def _distance(log: np.ndarray, members: np.ndarray) -> float:
     """Distance between the medians of a part and of the rest, in spreads."""
-    part, rest = log[members], log[~members]
+    part = log[members]
+    rest = log[~members]
     spread = max(_spread(part), _spread(rest), LEAST_SPREAD)
     return float(abs(np.median(part) - np.median(rest))) / spread
 

@@ -62,7 +62,8 @@ def schema(table: str) -> pa.Schema:
 
 def of_rows(table: str, rows: Iterable[Row]) -> pa.Table:
     """Rows as they are written: every column of the table, null where a row lacks it."""
-    columns, rows = schema(table), list(rows)
+    columns = schema(table)
+    rows = list(rows)
     arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]
     return pa.Table.from_arrays(arrays, schema=columns)
 
@@ -113,7 +114,7 @@ def write_manifest(folder: Path) -> None:
     """Write the manifest of a folder whose files are complete; equal files give equal bytes."""
     paths = [folder / name for name in file_names()]
     files = [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in paths]
-    write_sealed(folder / MANIFEST, {"columns": column_digest(), "files": files})
+    write_sealed(folder / MANIFEST, record={"columns": column_digest(), "files": files})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -123,7 +124,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises UserError for a missing or damaged manifest, and for tables with the columns of another
     version.
     """
-    path, next = folder / MANIFEST, restore_command(folder)
+    path = folder / MANIFEST
+    next = restore_command(folder)
     if not path.is_file():
         if not any((folder / name).is_file() for name in file_names()):
             raise UserError("there are no tables in this folder.", path=folder, next=next)
@@ -131,16 +133,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(
             "the tables have no manifest with their hashes.", path=path, reason=reason, next=next
         )
-    manifest = read_record(path, "manifest of the tables", next)
-    with report_malformed(path, "manifest of the tables", next):
-        check_types(manifest, {"columns": str, "files": list})
+    manifest = read_record(path, what="manifest of the tables", next=next)
+    with report_malformed(path, what="manifest of the tables", next=next):
+        check_types(manifest, fields={"columns": str, "files": list})
         for file in manifest["files"]:
-            check_types(file, {"name": str, "bytes": int, "sha256": str})
+            check_types(file, fields={"name": str, "bytes": int, "sha256": str})
     if manifest["columns"] != column_digest():
-        what, expected = (
-            "the tables have the columns of another version of tokenscale.",
-            f"columns {column_digest()}",
-        )
+        what = "the tables have the columns of another version of tokenscale."
+        expected = f"columns {column_digest()}"
         raise UserError(
             what, path=folder, found=f"columns {manifest['columns']}", expected=expected, next=next
         )
@@ -159,7 +159,7 @@ def check(folder: Path, *names: str) -> None:
     """
     for file in read_manifest(folder)["files"]:
         if not names or file["name"] in names:
-            _check_file(folder / file["name"], file["bytes"], file["sha256"])
+            _check_file(folder / file["name"], size=file["bytes"], sha256=file["sha256"])
 
 
 def _check_file(path: Path, size: int, sha256: str) -> None:

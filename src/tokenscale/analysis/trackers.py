@@ -21,9 +21,11 @@ from tokenscale.runs.records.provenance import read_sealed
 PROJECT = "tokenscale"
 #: longest text for TensorBoard, longest value for MLflow, characters; the whole is in the run's
 #: folder
-TEXT, VALUE = 200_000, 5000
+TEXT = 200_000
+VALUE = 5000
 #: MLflow's limits of metrics and parameters per call
-METRICS, PARAMETERS = 1000, 100
+METRICS = 1000
+PARAMETERS = 100
 #: ours → MLflow's; a run whose export was stopped stays "RUNNING"
 STATUS = {"complete": "FINISHED", "nonfinite": "FAILED"}
 
@@ -41,10 +43,11 @@ class TensorBoard:
 
         for earlier in run_folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        self._writer, self._last = SummaryWriter(str(run_folder)), 0
+        self._writer = SummaryWriter(str(run_folder))
+        self._last = 0
         started = facts.started_unix_s
         self._write(hparams_pb(dict(facts.settings), facts.run_id, started or None), started)
-        self._texts(facts, started)
+        self._texts(facts, at=started)
         self._writer.flush()
 
     def add(self, points: list[Point]) -> None:
@@ -61,7 +64,7 @@ class TensorBoard:
         """
         if ended:
             at = facts.ended_unix_s or 0.0
-            self.add([Point(self._last, at, summary)])
+            self.add([Point(step=self._last, t_unix_s=at, values=summary)])
             self._texts(facts, at)
             self._write(_session_end(facts.status == "complete", at), at)
         self._writer.close()
@@ -136,15 +139,14 @@ class Mlflow:
             [experiment], f"tags.`tokenscale.run_id` = '{facts.run_id}'"
         ):
             self._client.delete_run(earlier.info.run_id)
-        started, tags = (
-            int(facts.started_unix_s * 1000) or None,
-            {"tokenscale.run_id": facts.run_id},
-        )
+        started = int(facts.started_unix_s * 1000) or None
+        tags = {"tokenscale.run_id": facts.run_id}
         tags["mlflow.source.name"] = "tokenscale"
         run = self._client.create_run(
             experiment, start_time=started, tags=tags, run_name=facts.run_id
         )
-        self._run, self._last = run.info.run_id, 0
+        self._run = run.info.run_id
+        self._last = 0
         self._write(
             "params",
             [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()],
@@ -169,7 +171,7 @@ class Mlflow:
         if not ended:
             return
         at = facts.ended_unix_s or 0.0
-        self.add([Point(self._last, at, summary)])
+        self.add([Point(step=self._last, t_unix_s=at, values=summary)])
         self._facts(facts)
         self._client.set_terminated(
             self._run, STATUS.get(facts.status, "KILLED"), int(at * 1000) or None
@@ -177,7 +179,8 @@ class Mlflow:
 
     def _write(self, kind: str, values: list, most: int) -> None:
         for start in range(0, len(values), most):
-            self._client.log_batch(self._run, **{kind: values[start : start + most]})
+            batch = {kind: values[start : start + most]}
+            self._client.log_batch(self._run, **batch)
 
     def _facts(self, facts: Facts) -> None:
         from mlflow.entities import RunTag
@@ -272,7 +275,7 @@ def track(
     ended and is not followed; nothing is written then.
     """
     if to not in TRACKERS:
-        raise unknown("tracker", to, TRACKERS)
+        raise unknown("tracker", word=to, words=TRACKERS)
     # not imported yet: its class sets what it reads at its import
     if importlib.util.find_spec(to) is None:
         raise UserError(f"the package {to} is not installed.", next=f"python -m pip install {to}")
@@ -283,7 +286,16 @@ def track(
         raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
     with ExitStack() as stack:
         jobs = [
-            stack.enter_context(closing(_export(path, TRACKERS[to], output, log)))
+            stack.enter_context(
+                closing(
+                    _export(
+                        path,
+                        tracker=TRACKERS[to],
+                        output=output,
+                        log=log,
+                    )
+                )
+            )
             for path in directories
         ]
         began = time.monotonic()
@@ -324,7 +336,8 @@ def _export(
     while not (directory / "run.json").is_file():
         yield
     exporter: Tracker | None = None
-    summary, done = dict[str, float](), False
+    summary = dict[str, float]()
+    done = False
     # step and time of each point that has been handed on
     handed: list[tuple[int, float]] | None = None
     with ExitStack() as stack:
@@ -333,10 +346,8 @@ def _export(
                 # before reading: nothing is written after it
                 ended = read_sealed(directory / "run.json") is not None
                 points, summary = read_points(directory, ended=ended)
-                facts, marks = (
-                    read_facts(directory),
-                    [(point.step, point.t_unix_s) for point in points],
-                )
+                facts = read_facts(directory)
+                marks = [(point.step, point.t_unix_s) for point in points]
                 folder = output / facts.run_id
                 if handed is None:
                     if (folder / "run.json").exists():
@@ -344,15 +355,17 @@ def _export(
                         raise UserError(
                             "the output is the folder of the run itself.", output=folder, next=next
                         )
-                    stack.enter_context(lock_folder(folder, f"the export of {facts.run_id}"))
+                    stack.enter_context(lock_folder(folder, what=f"the export of {facts.run_id}"))
                 elif marks[: len(handed)] != handed and exporter is not None:
                     log(
                         f"anew   {directory.name}: a later attempt repeats steps, or logs were "
                         "moved away"
                     )
                     exporter.close(facts, summary, False)
-                    exporter, handed = None, []
-                exporter, handed = exporter or tracker(output, folder, facts), handed or []
+                    exporter = None
+                    handed = []
+                exporter = exporter or tracker(output, folder, facts)
+                handed = handed or []
                 if new := points[len(handed) :]:
                     exporter.add(new)
                 handed = marks

@@ -128,7 +128,7 @@ class Contract:
         optimizer.register_step_post_hook(lambda *_: self._end_of_step())
         self._last = self._mark()
 
-    def loss(self, value: Any) -> None:
+    def loss(self, value: object) -> None:
         """Add the loss of one backward pass: of a micro-batch, divided by their number."""
         if self._recorder is not None:
             self._recorder.loss(value)
@@ -162,7 +162,8 @@ class Contract:
         from importlib.metadata import distributions
 
         versions = {str(d.metadata["Name"]).lower(): d.version for d in distributions()}
-        torch, variables = sys.modules.get("torch"), self.facts["variables"]
+        torch = sys.modules.get("torch")
+        variables = self.facts["variables"]
         result = {
             "steps": self._step,
             "versions": versions,
@@ -206,7 +207,9 @@ class Contract:
         self._pending.append(
             (sum(self._losses) if self._losses else float("nan"), self._inputs, self._last, end)
         )
-        self._losses, self._inputs, self._last = [], [], end
+        self._losses = []
+        self._inputs = []
+        self._last = end
         if len(self._pending) >= self.facts["log_every"] or not self._step:
             self._read()
             self._last = self._mark()

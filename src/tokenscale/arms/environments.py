@@ -1,4 +1,4 @@
-"""Arms: other trainers, each in a folder `workflow/arms/NAME`, with an environment and a source of
+"""Arms: other trainers, each in a folder `arms/NAME`, with an environment and a source of
 its own.
 
 `prepare` builds `results/arms/NAME/`: a virtual environment from a lock, and the trainer's
@@ -25,7 +25,7 @@ from tokenscale.settings.yaml_files import read_yaml
 #: environment variable: a folder of git bundles NAME.bundle, read in place of the repositories
 BUNDLES = "TOKENSCALE_ARM_BUNDLES"
 #: names a release of torch, which locks leave out: its CPU and CUDA builds have other hashes
-CONSTRAINTS = Path("constraints.txt")
+CONSTRAINTS = Path("locks/constraints.txt")
 #: seconds that one command may take, such as a download of torch
 LIMIT_S = 3600
 
@@ -57,7 +57,12 @@ def load_arm(name: str) -> Arm:
     """Read an arm's `arm.yaml`. Raises UserError for an unknown arm and a malformed file."""
     path = ARMS / name / "arm.yaml"
     if not path.is_file():
-        raise unknown("arm", name, list_arms(), folder=ARMS)
+        raise unknown(
+            "arm",
+            word=name,
+            words=list_arms(),
+            folder=ARMS,
+        )
     facts: dict[str, Any] = {"repository": None, "torch": True, "programs": []} | read_yaml(path)
     wrong = sorted(facts.keys() - {"description", "repository", "torch", "programs"})
     repository = facts["repository"]
@@ -75,7 +80,13 @@ def load_arm(name: str) -> Arm:
             file=path,
             next="correct the file (docs/arms.md)",
         )
-    return Arm(name, facts["description"], repository, facts["torch"], tuple(facts["programs"]))
+    return Arm(
+        name=name,
+        description=facts["description"],
+        repository=repository,
+        torch=facts["torch"],
+        programs=tuple(facts["programs"]),
+    )
 
 
 def list_files(name: str) -> list[str]:
@@ -87,18 +98,20 @@ def list_files(name: str) -> list[str]:
     )
 
 
-def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
+def prepare(name: str, record: Path, log: object = print) -> dict[str, Any]:
     """Build the environment and fetch the source of an arm beside `record`, which is written last.
     Return its content.
 
     What exists and is unchanged is kept. A failure is written into the record as `error`, so that
     only the runs of this arm become invalid. Raises UserError for an unknown arm.
     """
-    arm, folder = load_arm(name), record.parent
+    arm = load_arm(name)
+    folder = record.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, f"the environment of {name}", wait=True):
+    with lock_folder(folder, what=f"the environment of {name}", wait=True):
         record.unlink(missing_ok=True)
-        began, built = time.monotonic(), False
+        began = time.monotonic()
+        built = False
         found: dict[str, Any] = {
             "schema": 1,
             "arm": name,
@@ -109,7 +122,7 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
             if missing := [program for program in arm.programs if shutil.which(program) is None]:
                 raise PreparationError(f"{', '.join(missing)} not found on the PATH")
             if arm.repository is not None:
-                found["source"] = _fetch(arm, source_of(record), log)
+                found["source"] = _fetch(arm, folder=source_of(record), log=log)
             found["lock"], built = _install(arm, record, log)
             listed = _run(
                 [
@@ -132,9 +145,9 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
             # apart from the record, which is equal for equal environments
             write_json(
                 folder / "build.json",
-                {"seconds": round(time.monotonic() - began, 1), "bytes": size},
+                value={"seconds": round(time.monotonic() - began, 1), "bytes": size},
             )
-        write_sealed(record, found)
+        write_sealed(record, record=found)
     return found
 
 
@@ -171,7 +184,8 @@ def _run(command: list[Any], cwd: Path | None = None) -> str:
 
 
 def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
-    repository, bundles = arm.repository, os.environ.get(BUNDLES)
+    repository = arm.repository
+    bundles = os.environ.get(BUNDLES)
     assert repository is not None
     stamp = folder.parent / "source.json"
     if folder.is_dir() and stamp.is_file() and read_json(stamp) == repository:
@@ -199,7 +213,7 @@ def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
         raise PreparationError(
             f"the source has tree {tree}, expected {repository['tree']} (arm.yaml)"
         )
-    write_json(stamp, repository)
+    write_json(stamp, value=repository)
     return repository
 
 
@@ -219,7 +233,8 @@ def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
         "torch": sha256_text(CONSTRAINTS.read_text(encoding="utf-8")) if arm.torch else None,
         "python": sys.version,
     }
-    python, stamp = python_of(record), record.parent / "packages.json"
+    python = python_of(record)
+    stamp = record.parent / "packages.json"
     missing = not (python.is_file() and stamp.is_file() and read_json(stamp) == wanted)
     if missing:
         stamp.unlink(missing_ok=True)
@@ -234,5 +249,5 @@ def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
             else ["--constraint", CONSTRAINTS]
         )
         _run([*pip, *locked, "--requirement", requirements])
-        write_json(stamp, wanted)
+        write_json(stamp, value=wanted)
     return wanted["requirements"] if requirements == lock else None, missing

@@ -28,9 +28,17 @@ def main() -> None:
     kernel = choose_kernel(
         run.attention, device=world.device, bounds=False, dtype=dtype, dropout=0.0
     )
-    trainer = Trainer(run, decode(ModelSettings, contract.shape), world, kernel)
-    module, timer = trainer.parallel.module, timer_of(world.device)
-    recorder = ParityRecorder(contract.facts["recording"], module, trainer.optimizer)
+    trainer = Trainer(
+        run=run,
+        shape=decode(ModelSettings, values=contract.shape),
+        world=world,
+        kernel=kernel,
+    )
+    module = trainer.parallel.module
+    timer = timer_of(world.device)
+    recorder = ParityRecorder(
+        folder=contract.facts["recording"], model=module, optimizer=trainer.optimizer
+    )
     labels = contract.rows * contract.sequence_length
     # the trainer calls backward on the sum of a micro-batch's losses over the labels of the whole
     # step

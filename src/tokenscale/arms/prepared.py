@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenscale.base import files
 
-ARMS = Path("workflow/arms")
+ARMS = Path("arms")
 
 
 def python_of(record: Path) -> Path:
@@ -21,6 +21,6 @@ def source_of(record: Path) -> Path:
 def read_record(record: Path) -> dict[str, Any]:
     """Read what `prepare` wrote. Raises UserError for a missing or malformed file."""
     next = f"snakemake -f {record}"
-    found = files.read_record(record, "record of an arm's environment", next)
-    with files.report_malformed(record, "record of an arm's environment", next=next):
+    found = files.read_record(record, what="record of an arm's environment", next=next)
+    with files.report_malformed(record, what="record of an arm's environment", next=next):
         return {"error": found["error"], "files": found["files"], **found}

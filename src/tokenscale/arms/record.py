@@ -50,8 +50,15 @@ def record(
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     reason = read_record(environment)["error"] if environment is not None else None
     for floor in range(FLOORS + 1):
-        reason = reason or _record_once(run, store, environment, folder, floor, keep)
-    write_json(folder / OUTCOME, {"reason": reason})
+        reason = reason or _record_once(
+            run,
+            store,
+            environment=environment,
+            folder=folder,
+            floor=floor,
+            keep=keep,
+        )
+    write_json(folder / OUTCOME, value={"reason": reason})
     return reason
 
 
@@ -66,13 +73,24 @@ def _record_once(
     variables = {FLOOR_VARIABLE: str(floor)} if floor else {}
     work = folder / "arm"
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
-    batches = open_batches(run, Inputs(store=store))
+    batches = open_batches(run, inputs=Inputs(store=store))
     steps = min(STEPS, run.budget.steps)
     options: dict[str, Any] = {"steps": steps, "device": device, "recording": folder}
-    write_contract(run, batches, work, record=environment, **options)
+    write_contract(
+        run,
+        batches,
+        folder=work,
+        record=environment,
+        **options,
+    )
     if environment is not None:
         reason = run_adapter(
-            run.arm, environment, work, variables=variables, hang_s=HANG_S, keep=keep
+            run.arm,
+            record=environment,
+            folder=work,
+            variables=variables,
+            hang_s=HANG_S,
+            keep=keep,
         )
     else:
         command = [

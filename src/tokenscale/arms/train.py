@@ -39,7 +39,7 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import record as records
-from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.build import build, initialise, resolve_shape
 from tokenscale.train.models.convert_hf import to_hf
 
 #: facts that an adapter's lines must have, with their types
@@ -84,7 +84,8 @@ def write_contract(
     (folder / "work").mkdir(parents=True)
     steps = steps or run.budget.steps
     shape = run.model.with_vocabulary(batches.vocabulary_size).with_positions(run.sequence_length)
-    expected, blocks = [], []
+    expected = []
+    blocks = []
     for step in range(steps):
         batch = batches.next()
         if ignored := batch.total_tokens - batch.useful_tokens:
@@ -108,12 +109,15 @@ def write_contract(
                 "total_tokens": batch.total_tokens,
                 "order_digest": batch.order_digest,
                 "learning_rate": learning_rate(
-                    step, run.budget.steps, run.optimizer.learning_rate, run.schedule
+                    step,
+                    run.budget.steps,
+                    peak=run.optimizer.learning_rate,
+                    schedule=run.schedule,
                 ),
             }
         )
     np.save(folder / "tokens.npy", np.stack(blocks))
-    _write_weights(run, shape, folder / "weights")
+    _write_weights(run, shape, folder=folder / "weights")
     for module in ("contract", "recorder"):  # what adapters may import of this project
         path = (
             Path(__file__).with_name("contract.py")
@@ -125,7 +129,7 @@ def write_contract(
     here = folder.resolve()
     write_json(
         folder / "contract.json",
-        {
+        value={
             "schema": 1,
             "arm": run.arm,
             "run": to_dict(run),
@@ -164,10 +168,12 @@ def _write_weights(run: RunSettings, shape: ModelSettings, folder: Path) -> None
     model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
     initialise(model, run.effective_seed)
     config, weights = to_hf(
-        shape, {name: p.detach() for name, p in model.named_parameters()}, run.sequence_length
+        shape,
+        weights={name: p.detach() for name, p in model.named_parameters()},
+        sequence_length=run.sequence_length,
     )
     folder.mkdir(exist_ok=True)
-    write_json(folder / "config.json", config | {"torch_dtype": "float32"})
+    write_json(folder / "config.json", value=config | {"torch_dtype": "float32"})
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}
     save_file(contiguous, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
@@ -195,7 +201,7 @@ def run_adapter(
     }
     environment |= variables or {}
     log = folder / "output.log"
-    with open(open_file(log, REPLACE, follow=False), "w", encoding="utf-8") as output:
+    with open(open_file(log, flags=REPLACE, follow=False), "w", encoding="utf-8") as output:
         try:
             process = subprocess.Popen(
                 [*command, str((folder / "contract.json").resolve())],
@@ -208,14 +214,17 @@ def run_adapter(
             )
         except OSError as error:
             return f"the arm's process cannot be started: {command[0]}: {error.strerror}"
-        written, since, hung = -1, time.monotonic(), False
+        written = -1
+        since = time.monotonic()
+        hung = False
         with _forward_signals(process):
             while process.poll() is None and not hung:
                 size = sum(
                     path.stat().st_size for path in (log, folder / "steps.jsonl") if path.exists()
                 )
                 if size != written:
-                    written, since = size, time.monotonic()
+                    written = size
+                    since = time.monotonic()
                 hung = bool(hang_s) and time.monotonic() - since > hang_s
                 if hung or (peers is not None and any(peers.glob("rank=*/arm/failed.txt"))):
                     _end(process)
@@ -241,7 +250,7 @@ def run_adapter(
 
 @contextmanager
 def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
-    def end(number: int, frame: Any) -> None:
+    def end(number: int, frame: object) -> None:
         _end(process)
         raise SystemExit(128 + number)
 
@@ -335,10 +344,8 @@ def train(
     world is not the run's.
     """
     if world_size != run.layout.world_size:
-        what, next = (
-            "the number of started processes is not the run's.",
-            "start it with `tokenscale launch`",
-        )
+        what = "the number of started processes is not the run's."
+        next = "start it with `tokenscale launch`"
         raise UserError(
             what,
             run=f"{run.identity} has {run.layout.world_size} ranks",
@@ -350,32 +357,65 @@ def train(
     folder = writer.directory / "arm"
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
     writer.event("run_start", world_size=world_size, boot=get_boot_id())
-    began, prepared = time.monotonic(), read_record(environment)
-    state = _start_record(run, directory, attempt, device, prepared) if rank == 0 else {}
+    began = time.monotonic()
+    prepared = read_record(environment)
+    state = (
+        _start_record(
+            run,
+            directory,
+            attempt=attempt,
+            device=device,
+            prepared=prepared,
+        )
+        if rank == 0
+        else {}
+    )
     steps: list[dict[str, Any]] = []
     expected: list[dict[str, Any]] = []
     reason = prepared["error"]
     if reason is None:
-        batches = open_batches(run, Inputs(store=store, rank=rank, world_size=world_size))
+        batches = open_batches(run, inputs=Inputs(store=store, rank=rank, world_size=world_size))
         expected = write_contract(
-            run, batches, folder, record=environment, rank=rank, device=device
+            run,
+            batches,
+            folder=folder,
+            record=environment,
+            rank=rank,
+            device=device,
         )
         state |= _count(run, batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)
         print(f"{run.identity}: {run.arm}", flush=True)
-        reason = run_adapter(run.arm, environment, folder, peers=attempt_directory, hang_s=hang_s)
+        reason = run_adapter(
+            run.arm,
+            record=environment,
+            folder=folder,
+            peers=attempt_directory,
+            hang_s=hang_s,
+        )
         steps, wrong = read_steps(folder, expected)
         reason = reason or wrong
-    _write_steps(writer, run, steps, expected)
+    _write_steps(
+        writer,
+        run,
+        steps,
+        expected=expected,
+    )
     status = "failed" if reason else "complete"
     writer.event("run_stop", status=status, step=len(steps))
     writer.close()
     folder.mkdir(exist_ok=True)
     if reason:
-        write_text(folder / "failed.txt", reason)
-    write_text(folder / "ended.txt", status)
+        write_text(folder / "failed.txt", text=reason)
+    write_text(folder / "ended.txt", text=status)
     if rank == 0:
-        _seal(run, directory, attempt_directory, state, steps)
+        _seal(
+            run,
+            directory,
+            attempt=attempt_directory,
+            state=state,
+            steps=steps,
+        )
 
 
 def _write_steps(
@@ -451,7 +491,9 @@ def _seal(
         for name in ("weights", "work", "lib"):  # of the inputs, the contract and the log are kept
             shutil.rmtree(rank / name, ignore_errors=True)
         (rank / "tokens.npy").unlink(missing_ok=True)
-    provenance.seal_record(directory, state, outcome | {"logs": records.log_hashes(directory)})
+    provenance.seal_record(
+        directory, record=state, outcome=outcome | {"logs": records.log_hashes(directory)}
+    )
 
 
 def _start_record(
@@ -473,7 +515,7 @@ def _start_record(
     }
     return provenance.start_record(
         directory,
-        {
+        record={
             **launched,
             **facts,
             "arm": arm,
@@ -485,7 +527,7 @@ def _start_record(
 
 def _count(run: RunSettings, vocabulary_size: int) -> dict[str, Any]:
     """Return parameters and FLOPs per token, counted from the settings: the same for every arm."""
-    shape = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
+    shape = resolve_shape(run, vocabulary_size)
     with torch.device("meta"):
         model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
     return {"parameters": sum(p.numel() for p in model.parameters()), **records.costs(run, shape)}

@@ -37,7 +37,10 @@ class Bucket:
         self._root = self.address.split("://", 1)[1]
         # other machines write here, too: listings are not cached
         self._system = open_system(
-            address, "cloud", use_listings_cache=False, skip_instance_cache=True
+            address,
+            extra="cloud",
+            use_listings_cache=False,
+            skip_instance_cache=True,
         )
 
     def list(self, prefix: str = "") -> dict[str, int]:
@@ -110,16 +113,12 @@ def access_error(address: str, error: Exception) -> UserError:
     """Return the error of a client as a message."""
     reason = first_line(error)
     if isinstance(error, FileNotFoundError):
-        what, following = (
-            "the bucket has no such file.",
-            "correct the address, or list the bucket with its own client",
-        )
+        what = "the bucket has no such file."
+        following = "correct the address, or list the bucket with its own client"
         named = address.split("://", 1)[1].partition("/")[2].partition("*")[0]
         if not named or re.search("bucket does not exist|nosuchbucket", reason, re.IGNORECASE):
-            what, following = (
-                "there is no such bucket.",
-                "correct the name, or set AWS_ENDPOINT_URL of its server",
-            )
+            what = "there is no such bucket."
+            following = "correct the name, or set AWS_ENDPOINT_URL of its server"
     elif isinstance(error, PermissionError) or type(error).__name__ in (
         "NoCredentialsError",
         "ProfileNotFound",
@@ -144,8 +143,6 @@ def _check_for_secrets(key: str, data: bytes) -> None:
         if not SECRET_NAME.search(name) or len(value) < SHORTEST_SECRET or os.path.exists(value):
             continue
         if value.encode("utf-8", "surrogateescape") in data:
-            what, following = (
-                "a file contains a secret and is not uploaded.",
-                "remove it from the file",
-            )
+            what = "a file contains a secret and is not uploaded."
+            following = "remove it from the file"
             raise UserError(what, file=key, found=f"the value of {name}", next=following)

@@ -24,13 +24,15 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 #: seconds between two looks at a lock, and to wait for a queue that does not answer about the job
 #: that left one
-POLL_S, PATIENCE_S = 1.0, 120.0
+POLL_S = 1.0
+PATIENCE_S = 120.0
 #: how names of temporary files begin
 TEMPORARY = ".tokenscale-"
 _REMOVE = "remove it, or name another path"
 #: a compressed file of others may unpack to this many bytes, and this many times its size: real
 #: ones shrink to a tenth
-UNPACKED, RATIO = 64 << 20, 500
+UNPACKED = 64 << 20
+RATIO = 500
 #: flags of `open_file` for a file whose content is replaced
 REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
@@ -95,7 +97,7 @@ def _remove_left_over(folder: Path) -> None:
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
         with (
             suppress(OSError, UserError),
-            open(open_file(left, os.O_RDWR, follow=False), "rb+") as file,
+            open(open_file(left, flags=os.O_RDWR, follow=False), "rb+") as file,
         ):
             if acquire(file):
                 left.unlink()
@@ -195,9 +197,13 @@ def lock_folder(
     `PATIENCE_S`) and nobody else.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path, reported, since = directory / ".lock", False, time.monotonic()
+    path = directory / ".lock"
+    reported = False
+    since = time.monotonic()
     with open(
-        open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+", encoding="utf-8"
+        open_file(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False),
+        "a+",
+        encoding="utf-8",
     ) as file:
         while True:
             try:
@@ -255,7 +261,8 @@ def is_shared(path: Path) -> bool:
         lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return True
-    here, found = path.resolve(), ("", "unknown fuse")
+    here = path.resolve()
+    found = ("", "unknown fuse")
     for mount, _, rest in ((line.split()[4], *line.partition(" - ")[1:]) for line in lines):
         mount = mount.encode().decode("unicode_escape")  # a space is \\040
         if here.is_relative_to(mount) and len(mount) >= len(found[0]):
@@ -298,12 +305,13 @@ class HashedFile:
 
     def __init__(self, path: str | Path):
         self.sha256 = ""
-        self._path, self._digest = path, hashlib.sha256()
+        self._path = path
+        self._digest = hashlib.sha256()
         self._pool = ThreadPoolExecutor(1, "sha256")
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "HashedFile":
-        self._file = open(open_file(self._path, REPLACE, follow=False), "wb")
+        self._file = open(open_file(self._path, flags=REPLACE, follow=False), "wb")
         return self
 
     def write(self, data: Any) -> None:
@@ -332,18 +340,18 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: object) -> None:
     """Write JSON with sorted keys and indentation, atomically; equal values give equal bytes."""
-    write_text(path, pretty_json(value))
+    write_text(path, text=pretty_json(value))
 
 
 def write_sealed(path: str | Path, record: dict[str, Any], key: str = "seal") -> None:
     """Write a record that others trust as JSON, with the digest of its own content as `key`."""
     body = {k: v for k, v in record.items() if k != key}
-    write_json(path, body | {key: sha256_text(canonical_json(body))})
+    write_json(path, value=body | {key: sha256_text(canonical_json(body))})
 
 
-def is_sealed(record: Any, key: str = "seal") -> bool:
+def is_sealed(record: object, key: str = "seal") -> bool:
     """Return whether a record has the digest of its own content, as `write_sealed` writes it."""
     if not isinstance(record, dict):
         return False
@@ -376,7 +384,7 @@ def read_record(
     return {name: value for name, value in record.items() if name != key}
 
 
-def pretty_json(value: Any) -> str:
+def pretty_json(value: object) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -388,7 +396,7 @@ def read_manifest_file(
     Raises UserError for a missing, broken, changed, too new or too old manifest. `next` is the
     command to rebuild it.
     """
-    manifest = read_json(path, f"manifest of the {what}", next)
+    manifest = read_json(path, what=f"manifest of the {what}", next=next)
     version = manifest.get("schema_version", 0) if isinstance(manifest, dict) else None
     if type(version) is not int:
         raise UserError(f"the file is not a manifest of a {what}.", manifest=path, next=next)
@@ -402,7 +410,7 @@ def read_manifest_file(
         following = ("upgrade tokenscale, or rebuild: " if version > newest else "rebuild: ") + next
         raise UserError(f"the {what} was written by {writer} tokenscale.", **facts, next=following)
     if sealed:
-        return read_record(path, f"manifest of the {what}", next)
+        return read_record(path, what=f"manifest of the {what}", next=next)
     build = Path(path).with_name("build.json")
     try:
         stated = read_json(build)["manifest_sha256"]
@@ -427,7 +435,8 @@ def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(error.what, **{"file": path, **error.facts}) from None
+        facts = {"file": path, **error.facts}
+        raise UserError(error.what, **facts) from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
@@ -446,10 +455,10 @@ def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
         ):
             raise TypeError(f"{name} is {type(value).__name__}")
         if isinstance(kind, dict):
-            check_types(value, kind)
+            check_types(value, fields=kind)
 
 
-def check_file_name(name: Any) -> str:
+def check_file_name(name: object) -> str:
     """Return the name if it is a plain file name. Raises ValueError for `../x`, `/x` and the
     like.
     """
@@ -463,7 +472,7 @@ def check_file_name(name: Any) -> str:
     return name
 
 
-def check_relative_path(name: Any) -> str:
+def check_relative_path(name: object) -> str:
     """Return the name if it is a path of plain file names, such as `parts/00001/x`. Raises
     ValueError otherwise.
     """
@@ -498,7 +507,7 @@ def parse_json(text: str | bytes) -> Any:
     )
 
 
-def canonical_json(value: Any) -> str:
+def canonical_json(value: object) -> str:
     """Return JSON in one line, equal for equal values: sorted keys, no spaces, no NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -539,7 +548,7 @@ def write_arguments(path: str | Path, words: list[str]) -> str:
     Linux takes at most 128 KiB in one argument; lists of files and settings have no limit.
     """
     if not Path(path).is_file() or read_json(path) != words:
-        write_json(path, words)
+        write_json(path, value=words)
     return f"@{path}"
 
 
@@ -550,7 +559,7 @@ def read_arguments(words: list[str]) -> list[str]:
     found: list[str] = []
     for word in words:
         words_of = (
-            read_json(word[1:], "file of arguments")
+            read_json(word[1:], what="file of arguments")
             if word[:1] == "@" and word.endswith(".json")
             else [word]
         )

@@ -33,7 +33,7 @@ def walk(
             yield str(name), "a name that leads out of the folder"
             continue
         known |= {"/".join(parts[: n + 1]) for n in range(len(parts))}
-        if fault := _compare(folder / name, file.get("bytes"), file["sha256"]):
+        if fault := _compare(folder / name, size=file.get("bytes"), sha256=file["sha256"]):
             yield name, fault
     if beside is not None:
         for path in _entries(folder, known):
@@ -64,7 +64,7 @@ def _entries(folder: Path, known: Container[str], below: str = "") -> Iterator[P
         if name not in known:
             yield path
         elif path.is_dir():
-            yield from _entries(path, known, f"{name}/")
+            yield from _entries(path, known, below=f"{name}/")
 
 
 def read_sums(folder: Path) -> dict[str, str]:

@@ -11,8 +11,11 @@ class Progress:
     """Count documents and bytes of text and print progress. An update costs one clock reading."""
 
     def __init__(self, what: str, total: int | None = None, total_bytes: int | None = None):
-        self.what, self.total, self.total_bytes = what, total, total_bytes
-        self.stream, self.live = sys.stderr, sys.stderr.isatty()
+        self.what = what
+        self.total = total
+        self.total_bytes = total_bytes
+        self.stream = sys.stderr
+        self.live = sys.stderr.isatty()
         self.documents = self.bytes = 0
         self.start = self.last = time.monotonic()
 
@@ -44,13 +47,12 @@ class Progress:
         )
         if self.documents:
             amount = f"{self.documents:,}{of} documents, {amount}"
-        share = (
-            self.documents / self.total
-            if self.total
-            else self.bytes / self.total_bytes
-            if self.total_bytes
-            else 0
-        )
+        if self.total:
+            share = self.documents / self.total
+        elif self.total_bytes:
+            share = self.bytes / self.total_bytes
+        else:
+            share = 0
         left = f", {self.seconds * (1 / share - 1):.0f} s left" if 0 < share < 1 else ""
         return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s{left}"
 

@@ -11,10 +11,9 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     >>> count(1, "run"), count(2000, "run"), count(0, "batch"), count(2, "corpus", "corpora")
     ('1 run', '2,000 runs', '0 batches', '2 corpora')
     """
-    return (
-        f"{number:,} "
-        f"{noun if number == 1 else plural or noun + ('es' if noun.endswith('ch') else 's')}"
-    )
+    if number != 1:
+        noun = plural or noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number:,} {noun}"
 
 
 def listing(words: Iterable[object]) -> str:

@@ -28,12 +28,15 @@ from tokenscale.costs.communication import COLLECTIVES, bandwidths, fit_link
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.train.parallel.world import World, all_gather, join, reduce_scatter
+from tokenscale.train.collectives import all_gather, reduce_scatter
+from tokenscale.train.parallel.world import World, join
 
 #: bytes of the whole buffer, from latency-bound to bandwidth-bound
 SIZES = tuple(4096 * 4**n for n in range(8))
 #: bytes per measurement, and bounds of its number of calls
-MOVED, FEWEST, MOST = 32 * 2**20, 2, 50
+MOVED = 32 * 2**20
+FEWEST = 2
+MOST = 50
 BYTES = 4  # per number in the buffer (fp32)
 
 
@@ -41,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)"
     )
-    sizes, cpu = "default 4 KiB to 64 MiB, by fours", "cpu: gloo, even where there is a GPU"
+    sizes = "default 4 KiB to 64 MiB, by fours"
+    cpu = "cpu: gloo, even where there is a GPU"
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES", help=sizes)
     parser.add_argument(
         "--collectives", nargs="+", default=COLLECTIVES, metavar="NAME", help=", ".join(COLLECTIVES)
@@ -99,7 +103,7 @@ def measure(
             )
         result = read_json(written)
     if output is not None:
-        write_json(output, result)
+        write_json(output, value=result)
     return result
 
 
@@ -121,7 +125,12 @@ def format_table(result: dict[str, Any]) -> str:
     for collective in result["fits"]:
         for size, seconds in _group_times(result, collective).items():
             median = statistics.median(seconds)
-            algorithm, bus = bandwidths(collective, size, result["world_size"], median)
+            algorithm, bus = bandwidths(
+                collective,
+                size_bytes=size,
+                ranks=result["world_size"],
+                seconds=median,
+            )
             spread = f"{min(seconds) * 1e6:.0f}-{max(seconds) * 1e6:.0f}"
             shown = (
                 f"{median * 1e6:>10.1f} {spread:>19} {algorithm / 1e9:>11.3f} {bus / 1e9:>11.3f}"
@@ -129,7 +138,8 @@ def format_table(result: dict[str, Any]) -> str:
             lines.append(f"{collective:<15} {size:>12} {shown}")
     lines.append("")
     for collective, found in result["fits"].items():
-        alphas, betas = found["alpha_s_of_rounds"], found["beta_s_per_byte_of_rounds"]
+        alphas = found["alpha_s_of_rounds"]
+        betas = found["beta_s_per_byte_of_rounds"]
         worst = max(found["residuals"], key=lambda r: abs(r["relative"]))
         spread = f"({min(alphas) * 1e6:.1f}-{max(alphas) * 1e6:.1f} over rounds)"
         alpha = f"alpha {found['alpha_s'] * 1e6:.1f} us a hop {spread}"
@@ -153,7 +163,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
             )
     for collective in settings["collectives"]:
         if collective not in COLLECTIVES:
-            raise unknown("collective", collective, COLLECTIVES)
+            raise unknown("collective", word=collective, words=COLLECTIVES)
     least = BYTES * settings["world_size"]
     # rounded down to a multiple, as measured
     sizes = [size // least * least for size in settings["sizes"]]
@@ -168,13 +178,13 @@ def _check_settings(settings: dict[str, Any]) -> None:
 
 def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
     """Run the sweep on one rank. The first rank gathers, fits, writes and returns the result."""
-    world = join(settings["world_size"], settings["device"])
+    world = join(settings["world_size"], device=settings["device"])
     cells = [(name, size) for name in settings["collectives"] for size in settings["sizes"]]
     calls = {cell: _Call(*cell, world) for cell in cells}
     for call in calls.values():
         call.seconds()  # warm up connections, buffers and algorithms
     records = []
-    for number, cell in interleave(cells, settings["rounds"]):
+    for number, cell in interleave(cells, rounds=settings["rounds"]):
         call = calls[cell]
         place = {
             "collective": cell[0],
@@ -185,7 +195,7 @@ def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] |
         records.append(place | {"seconds": call.seconds()})
     result = _build_result(settings, world, records) if world.rank == 0 else None
     if result is not None and output is not None:
-        write_json(output, result)
+        write_json(output, value=result)
     world.close()
     return result
 
@@ -198,10 +208,8 @@ class _Call:
         self.size_bytes = each * world.size * BYTES
         self.calls = max(FEWEST, min(MOST, MOVED // self.size_bytes))
         self._world = world
-        whole, own = (
-            torch.zeros(each * world.size, device=world.device),
-            torch.zeros(each, device=world.device),
-        )
+        whole = torch.zeros(each * world.size, device=world.device)
+        own = torch.zeros(each, device=world.device)
         self._call: Callable[[], Any] = {
             "all_reduce": lambda: dist.all_reduce(whole),
             "all_gather": lambda: all_gather(whole, own),
@@ -231,7 +239,8 @@ class _Call:
 def _build_result(
     settings: dict[str, Any], world: World, records: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    cuda, nodes = world.device.type == "cuda", max(1, len(world.nodes))
+    cuda = world.device.type == "cuda"
+    nodes = max(1, len(world.nodes))
     result = {
         "schema_version": 1,
         "benchmark": "collectives",
@@ -247,7 +256,9 @@ def _build_result(
         "versions": find_versions(),
         "records": records,
     }
-    return result | {"fits": {name: _fit_link(result, name) for name in settings["collectives"]}}
+    return result | {
+        "fits": {name: _fit_link(result, collective=name) for name in settings["collectives"]}
+    }
 
 
 def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
@@ -256,13 +267,20 @@ def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
 
     Between nodes each rank of a node sends its own share of the buffer.
     """
-    nodes, each = result["nodes"], result["ranks_per_node"]
+    nodes = result["nodes"]
+    each = result["ranks_per_node"]
     ranks, parts = (nodes, each) if nodes > 1 else (result["world_size"], 1)
     times = _group_times(result, collective)
     sizes = [size / parts for size in times]
 
     def link(seconds: Sequence[float]) -> Any:
-        return fit_link(collective, sizes, seconds, ranks, result["latency"])
+        return fit_link(
+            collective,
+            sizes,
+            seconds=seconds,
+            ranks=ranks,
+            latency=result["latency"],
+        )
 
     found, residuals = link([statistics.median(seconds) for seconds in times.values()])
     rounds = [link(seconds)[0] for seconds in zip(*times.values(), strict=True)]
@@ -285,4 +303,4 @@ def _group_times(result: dict[str, Any], collective: str) -> dict[int, list[floa
 
 
 if __name__ == "__main__":
-    _run_rank(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    _run_rank(json.loads(sys.argv[1]), output=Path(sys.argv[2]))

@@ -65,7 +65,9 @@ def run(arguments: argparse.Namespace) -> None:
     print(
         format_table(
             measure(
-                from_json(DataBenchmarkSettings, arguments.settings), *folders, arguments.output
+                from_json(DataBenchmarkSettings, text=arguments.settings),
+                *folders,
+                arguments.output,
             )
         )
     )
@@ -167,7 +169,7 @@ def measure(
         "finished_unix_s": time.time(),
         "records": records,
     }
-    write_sealed(output, result)
+    write_sealed(output, record=result)
     return result
 
 
@@ -177,30 +179,37 @@ class Sources:
     def __init__(
         self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path
     ):
-        self.settings, self.corpus, self.tokenizer, self.stores = (
-            settings,
-            corpus,
-            tokenizer,
-            stores,
-        )
+        self.settings = settings
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.stores = stores
         self.runs = {
-            approach: _build_run(settings, approach, corpus, tokenizer) for approach in APPROACHES
+            approach: _build_run(
+                settings,
+                approach,
+                corpus,
+                tokenizer=tokenizer,
+            )
+            for approach in APPROACHES
         }
         self.peers: dict[str, str] = {}  # versions of other libraries
         self.cores = machine.available_cores()
         self._packed = stores / self.runs["packed"].store.directory
-        self._manifest = open_store(self._packed, self.runs["packed"].store)
+        self._manifest = open_store(self._packed, expected=self.runs["packed"].store)
         self.token_file_bytes = sum(
             file["bytes"] for file in self._manifest["files"] if "checked_by" in file
         )
         self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
         self.engine = load_tokenizer(tokenizer).engine
-        self.engines, self.left_out = machine.list_engines(settings.engines, tokenizer, self.engine)
+        self.engines, self.left_out = machine.list_engines(
+            settings.engines, tokenizer, auto=self.engine
+        )
         self._pool: list[Any] = []
 
     def list_arms(self) -> tuple[list[Arm], dict[str, str]]:
         """Return (arms, arm → reason why it is left out)."""
-        arms, files = [Arm(approach) for approach in APPROACHES], self.files()
+        arms = [Arm(approach) for approach in APPROACHES]
+        files = self.files()
         arms += [Arm(online, engine) for engine in self.engines for online in ONLINE]
         left_out: dict[str, str] = {}
         if (reason := studies.explain_missing()) is None:
@@ -214,7 +223,7 @@ class Sources:
             else:
                 left_out[arm.name] = reason
         arms += [
-            Arm(arm.what, arm.engine, workers=n)
+            Arm(what=arm.what, engine=arm.engine, workers=n)
             for arm in arms
             if not arm.cold
             for n in self.settings.workers
@@ -227,11 +236,13 @@ class Sources:
     def open(self, arm: Arm) -> Batches:
         run = self.runs[arm.what]
         run = replace(run, engine=arm.engine) if arm.engine else run
-        return open_batches(run, self.inputs(run))
+        return open_batches(run, inputs=self.inputs(run))
 
     def inputs(self, run: RunSettings) -> Inputs:
         return Inputs(
-            self.corpus, self.tokenizer, self.stores / run.store.directory if run.store else None
+            corpus=self.corpus,
+            tokenizer=self.tokenizer,
+            store=self.stores / run.store.directory if run.store else None,
         )
 
     def files(self) -> dict[str, list[Path]]:
@@ -286,7 +297,8 @@ class Sources:
 
         Also warms the page cache, since it reads everything that a round reads.
         """
-        checked, count = [], self.settings.batches
+        checked = []
+        count = self.settings.batches
         for online, offline in PAIRS:
             for arm in [Arm(online), *(Arm(online, engine) for engine in self.engines)]:
                 sides = (_take_batches(self.open(one), count) for one in (arm, Arm(offline)))
@@ -322,15 +334,31 @@ class Sources:
         start = time.perf_counter()
         if arm.what in studies.ARMS:
             theirs = self._open_study(arm.what)
-            return _time_batches(theirs.next, lambda batch: batch[2:], count, start), theirs
+            return _time_batches(
+                theirs.next,
+                counts=lambda batch: batch[2:],
+                count=count,
+                start=start,
+            ), theirs
         batches = self._open_packed(arm) if arm.what in ("packed", *PACKED) else self.open(arm)
         counts = attrgetter("useful_tokens", "total_tokens")
-        return _time_batches(batches.next, counts, count, start), batches
+        return _time_batches(
+            batches.next,
+            counts,
+            count,
+            start=start,
+        ), batches
 
     def _open_study(self, arm: str) -> studies.StudyBatches:
-        rows, length = self.settings.rows, self.settings.sequence_length
+        rows = self.settings.rows
+        length = self.settings.sequence_length
         return studies.open_arm(
-            arm, rows, length, self.corpus, self.tokenizer, self._study_folders()
+            arm,
+            rows,
+            sequence_length=length,
+            corpus=self.corpus,
+            tokenizer=self.tokenizer,
+            stores=self._study_folders(),
         )
 
     def _study_folders(self) -> dict[str, Path]:
@@ -353,18 +381,23 @@ class Sources:
                 return workers.AnyReader(lambda: self._open_study(arm.what))
             run = self.runs[arm.what]
             run = replace(run, engine=arm.engine) if arm.engine else run
-            return BatchStream(run, self.inputs(run))
+            return BatchStream(run, inputs=self.inputs(run))
 
         with machine.pin_to_cores(self.cores):
-            return workers.measure(make, count, arm.workers)
+            return workers.measure(make, batches=count, workers=arm.workers)
 
     def _open_packed(self, arm: Arm) -> PackedBatches:
         """Open a reader of the packed store; only cold and first-touch arms verify rows."""
         run = self.runs["packed"]
         verify = arm.cold or arm.what == "packed, first touch"
-        store = PackedStore(self._packed, self._manifest, verify=verify)
+        store = PackedStore(where=self._packed, manifest=self._manifest, verify=verify)
         out = np.int32 if arm.what == "packed, int32" else np.int64
-        return PackedBatches(store, run, Inputs(), out=out)
+        return PackedBatches(
+            store=store,
+            run=run,
+            inputs=Inputs(),
+            out=out,
+        )
 
     def _measure_copies(self, count: int) -> tuple[dict[str, Any], Any]:
         """Measure the limit: copy inputs and labels of a batch, int64, into existing memory."""
@@ -375,10 +408,8 @@ class Sources:
         if not self._pool:
             tensors = max(2, self.pool_bytes // (8 * shape[0] * shape[1]))
             self._pool = [torch.randint(0, 100_000, shape) for _ in range(tensors)]
-        tokens, labels = (
-            torch.empty(shape, dtype=torch.int64),
-            torch.empty(shape, dtype=torch.int64),
-        )
+        tokens = torch.empty(shape, dtype=torch.int64)
+        labels = torch.empty(shape, dtype=torch.int64)
         pool = itertools.cycle(self._pool)
 
         def copy() -> int:
@@ -386,7 +417,12 @@ class Sources:
             labels.copy_(next(pool))
             return tokens.numel()
 
-        record = _time_batches(copy, lambda total: (total, total), count, time.perf_counter())
+        record = _time_batches(
+            copy,
+            counts=lambda total: (total, total),
+            count=count,
+            start=time.perf_counter(),
+        )
         return record | {"memory_bytes": 0}, None
 
 
@@ -394,14 +430,23 @@ def _time_batches(
     take: Callable[[], Any], counts: Callable[[Any], tuple[int, int]], count: int, start: float
 ) -> dict[str, Any]:
     """Time `count` batches; the time since `start` is opening."""
-    open_s, batch_s, useful, total = time.perf_counter() - start, [], 0, 0
+    open_s = time.perf_counter() - start
+    batch_s = []
+    useful = 0
+    total = 0
     for _ in range(count):
         start = time.perf_counter()
         batch = take()
         batch_s.append(time.perf_counter() - start)
         found = counts(batch)
-        useful, total = useful + found[0], total + found[1]
-    return make_timing_record(open_s, batch_s, useful, total)
+        useful = useful + found[0]
+        total = total + found[1]
+    return make_timing_record(
+        open_s,
+        batch_s,
+        useful_tokens=useful,
+        total_tokens=total,
+    )
 
 
 def _take_batches(batches: Batches, count: int) -> list[Batch]:
@@ -414,10 +459,11 @@ def _build_run(
     """Return the run of an arm; arms differ in the approach only. The tokenizer is the
     manifest's.
     """
-    made, rows = read_tokenizer_manifest(tokenizer), settings.rows
+    made = read_tokenizer_manifest(tokenizer)
+    rows = settings.rows
     read = (
         CorpusSettings(name=read_corpus_manifest(corpus)["name"]),
-        TokenizerSettings(made["name"], made["kind"]),
+        TokenizerSettings(made["name"], kind=made["kind"]),
     )
     run = RunSettings(*read, approach=approach, sequence_length=settings.sequence_length)
     return replace(run, global_batch=rows, micro_batch=rows)
@@ -448,7 +494,8 @@ class Table:
 
 def format_table(result: dict[str, Any]) -> str:
     """Format the result for a terminal: medians and ranges over rounds, then the main ratios."""
-    found, settings = Table(result), result["settings"]
+    found = Table(result)
+    settings = result["settings"]
     width = max(map(len, found.records))
     lines = [
         f"{settings['rounds']} rounds, batches of {settings['rows']} x "
@@ -459,7 +506,8 @@ def format_table(result: dict[str, Any]) -> str:
         f"{'x memcpy':>9}",
     ]
     for arm in sorted(found.records, key=lambda arm: float(np.median(found.batch_s[arm]))):
-        records, us = found.records[arm], found.batch_s[arm] * 1e6
+        records = found.records[arm]
+        us = found.batch_s[arm] * 1e6
         useful = sum(r["useful_tokens"] for r in records) / sum(r["total_tokens"] for r in records)
         opening, held = (
             float(np.median([r[key] for r in records])) for key in ("open_s", "memory_bytes")
@@ -486,7 +534,7 @@ def format_table(result: dict[str, Any]) -> str:
 def compute_ratios(found: Table) -> dict[str, tuple[float, float, float]]:
     """Return the ratio of packed to the limit, and of all other arms to packed."""
     named = {
-        f"{arm} / {LIMIT}": found.ratio(arm, LIMIT) for arm in OURS[:3] if arm in found.records
+        f"{arm} / {LIMIT}": found.ratio(arm, to=LIMIT) for arm in OURS[:3] if arm in found.records
     }
     others = [arm for arm in found.records if arm not in OURS and arm != LIMIT]
-    return named | {f"{arm} / packed": found.ratio(arm, "packed") for arm in others}
+    return named | {f"{arm} / packed": found.ratio(arm, to="packed") for arm in others}

@@ -51,12 +51,17 @@ from tokenscale.train.trainer import Trainer
 
 WARM_UP = 5
 #: measured steps: as many as fill `MEASURED_S`, within these limits
-FEWEST, MOST, MEASURED_S = 10, 30, 10.0
+FEWEST = 10
+MOST = 30
+MEASURED_S = 10.0
 #: assumed for the plan: seconds to start a process, seconds to compile, and the reached share of
 #: the roofline
-START_S, COMPILE_S, REACHED = 15.0, 45.0, 0.4
+START_S = 15.0
+COMPILE_S = 45.0
+REACHED = 0.4
 #: a case is ended after this multiple of its expected time, and this many seconds more
-PATIENCE, PATIENCE_S = 3.0, 120.0
+PATIENCE = 3.0
+PATIENCE_S = 120.0
 #: GPU of a plan that is made without one, and its bytes
 PLANNED = ("NVIDIA H200", 139 * 2**30)
 #: fused backends of `scaled_dot_product_attention`; fa3 needs the package flash_attn_interface
@@ -98,7 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
             next="--output gpu-results, or --dry-run",
         )
     elif arguments.case:
-        print(format_case(run_case(arguments.case, arguments.output)))
+        print(format_case(run_case(arguments.case, folder=arguments.output)))
     else:
         measure(
             arguments.output,
@@ -170,72 +175,279 @@ def _build_full(
 ) -> Case:
     """Return a case with every optimization."""
     common: dict[str, Any] = {"compile": True, "fused": True, "loss_chunk": 2048, "target": target}
-    return Case(f"{name}-b{rows}", model, length, rows, **(common | changes))
+    return Case(
+        name=f"{name}-b{rows}",
+        model=model,
+        sequence_length=length,
+        rows=rows,
+        **(common | changes),
+    )
 
 
 def build_ladder(name: str, model: str, length: int, rows: int, **changes: Any) -> list[Case]:
     """Return four cases from eager to every optimization, each with one change more."""
-    eager = Case(f"{name}-eager-b{rows}", model, length, rows, **changes)
+    eager = Case(
+        name=f"{name}-eager-b{rows}",
+        model=model,
+        sequence_length=length,
+        rows=rows,
+        **changes,
+    )
     compiled = replace(eager, name=f"{name}-compiled-b{rows}", compile=True)
     fused = replace(compiled, name=f"{name}-fused-b{rows}", fused=True)
     return [eager, compiled, fused, replace(fused, name=f"{name}-chunked-b{rows}", loss_chunk=2048)]
 
 
 def _build_peer(name: str, model: str, length: int, rows: int) -> Case:
-    return Case(f"{name}-transformers-b{rows}", model, length, rows, peer=True)
+    return Case(
+        name=f"{name}-transformers-b{rows}",
+        model=model,
+        sequence_length=length,
+        rows=rows,
+        peer=True,
+    )
 
 
-_8B, _124M, _355M, _1_4B = "llama-8b-nemo", "gpt2-124m", "gpt2-355m", "llama-1.4b-nemo"
+_8B = "llama-8b-nemo"
+_124M = "gpt2-124m"
+_355M = "gpt2-355m"
+_1_4B = "llama-1.4b-nemo"
 _SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective"}
 _PADDED: dict[str, Any] = {"vocabulary_size": 50_304}  # of 50,257: a multiple of 128
 #: By value: cases with a target and their peers, then larger sequences and batches, then one change
 #: at a time. Targets in tokens/s on an H200: what the best published trainers reach at such shapes
 #: (docs/training.md).
 CASES = [
-    _build_full("8b-2048", _8B, 2048, 4, 12_000),
-    _build_peer("8b-2048", _8B, 2048, 4),
-    _build_full("gpt2-124m", _124M, 1024, 64, 520_000, **_PADDED),
-    _build_peer("gpt2-124m", _124M, 1024, 64),
-    _build_full("8b-8192", _8B, 8192, 1, 9_500),
-    _build_peer("8b-8192", _8B, 8192, 1),
-    _build_full("8b-8192-float8", _8B, 8192, 1, 14_500, float8=True),
-    _build_full("gpt2-355m", _355M, 1024, 32, 200_000, **_PADDED),
-    _build_peer("gpt2-355m", _355M, 1024, 32),
-    _build_full("1.4b", _1_4B, 2048, 16),
-    _build_peer("1.4b", _1_4B, 2048, 16),
-    _build_full("8b-2048-selective", _8B, 2048, 8, 12_000, **_SELECTIVE),
-    _build_full("8b-2048-float8", _8B, 2048, 4, float8=True),
-    _build_full("8b-4096", _8B, 4096, 2),
-    _build_full("8b-4096-selective", _8B, 4096, 4, **_SELECTIVE),
-    _build_full("8b-8192-selective", _8B, 8192, 2, 9_500, **_SELECTIVE),
-    _build_full("8b-8192-float8-selective", _8B, 8192, 2, 14_500, float8=True, **_SELECTIVE),
-    *build_ladder("8b-2048", _8B, 2048, 1),
-    _build_peer("8b-2048", _8B, 2048, 1),
-    _build_full("8b-2048", _8B, 2048, 2),
-    _build_full("8b-2048-block", _8B, 2048, 8, activation_checkpointing="block"),
-    *build_ladder("gpt2-124m", _124M, 1024, 16),
-    _build_peer("gpt2-124m", _124M, 1024, 16),
-    *(_build_full(f"1.4b-{backend}", _1_4B, 2048, 8, attention=backend) for backend in BACKENDS),
+    _build_full(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=4,
+        target=12_000,
+    ),
+    _build_peer(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=4,
+    ),
+    _build_full(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=64,
+        target=520_000,
+        **_PADDED,
+    ),
+    _build_peer(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=64,
+    ),
+    _build_full(
+        "8b-8192",
+        model=_8B,
+        length=8192,
+        rows=1,
+        target=9_500,
+    ),
+    _build_peer(
+        "8b-8192",
+        model=_8B,
+        length=8192,
+        rows=1,
+    ),
+    _build_full(
+        "8b-8192-float8",
+        model=_8B,
+        length=8192,
+        rows=1,
+        target=14_500,
+        float8=True,
+    ),
+    _build_full(
+        "gpt2-355m",
+        model=_355M,
+        length=1024,
+        rows=32,
+        target=200_000,
+        **_PADDED,
+    ),
+    _build_peer(
+        "gpt2-355m",
+        model=_355M,
+        length=1024,
+        rows=32,
+    ),
+    _build_full(
+        "1.4b",
+        model=_1_4B,
+        length=2048,
+        rows=16,
+    ),
+    _build_peer(
+        "1.4b",
+        model=_1_4B,
+        length=2048,
+        rows=16,
+    ),
+    _build_full(
+        "8b-2048-selective",
+        model=_8B,
+        length=2048,
+        rows=8,
+        target=12_000,
+        **_SELECTIVE,
+    ),
+    _build_full(
+        "8b-2048-float8",
+        model=_8B,
+        length=2048,
+        rows=4,
+        float8=True,
+    ),
+    _build_full(
+        "8b-4096",
+        model=_8B,
+        length=4096,
+        rows=2,
+    ),
+    _build_full(
+        "8b-4096-selective",
+        model=_8B,
+        length=4096,
+        rows=4,
+        **_SELECTIVE,
+    ),
+    _build_full(
+        "8b-8192-selective",
+        model=_8B,
+        length=8192,
+        rows=2,
+        target=9_500,
+        **_SELECTIVE,
+    ),
+    _build_full(
+        "8b-8192-float8-selective",
+        model=_8B,
+        length=8192,
+        rows=2,
+        target=14_500,
+        float8=True,
+        **_SELECTIVE,
+    ),
+    *build_ladder(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=1,
+    ),
+    _build_peer(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=1,
+    ),
+    _build_full(
+        "8b-2048",
+        model=_8B,
+        length=2048,
+        rows=2,
+    ),
+    _build_full(
+        "8b-2048-block",
+        model=_8B,
+        length=2048,
+        rows=8,
+        activation_checkpointing="block",
+    ),
+    *build_ladder(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=16,
+    ),
+    _build_peer(
+        "gpt2-124m",
+        model=_124M,
+        length=1024,
+        rows=16,
+    ),
     *(
         _build_full(
-            f"gpt2-124m-{kernel}", _124M, 1024, 32, attention=kernel, document_mask=True, **_PADDED
+            f"1.4b-{backend}",
+            model=_1_4B,
+            length=2048,
+            rows=8,
+            attention=backend,
+        )
+        for backend in BACKENDS
+    ),
+    *(
+        _build_full(
+            f"gpt2-124m-{kernel}",
+            model=_124M,
+            length=1024,
+            rows=32,
+            attention=kernel,
+            document_mask=True,
+            **_PADDED,
         )
         for kernel in ("varlen", "flex")
     ),
     *(
-        _build_full(f"gpt2-124m-{precision}", _124M, 1024, 16, precision=precision, **_PADDED)
+        _build_full(
+            f"gpt2-124m-{precision}",
+            model=_124M,
+            length=1024,
+            rows=16,
+            precision=precision,
+            **_PADDED,
+        )
         for precision in ("bf16", "fp16", "fp32")
     ),
-    _build_full("gpt2-124m-float8", _124M, 1024, 16, float8=True, **_PADDED),
+    _build_full(
+        "gpt2-124m-float8",
+        model=_124M,
+        length=1024,
+        rows=16,
+        float8=True,
+        **_PADDED,
+    ),
 ]
 _TOY: dict[str, Any] = {"vocabulary_size": 512}
 TOY = [
     case
     for model in ("llama-micro", "gpt2-micro")
     for case in (
-        *build_ladder(model, model, 64, 1, **_TOY),
-        _build_full(model, model, 64, 2, **_TOY, **_SELECTIVE),
-        *(replace(_build_peer(model, model, 64, rows), **_TOY) for rows in (1, 2)),
+        *build_ladder(
+            model,
+            model,
+            length=64,
+            rows=1,
+            **_TOY,
+        ),
+        _build_full(
+            model,
+            model,
+            length=64,
+            rows=2,
+            **_TOY,
+            **_SELECTIVE,
+        ),
+        *(
+            replace(
+                _build_peer(
+                    model,
+                    model,
+                    length=64,
+                    rows=rows,
+                ),
+                **_TOY,
+            )
+            for rows in (1, 2)
+        ),
     )
 ]
 
@@ -252,17 +464,19 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     """
     bandwidth = memory_bandwidth(device_name)
     number = case.precision.removesuffix("-true")
-    peak, fast = (
-        peak_flops(device_name, number),
-        peak_flops(device_name, "fp8" if case.float8 else number),
-    )
+    peak = peak_flops(device_name, number)
+    fast = peak_flops(device_name, number="fp8" if case.float8 else number)
     if peak is None or fast is None or bandwidth is None:
         return None
-    shape, tokens = case.shape, case.rows * case.sequence_length
+    shape = case.shape
+    tokens = case.rows * case.sequence_length
     count = weights(shape)
     head = shape.vocabulary_size * shape.dimension
     computed = hardware_flops_per_token(
-        shape, case.sequence_length, Convention.CAUSAL, case.activation_checkpointing
+        shape,
+        case.sequence_length,
+        convention=Convention.CAUSAL,
+        checkpointing=case.activation_checkpointing,
     )
     linear = 6 * (count.matrices - head)
     if case.activation_checkpointing == "block":
@@ -303,7 +517,7 @@ def count_steps(case: Case, device_name: str) -> int:
 
 def predicted_bytes(case: Case) -> int:
     """Return the predicted memory of the trainer on a GPU, of eager kernels without float8."""
-    return memory(replace(case.run, float8=False, compile=False), 0, "cuda").total
+    return memory(replace(case.run, float8=False, compile=False), rank=0, device="cuda").total
 
 
 def format_plan() -> str:
@@ -319,7 +533,8 @@ def format_plan() -> str:
     ]
     whole = 0.0
     for case in CASES:
-        predicted, floor = predicted_bytes(case), roofline(case, name)
+        predicted = predicted_bytes(case)
+        floor = roofline(case, name)
         fits = case.peer or predicted <= room
         whole += expected_seconds(case, name) if fits else 0.0
         target = f"{case.target:,.0f} tok/s" if case.target else ""
@@ -400,7 +615,7 @@ def measure(
             except subprocess.TimeoutExpired:
                 failed = [f"not done within {limit:.0f} s"]
         if failed or not path.is_file():
-            write_json(path, {"case": asdict(case), "failed": (failed or ["no result"])[0]})
+            write_json(path, value={"case": asdict(case), "failed": (failed or ["no result"])[0]})
         print(format_case(read_json(path)), flush=True)
     return {
         name: read_json(folder / f"{name}.json")
@@ -422,7 +637,8 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     if not cuda:
         case = replace(case, compile=False)
-    shape, name_of_device = case.shape, _read_device()[0] if cuda else "cpu"
+    shape = case.shape
+    name_of_device = _read_device()[0] if cuda else "cpu"
     energy = Energy(pci_bus_id(device))
     with _select_backend(case.attention):
         step = (
@@ -434,13 +650,23 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         laps: list[dict[str, float]] = []
-        joules, steps = energy.joules(), count_steps(case, name_of_device) if cuda else 3
-        seconds = _time_steps(step, steps, device, laps)
+        joules = energy.joules()
+        steps = count_steps(case, device_name=name_of_device) if cuda else 3
+        seconds = _time_steps(
+            step,
+            steps,
+            device,
+            laps=laps,
+        )
         used = None if joules is None else energy.joules() - joules
         loss = float(step(0))
-    tokens, median = case.rows * case.sequence_length, statistics.median(seconds)
-    peak, floor = peak_flops(name_of_device, case.run.number_format), roofline(case, name_of_device)
-    flops = {c.value: flops_per_token(shape, case.sequence_length, c) for c in Convention}
+    tokens = case.rows * case.sequence_length
+    median = statistics.median(seconds)
+    peak = peak_flops(name_of_device, number=case.run.number_format)
+    floor = roofline(case, device_name=name_of_device)
+    flops = {
+        c.value: flops_per_token(shape, case.sequence_length, convention=c) for c in Convention
+    }
     record = {
         "schema": 2,
         "case": asdict(case),
@@ -468,7 +694,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         "versions": find_versions(),
         "git": read_git_state()[0],
     }
-    write_json(folder / f"{case.name}.json", record)
+    write_json(folder / f"{case.name}.json", value=record)
     return record
 
 
@@ -502,7 +728,7 @@ def _time_steps(
     if timer:
         timer.read()
     if device.type != "cuda":
-        seconds = [_time_synchronized(step, k, False) for k in range(steps)]
+        seconds = [_time_synchronized(step, k, cuda=False) for k in range(steps)]
     else:
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
         marks[0].record()
@@ -518,12 +744,23 @@ def _time_steps(
 
 def _build_trainer_step(case: Case, device: torch.device) -> Any:
     """Return a step function of the trainer, without log and data loading."""
-    run, requested = case.run, "sdpa" if case.attention in BACKENDS else case.attention
+    run = case.run
+    requested = "sdpa" if case.attention in BACKENDS else case.attention
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
     kernel = choose_kernel(
         requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout
     )
-    trainer = Trainer(run, run.model, World(0, 1, 0, device), kernel)
+    trainer = Trainer(
+        run=run,
+        shape=run.model,
+        world=World(
+            rank=0,
+            size=1,
+            local_rank=0,
+            device=device,
+        ),
+        kernel=kernel,
+    )
     batches = _make_batches(case)
     useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
     timer = timer_of(device)
@@ -533,7 +770,8 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
         timer.end()
         return stepped.loss_sum / useful
 
-    step.timer, step.kernel = timer, kernel  # type: ignore[attr-defined]
+    step.timer = timer  # type: ignore[attr-defined]
+    step.kernel = kernel  # type: ignore[attr-defined]
     return step
 
 
@@ -550,7 +788,9 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
 
     with torch.device("meta"):
         empty = build(shape, case.sequence_length, objective="causal", kernel="sdpa")
-        config, _ = to_hf(shape, dict(empty.named_parameters()), case.sequence_length)
+        config, _ = to_hf(
+            shape, weights=dict(empty.named_parameters()), sequence_length=case.sequence_length
+        )
     config_class: Any = transformers.CONFIG_MAPPING[config["model_type"]]
     with device:
         model = transformers.AutoModelForCausalLM.from_config(
@@ -578,7 +818,8 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
 
 def _make_batches(case: Case) -> list[Batch]:
     """Return four batches of random tokens; with a document mask, of documents of 256 positions."""
-    random, batches = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    batches = []
     for k in range(4):
         rows = random.integers(
             0, min(case.shape.vocabulary_size, 50_257), (case.rows, case.sequence_length + 1)
@@ -605,7 +846,8 @@ def format_case(record: dict[str, Any]) -> str:
         for s in (max(record["step_s"]), min(record["step_s"]))
     )
     mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: peak unknown"
-    peak, predicted = record["memory_peak_bytes"], record["memory_predicted_bytes"]
+    peak = record["memory_peak_bytes"]
+    predicted = record["memory_predicted_bytes"]
     used = f"{peak / 2**30:.1f} GiB" if peak else "memory not measured"
     parts = [mfu, used + (f" (predicted {predicted / 2**30:.1f})" if peak and predicted else "")]
     if record["times_roofline"]:

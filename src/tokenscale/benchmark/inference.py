@@ -9,7 +9,7 @@ speed-ups.
 """
 
 import argparse
-import importlib
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,11 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int | None:
     """Run the benchmark and print its table, or start it by srun and return its exit code."""
     if arguments.site:
-        # imported by name, so that the machine and the launcher are not part of the benchmark's
-        # code
-        machine = importlib.import_module("tokenscale.settings.machine").load_machine(
-            arguments.site
-        )
+        from tokenscale.runs.launch.start import run_single_rank
+        from tokenscale.settings.machine import load_machine
+
+        machine = load_machine(arguments.site)
         if machine.starter == "srun":
             words = [
                 "inference",
@@ -86,12 +85,12 @@ def run(arguments: argparse.Namespace) -> int | None:
                 "--run",
             ]
             file = write_arguments(
-                arguments.output.with_suffix(".arguments.json"), [*words, *map(str, arguments.run)]
+                arguments.output.with_suffix(".arguments.json"),
+                words=[*words, *map(str, arguments.run)],
             )
-            start = importlib.import_module("tokenscale.runs.launch.start")
-            return start.run_single_rank(machine, ["benchmark", file])
-    settings = from_json(InferenceBenchmarkSettings, arguments.settings)
-    print(format_table(measure(settings, arguments.run, arguments.output)))
+            return run_single_rank(machine, ["benchmark", file])
+    settings = from_json(InferenceBenchmarkSettings, text=arguments.settings)
+    print(format_table(measure(settings, runs=arguments.run, output=arguments.output)))
     return None
 
 
@@ -131,7 +130,7 @@ class Writer:
         """Generate and return the new tokens of each row, [batch][new tokens]."""
         return generate_rows(
             self.opened.model,
-            self.prompts(cell),
+            prompts=self.prompts(cell),
             max_new_tokens=cell[2],
             positions=self.opened.positions,
             vocabulary_size=self.engine.vocabulary_size,
@@ -145,7 +144,7 @@ class Writer:
     def cache_bytes(self, cell: Cell) -> int:
         """Return the bytes of the model's cache tensors, created on the meta device."""
         batch, prompt, new = cell
-        cache = self.opened.model.new_cache(batch, prompt + new, torch.device("meta"))
+        cache = self.opened.model.new_cache(batch, length=prompt + new, device=torch.device("meta"))
         return 0 if cache is None else cache.keys.nbytes + cache.values.nbytes
 
 
@@ -182,29 +181,25 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
         "generations": answers,
         "records": records,
     }
-    write_sealed(output, result)
+    write_sealed(output, record=result)
     return result
 
 
 def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     """Load a run's final weights and tokenizer. Raises UserError as `measure` does."""
-    weights, again = (
-        folder / "checkpoints" / "final",
-        f"snakemake -f {folder}/done.json   trains it again",
-    )
+    weights = folder / "checkpoints" / "final"
+    again = f"snakemake -f {folder}/done.json   trains it again"
     if not (weights / RECORD).is_file():
         raise UserError("the run's weights are missing.", checkpoint=weights, next=again)
-    record = read_json(weights / RECORD, "checkpoint's record", again)
+    record = read_json(weights / RECORD, what="checkpoint's record", next=again)
     opened = open_causal(weights, device=record["run"].get("device", "auto"))
     if settings.bf16:
         opened.model.to(torch.bfloat16)
     engine = load_tokenizer(opened.tokenizer)
     longest = max(prompt + new for _, prompt, new in settings.cells)
     if longest > opened.positions:
-        what, next = (
-            "prompt and new tokens exceed the model's positions.",
-            "reduce prompt_tokens or new_tokens",
-        )
+        what = "prompt and new tokens exceed the model's positions."
+        next = "reduce prompt_tokens or new_tokens"
         expected = f"at most {opened.positions:,}"
         raise UserError(
             what, checkpoint=opened.name, found=f"{longest:,} tokens", expected=expected, next=next
@@ -212,7 +207,12 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     ids = np.concatenate(
         [*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]
     ).tolist()
-    return Writer(opened, folder.name, engine, ids)
+    return Writer(
+        opened=opened,
+        run_id=folder.name,
+        engine=engine,
+        ids=ids,
+    )
 
 
 @contextmanager
@@ -262,17 +262,20 @@ def _time_cells(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record per model, cell, cache setting and round."""
     writers = [writer for writer in writers if writer.offers_cache]
-    measurements = [
-        (writer, cell, cached)
-        for writer in writers
-        for cell in settings.cells
-        for cached in (True, False)
-    ]
+    measurements = list(itertools.product(writers, settings.cells, (True, False)))
     expected = {
         (w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached
     }
     for number, (writer, cell, cached) in interleave(measurements, settings.rounds):
-        yield {"round": number, **_time_cell(writer, cell, cached, expected[writer.run_id, cell])}
+        yield {
+            "round": number,
+            **_time_cell(
+                writer,
+                cell,
+                cached,
+                expected=expected[writer.run_id, cell],
+            ),
+        }
 
 
 def _time_cell(
@@ -287,8 +290,8 @@ def _time_cell(
         "of_run": writer.run_id,
         **dict(zip(("batch", "prompt_tokens", "new_tokens"), cell, strict=True)),
         "cached": cached,
-        "parts": group_by_position(times, cell[1]),
-        **compare_rows(found, expected, cell[1]),
+        "parts": group_by_position(times, prompt=cell[1]),
+        **compare_rows(found, expected, prompt=cell[1]),
         "cache_bytes": writer.cache_bytes(cell) if cached else 0,
         "peak_bytes": torch.cuda.max_memory_allocated(device) - before
         if device.type == "cuda"
@@ -343,7 +346,8 @@ def _allocated_bytes(device: torch.device) -> int:
 
 def _describe_model(writer: Writer) -> dict[str, Any]:
     """Return the record of a model: shape, type and checkpoint."""
-    opened, shape = writer.opened, writer.opened.model.settings
+    opened = writer.opened
+    shape = writer.opened.model.settings
     weight: Tensor = opened.model.head.weight
     return {
         "of_run": writer.run_id,

@@ -137,7 +137,7 @@ def list_engines(
     found: list[Engine] = []
     left_out: dict[str, str] = {}
     for engine in requested:
-        if (reason := _explain_unusable(engine, tokenizer, auto)) is None:
+        if (reason := _explain_unusable(engine, folder=tokenizer, auto=auto)) is None:
             found.append(engine)
         else:
             left_out[engine] = reason

@@ -16,7 +16,12 @@ def interleave(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
     all arms equally.
     """
     for number in range(rounds):
-        for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
+        for i in permute(
+            np.arange(len(arms)),
+            n=len(arms),
+            seed=0,
+            epoch=number,
+        ).tolist():
             yield number, arms[i]
 
 

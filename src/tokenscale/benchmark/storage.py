@@ -59,10 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the benchmark and print its table."""
-    settings = from_json(StorageBenchmarkSettings, arguments.settings)
+    settings = from_json(StorageBenchmarkSettings, text=arguments.settings)
     print(
         format_table(
-            measure(settings, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output)
+            measure(
+                settings,
+                corpus=arguments.corpus.parent,
+                tokenizer=arguments.tokenizer.parent,
+                output=arguments.output,
+            )
         )
     )
 
@@ -71,15 +76,29 @@ class TokenizedText(HeldDocuments):
     """First documents of a corpus, tokenized."""
 
     def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
-        text, made = RawText(corpus), load_tokenizer(tokenizer)
+        text = RawText(corpus)
+        made = load_tokenizer(tokenizer)
         self.eos = self.pairs = text.pairs  # only pairs end with EOS
         self.engine = made.engine
         self.texts = pa.concat_arrays(
             list(text.columns(BULK_DOCUMENTS, 0, min(len(text), count or len(text))))
         )
         self.text_bytes = pc.sum(pc.binary_length(self.texts)).as_py()
-        origin = TextDocuments(corpus, made, "train", self.eos).origin
-        super().__init__(encode_chunk(made, self.texts, self.eos, self.pairs), origin)
+        origin = TextDocuments(
+            corpus_directory=corpus,
+            tokenizer=made,
+            split="train",
+            eos=self.eos,
+        ).origin
+        super().__init__(
+            encode_chunk(
+                made,
+                self.texts,
+                self.eos,
+                pairs=self.pairs,
+            ),
+            origin,
+        )
 
 
 def measure(
@@ -94,8 +113,8 @@ def measure(
     Stores are written below `folder` (by default next to the output) and removed. Raises UserError
     for a store that does not return the written ids.
     """
-    tokenized = TokenizedText(corpus, tokenizer, settings.documents)
-    found, left_out = machine.list_engines(settings.engines, tokenizer, tokenized.engine)
+    tokenized = TokenizedText(corpus=corpus, tokenizer=tokenizer, count=settings.documents)
+    found, left_out = machine.list_engines(settings.engines, tokenizer, auto=tokenized.engine)
     folder = folder or output.parent / f".{output.stem}.stores"
     measurements: list[StoreSettings | str] = [
         *settings.stores,
@@ -108,9 +127,19 @@ def measure(
             for number, measurement in interleave(measurements, settings.rounds):
                 if isinstance(measurement, StoreSettings):
                     store = dataclasses.replace(measurement, eos=tokenized.eos)
-                    record = _measure_store(store, tokenized, folder, settings)
+                    record = _measure_store(
+                        store,
+                        tokenized,
+                        folder,
+                        settings=settings,
+                    )
                 else:
-                    record = _measure_online(measurement, tokenized, tokenizer, settings.rows)
+                    record = _measure_online(
+                        measurement,
+                        tokenized,
+                        tokenizer,
+                        rows=settings.rows,
+                    )
                 records.append({"round": number, **record})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,7 +164,7 @@ def measure(
         "finished_unix_s": time.time(),
         "records": records,
     }
-    write_sealed(output, result)
+    write_sealed(output, record=result)
     return result
 
 
@@ -151,13 +180,25 @@ def _measure_store(
     manifest = load_writer(store.format)(store, tokenized, where)
     write_s = time.perf_counter() - start
     check_store(store, where, tokenized)
-    manifest = open_store(where, store)
+    manifest = open_store(where, expected=store)
     order = np.arange(manifest.get("rows", manifest["documents"]))
-    shuffled = permute(order, len(order), seed=0)
+    shuffled = permute(order, n=len(order), seed=0)
     seconds = {
         "write_s": write_s,
-        "sequential_s": _time_read(store, where, manifest, order, settings.rows),
-        "shuffled_s": _time_read(store, where, manifest, shuffled, settings.rows),
+        "sequential_s": _time_read(
+            store,
+            where,
+            manifest=manifest,
+            order=order,
+            rows=settings.rows,
+        ),
+        "shuffled_s": _time_read(
+            store,
+            where,
+            manifest=manifest,
+            order=shuffled,
+            rows=settings.rows,
+        ),
     }
     single = shuffled[: settings.single_rows]
     parquet = "codec" in StoreSettings.OPTIONS[store.format]
@@ -165,7 +206,17 @@ def _measure_store(
     seconds["single_rows_s"] = read_singly(where=where, manifest=manifest, order=single)
     kept = machine.drop_page_cache(where / file["name"] for file in list_files(manifest))
     why = machine.explain_warm_cache(kept)
-    seconds["cold_s"] = None if why else _time_read(store, where, manifest, order, settings.rows)
+    seconds["cold_s"] = (
+        None
+        if why
+        else _time_read(
+            store,
+            where,
+            manifest=manifest,
+            order=order,
+            rows=settings.rows,
+        )
+    )
     shutil.rmtree(where)
     codec = store.codec + (f"-{store.codec_level}" if store.codec == "zstd" else "")
     return {
@@ -221,23 +272,25 @@ def _time_read(
 
 def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> None:
     """Compare a store's content with the written ids. Raises UserError for a difference."""
-    manifest = open_store(where, store)
+    manifest = open_store(where, expected=store)
     reader = load_reader(store.format)(where, manifest)
     if store.format == "padded":
-        width, pad_id = store.sequence_length + 1, tokenized.origin.pad_id
+        width = store.sequence_length + 1
+        pad_id = tokenized.origin.pad_id
         for i, document in enumerate(tokenized.chunk.documents()):
             (tokens,), (labels,) = reader.rows(np.array([i]))
-            own, rest = document[:width].tolist(), max(0, width - len(document))
+            own = document[:width].tolist()
+            rest = max(0, width - len(document))
             if [*tokens.tolist(), *labels.tolist()] != [*own, *[pad_id] * rest][:-1] + own[1:] + [
                 IGNORED
             ] * rest:
-                raise _difference_error(store, f"row {i}")
+                raise _difference_error(store, what=f"row {i}")
         return
     found = list(reader.chunks(0, manifest["documents"]))
     for name in ("ids", "lengths"):
         values = np.concatenate([getattr(chunk, name) for chunk in found])
         if not np.array_equal(values, getattr(tokenized.chunk, name)):
-            raise _difference_error(store, f"the documents' {name}")
+            raise _difference_error(store, what=f"the documents' {name}")
 
 
 def _difference_error(store: StoreSettings, what: str) -> UserError:
@@ -260,12 +313,20 @@ def _measure_online(
     start = time.perf_counter()
     for first in range(0, len(tokenized), rows):
         encode_chunk(
-            made, tokenized.texts.slice(first, rows).to_pylist(), tokenized.eos, tokenized.pairs
+            made,
+            texts=tokenized.texts.slice(first, rows).to_pylist(),
+            eos=tokenized.eos,
+            pairs=tokenized.pairs,
         )
     sequential_s = time.perf_counter() - start
     made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
-    whole = encode_chunk(made, tokenized.texts, tokenized.eos, tokenized.pairs)
+    whole = encode_chunk(
+        made,
+        tokenized.texts,
+        tokenized.eos,
+        pairs=tokenized.pairs,
+    )
     bulk_s = time.perf_counter() - start
     useful = len(whole.ids) - len(whole.lengths)
     facts = {
@@ -280,7 +341,7 @@ def _measure_online(
 
 def _load_warm_tokenizer(folder: Path, engine: str) -> Tokenizer:
     """Load a tokenizer and warm it up on single texts and on many texts."""
-    made = load_tokenizer(folder, engine if engine in machine.NAMES else "auto")
+    made = load_tokenizer(folder, engine=engine if engine in machine.NAMES else "auto")
     for texts in (["1"], pa.array(["1"] * BULK_DOCUMENTS)):
         made.encode(texts)
     return made
@@ -309,7 +370,9 @@ def format_table(result: dict[str, Any]) -> str:
             _format_us(records, key) for key in ("write_s", "sequential_s", "shuffled_s", "cold_s")
         ]
         times.append(
-            _format_median(records, "single_rows_s", 1e3 / max(1, first["single_rows"] or 1))
+            _format_median(
+                records, key="single_rows_s", unit=1e3 / max(1, first["single_rows"] or 1)
+            )
         )
         lines.append(
             f"{name:<{width}} {size:>11.2f} {size / entropy:>9.2f} "
@@ -317,7 +380,8 @@ def format_table(result: dict[str, Any]) -> str:
         )
     for name, records in by_store.items():
         if name not in stores:
-            online, bulk = _format_us(records, "sequential_s"), _format_us(records, "bulk_s")
+            online = _format_us(records, key="sequential_s")
+            bulk = _format_us(records, key="bulk_s")
             lines.append(f"{name:<{width}} on the fly {online} us, at once {bulk}")
     lines += [f"left out: {name}: {reason}" for name, reason in result["left_out"].items()]
     warm = sorted({record["not_cold"] for record in result["records"] if record.get("not_cold")})
@@ -326,7 +390,7 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 def _format_us(records: list[dict[str, Any]], key: str) -> str:
-    return _format_median(records, key, 1e6 / records[0]["useful_tokens"])
+    return _format_median(records, key, unit=1e6 / records[0]["useful_tokens"])
 
 
 def _format_median(records: list[dict[str, Any]], key: str, unit: float) -> str:

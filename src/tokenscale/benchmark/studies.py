@@ -40,14 +40,16 @@ class StudyBatches:
     """
 
     def __init__(self, samples: Iterator[tuple[Any, Any]], rows: int):
-        self._samples, self._rows = samples, rows
+        self._samples = samples
+        self._rows = rows
 
     def next(self) -> tuple[Any, Any, int, int]:
         """Return (tokens, labels, useful tokens, all tokens)."""
         import torch
 
         pairs = [next(self._samples) for _ in range(self._rows)]
-        tokens, labels = torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs])
+        tokens = torch.stack([a for a, _ in pairs])
+        labels = torch.stack([b for _, b in pairs])
         return tokens, labels, int((labels != IGNORED).sum()), tokens.numel()
 
 
@@ -67,28 +69,41 @@ def open_arm(
         encode, bos, _ = _load_tokenizer(tokenizer)
         texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
         return StudyBatches(
-            _stream_rows(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows
+            _stream_rows(
+                lambda i: encode(str(texts[i].as_py())),
+                count=len(texts),
+                bos=bos,
+                length=length,
+            ),
+            rows,
         )
     if arm == "studies' padded":
-        encode, _, pad = _load_tokenizer(tokenizer, length + 1)
+        encode, _, pad = _load_tokenizer(tokenizer, padded_to=length + 1)
         texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
         return StudyBatches(
-            _iterate_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows
+            _iterate_rows(lambda i: encode(str(texts[i].as_py())), count=len(texts), pad=pad), rows
         )
     bos, pad = _read_ids(tokenizer)
     if arm == "studies' token-list":
         lists = pq.read_table(_list_files(stores["token-list"]), memory_map=True)["tokens"]
         return StudyBatches(
-            _stream_rows(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows
+            _stream_rows(
+                lambda i: lists[i].as_py()[:length],
+                count=len(lists),
+                bos=bos,
+                length=length,
+            ),
+            rows,
         )
     table = pq.read_table(_list_files(stores["padded"]), memory_map=True)
-    ids, masks = table["input_ids"], table["attention_mask"]
+    ids = table["input_ids"]
+    masks = table["attention_mask"]
 
     def padded(i: int) -> list[int]:
         masks[i].as_py()  # decoded but not used, as in the study
         return ids[i].as_py()
 
-    return StudyBatches(_iterate_rows(padded, len(ids), pad), rows)
+    return StudyBatches(_iterate_rows(padded, count=len(ids), pad=pad), rows)
 
 
 def _stream_rows(

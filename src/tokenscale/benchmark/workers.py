@@ -29,10 +29,10 @@ def measure(make: Callable[[], Dataset], batches: int, workers: int) -> dict[str
     UserError if the last batch of the timed pass differs from its last batch.
     """
     counts = []
-    for expected in _take_batches(make, batches + 1, 0):
+    for expected in _take_batches(make, count=batches + 1, workers=0):
         counts.append((int((expected["labels"] != IGNORED).sum()), expected["labels"].numel()))
     times = [time.perf_counter()]
-    for last in _take_batches(make, batches + 1, workers):  # noqa: B007
+    for last in _take_batches(make, count=batches + 1, workers=workers):  # noqa: B007
         times.append(time.perf_counter())
     if not all(torch.equal(last[name], expected[name]) for name in ("input_ids", "labels")):
         raise UserError(

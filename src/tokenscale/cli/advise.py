@@ -38,19 +38,31 @@ Log = Callable[[str], None]
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 #: most documents, and characters at the beginning of each, that are decoded to measure what the
 #: tokenizer loses
-LOSS_DOCUMENTS, LOSS_CHARACTERS = 256, 2048
+LOSS_DOCUMENTS = 256
+LOSS_CHARACTERS = 2048
 #: below this gain in useful tokens, and with fewer tokens cut, padded rows are as good as packed
 #: ones
-LEAST_GAIN, LEAST_CUT = 0.02, 0.001
+LEAST_GAIN = 0.02
+LEAST_CUT = 0.001
 
 
 @settings_class
 class AdviceSettings(TextOptions):
     """Settings of the planned training, and of the sample."""
 
-    sequence_length: int = option(2048, "positions a row", ge=8)
-    documents: int = option(5000, "documents in the sample", ge=2, le=100_000)
-    json: str | None = option(None, "write the same facts to this file", metavar="FILE", path=True)
+    sequence_length: int = option(2048, description="positions a row", ge=8)
+    documents: int = option(
+        5000,
+        description="documents in the sample",
+        ge=2,
+        le=100_000,
+    )
+    json: str | None = option(
+        None,
+        description="write the same facts to this file",
+        metavar="FILE",
+        path=True,
+    )
 
 
 FLAGS = flags.build_flags(AdviceSettings, aliases={"tokenizer_name": ("--tokenizer",)})
@@ -60,16 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s FILE … [--tokenizer NAME] [options]"
     text = "Parquet, JSON lines or text; also patterns ('*.jsonl')"
     parser.add_argument("files", nargs="+", type=expand_path, metavar="FILE", help=text)
-    flags.add_flags(parser, FLAGS)
+    flags.add_flags(parser, flags=FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the advice, and write the facts if --json is given."""
-    settings = AdviceSettings(**flags.parse_flags(arguments, FLAGS))
-    facts = advise(settings, tuple(arguments.files), print)
+    settings = AdviceSettings(**flags.parse_flags(arguments, flags=FLAGS))
+    facts = advise(settings, files=tuple(arguments.files), log=print)
     print(render(facts))
     if settings.json:
-        write_json(Path(settings.json), facts)
+        write_json(Path(settings.json), value=facts)
 
 
 def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -> dict[str, Any]:
@@ -83,23 +95,37 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     source = SourceSettings(kind="files", files=files, separator=settings.unescaped_separator)
     try:
         paths = expand_patterns(files)
-        source = choose_text_column(paths[0], source, settings.text_column, log)
+        source = choose_text_column(
+            paths[0],
+            source,
+            given=settings.text_column,
+            log=log,
+        )
         found = draw_sample(paths, source, settings.documents)
     except UserError as error:
         raise reword_for_flags(error) from None
     wanted = settings.sequence_length
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
-        tokenizer = _load_tokenizer(settings.tokenizer_name, Path(folder), log)
+        tokenizer = _load_tokenizer(settings.tokenizer_name, folder=Path(folder), log=log)
         some = found.texts[:: -(-len(found.texts) // LOSS_DOCUMENTS)]
         log(
             losses.describe(
                 tokenizer,
-                losses.measure(tokenizer, [text[:LOSS_CHARACTERS] for text in some], files[0]),
+                found=losses.measure(
+                    tokenizer, sample=[text[:LOSS_CHARACTERS] for text in some], corpus=files[0]
+                ),
             )
         )
         chunk = encode_chunk(tokenizer, found.texts, eos=False)
         stores = {
-            name: _write_store(name, wanted, chunk, tokenizer, Path(folder)) for name in FORMATS
+            name: _write_store(
+                name,
+                sequence_length=wanted,
+                chunk=chunk,
+                tokenizer=tokenizer,
+                folder=Path(folder),
+            )
+            for name in FORMATS
         }
     scale = found.documents / len(found.texts)
     text_bytes = sum(len(text.encode()) for text in found.texts)
@@ -146,7 +172,9 @@ def _write_store(
     bytes.
     """
     store = StoreSettings(name, sequence_length=sequence_length)
-    documents = HeldDocuments(chunk, describe_origin(tokenizer, {"sample": "of advise"}))
+    documents = HeldDocuments(
+        chunk, origin=describe_origin(tokenizer, source={"sample": "of advise"})
+    )
     manifest = load_writer(name)(store, documents, folder / f"store-{name}")
     size = sum(file["bytes"] for file in list_files(manifest))
     return {
@@ -163,13 +191,18 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     `lengths` are tokens of whole documents with BOS, `t` positions a row; `gain` is the ratio of
     useful tokens a row.
     """
-    padding = costs.padding_share(lengths, t)
+    padding = costs.padding_share(lengths, sequence_length=t)
     fill = costs.fill_share(
-        lengths, t, len(best_fit_decreasing(split_documents(lengths, t)[2], t + 1)[1]) - 1
+        lengths,
+        sequence_length=t,
+        rows=len(
+            best_fit_decreasing(split_documents(lengths, sequence_length=t)[2], capacity=t + 1)[1]
+        )
+        - 1,
     )
     cut = {
-        "cut": costs.cut_share(lengths, t),
-        "cut_documents": costs.cut_documents_share(lengths, t),
+        "cut": costs.cut_share(lengths, sequence_length=t),
+        "cut_documents": costs.cut_documents_share(lengths, sequence_length=t),
     }
     return {"padding": padding, **cut, "fill_packed": fill, "gain": fill / (1 - padding)}
 
@@ -230,7 +263,8 @@ def _name_next(settings: AdviceSettings, facts: dict[str, Any]) -> str:
 
 def render(facts: dict[str, Any]) -> str:
     """Format the facts for a terminal of 100 columns."""
-    sampled, exact = facts["sampled"], facts["sampled"]["every_document"]
+    sampled = facts["sampled"]
+    exact = facts["sampled"]["every_document"]
 
     def count(number: float) -> str:
         return f"{number if exact else float(f'{number:.3g}'):,.0f}"
@@ -262,7 +296,8 @@ def render(facts: dict[str, Any]) -> str:
     lines += ["", f"rows of {facts['sequence_length']}:"]
     lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():
-        tokens, useful = count(of["tokens"]), count(of["useful_tokens"])
+        tokens = count(of["tokens"])
+        useful = count(of["useful_tokens"])
         lines.append(f"{name:<11} {tokens:>16} {useful:>16} {_bytes(of['bytes']):>13}")
     choice = f"choose  {facts['choice']}: {facts['reason']}."
     lines += ["", *textwrap.wrap(choice, 98, subsequent_indent=" " * 8), f"next    {facts['next']}"]

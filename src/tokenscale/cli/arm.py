@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         lines = f"tokenscale: {found['error']}\n  next  correct that, and  snakemake -f {record}"
         print(as_typed(lines), file=sys.stderr)
         return 0  # the runs of this arm become invalid, and others go on
-    build, packages = read_json(record.with_name("build.json")), len(found["packages"])
+    build = read_json(record.with_name("build.json"))
+    packages = len(found["packages"])
     size = f"{format_bytes(build['bytes'])}, {build['seconds']:.0f} s"
     print(f"arm {arguments.name}: {packages} packages, {size}  ({os.path.relpath(record)})")
     return 0

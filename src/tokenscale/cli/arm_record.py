@@ -26,9 +26,16 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.runs.launch.lock import hold_run_folder
     from tokenscale.settings.run import RunSettings
 
-    settings, folder = RunSettings.from_json(arguments.run), arguments.output.parent
-    with hold_run_folder(folder, f"the recording of {settings.identity}", wait=True) as held:
-        reason = record(settings, arguments.store, arguments.arm, folder, keep=(held,))
+    settings = RunSettings.from_json(arguments.run)
+    folder = arguments.output.parent
+    with hold_run_folder(folder, what=f"the recording of {settings.identity}", wait=True) as held:
+        reason = record(
+            settings,
+            arguments.store,
+            environment=arguments.arm,
+            folder=folder,
+            keep=(held,),
+        )
     if reason:
         print(
             f"tokenscale: {settings.identity} has no recording.\n  reason  {reason}",

@@ -62,10 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
-        config, names = (
-            main.load_configuration(arguments, {**overrides, "scale": scale}),
-            arguments.experiment,
-        )
+        config = main.load_configuration(arguments, overrides={**overrides, "scale": scale})
+        names = arguments.experiment
         if names and not one_scale:  # each experiment at the scales that it has
             names = [name for name in names if config.has_scale(name)]
         if not arguments.experiment:
@@ -111,7 +109,14 @@ def find_problems(
     if names and config.machine.container is not None and config.machine.container_digest is None:
         what = f"the image of {config.machine.container} has no digest"
         following = 'sha256sum IMAGE, then container_digest = "sha256:…" there'
-        found[""].append(Problem("refuse", what, "container_digest", following))
+        found[""].append(
+            Problem(
+                level="refuse",
+                what=what,
+                key="container_digest",
+                next=following,
+            )
+        )
     if here:
         found[""] += check_sources(config, names, results)
     for name in names:
@@ -121,15 +126,15 @@ def find_problems(
             sorted(results.glob(f"{where}/manifest.json")) for where in ("tokens/*/*/*", "corpus/*")
         )
         on_nodes = config.machine.starter == "srun"
-        sizes, here_has = (
-            read_sizes(settings, *manifests),
-            count_gpus_and_cores() if here and not on_nodes else (),
-        )
+        sizes = read_sizes(settings, *manifests)
+        here_has = count_gpus_and_cores() if here and not on_nodes else ()
         found[name] = find_design_problems(
             Design(config.experiment(name), runs, sizes, config.machine, *here_has)
         )
         found[name] += check_labels(settings, results)
-        found[name] += check_tokenizers(settings, RunPrices(config, results), results)
+        found[name] += check_tokenizers(
+            settings, prices=RunPrices(config, results), results=results
+        )
         found[name] += check_packages(config, name, here=here)
     return found
 
@@ -144,7 +149,7 @@ def check_sources(
         corpus = config.corpora[name]
         try:
             if corpus.source.kind == "files":
-                check_files(corpus, results / "corpus", config.file_of)
+                check_files(corpus, folder=results / "corpus", file_of=config.file_of)
         except UserError as error:
             data = (
                 error.facts.get("requested")
@@ -153,10 +158,10 @@ def check_sources(
             )
             what = f"corpus {name}: {error.what.rstrip('.')}: {data}".removesuffix(": ")
             yield Problem(
-                "refuse",
-                what,
-                error.facts.get("key", f"corpora.{name}"),
-                error.facts.get("next", ""),
+                level="refuse",
+                what=what,
+                key=error.facts.get("key", f"corpora.{name}"),
+                next=error.facts.get("next", ""),
             )
 
 
@@ -176,13 +181,21 @@ def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
         folders: dict[str, Any] = {
             role: path if "store" in role else path.parent for role, path in places.items()
         }
-        labelled, rows = count_labelled_rows(run, Inputs(**folders))
-        level = "refuse" if labelled == 0 else "warn" if labelled < rows / 2 else "note"
+        labelled, rows = count_labelled_rows(run, inputs=Inputs(**folders))
+        if labelled == 0:
+            level = "refuse"
+        elif labelled < rows / 2:
+            level = "warn"
+        else:
+            level = "note"
         what = (
             f"{run.approach} of {run.corpus.name}: {labelled} of the first {rows} rows keep a label"
         )
         yield Problem(
-            level, what, "runs.sequence_length", "raise it, so that rows reach their targets"
+            level=level,
+            what=what,
+            key="runs.sequence_length",
+            next="raise it, so that rows reach their targets",
         )
 
 
@@ -203,16 +216,21 @@ def check_tokenizers(
         sample: dict[str, Any] = next(
             (found["text_sample"] for found in samples if "text_sample" in found), {}
         )
-        lost, unknown = sample.get("lost", 0), sample.get("unknown", 0)
+        lost = sample.get("lost", 0)
+        unknown = sample.get("unknown", 0)
         if max(lost, unknown) > LOSS_CAUTION:
             what = (
                 f"tokenizer {tokenizer.name} does not fit {corpus}: {lost:.2%} of its bytes are "
                 "lost"
             )
-            what += f", {unknown:.2%} of its ids are unknown" * (unknown > 0)
+            if unknown > 0:
+                what += f", {unknown:.2%} of its ids are unknown"
             level = "refuse" if lost > tokenizer.accepted_loss else "warn"
             yield Problem(
-                level, what, "runs.tokenizer", "choose a tokenizer that falls back to bytes"
+                level=level,
+                what=what,
+                key="runs.tokenizer",
+                next="choose a tokenizer that falls back to bytes",
             )
     for run in {(run.model, run.tokenizer.name): run for run in runs if run.arm == OURS}.values():
         entries = (
@@ -230,14 +248,20 @@ def check_tokenizers(
                 "weights of "
             )
             following = "a tokenizer with fewer entries, or a larger model"
-            yield Problem("warn", what + run.model.name, "runs.tokenizer", following)
+            yield Problem(
+                level="warn",
+                what=what + run.model.name,
+                key="runs.tokenizer",
+                next=following,
+            )
 
 
 def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem]:
     """Yield packages that runs import, and that the machine's container lacks or, of optional ones,
     this Python.
     """
-    machine, key = config.machine, "container_packages"
+    machine = config.machine
+    key = "container_packages"
     runs = {run.run_id: run.settings for run in config.runs(name)}
     if machine.container is None:  # what every run needs is a finding of `doctor`
         for package, needs in ONLY_FOR.items() if here else ():
@@ -249,21 +273,31 @@ def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem
                     f"({few(run_ids)})"
                 )
                 yield Problem(
-                    "refuse",
-                    what,
-                    "",
-                    f"{sys.executable} -m pip install {package.replace('_', '-')}",
+                    level="refuse",
+                    what=what,
+                    key="",
+                    next=f"{sys.executable} -m pip install {package.replace('_', '-')}",
                 )
     elif not machine.container_packages:
         what = f"the packages in the image of {machine.container} are not listed"
-        yield Problem("note", what, key, "list them there")
+        yield Problem(
+            level="note",
+            what=what,
+            key=key,
+            next="list them there",
+        )
     else:
         for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
             what = (
                 f"{len(run_ids)} runs import {package}, which the container's image lacks "
                 f"({few(run_ids)})"
             )
-            yield Problem("refuse", what, key, install_hint([package], machine.container))
+            yield Problem(
+                level="refuse",
+                what=what,
+                key=key,
+                next=install_hint([package], machine.container),
+            )
 
 
 def count_gpus_and_cores() -> tuple[int, int]:

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     Returns the exit code: 1 with `--strict` if a claim that `holds_at` the scale does not hold,
     else 0.
     """
-    tables, experiments = arguments.tables, arguments.experiments
+    tables = arguments.tables
+    experiments = arguments.experiments
     ledger = arguments.ledger or Path(main.load_configuration(arguments).settings.claims)
     known = read_ledger(ledger)
     if experiments is None:
@@ -51,20 +52,23 @@ def run(arguments: argparse.Namespace) -> int:
     ]:
         names = [path.stem for path in Path("config/experiments").glob("*.yaml")]
         if names and missing[0] not in names:
-            raise unknown("experiment", missing[0], names)
-        what, next = (
-            "there are no tables of this experiment.",
-            f"snakemake results/tables/{missing[0]}/runs.parquet",
-        )
+            raise unknown("experiment", word=missing[0], words=names)
+        what = "there are no tables of this experiment."
+        next = f"snakemake results/tables/{missing[0]}/runs.parquet"
         raise UserError(what, experiment=", ".join(missing), folder=tables, next=next)
     judged = judging.judge(known, tables, experiments)
     rows = judging.as_rows(known, judged)
     counts = ", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items())
     print(*claims.claim_lines(rows), counts, sep="\n")
     if arguments.output is not None:
-        claims.write_claims(rows, arguments.output, measure(tables, experiments))
+        claims.write_claims(rows, arguments.output, measured=measure(tables, experiments))
     scales = {read_experiment(tables / name).get("scale") for name in experiments}
-    lost = judging.lost(known, judged, scales, experiments)
+    lost = judging.lost(
+        known,
+        judged,
+        scales,
+        experiments=experiments,
+    )
     next = f"look at its runs in the report, or take the scale out of holds_at in {ledger}"
     for one in lost if arguments.strict else ():
         verdict = f"{one.verdict}{f' ({one.reason})' if one.reason else ''}"

@@ -67,16 +67,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.every <= 0:
         raise UserError("--every must be above 0.", found=arguments.every, next="--every 60")
     if arguments.worker:
-        return work(arguments.bucket, arguments.experiment, arguments.ranks, arguments.every)
+        return work(
+            arguments.bucket,
+            arguments.experiment,
+            arguments.ranks,
+            every_s=arguments.every,
+        )
     config = main.load_configuration(arguments)
-    for line in stage(arguments.bucket, arguments.experiment, arguments.ranks, config):
+    for line in stage(
+        arguments.bucket,
+        arguments.experiment,
+        arguments.ranks,
+        config=config,
+    ):
         print(line, flush=True)
     return 0
 
 
 def open_bucket(address: str, key: str = "--bucket") -> Bucket:
     """Open a bucket. Raises UserError for an address that is incomplete or contains credentials."""
-    if (problem := find_address_problem(address, "bucket")) is not None:
+    if (problem := find_address_problem(address, kind="bucket")) is not None:
         raise UserError(
             f"{problem}.", key=key, next="name a bucket and a folder in it: s3://BUCKET/PREFIX"
         )
@@ -103,8 +113,10 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
         }
         following = f"--ranks {sizes[-1]}" if sizes else "choose another experiment"
         raise UserError(f"no run of the experiment has {ranks} ranks.", **facts, next=following)
-    bucket, files = open_bucket(address), find_input_files(runs)
-    marker, there = check_project(bucket, config), bucket.list("inputs/")
+    bucket = open_bucket(address)
+    files = find_input_files(runs)
+    marker = check_project(bucket, config)
+    there = bucket.list("inputs/")
     missing = {
         facts["sha256"]: path
         for path, facts in files.items()
@@ -113,7 +125,7 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     if changed := [
         (path, sha256) for sha256, path in missing.items() if sha256_file(path) != sha256
     ]:
-        _raise_changed(Path(changed[0][0]), f"sha256 {changed[0][1]}")
+        _raise_changed(Path(changed[0][0]), expected=f"sha256 {changed[0][1]}")
     bucket.write(MARKER, pretty_json(marker).encode())
     for sha256, path in missing.items():
         bucket.upload(Path(path), f"inputs/{sha256}")
@@ -162,9 +174,11 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
         raise UserError(
             what, address=bucket.address, expected=f"the object {MARKER}", next=following
         )
-    marker, differs = _parse(found or b'{"schema": 1}', bucket, MARKER), []
+    marker = _parse(found or b'{"schema": 1}', bucket, key=MARKER)
+    differs = []
     for section in NAMED:
-        named, theirs = getattr(config, section), marker.get(section, {})
+        named = getattr(config, section)
+        theirs = marker.get(section, {})
         mine = {name: sha256_text(canonical_json(to_dict(value))) for name, value in named.items()}
         differs += [
             f"{section}.{name}"
@@ -211,14 +225,14 @@ def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
     """
     if str(path) in files:
         return
-    content = read_json(path, "manifest")
+    content = read_json(path, what="manifest")
     for beside in (path, path.with_name("build.json")):
         if beside.is_file():
             files[str(beside)] = {"sha256": sha256_file(beside), "bytes": beside.stat().st_size}
     for listed in _list_files(content):
         file = path.parent / check_relative_path(listed["name"])
         if not file.is_file() or file.stat().st_size != listed["bytes"]:
-            _raise_changed(file, f"{listed['bytes']:,} bytes ({path})")
+            _raise_changed(file, expected=f"{listed['bytes']:,} bytes ({path})")
         files[str(file)] = {
             "sha256": listed.get("sha256") or sha256_file(file),
             "bytes": listed["bytes"],
@@ -227,7 +241,7 @@ def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
         _add_manifest(Path(os.path.normpath(path.parent / source["manifest"])), files)
 
 
-def _list_files(content: Any) -> Iterator[dict[str, Any]]:
+def _list_files(content: object) -> Iterator[dict[str, Any]]:
     """Yield the descriptions of files, which have a name and bytes, anywhere in a manifest."""
     if isinstance(content, dict):
         if "name" in content and "bytes" in content:
@@ -239,10 +253,8 @@ def _list_files(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _raise_changed(file: Path, expected: str) -> None:
-    what, following = (
-        "an input file is not the one that its manifest lists.",
-        file.parent / "manifest.json",
-    )
+    what = "an input file is not the one that its manifest lists."
+    following = file.parent / "manifest.json"
     raise UserError(what, file=file, expected=expected, next=f"snakemake -f {following}")
 
 
@@ -271,16 +283,14 @@ def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
             if key != MARKER
             else {name: dict for name in NAMED if name in found}
         )
-        check_types(found, {"schema": int, **plan})
+        check_types(found, fields={"schema": int, **plan})
         for facts in found.get("files", {}).values():
-            check_types(facts, {"sha256": str, "bytes": int})
+            check_types(facts, fields={"sha256": str, "bytes": int})
             check_file_name(facts["sha256"])
         if found["schema"] == 1 and all(isinstance(run, str) for run in found.get("runs", [])):
             return found
-    what, address = (
-        "an object of the bucket is not what this version of tokenscale writes.",
-        f"{bucket.address}/{key}",
-    )
+    what = "an object of the bucket is not what this version of tokenscale writes."
+    address = f"{bucket.address}/{key}"
     raise UserError(what, address=address, expected="JSON with schema 1", next=NEXT_BUCKET)
 
 
@@ -302,8 +312,9 @@ def pull(config: "Config", experiments: list[str]) -> str:
         files |= _parse(bucket.read(key) or b"", bucket, key)["files"]
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
-            fetch_input(bucket, _checked_path(path), facts)
-    listed, fetched = bucket.list("runs/"), 0
+            fetch_input(bucket, path=_checked_path(path), facts=facts)
+    listed = bucket.list("runs/")
+    fetched = 0
     ended = [
         run_id for run_id in config.all_runs(experiments) if f"runs/{run_id}/done.json" in listed
     ]
@@ -361,16 +372,20 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     bucket = open_bucket(address)
     key = _plan_key(experiment, ranks)
     if (data := bucket.read(key)) is None:
-        facts = {"address": bucket.address, "has": find_nearest(key, bucket.list("experiments/"))}
+        facts = {
+            "address": bucket.address,
+            "has": find_nearest(key, words=bucket.list("experiments/")),
+        }
         following = (
             f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the "
             "project"
         )
         what = "the experiment is not staged for this number of ranks."
         raise UserError(what, experiment=experiment, ranks=ranks, **facts, next=following)
-    plan, failed = _parse(data, bucket, key), {}
+    plan = _parse(data, bucket, key)
+    failed = {}
     for path, facts in plan["files"].items():
-        fetch_input(bucket, _checked_path(path), facts)
+        fetch_input(bucket, path=_checked_path(path), facts=facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
         if (code := train_run(bucket, settings, every_s)) == RESUME_EXIT_CODE:
             return code
@@ -414,15 +429,21 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
 
     output = Path(done_file(settings.identity))
     manifests = {role: Path(path) for role, path in list_manifests(settings).items()}
-    launch = Launch(settings, Machine(), output.parent)
+    launch = Launch(run=settings, machine=Machine(), directory=output.parent)
     record = launch.record() | {"nodes": 1}
-    mirror = Mirror(bucket, settings, output.parent)
+    mirror = Mirror(bucket=bucket, settings=settings, directory=output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         for key in bucket.list(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/"):
             if not (path := Path("results", _checked_path(key))).is_file():
                 bucket.download(key, path)
     mirror.fetch()
-    with open_run(settings, output, manifests, launch=record, check=check_repetitions) as (
+    with open_run(
+        settings,
+        output,
+        manifests=manifests,
+        launch=record,
+        check=check_repetitions,
+    ) as (
         identity,
         attempt,
         held,
@@ -450,7 +471,9 @@ class Mirror:
     """
 
     def __init__(self, bucket: Bucket, settings: "RunSettings", directory: Path):
-        self._bucket, self._settings, self._directory = bucket, settings, directory
+        self._bucket = bucket
+        self._settings = settings
+        self._directory = directory
         self._key = f"runs/{settings.identity}/"
         # file → its time and size when it was pushed
         self._pushed: dict[Path, tuple[int, int]] = {}
@@ -482,7 +505,8 @@ class Mirror:
         """Delete what is superseded or incomplete in the bucket, then push the records of the
         attempts.
         """
-        listed, kept = self._bucket.list(self._key), tuple[str, ...]()
+        listed = self._bucket.list(self._key)
+        kept = tuple[str, ...]()
         # else it was superseded by this code or data
         if self._newest is not None and self._newest.is_dir():
             kept = tuple(
@@ -528,7 +552,12 @@ class Mirror:
 
         self._push_checkpoints()
         self._push_logs()
-        if not write_done_file(self._directory, output, identity, self._settings):
+        if not write_done_file(
+            self._directory,
+            output,
+            identity,
+            run=self._settings,
+        ):
             return False
         self._push_files([self._directory / "run.json"])
         self._bucket.upload(output, f"{self._key}done.json")

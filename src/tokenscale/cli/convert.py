@@ -54,52 +54,63 @@ class ConvertSettings:
 
     to: str = option(
         "",
-        f"{', '.join(FOREIGN)}; or a store, such as packed-sequence_length=2048",
+        description=f"{', '.join(FOREIGN)}; or a store, such as packed-sequence_length=2048",
         metavar="FORMAT",
     )
     from_format: Literal["store", *FOREIGN] | None = option(  # type: ignore[valid-type]
-        None, "format of the source (default: detected)", metavar="FORMAT"
+        None, description="format of the source (default: detected)", metavar="FORMAT"
     )
-    sequence_length: int | None = option(None, "sequence length of the store to write", ge=1)
+    sequence_length: int | None = option(
+        None, description="sequence length of the store to write", ge=1
+    )
     eos: bool | None = option(
-        None, "target stores: end documents with EOS (default: as a source store does; else no)"
+        None,
+        description="target stores: end documents with EOS (default: as a source store does; else no)",
     )
     tokenizer: str | None = option(
         None,
-        f"tokenizer of the source's ids: a folder, or its name below {BUILT}",
+        description=f"tokenizer of the source's ids: a folder, or its name below {BUILT}",
         metavar="FOLDER",
     )
-    tokenizer_name: str | None = option(None, "without the tokenizer: its name, for the manifest")
-    vocabulary_size: int | None = option(None, "without the tokenizer: the number of its ids", ge=1)
-    bos_id: int | None = option(None, "without the tokenizer: the id before each document", ge=0)
+    tokenizer_name: str | None = option(
+        None, description="without the tokenizer: its name, for the manifest"
+    )
+    vocabulary_size: int | None = option(
+        None, description="without the tokenizer: the number of its ids", ge=1
+    )
+    bos_id: int | None = option(
+        None, description="without the tokenizer: the id before each document", ge=0
+    )
     eos_id: int | None = option(
-        None, "without the tokenizer: the id that ends a document, if there is one", ge=0
+        None,
+        description="without the tokenizer: the id that ends a document, if there is one",
+        ge=0,
     )
     pad_id: int | None = option(
-        None, "without the tokenizer: the padding id (default EOS, else BOS)", ge=0
+        None, description="without the tokenizer: the padding id (default EOS, else BOS)", ge=0
     )
     document_end: int | None = option(
         None,
-        "id that ends documents in the foreign file, removed or added (default EOS)",
+        description="id that ends documents in the foreign file, removed or added (default EOS)",
         ge=0,
         metavar="ID",
     )
     bos: Literal["keep", "drop"] | None = option(
-        None, "foreign targets: each BOS (default: keep; nanogpt: drop)"
+        None, description="foreign targets: each BOS (default: keep; nanogpt: drop)"
     )
     dtype: Literal["uint16", "uint32", "int32", "int64"] | None = option(
         None,
-        (
+        description=(
             "of a nanogpt source (default: uint16 up to 65,536 ids), or of an mds column of bytes "
             "(default: int64)"
         ),
     )
     column: str | None = option(
         None,
-        "column of ids in hf-datasets and mds (default: input_ids, tokens, or the only one)",
+        description="column of ids in hf-datasets and mds (default: input_ids, tokens, or the only one)",
         metavar="NAME",
     )
-    force: bool = option(False, "replace TARGET if it is of the same kind")
+    force: bool = option(False, description="replace TARGET if it is of the same kind")
 
 
 @dataclass(frozen=True)
@@ -144,12 +155,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds["target"] = "output of the same kinds; for padded and token-list also FILE.parquet"
     for name, text in kinds.items():
         parser.add_argument(name, type=Path, metavar=name.upper(), help=text)
-    flags.add_flags(parser, FLAGS)
+    flags.add_flags(parser, flags=FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Convert the source and report the result."""
-    settings = ConvertSettings(**flags.parse_flags(arguments, FLAGS))
+    settings = ConvertSettings(**flags.parse_flags(arguments, flags=FLAGS))
     convert(
         settings,
         arguments.source,
@@ -167,17 +178,29 @@ def convert(
     Raise UserError for a source of unknown format, a source that is inconsistent or contradicts the
     flags, flags that do not apply, and an existing TARGET.
     """
-    goal = _parse_target(settings, target, command)
+    goal = _parse_target(settings, path=target, command=command)
     kind = settings.from_format or _detect_format(source)
     _check_flags(settings, kind, goal)
-    check_target_free(goal, source, kind, settings.force)
+    check_target_free(
+        goal,
+        source,
+        kind,
+        force=settings.force,
+    )
     found = (open_own_store if kind == "store" else open_foreign)(settings, source, kind, goal, log)
     if not len(found.documents):
         raise UserError("the source holds no documents.", source=source, next="name another source")
     if goal.layout:
-        write_foreign(settings, found, goal, log)
+        write_foreign(
+            settings,
+            found,
+            goal,
+            log=log,
+        )
     else:
-        write_store(found, replace(goal, store=replace(goal.store, eos=found.facts["eos"])), log)
+        write_store(
+            found, goal=replace(goal, store=replace(goal.store, eos=found.facts["eos"])), log=log
+        )
 
 
 def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target:
@@ -185,11 +208,11 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
     if not settings.to:
         raise UserError("--to is missing.", allowed=", ".join(names), next=HELP)
     if settings.to in FOREIGN:
-        return Target(path, settings.to)
+        return Target(path, format=settings.to)
     # a damaged store must be replaced
     command = command if settings.force or not command else f"{command} --force"
     if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
-        raise unknown_format_error(settings.to.partition("-")[0], names, flag="--to")
+        raise unknown_format_error(settings.to.partition("-")[0], allowed=names, flag="--to")
     store = StoreSettings.parse(settings.to)
     if settings.sequence_length is not None:
         if "sequence_length" not in store.options():
@@ -203,13 +226,19 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
             target=path,
             next="name a folder",
         )
-    return Target(path, store.format, store, single, command)
+    return Target(
+        path=path,
+        format=store.format,
+        store=store,
+        single=single,
+        command=command,
+    )
 
 
 def _detect_format(path: Path) -> str:
     manifest = find_manifest(path)
     # corpora and tokenizers have none
-    if manifest.is_file() and "format" in read_json(manifest, "manifest"):
+    if manifest.is_file() and "format" in read_json(manifest, what="manifest"):
         return "store"
     for kind, layout in FOREIGN.items():
         if layout.detect(path):
@@ -233,7 +262,8 @@ def _detect_format(path: Path) -> str:
 
 def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
     """Raise UserError for a flag that does not apply to this conversion."""
-    of_foreign, own = ("tokenizer", "tokenizer_name", *IDS), kind == "store"
+    of_foreign = ("tokenizer", "tokenizer_name", *IDS)
+    own = kind == "store"
     means = dict.fromkeys(of_foreign, not own) | dict.fromkeys(
         ("eos", "sequence_length"), goal.store is not None
     )
@@ -259,7 +289,9 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
     """Refuse to overwrite anything without --force, and files that this command would not write
     with it.
     """
-    path, outputs, is_store = goal.path, goal.list_outputs(), not goal.layout and not goal.single
+    path = goal.path
+    outputs = goal.list_outputs()
+    is_store = not goal.layout and not goal.single
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise UserError(
@@ -287,7 +319,7 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
             files = [*goal.layout.list_files(path), "tokenscale.json"]
     # a store's writer deletes token files that it does not know
     elif known := (path / "manifest.json").is_file():
-        manifest = read_json(path / "manifest.json", "manifest")
+        manifest = read_json(path / "manifest.json", what="manifest")
         listed = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
         files = ["manifest.json", "build.json", *(file["name"] for file in listed)]
     if files is not None and (
@@ -328,15 +360,22 @@ def open_own_store(
             next=next,
         )
     store = StoreSettings(manifest["format"], **manifest["options"])
-    manifest = open_store(where, store, requested_by="this conversion")
-    eos = _resolve_eos(settings, goal, store.eos, manifest["eos_id"])
+    manifest = open_store(where, expected=store, requested_by="this conversion")
+    eos = _resolve_eos(
+        settings,
+        goal,
+        as_it_is=store.eos,
+        eos_id=manifest["eos_id"],
+    )
     size = f"{manifest['documents']:,} documents, {manifest['tokens_in_documents']:,} ids"
     ends = f", EOS {manifest['eos_id']}" if store.eos else ""
     log(f"{path} is a store: {store.directory}, {size}, BOS {manifest['bos_id']}{ends}")
     if eos != store.eos:
         log(f"  EOS {manifest['eos_id']} {'added to' if eos else 'removed from'} each document")
     facts = {"format": store.format, "ids_digest": manifest["ids_digest"], "eos": eos}
-    return Source(reframe.StoreDocuments(reader(where, manifest), manifest, eos), facts)
+    return Source(
+        reframe.StoreDocuments(reader=reader(where, manifest), manifest=manifest, eos=eos), facts
+    )
 
 
 def open_foreign(
@@ -348,7 +387,12 @@ def open_foreign(
     layout = FOREIGN[kind]
     record = reframe.read_record(layout.record_path(path))
     known = _read_tokenizer(settings.tokenizer)
-    tokenizer, ids = _resolve_tokenizer(settings, known, record, path)
+    tokenizer, ids = _resolve_tokenizer(
+        settings,
+        known,
+        record,
+        source=path,
+    )
     document_end = settings.document_end
     if document_end is None:
         document_end = (
@@ -356,21 +400,30 @@ def open_foreign(
             if record and record["document_end"] is not None
             else ids["eos_id"]
         )
-    _check_id("--document-end", document_end, ids["vocabulary_size"])
+    _check_id("--document-end", value=document_end, vocabulary_size=ids["vocabulary_size"])
     others = tuple(
         {known.get("pad_id"), known.get("mask_id")}
         - {None, ids["bos_id"], ids["eos_id"], document_end}
     )
     framing = reframe.Framing(
-        ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others
+        vocabulary_size=ids["vocabulary_size"],
+        bos_id=ids["bos_id"],
+        eos_id=ids["eos_id"],
+        document_end=document_end,
+        others=others,
     )
-    eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store), ids["eos_id"])
+    eos = _resolve_eos(
+        settings,
+        goal,
+        as_it_is=bool(record and record["eos"] and goal.store),
+        eos_id=ids["eos_id"],
+    )
     options = {"document_end": document_end, "dtype": settings.dtype, "column": settings.column}
     reader = layout(path, vocabulary_size=framing.vocabulary_size, **options)
-    documents = reframe.ReframedDocuments(reader, framing, eos)
+    documents = reframe.ReframedDocuments(reader=reader, framing=framing, eos=eos)
     hashes = {file: sha256_file(file) for file in reader.files}
     if record is not None:
-        reframe.check_record(record, hashes, layout.record_path(path))
+        reframe.check_record(record, hashes, path=layout.record_path(path))
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
@@ -411,7 +464,12 @@ def open_foreign(
     }
     made = {"corpus_manifest_sha256": None, "text_sha256": None, **made}
     documents.origin = Origin(tokenizer, **ids, source=made, engine=f"converted from {kind}")
-    return Source(documents, converted | {"eos": eos}, framing, counts)
+    return Source(
+        documents=documents,
+        facts=converted | {"eos": eos},
+        framing=framing,
+        counts=counts,
+    )
 
 
 def _resolve_tokenizer(
@@ -463,7 +521,7 @@ def _resolve_tokenizer(
     if ids.get("pad_id") is None:
         ids["pad_id"] = ids["bos_id"] if ids["eos_id"] is None else ids["eos_id"]
     for name in IDS[1:]:
-        _check_id(flags.spell(name), ids[name], ids["vocabulary_size"])
+        _check_id(flags.spell(name), value=ids[name], vocabulary_size=ids["vocabulary_size"])
     if settings.tokenizer_name not in (None, tokenizer["name"]):
         facts = {"stated": tokenizer["name"], "requested": settings.tokenizer_name}
         raise UserError(
@@ -486,14 +544,20 @@ def _read_tokenizer(text: str | None) -> dict[str, Any]:
         "expected": f"a folder with a tokenizer's manifest.json, or a name below {BUILT}",
     }
     if known := sorted(path.parent.name for path in BUILT.glob("*/manifest.json")):
-        raise unknown("tokenizer", text, known, **facts)
+        raise unknown(
+            "tokenizer",
+            word=text,
+            words=known,
+            **facts,
+        )
     next = "name its folder, or give --vocabulary-size, --bos-id and --eos-id"
     raise UserError(f"there is no tokenizer {text!r} here.", **facts, next=next)
 
 
 def _check_id(flag: str, value: int | None, vocabulary_size: int) -> None:
     if value is not None and value >= vocabulary_size:
-        what, expected = f"{flag} is outside the vocabulary.", f"0 … {vocabulary_size - 1}"
+        what = f"{flag} is outside the vocabulary."
+        expected = f"0 … {vocabulary_size - 1}"
         raise UserError(
             what, found=value, expected=expected, next="correct it, or --vocabulary-size"
         )
@@ -518,7 +582,8 @@ def _resolve_eos(
 
 
 def write_store(found: Source, goal: Target, log: Log) -> None:
-    store, path = goal.store, goal.path
+    store = goal.store
+    path = goal.path
     progress = Progress(f"writing {path.name}", total=len(found.documents))
     found.documents.report = progress
     found.documents.origin = replace(found.documents.origin, command=goal.command)
@@ -542,7 +607,7 @@ def _lock_target(goal: Target) -> Iterator[None]:
     path = goal.path
     place = path.parent / f".{path.stem}.converting" if goal.single else path
     new = not goal.single and not path.exists()
-    with lock_folder(place, str(path)):
+    with lock_folder(place, what=str(path)):
         try:
             yield
         except BaseException:
@@ -556,11 +621,11 @@ def _lock_target(goal: Target) -> Iterator[None]:
 
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Write a foreign format, and the record of the facts that its files do not contain."""
-    rule, layout, documents = _choose_rule(settings, found, goal), goal.layout, found.documents
-    progress, count = (
-        Progress(f"writing {goal.path.name}", total=len(documents)),
-        reframe.ExportCounts(),
-    )
+    rule = _choose_rule(settings, found, goal)
+    layout = goal.layout
+    documents = found.documents
+    progress = Progress(f"writing {goal.path.name}", total=len(documents))
+    count = reframe.ExportCounts()
     documents.report = progress
     hashes = layout.write(documents, goal.path, rule, count)
     origin = documents.origin
@@ -588,7 +653,7 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         log(f"  removed: {count.bos_dropped:,} of BOS {origin.bos_id}")
     if rule.document_end is not None:
         log(f"  added after documents: {count.document_ends_added:,} of id {rule.document_end}")
-    for note in layout.notes(origin, rule.document_end is not None or found.facts["eos"]):
+    for note in layout.notes(origin, ended=rule.document_end is not None or found.facts["eos"]):
         log(f"  {note}")
 
 
@@ -596,7 +661,8 @@ def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> refr
     """Return how documents are framed in the target: between foreign formats as before, if the
     format allows it.
     """
-    origin, end = found.documents.origin, settings.document_end
+    origin = found.documents.origin
+    end = settings.document_end
     if end is None and goal.format == "nanogpt":
         end = found.framing.document_end if found.framing else origin.eos_id
         if end is None:
@@ -604,6 +670,6 @@ def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> refr
             raise UserError(what, tokenizer=origin.tokenizer["name"], next="--document-end ID")
     if end is None and found.counts is not None and found.counts.document_ends_stripped:
         end = found.framing.document_end
-    _check_id("--document-end", end, origin.vocabulary_size)
+    _check_id("--document-end", value=end, vocabulary_size=origin.vocabulary_size)
     keep = goal.layout.KEEPS_BOS and (found.counts is None or found.counts.bos_stripped > 0)
     return reframe.ExportFraming(keep if settings.bos is None else settings.bos == "keep", end)

@@ -50,24 +50,20 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         )
     if arguments.records:
         directory = arguments.output.parent.parent
-        with hold_run_folder(directory, "the corpus records", wait=wait):
+        with hold_run_folder(directory, what="the corpus records", wait=wait):
             files = write_text_records(directory, arguments.processes)["files"]
-        documents, size = (
-            sum(file["records"] for file in files),
-            sum(file["bytes"] for file in files),
-        )
+        documents = sum(file["records"] for file in files)
+        size = sum(file["bytes"] for file in files)
         print(f"records of {directory}: {documents:,} documents, {format_bytes(size)}")
         return
-    settings = from_json(CorpusSettings, arguments.settings)
+    settings = from_json(CorpusSettings, text=arguments.settings)
     for field, text in settings.problems():
         what = "the settings of the corpus do not fit together."
         raise UserError(what, key=field, reason=text, next="change this key")
     part = arguments.part
     if part is not None and not 0 <= part < settings.parts:
-        expected, next = (
-            f"0 to {settings.parts - 1}",
-            "name one of its parts, or change `parts` in its settings",
-        )
+        expected = f"0 to {settings.parts - 1}"
+        next = "name one of its parts, or change `parts` in its settings"
         raise UserError(
             "the corpus has no such part.", flag="--part", found=part, expected=expected, next=next
         )
@@ -75,15 +71,28 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     progress = Progress(name)
     downloads = arguments.downloads.parent if arguments.downloads else None
     directory = arguments.output.parent
-    with hold_run_folder(directory, f"the {name}", wait=wait):
+    with hold_run_folder(directory, what=f"the {name}", wait=wait):
         if part is not None:
-            manifest = build_part(settings, part, directory, progress, downloads, arguments.content)
+            manifest = build_part(
+                settings,
+                number=part,
+                directory=directory,
+                report=progress,
+                downloads=downloads,
+                content=arguments.content,
+            )
         elif settings.parts > 1:
             manifest = merge_parts(settings, directory, arguments.processes)
             for split in manifest["splits"].values():
                 progress(split["rows"], split["utf8_bytes"])
         else:
-            manifest = build(settings, directory, progress, downloads, arguments.content)
+            manifest = build(
+                settings,
+                directory,
+                report=progress,
+                downloads=downloads,
+                content=arguments.content,
+            )
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
     # found among all parts

@@ -18,7 +18,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.base.files import write_text
     from tokenscale.report import difference, table
 
-    a, b = difference.read(arguments.a), difference.read(arguments.b)
+    a = difference.read(arguments.a)
+    b = difference.read(arguments.b)
     found = difference.difference(a, b).items()
     head = f"A is {a.name}, B is {b.name}."
     print(
@@ -29,5 +30,5 @@ def run(arguments: argparse.Namespace) -> int:
             f"# Two reports\n\n{head}\n",
             *(f"## {title}\n\n{table.markdown(rows)}" for title, rows in found),
         ]
-        write_text(arguments.output, "\n".join(parts))
+        write_text(arguments.output, text="\n".join(parts))
     return 0

@@ -62,7 +62,8 @@ ONLY |= {
 }
 #: bytes of memory that the demo needs: a rank peaks at 0.69 GB, two run at a time; and of disk:
 #: twice its results
-DEMO_MEMORY, DEMO_DISK = 1_700_000_000, 100_000_000
+DEMO_MEMORY = 1_700_000_000
+DEMO_DISK = 100_000_000
 #: types of file systems, as the kernel names them
 NETWORK_FILE_SYSTEMS = (
     "nfs",
@@ -138,7 +139,7 @@ def examine(results: Path, only: Container[str] | None = None) -> dict[str, Find
                 findings[name] = check(context)
         except Exception as error:
             fact = f"the check itself failed: {type(error).__name__}: {error}"
-            findings[name] = Finding("no", fact, "report this as a bug")
+            findings[name] = Finding(verdict="no", fact=fact, next="report this as a bug")
     return findings
 
 
@@ -152,13 +153,13 @@ def find_first_lack(findings: Mapping[str, Finding]) -> str:
 
 def render(findings: Mapping[str, Finding]) -> str:
     """Return the report as ASCII text: one line per check, then whether `make run` can run."""
-    lines, column = (
-        [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"],
-        max(map(len, findings)),
-    )
+    lines = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"]
+    column = max(map(len, findings))
     for name, finding in findings.items():
-        lines += wrap_text(f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact, 120)
-        lines += wrap_text(" " * (column + 8) + "next: ", as_typed(finding.next), 120)
+        lines += wrap_text(
+            f"{name:<{column}}  {finding.verdict:<4}  ", text=finding.fact, width=120
+        )
+        lines += wrap_text(" " * (column + 8) + "next: ", text=as_typed(finding.next), width=120)
     first = find_first_lack(findings)
     chosen = as_typed("`tokenscale ready` says whether the chosen experiments can start")
     lines += [
@@ -203,7 +204,8 @@ def read_requirements() -> dict[str, str]:
     if not file.is_file():
         return {}
     project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    python, extras = project["requires-python"], project["optional-dependencies"].values()
+    python = project["requires-python"]
+    extras = project["optional-dependencies"].values()
     if not is_importable("packaging"):
         return {"python": python}
     from packaging.requirements import Requirement
@@ -236,31 +238,37 @@ def satisfies(version: str, bounds: str) -> bool:
 
 def check_python(context: Context) -> Finding:
     """Check the version of Python that runs this command."""
-    version, wanted = platform.python_version(), read_requirements().get("python", "")
+    version = platform.python_version()
+    wanted = read_requirements().get("python", "")
     if not wanted:
-        return Finding("note", f"{version}; the required version is unknown", "work in a clone")
-    if not satisfies(version, wanted):
+        return Finding(
+            verdict="note",
+            fact=f"{version}; the required version is unknown",
+            next="work in a clone",
+        )
+    if not satisfies(version, bounds=wanted):
         cure = (
             "make setup PYTHON=python3.13 (`uv python install 3.13`, or "
             "https://www.python.org/downloads)"
         )
-        return Finding("no", f"{version}; {wanted} is required", cure)
+        return Finding(verdict="no", fact=f"{version}; {wanted} is required", next=cure)
     return Finding(
         "ok",
-        f"{version} ({wanted}){', not in a virtual environment' * (sys.prefix == sys.base_prefix)}",
+        fact=f"{version} ({wanted}){', not in a virtual environment' * (sys.prefix == sys.base_prefix)}",
     )
 
 
 def check_packages(group: str, context: Context) -> Finding:
     """Check that the packages of one group are installed, within bounds, and importable."""
     wanted = read_requirements()
-    fine, missing, others, fact = [], [], [], f"for {PURPOSES[group]}"
+    fine = []
+    missing = []
+    others = []
+    fact = f"for {PURPOSES[group]}"
     for name in list_packages(group):
-        bounds, module, only = (
-            wanted.get(name, ""),
-            module_of(name),
-            f" (only for {ONLY.get(name)})" * (name in ONLY),
-        )
+        bounds = wanted.get(name, "")
+        module = module_of(name)
+        only = f" (only for {ONLY.get(name)})" if name in ONLY else ""
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -282,11 +290,13 @@ def check_packages(group: str, context: Context) -> Finding:
                 )
             )
     if not (wrong := [name for name, _ in missing + others]):
-        return Finding("ok", f"{fact}: " + ", ".join(text for _, text in fine))
-    parts = [f"missing: {', '.join(text for _, text in missing)}"] * bool(missing) + [
+        return Finding("ok", fact=f"{fact}: " + ", ".join(text for _, text in fine))
+    parts = ([f"missing: {', '.join(text for _, text in missing)}"] if missing else []) + [
         text for _, text in others
     ]
-    fact += ", " + "; ".join(parts + [f"fine: {', '.join(name for name, _ in fine)}"] * bool(fine))
+    fact += ", " + "; ".join(
+        parts + ([f"fine: {', '.join(name for name, _ in fine)}"] if fine else [])
+    )
     cure = " ".join(f"'{name}{wanted.get(name, '')}'" for name in wrong)
     if any(module_of(name) in context.broken for name in wrong):
         cure = f"--force-reinstall {cure}"
@@ -295,7 +305,9 @@ def check_packages(group: str, context: Context) -> Finding:
     python = Path(sys.executable)  # in a message short, if it lies in this folder
     python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     return Finding(
-        "note" if ONLY.keys() >= set(wrong) else "no", fact, f"{python} -m pip install {cure}"
+        verdict="note" if ONLY.keys() >= set(wrong) else "no",
+        fact=fact,
+        next=f"{python} -m pip install {cure}",
     )
 
 
@@ -336,7 +348,7 @@ def run_python(*arguments: str) -> tuple[int | None, str]:
     path = os.pathsep.join(
         filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")])
     )
-    return run_command([sys.executable, *arguments], LIMIT_S, PYTHONPATH=path)
+    return run_command([sys.executable, *arguments], timeout_s=LIMIT_S, PYTHONPATH=path)
 
 
 def describe_exit(code: int | None) -> str:
@@ -353,11 +365,9 @@ def probe(modules: Sequence[str]) -> dict[str, Any]:
     """
     names = [name for name in modules if is_importable(name)]
     code, text = run_python("-c", f"from {__name__} import report_imports; report_imports({names})")
-    ended, tried, facts = (
-        "" if code == 0 else describe_exit(code),
-        dict[str, str](),
-        dict[str, Any](),
-    )
+    ended = "" if code == 0 else describe_exit(code)
+    tried = dict[str, str]()
+    facts = dict[str, Any]()
     for line in text.splitlines():  # a package may print while it is imported
         if line.startswith(MARK):
             found = json.loads(line.removeprefix(MARK))
@@ -430,7 +440,9 @@ def check_project_folder(context: Context) -> Finding:
     )
     if missing := [name for name in needed if not Path(name).is_file()]:
         return Finding(
-            "no", f"not in this folder: {', '.join(missing)}", "cd to a clone of the repository"
+            verdict="no",
+            fact=f"not in this folder: {', '.join(missing)}",
+            next="cd to a clone of the repository",
         )
     if absent := [name for name in ("make", "git") if shutil.which(name) is None]:
         cure = (
@@ -438,34 +450,46 @@ def check_project_folder(context: Context) -> Finding:
             "name no commit"
         )
         return Finding(
-            "note", f"workflow and configuration are here, but not {' and '.join(absent)}", cure
+            verdict="note",
+            fact=f"workflow and configuration are here, but not {' and '.join(absent)}",
+            next=cure,
         )
     if not Path("alps/config.yaml").is_file():  # a download or a file system without symbolic links
         return Finding(
-            "note", "the link `alps` does not point to profiles/alps", "ln -sfn profiles/alps alps"
+            verdict="note",
+            fact="the link `alps` does not point to profiles/alps",
+            next="ln -sfn profiles/alps alps",
         )
-    return Finding("ok", "workflow, configuration and profiles are here")
+    return Finding("ok", fact="workflow, configuration and profiles are here")
 
 
 def check_cores(context: Context) -> Finding:
     """Check the cores that this process may use, by its affinity mask and control groups, not the
     built-in ones.
     """
-    visible, quota = provenance.count_affinity_cores(), provenance.cgroup_limits()[0]
-    usable, fact = provenance.usable_cores(visible, quota), f"usable of {os.cpu_count()}"
+    visible = provenance.count_affinity_cores()
+    quota = provenance.cgroup_limits()[0]
+    usable = provenance.usable_cores(visible, quota)
+    fact = f"usable of {os.cpu_count()}"
     values = {"usable": usable}
     if quota and quota < visible:
         fact += (
             f": a control group allows {quota:g}, but Snakemake's `cores: all` counts all "
             f"{visible} visible"
         )
-        return Finding("note", f"{usable} {fact}", f"snakemake --cores {usable}", values)
-    return Finding("ok", f"{usable} {fact}", values=values)
+        return Finding(
+            verdict="note",
+            fact=f"{usable} {fact}",
+            next=f"snakemake --cores {usable}",
+            values=values,
+        )
+    return Finding(verdict="ok", fact=f"{usable} {fact}", values=values)
 
 
 def check_memory(context: Context) -> Finding:
     """Check main memory: its total, what is available now, and the limit of control groups."""
-    (total, available), limit = provenance.read_memory(), provenance.cgroup_limits()[1]
+    (total, available) = provenance.read_memory()
+    limit = provenance.cgroup_limits()[1]
     fact = f"{format_bytes(total)}" if total else "of unknown size"
     fact += f", {format_bytes(available)} available" if available is not None else ""
     fact += (
@@ -478,7 +502,9 @@ def check_memory(context: Context) -> Finding:
         return Finding("ok", fact)
     fact += f"; the demo needs {format_bytes(DEMO_MEMORY)}, larger models more"
     return Finding(
-        "no" if least < DEMO_MEMORY else "note", fact, "close other programs, or raise the limit"
+        verdict="no" if least < DEMO_MEMORY else "note",
+        fact=fact,
+        next="close other programs, or raise the limit",
     )
 
 
@@ -488,10 +514,14 @@ def check_memory(context: Context) -> Finding:
 def find_torch_problem(context: Context) -> Finding | None:
     """Return the finding that explains why the child reported nothing of torch; None if it did."""
     if "version" not in context.torch:
-        return Finding("no", "unknown without torch", "see trainer packages")
+        return Finding(verdict="no", fact="unknown without torch", next="see trainer packages")
     if "devices" not in context.torch:
         fact = f"the process that tries it ended early: {context.ended or 'no result'}"
-        return Finding("no", fact, "repeat the command; if it fails again, report it as a bug")
+        return Finding(
+            verdict="no",
+            fact=fact,
+            next="repeat the command; if it fails again, report it as a bug",
+        )
     return None
 
 
@@ -500,19 +530,18 @@ def check_gpus(context: Context) -> Finding:
     there, why = query_driver()
     seen = f"the driver sees {len(there)} ({', '.join(dict.fromkeys(there))})" if there else why
     if problem := find_torch_problem(context):
-        return Finding("no", f"{seen}; GPUs seen by torch: {problem.fact}", problem.next)
-    torch, devices, hidden = (
-        context.torch,
-        context.torch["devices"],
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
-    build = (
-        f"CUDA {torch['cuda']}"
-        if torch["cuda"]
-        else f"ROCm {torch['rocm']}"
-        if torch["rocm"]
-        else ""
-    )
+        return Finding(
+            verdict="no", fact=f"{seen}; GPUs seen by torch: {problem.fact}", next=problem.next
+        )
+    torch = context.torch
+    devices = context.torch["devices"]
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if torch["cuda"]:
+        build = f"CUDA {torch['cuda']}"
+    elif torch["rocm"]:
+        build = f"ROCm {torch['rocm']}"
+    else:
+        build = ""
     if devices:
         names = [
             f"{d['name']} ({format_bytes(d['memory_bytes'])}, capability {d['capability']})"
@@ -524,24 +553,39 @@ def check_gpus(context: Context) -> Finding:
         )
         if failing := [f"GPU {n}: {d['error']}" for n, d in enumerate(devices) if "error" in d]:
             cure = "install a torch built for this GPU"
-            return Finding("no", f"{fact}; {'; '.join(failing)}", cure, {"devices": devices})
+            return Finding(
+                verdict="no",
+                fact=f"{fact}; {'; '.join(failing)}",
+                next=cure,
+                values={"devices": devices},
+            )
         fewer = (
             f"; {seen}; CUDA_VISIBLE_DEVICES is {hidden or 'not set'}"
             if len(there) > len(devices)
             else ""
         )
-        return Finding("note" if fewer else "ok", fact + fewer, values={"devices": devices})
+        return Finding(
+            verdict="note" if fewer else "ok", fact=fact + fewer, values={"devices": devices}
+        )
     if not there:
-        return Finding("no", f"none: {seen}; training runs on the CPU", values={"devices": []})
+        return Finding(
+            verdict="no", fact=f"none: {seen}; training runs on the CPU", values={"devices": []}
+        )
     if not build:
         why = f"torch {torch['version']} is a build for CPUs"
         cure = "make setup without PIP_ARGS installs a build for CUDA"
     elif hidden is not None:
-        why, cure = f"CUDA_VISIBLE_DEVICES={hidden!r} hides them", "unset CUDA_VISIBLE_DEVICES"
+        why = f"CUDA_VISIBLE_DEVICES={hidden!r} hides them"
+        cure = "unset CUDA_VISIBLE_DEVICES"
     else:
         why = f"torch for {build} cannot use them: {torch.get('error') or 'it gives no reason'}"
         cure = "update the driver, or install a torch for an older CUDA"
-    return Finding("no", f"{seen}, but {why}; training runs on the CPU", cure, {"devices": []})
+    return Finding(
+        verdict="no",
+        fact=f"{seen}, but {why}; training runs on the CPU",
+        next=cure,
+        values={"devices": []},
+    )
 
 
 def query_driver() -> tuple[list[str], str]:
@@ -561,11 +605,12 @@ def check_nccl(context: Context) -> Finding:
     devices = context.torch.get("devices")
     if devices is not None and not context.torch["nccl"]:
         return Finding(
-            "no", f"not in this build of torch ({context.torch['version']}); needed only for GPUs"
+            "no",
+            fact=f"not in this build of torch ({context.torch['version']}); needed only for GPUs",
         )
     if devices is not None and len(devices) < 2:
         fact = "one GPU needs no all-reduce" if devices else "torch sees no GPU"
-        return Finding("ok" if devices else "no", f"in this build of torch; {fact}")
+        return Finding("ok" if devices else "no", fact=f"in this build of torch; {fact}")
     cure = (
         "NCCL_DEBUG=INFO shows why; NCCL_P2P_DISABLE=1 often helps if GPUs cannot reach each other"
     )
@@ -590,24 +635,26 @@ def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
                 f"try again when the machine is idle (its load is {os.getloadavg()[0]:.0f}); "
                 f"else {cure}"
             )
-            return Finding("note", f"an all-reduce did not end within {LIMIT_S:g} s", again)
+            return Finding(
+                verdict="note", fact=f"an all-reduce did not end within {LIMIT_S:g} s", next=again
+            )
         if code != 0:
             found = (
                 re.findall(r"^(?:[\w.]+Error|tokenscale): .*", text, re.MULTILINE)
                 or text.splitlines()[-1:]
             )
             return Finding(
-                "no",
-                f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}",
-                cure,
+                verdict="no",
+                fact=f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}",
+                next=cure,
             )
         seconds = min(
             r["seconds"] for r in json.loads(output.read_text())["records"] if r["bytes"] == size
         )
     rate = size / seconds / 1e9  # bus bandwidth of two ranks, as in nccl-tests
     return Finding(
-        "ok",
-        f"2 ranks completed an all-reduce, at {rate:.3g} GB/s",
+        verdict="ok",
+        fact=f"2 ranks completed an all-reduce, at {rate:.3g} GB/s",
         values={"ranks": 2, "gb_s": rate},
     )
 
@@ -638,7 +685,8 @@ def try_folder(folder: Path) -> tuple[str, float]:
         with tempfile.TemporaryDirectory(
             prefix=".doctor-", dir=folder, ignore_cleanup_errors=True
         ) as name:
-            old, new = Path(name) / "results.json", Path(name) / ".results.json.tmp"
+            old = Path(name) / "results.json"
+            new = Path(name) / ".results.json.tmp"
             old.write_bytes(b"old")
             before = time.time()
             new.write_bytes(b"new")
@@ -656,7 +704,9 @@ def try_folder(folder: Path) -> tuple[str, float]:
                     "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | "
                     "fcntl.LOCK_NB)"
                 )
-                code, text = run_command([sys.executable, "-S", "-c", again, str(old)], 10)
+                code, text = run_command(
+                    [sys.executable, "-S", "-c", again, str(old)], timeout_s=10
+                )
                 if code == 0 or "BlockingIOError" not in text:
                     raise OSError(
                         errno.ENOLCK, text if code else "two processes acquired the same lock"
@@ -679,10 +729,13 @@ def check_results_folder(context: Context) -> Finding:
     folder = context.results.absolute()
     while not folder.exists() and folder != folder.parent:  # a check creates no folders
         folder = folder.parent
-    (failed, skew), free = try_folder(folder), shutil.disk_usage(folder).free
+    (failed, skew) = try_folder(folder)
+    free = shutil.disk_usage(folder).free
     code, text = run_command(["df", "--output=fstype", str(folder)])
     kind = text.splitlines()[-1] if code == 0 and text else "unknown"  # as the kernel names it
-    where = str(context.results) + " (does not exist yet)" * (folder != context.results.absolute())
+    where = str(context.results) + (
+        " (does not exist yet)" if folder != context.results.absolute() else ""
+    )
     fact = f"{where}, file system {kind}, {format_bytes(free)} free"
     if failed:
         cure = "make it writable, or use another folder"
@@ -691,11 +744,13 @@ def check_results_folder(context: Context) -> Finding:
             if "flock" in failed and kind == "lustre"
             else cure
         )
-        return Finding("no", f"{fact}; {failed}", cure)
+        return Finding(verdict="no", fact=f"{fact}; {failed}", next=cure)
     fact += "; rename and flock work"
     if free < DEMO_DISK:
         return Finding(
-            "no", fact, f"free {format_bytes(DEMO_DISK)}: the demo's results take half of it"
+            verdict="no",
+            fact=fact,
+            next=f"free {format_bytes(DEMO_DISK)}: the demo's results take half of it",
         )
     on_network = kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse")
     skewed = (
@@ -713,13 +768,18 @@ def check_results_folder(context: Context) -> Finding:
         (skewed, "synchronize both clocks with NTP"): abs(skew) > 1.0,
         ("little free space beyond the demo", "free some space"): free < 20 * DEMO_DISK,
     }
-    return make_finding(fact, [note for note, holds in notes.items() if holds])
+    return make_finding(fact, notes=[note for note, holds in notes.items() if holds])
 
 
 def make_finding(fact: str, notes: list[tuple[str, str]], **values: Any) -> Finding:
     """Return an `ok` finding, or a `note` with each (reason, next step)."""
     fact = "; ".join([fact, *(why for why, _ in notes)])
-    return Finding("note" if notes else "ok", fact, "; ".join(cure for _, cure in notes), values)
+    return Finding(
+        verdict="note" if notes else "ok",
+        fact=fact,
+        next="; ".join(cure for _, cure in notes),
+        values=values,
+    )
 
 
 # -- SLURM
@@ -735,13 +795,17 @@ def check_slurm(context: Context) -> Finding:
             "alps -n"
         )
         return Finding(
-            "no", f"{', '.join(missing)} not found; needed only for --profile alps", cure
+            verdict="no",
+            fact=f"{', '.join(missing)} not found; needed only for --profile alps",
+            next=cure,
         )
     code, text = run_command(["sinfo", "--noheader", "--format=%P %G"])
     if code != 0:
         first = text.splitlines()[0] if text else describe_exit(code)
         cure = "scontrol ping; then contact the administrators"
-        return Finding("no", f"its controller does not respond: {first[:160]}", cure)
+        return Finding(
+            verdict="no", fact=f"its controller does not respond: {first[:160]}", next=cure
+        )
     partitions: dict[str, int] = {}
     for name, _, resources in (line.partition(" ") for line in text.splitlines()):
         gpus = sum(int(count) for count in re.findall(r"gpu:(?:[^,:()]+:)?(\d+)", resources))

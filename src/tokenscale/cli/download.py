@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Download the files and report their number and size."""
-    settings = from_json(CorpusSettings, arguments.settings)
-    manifest = fetch_corpus(settings, arguments.output.parent)
+    settings = from_json(CorpusSettings, text=arguments.settings)
+    manifest = fetch_corpus(settings, directory=arguments.output.parent)
     files = [file for key in FILE_LISTS for file in manifest.get(key, ())]
     print(
         f"download {settings.name}: {len(files)} file(s), "

@@ -46,20 +46,24 @@ def write_requirements(folder: Path) -> str:
         facts = {"folder": folder, "expected": "provenance.json (a report) or run.json (a run)"}
         following = "name results/report, or a folder of results/runs"
         raise UserError("there is no record of an environment here.", **facts, next=following)
-    record = read_json(path, "record of an environment")
+    record = read_json(path, what="record of an environment")
     with report_malformed(
-        path, "record of an environment", "build the report again, or train the run again"
+        path, what="record of an environment", next="build the report again, or train the run again"
     ):
         main: dict[str, str] = dict(
             record["versions"] if path.name == "run.json" else record["packages"]
         )
-        python, version = main.pop("python"), record.get("tokenscale") or main.get("tokenscale", "")
+        python = main.pop("python")
+        version = record.get("tokenscale") or main.get("tokenscale", "")
         main.pop("tokenscale", None)
-        installed, commit = record.get("installed") or main, (record.get("git") or {}).get("commit")
+        installed = record.get("installed") or main
+        commit = (record.get("git") or {}).get("commit")
         lines = [f"# The environment of {folder}: Python {python}, tokenscale {version}"]
-        lines[0] += f" of commit {commit}" * bool(commit)
-        lines += ["# The record has only the main packages."] * ("installed" not in record)
-        lines += [_requirement(name, installed[name]) for name in sorted(installed)]
+        if commit:
+            lines[0] += f" of commit {commit}"
+        if "installed" not in record:
+            lines += ["# The record has only the main packages."]
+        lines += [_requirement(name, version=installed[name]) for name in sorted(installed)]
         differing: dict[str, list[str]] = {}
         for part in record.get("experiments", {}).values():
             for run, facts in part["runs"].items():
@@ -68,7 +72,7 @@ def write_requirements(folder: Path) -> str:
                     for name, version in facts["packages"].items()
                     if name in installed
                 }
-                if found := name_differences(installed | own, installed):
+                if found := name_differences(installed | own, now=installed):
                     differing.setdefault(
                         ", ".join(text.partition(" then")[0] for text in found), []
                     ).append(run)

@@ -100,34 +100,45 @@ def evaluate(
         )
     if bleu is not None:
         if store is not None or rows is not None:
-            other, next = (
-                "--rows" if store is None else "--store",
-                "--bleu N, with --corpus NAME for another corpus",
-            )
+            other = "--rows" if store is None else "--store"
+            next = "--bleu N, with --corpus NAME for another corpus"
             raise UserError(
                 "--bleu cannot be combined with --store or --rows.", found=other, next=next
             )
-        opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
-        return format_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
+        opened, translated = evaluate_bleu(
+            checkpoint,
+            corpus,
+            pairs=bleu,
+            split=split,
+            **options,
+        )
+        return format_bleu(
+            opened, found=translated, data=f"{corpus or opened.run.corpus.name}, split {split}"
+        )
     if store is not None:
         opened, found = evaluate_store(checkpoint, store, **options)
-        return format_scores(opened, found, str(resolve_store(store)[0]))
+        return format_scores(opened, found, data=str(resolve_store(store)[0]))
     corpus = corpus or _read_training_corpus(checkpoint)
     try:
         opened, found = evaluate_text(
-            checkpoint, corpus, split=split, text_column=text_column, **options
+            checkpoint,
+            where=corpus,
+            split=split,
+            text_column=text_column,
+            **options,
         )
     except UserError as error:
         raise (
             reword_for_flags(error) if "source." in error.facts.get("key", "") else error
         ) from None
     return format_scores(
-        opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}"
+        opened, found, data=corpus if Path(corpus).is_file() else f"{corpus}, split {split}"
     )
 
 
 def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
-    causal, per_byte = opened.run.objective == "causal", found.bits_per_byte
+    causal = opened.run.objective == "causal"
+    per_byte = found.bits_per_byte
     if per_byte is not None:
         bits = f"{per_byte:.4f}  ({found.text_bytes:,} bytes of text)"
     else:
@@ -151,7 +162,7 @@ def _align(lines: dict[str, str]) -> str:
 
 def format_bleu(opened: CheckpointModel, found: list[Translation], data: str) -> str:
     """Format the BLEU score of translations, and the first of them."""
-    score = bleu_of([t.hypothesis for t in found], [t.pair.reference for t in found])
+    score = bleu_of([t.hypothesis for t in found], references=[t.pair.reference for t in found])
     lines = {
         "checkpoint": opened.name,
         "data": f"{data}: the first {len(found):,} pairs",
@@ -186,17 +197,22 @@ def evaluate_bleu(
         raise UserError("--bleu must be at least 1.", bleu=pairs, next="--bleu 100, for example")
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     if opened.run.objective != "causal" or not opened.run.eos:
-        what, next = (
-            "the model cannot translate: it was not trained on pairs.",
-            "name the checkpoint of a causal run",
-        )
+        what = "the model cannot translate: it was not trained on pairs."
+        next = "name the checkpoint of a causal run"
         raise UserError(what, checkpoint=opened.name, next=f"{next} with eos, on a corpus of pairs")
     folder = _find_corpus(corpus or opened.run.corpus.name)
     if folder is None:
-        raise _unknown_corpus("corpus", corpus or opened.run.corpus.name)
-    found, engine = [], load_tokenizer(opened.tokenizer)
-    held_out = held_out_pairs(folder, pairs, split)
-    for translation in translate(opened.model, held_out, engine, opened.positions, opened.device):
+        raise _unknown_corpus("corpus", where=corpus or opened.run.corpus.name)
+    found = []
+    engine = load_tokenizer(opened.tokenizer)
+    held_out = held_out_pairs(folder, count=pairs, split=split)
+    for translation in translate(
+        opened.model,
+        pairs=held_out,
+        tokenizer=engine,
+        positions=opened.positions,
+        device=opened.device,
+    ):
         found.append(translation)
         if report is not None:
             report(len(found))
@@ -205,20 +221,17 @@ def evaluate_bleu(
 
 def _read_training_corpus(checkpoint: Path) -> str:
     if is_published(checkpoint):
-        what, next = (
-            "a model of transformers names no corpus: name the text to evaluate on.",
-            "--corpus FILE or NAME",
-        )
+        what = "a model of transformers names no corpus: name the text to evaluate on."
+        next = "--corpus FILE or NAME"
         raise UserError(what, checkpoint=checkpoint, next=f"{next}, or --store MANIFEST")
-    path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
-    record = read_json(path, "checkpoint's record", next=hint)
-    with report_malformed(path, "checkpoint's record", next=hint):
+    path = checkpoint / RECORD
+    hint = "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
+    record = read_json(path, what="checkpoint's record", next=hint)
+    with report_malformed(path, what="checkpoint's record", next=hint):
         run = RunSettings.from_json(canonical_json(record["run"]))
     if run.mixture is not None:
-        what, names = (
-            "the checkpoint was trained on a mixture: name the corpus to evaluate on.",
-            run.mixture.names,
-        )
+        what = "the checkpoint was trained on a mixture: name the corpus to evaluate on."
+        names = run.mixture.names
         mixture = f"{run.corpus.name}: {', '.join(names)}"
         raise UserError(what, checkpoint=checkpoint, mixture=mixture, next=f"--corpus {names[0]}")
     return run.corpus.name
@@ -238,10 +251,8 @@ def evaluate_store(
     """
     manifest = read_store_manifest(store)
     if manifest["format"] != "packed":
-        what, found = (
-            "only packed stores can be evaluated: they contain every token.",
-            resolve_store(store)[0],
-        )
+        what = "only packed stores can be evaluated: they contain every token."
+        found = resolve_store(store)[0]
         next = "name a packed store with --store, or the text itself with --corpus"
         raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next)
     opened = open_checkpoint(checkpoint, **opening, sequence_length=manifest["sequence_length"])
@@ -250,7 +261,12 @@ def evaluate_store(
     }
     facts |= {"vocabulary_size": opened.model.settings.vocabulary_size}
     settings = StoreSettings("packed", **manifest["options"])
-    manifest = open_store(store, settings, requested_by="the checkpoint", **facts)
+    manifest = open_store(
+        store,
+        expected=settings,
+        requested_by="the checkpoint",
+        **facts,
+    )
     reader = PackedStore(store, manifest)
     last = len(reader) if rows is None else min(rows, len(reader))
 
@@ -260,7 +276,13 @@ def evaluate_store(
             ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
             yield Rows(*reader.rows(numbers), ids, numbers)
 
-    return opened, _score(opened, batches(), manifest, store, report)
+    return opened, _score(
+        opened,
+        batches=batches(),
+        stored=manifest,
+        where=store,
+        report=report,
+    )
 
 
 def _score(
@@ -273,7 +295,12 @@ def _score(
     """Score rows with the labels and the masks that the run was trained with. `stored`: facts of
     the rows' ids.
     """
-    change = open_change(opened.run, Inputs(tokenizer=opened.tokenizer), [stored], held_out=True)
+    change = open_change(
+        opened.run,
+        inputs=Inputs(tokenizer=opened.tokenizer),
+        manifests=[stored],
+        held_out=True,
+    )
 
     def requested() -> Iterator[Rows]:
         for rows in batches:
@@ -282,10 +309,10 @@ def _score(
 
     found = scores(
         opened.model,
-        requested(),
-        opened.device,
-        autocast_of(opened.run.precision, opened.device),
-        report,
+        batches=requested(),
+        device=opened.device,
+        autocast=autocast_of(opened.run.precision, opened.device),
+        report=report,
     )
     if found.useful_tokens == 0:
         raise UserError(
@@ -311,16 +338,25 @@ def evaluate_text(
     completes this number. `opening` as in `evaluate_bleu`. Raise UserError for unreadable text.
     """
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
-    run, causal = opened.run, opened.run.objective == "causal"
+    run = opened.run
+    causal = opened.run.objective == "causal"
     batches, pairs = _open_texts(where, split, text_column)
-    engine, text_bytes = load_tokenizer(opened.tokenizer), 0
+    engine = load_tokenizer(opened.tokenizer)
+    text_bytes = 0
 
     def documents() -> Iterator[np.ndarray]:
         nonlocal text_bytes
         made = 0
         for texts in batches:
             for text, ids in zip(
-                texts, encode_documents(engine, texts, run.eos, pairs), strict=True
+                texts,
+                encode_documents(
+                    engine,
+                    texts,
+                    run.eos,
+                    pairs=pairs,
+                ),
+                strict=True,
             ):
                 if rows is not None and made >= rows:
                     return
@@ -330,8 +366,19 @@ def evaluate_text(
 
     facts = {"document_parts": pairs, "bos_id": engine.bos_id, "eos_id": engine.eos_id}
     # causal attention does not see padding, which comes last; bidirectional attention would
-    requested = rows_of_documents(documents(), run.sequence_length, run.micro_batch, padded=causal)
-    found = _score(opened, requested, facts, where, report)
+    requested = rows_of_documents(
+        documents(),
+        run.sequence_length,
+        rows=run.micro_batch,
+        padded=causal,
+    )
+    found = _score(
+        opened,
+        batches=requested,
+        stored=facts,
+        where=where,
+        report=report,
+    )
     if causal and not pairs:
         found.text_bytes = text_bytes
     return opened, found
@@ -361,5 +408,8 @@ def _find_corpus(where: str) -> Path | None:
 
 def _unknown_corpus(kind: str, where: str) -> UserError:
     return unknown(
-        kind, where, [path.parent.name for path in CORPORA.glob("*/manifest.json")], folder=CORPORA
+        kind,
+        word=where,
+        words=[path.parent.name for path in CORPORA.glob("*/manifest.json")],
+        folder=CORPORA,
     )

@@ -71,7 +71,7 @@ def export(
     """
     _check_output(output)
     shape, weights = read_model(checkpoint)
-    record = read_json(checkpoint / RECORD, "checkpoint's record")
+    record = read_json(checkpoint / RECORD, what="checkpoint's record")
     if shape.transformers is not None and format == "dcp":
         raise UserError(
             "a model of transformers has its own format.",
@@ -89,10 +89,10 @@ def export(
     with torch.device("meta"):
         check_weights(
             checkpoint,
-            build(shape, run.sequence_length, objective=run.objective, kernel="sdpa"),
-            weights,
+            model=build(shape, run.sequence_length, objective=run.objective, kernel="sdpa"),
+            weights=weights,
         )
-    folder = _find_tokenizer(checkpoint, tokenizer, shape.vocabulary_size)
+    folder = _find_tokenizer(checkpoint, stated=tokenizer, vocabulary=shape.vocabulary_size)
     partial = output.with_name(output.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -101,15 +101,34 @@ def export(
         if folder is not None:
             masked = run.objective == "masked"
             found = export_tokenizer(
-                load_tokenizer(folder), folder, partial, run.sequence_length, masked=masked
+                load_tokenizer(folder),
+                directory=folder,
+                folder=partial,
+                sequence_length=run.sequence_length,
+                masked=masked,
             )
             ids = {f"{role}_token_id": number for role, number in found.items()}
         if shape.transformers is None:
-            name = _write_decoder(shape, weights, run.sequence_length, ids, partial, format)
+            name = _write_decoder(
+                shape,
+                weights,
+                length=run.sequence_length,
+                ids=ids,
+                folder=partial,
+                format=format,
+            )
         else:
-            name = library.save(shape, run.objective, weights, partial, ids)
+            name = library.save(
+                shape,
+                run.objective,
+                weights=weights,
+                folder=partial,
+                ids=ids,
+            )
         if OBJECTIVES[run.objective].causal:
-            write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
+            write_json(
+                partial / "generation_config.json", value={"_from_model_config": True, **ids}
+            )
         if output.exists():
             output.rmdir()  # empty: _check_output made sure
         sync_tree(partial)
@@ -141,11 +160,11 @@ def _write_decoder(
     config, renamed = to_hf(shape, weights, length)
     # versions 4 and 5 read it
     config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")
-    write_json(folder / "config.json", config | ids)
+    write_json(folder / "config.json", value=config | ids)
     if format == "dcp":
         from tokenscale.train.models.dcp import to_titan, write_dcp
 
-        write_dcp(folder, to_titan(config, renamed))
+        write_dcp(folder, weights=to_titan(config, weights=renamed))
     else:
         with atomic(folder / "model.safetensors") as temporary:
             save_file(renamed, str(temporary), metadata={"format": "pt"})
@@ -171,7 +190,12 @@ def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> P
     are not text.
     """
     held = checkpoint / "tokenizer"
-    folder = stated if stated is not None else held if held.is_dir() else None
+    if stated is not None:
+        folder = stated
+    elif held.is_dir():
+        folder = held
+    else:
+        folder = None
     if folder is None:
         return None
     manifest = read_tokenizer_manifest(folder)

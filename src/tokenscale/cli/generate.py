@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "maximum number of new tokens; EOS ends earlier"
     parser.add_argument("--max-new-tokens", type=int, default=50, metavar="N", help=text)
-    flags.add_flags(parser, SAMPLING_FLAGS)
+    flags.add_flags(parser, flags=SAMPLING_FLAGS)
 
 
 def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Generate text and print it as it comes."""
     prompts = read_prompts(arguments.prompts_file) if arguments.prompts_file else [arguments.prompt]
     "".join(prompts).encode()  # raises for an argument that is not UTF-8
-    sampling = Sampling(**asdict(SamplingSettings(**flags.parse_flags(arguments, SAMPLING_FLAGS))))
+    sampling = Sampling(
+        **asdict(SamplingSettings(**flags.parse_flags(arguments, flags=SAMPLING_FLAGS)))
+    )
     options = {name: getattr(arguments, name) for name in ("max_new_tokens", "device", "tokenizer")}
     show = partial(print, end="", flush=True)
     generate_texts(arguments.checkpoint, prompts, sampling=sampling, on_text=show, **options)
@@ -84,7 +86,8 @@ def generate_texts(
     """
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:
-        what, next = "--max-new-tokens must be at least 1.", "--max-new-tokens 50, for example"
+        what = "--max-new-tokens must be at least 1."
+        next = "--max-new-tokens 50, for example"
         raise UserError(what, max_new_tokens=max_new_tokens, next=next)
     engine = load_tokenizer(opened.tokenizer)
     on_text = on_text or (lambda text: None)
@@ -92,6 +95,13 @@ def generate_texts(
     for number, prompt in enumerate(prompts):
         drawn = replace(sampling, seed=sampling.seed + number)
         texts.append(
-            continue_prompt(prompt, opened, engine, max_new_tokens, drawn, on_text=on_text)[0]
+            continue_prompt(
+                prompt,
+                opened,
+                engine=engine,
+                max_new_tokens=max_new_tokens,
+                sampling=drawn,
+                on_text=on_text,
+            )[0]
         )
     return texts

@@ -5,6 +5,15 @@ Exit code 0: identical, rounding or declared. 1: a change that is real, or canno
 real one. 2: bad input.
 """
 
-from tokenscale.parity.golden.command import add_arguments, run
+from tokenscale.base.errors import UserError
+
+try:
+    from tokenscale_golden.command import add_arguments, run
+except ModuleNotFoundError as error:
+    raise UserError(
+        "the package tokenscale-golden is not installed.",
+        reason=error,
+        next="pip install packages/golden, in a clone of tokenscale",
+    ) from None
 
 __all__ = ["add_arguments", "run"]

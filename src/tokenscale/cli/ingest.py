@@ -6,10 +6,8 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    of_experiment, of_stores = (
-        "run table: results/experiments/<name>/runs.json",
-        "manifests of token stores",
-    )
+    of_experiment = "run table: results/experiments/<name>/runs.json"
+    of_stores = "manifests of token stores"
     parser.add_argument("--experiment", required=True, type=Path, help=of_experiment)
     parser.add_argument(
         "--runs", type=Path, default=Path("results/runs"), help="folder of the runs' folders"

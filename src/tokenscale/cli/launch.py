@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", help="the run's settings as canonical JSON, instead of its id")
     parser.add_argument("--output", type=Path, help="results/runs/<run id>/done.json")
     for role in ROLES:
-        option, text = f"--{role.replace('_', '-')}", f"manifest of the {role.replace('_', ' ')}"
+        option = f"--{role.replace('_', '-')}"
+        text = f"manifest of the {role.replace('_', ' ')}"
         parser.add_argument(option, type=Path, nargs="?", help=text)
     of_site = "file of the machine (docs/settings.md); by default this one as it is"
     parser.add_argument("--site", nargs="?", help=of_site)
@@ -48,27 +49,35 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the run, or print its command."""
     if arguments.run is None:
         run, output, manifests, machine = find_run(
-            arguments.run_id, main.load_configuration(arguments)
+            arguments.run_id, settings=main.load_configuration(arguments)
         )
     elif arguments.output is None:
         raise UserError("--run needs --output.", next="--output results/runs/<run id>/done.json")
     else:
-        run, output, machine = (
-            RunSettings.from_json(arguments.run),
-            arguments.output,
-            load_machine(arguments.site),
-        )
+        run = RunSettings.from_json(arguments.run)
+        output = arguments.output
+        machine = load_machine(arguments.site)
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
     if arguments.print:
         print(
-            Launch(run, machine, output.parent, arguments.share, job=find_job(machine)).printed(
-                manifests
-            )
+            Launch(
+                run=run,
+                machine=machine,
+                directory=output.parent,
+                share=arguments.share,
+                job=find_job(machine),
+            ).printed(manifests)
         )
         return 0
     # if another attempt holds the run's folder, wait for it
     options = {"machine": machine, "share": arguments.share, "check": check_repetitions}
-    return start_run(run, output, manifests, wait=True, **options)
+    return start_run(
+        run,
+        output,
+        manifests=manifests,
+        wait=True,
+        **options,
+    )
 
 
 def find_run(
@@ -87,7 +96,7 @@ def find_run(
     runs = settings.all_runs(settings.usable(()))
     for run_id in run_ids:
         if run_id not in runs:
-            near = find_nearest(run_id, runs)
+            near = find_nearest(run_id, words=runs)
             lists = "`snakemake -n -p runs` lists ids; --profile chooses another scale"
             following = f"did you mean {near}?" if near else lists
             raise UserError(

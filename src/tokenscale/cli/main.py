@@ -167,7 +167,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)
 
     def parse_known_args(self, args=None, namespace=None):
         """Refuse unknown flags first: argparse would report a required flag as missing instead of
@@ -190,7 +191,7 @@ class Parser(argparse.ArgumentParser):
         code 2.
         """
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        near = find_nearest(found[1], re.findall(r"[\w.-]+", found[2])) if found else None
+        near = find_nearest(found[1], words=re.findall(r"[\w.-]+", found[2])) if found else None
         hint = f"did you mean {near}?  " if near else ""
         self._refuse(UserError(f"{message.removesuffix('.')}.", next=f"{hint}{self.prog} --help"))
 
@@ -210,7 +211,7 @@ class Parser(argparse.ArgumentParser):
                 continue  # a value, as argparse sees it
             if flag not in flags and not (flag[1:2] != "-" and flag[:2] in flags):  # -n4 is -n 4
                 shown = [name for name, action in flags.items() if action.help != argparse.SUPPRESS]
-                near = find_nearest(flag.replace("_", "-"), shown)
+                near = find_nearest(flag.replace("_", "-"), words=shown)
                 hint = f"did you mean {near}?" if near else f"{self.prog} --help"
                 self._refuse(UserError(f"unknown flag {flag}.", command=self.prog, next=hint))
 
@@ -248,7 +249,9 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> int | None:
         if command not in COMMANDS:
             raise unknown(
-                "command", command, [name for group in GROUPS if group for name in GROUPS[group]]
+                "command",
+                word=command,
+                words=[name for group in GROUPS if group for name in GROUPS[group]],
             )
         module = importlib.import_module(f"tokenscale.cli.{command}")
         command_parser = Parser(
@@ -257,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
-    return exit_code(run, f"tokenscale {command} --help")
+    return exit_code(run, help_command=f"tokenscale {command} --help")
 
 
 def exit_code(run: Callable[[], int | None], help_command: str) -> int:
@@ -286,10 +289,8 @@ def exit_code(run: Callable[[], int | None], help_command: str) -> int:
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--configfile`, `--config` and `--profile`, as Snakemake has them."""
-    of_files, of_values = (
-        "YAML merged over config/config.yaml; later files win",
-        "values merged over all files",
-    )
+    of_files = "YAML merged over config/config.yaml; later files win"
+    of_values = "values merged over all files"
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--configfile", **several, metavar="FILE", help=of_files)
     parser.add_argument("--config", **several, metavar="KEY=VALUE", help=of_values)
@@ -310,7 +311,7 @@ def load_configuration(
     files = tuple(map(expand_path, arguments.configfile))
     for file in files:
         if not Path(file).exists():
-            near = find_nearest(file, map(str, Path().glob("*.yaml")))
+            near = find_nearest(file, words=map(str, Path().glob("*.yaml")))
             hint = "name an existing file; put targets and names of experiments before --configfile"
             found = f"did you mean {near}?" if near else hint
             raise UserError("the configuration file is missing.", file=file, next=found)

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
             found=found,
             next="one manifest for each name",
         )
-    write_mixture(dict(zip(arguments.names, arguments.sources, strict=True)), arguments.output)
+    write_mixture(dict(zip(arguments.names, arguments.sources, strict=True)), path=arguments.output)
     print(f"{arguments.output}: {', '.join(arguments.names)}")
 
 
@@ -49,15 +49,16 @@ def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
     listed = []
     for name, manifest in sources.items():
         if not manifest.is_file():
-            what, next = "a source of the mixture is missing.", f"snakemake {manifest}"
+            what = "a source of the mixture is missing."
+            next = f"snakemake {manifest}"
             raise UserError(what, source=name, path=manifest, next=next)
         relative = os.path.relpath(manifest, path.parent)
         listed.append({"name": name, "manifest": relative, "sha256": sha256_file(manifest)})
     content = {"schema_version": VERSION, "sources": listed}
     try:
-        same = read_record(path, "mixture") == content
+        same = read_record(path, what="mixture") == content
     except UserError:
         same = False
     if not same:
-        write_sealed(path, content)
+        write_sealed(path, record=content)
     return content

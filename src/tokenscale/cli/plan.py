@@ -13,7 +13,13 @@ from tokenscale.base.files import write_sealed
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli import main
 from tokenscale.cli.check import check_sources
-from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
+from tokenscale.cli.plan_prices import (
+    GpuPrice,
+    RunPrices,
+    count_library_weights,
+    read_gpu_prices,
+)
+from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
@@ -63,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(
                 "--output takes one experiment.", found=", ".join(names), next="name one experiment"
             )
-        write_sealed(arguments.output, config.table(names[0]))
+        write_sealed(arguments.output, record=config.table(names[0]))
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
     print(*plan(config, names), *render_rent(config, names, gpus), sep="\n")
@@ -107,13 +113,17 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
                 f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x "
                 f"{shape.ranks_per_node} ranks"
             )
-            others = f", and {len(of_size) - len(own)} whose budget is not in steps" * (
-                len(own) < len(of_size)
+            others = (
+                f", and {len(of_size) - len(own)} whose budget is not in steps"
+                if len(own) < len(of_size)
+                else ""
             )
             yield f"{line}, {sum(steps for steps, _ in own):,} steps, {tokens:,} tokens{others}"
         if experiment.inference_benchmark is not None:
             yield f"  {experiment.inference_benchmark.describe(len(runs))}"
-        yield from render_memory([run.settings for run in runs], config.machine.gpu_memory_gib)
+        yield from render_memory(
+            [run.settings for run in runs], gpu_gib=config.machine.gpu_memory_gib
+        )
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
@@ -125,10 +135,11 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     """Yield a table of runs, hours, files and bytes, one line per experiment, then its assumptions
     and the budget.
     """
-    machine, every = config.machine, config.all_runs(names)
+    machine = config.machine
+    every = config.all_runs(names)
     of_all = sum_prices(prices.price(run) for run in every.values())
     yield f"cost on {machine.name}" + (
-        f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node)
+        f" ({machine.gpus_per_node} GPUs a node)" if machine.gpus_per_node else ""
     )
     gpus = machine.gpus_per_node or machine.device
     heading = (
@@ -144,10 +155,10 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     for name in names:
         runs = config.runs(name)
         ended = sum(prices.is_done(run.run_id) for run in runs)
-        rows.append(_format_row(name, ended, sum_prices(prices.price(run) for run in runs)))
+        rows.append(_format_row(name, done=ended, of=sum_prices(prices.price(run) for run in runs)))
     done = {run_id for run_id in every if prices.is_done(run_id)}
     if len(names) > 1:
-        rows.append(_format_row("total", len(done), of_all))
+        rows.append(_format_row("total", done=len(done), of=of_all))
     yield from _render_table(rows)
     charged = "from start to end of a run, times its nodes (whole ones are charged)"
     yield f"  node-hours: {charged}; {heading[4]}: times its ranks"
@@ -182,9 +193,9 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
             yield """          or, for a GPU: echo 'device = "NVIDIA H100 80GB HBM3"' > machine.toml"""
             yield as_typed(f"          tokenscale plan{chosen} --machine machine.toml{scale}")
     if of_all.timed:
-        yield from _describe_assumptions(config, every.values(), of_all)
+        yield from _describe_assumptions(config, runs=every.values(), of_all=of_all)
         yield from _describe_budget(
-            config, prices, [run_id for run_id in every if run_id not in done]
+            config, prices, left=[run_id for run_id in every if run_id not in done]
         )
 
 
@@ -202,7 +213,7 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
         of_all = sum_prices(prices.price(run) for run in config.all_runs(names).values())
         for why, number in of_all.unknown.items():
             unknown[f"  hours of {number} runs on {name} are not known: {why}"] = None
-        hours = _format_row(name, 0, of_all)[4]
+        hours = _format_row(name, done=0, of=of_all)[4]
         if price.usd_per_gpu_hour is None:
             rows.append((name, hours, "not set", ""))
             continue
@@ -231,7 +242,14 @@ def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:
     # hours of a part of the runs are at least what all of them take, unless there are upper bounds
     # among them
     missing = 0 < of.timed < of.runs
-    sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
+    if missing and of.bounded:
+        sign = "about "
+    elif of.bounded:
+        sign = "≤ "
+    elif missing:
+        sign = "≥ "
+    else:
+        sign = ""
     return (
         name,
         f"{of.runs:,}",
@@ -290,10 +308,8 @@ def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iter
     if config.machine.gpus_per_node is None:
         return
     totals = prices.sum_by_experiment(left)
-    needed, allowed = (
-        sum(of.node_hours for of in totals.values()),
-        config.settings.budget.node_hours,
-    )
+    needed = sum(of.node_hours for of in totals.values())
+    allowed = config.settings.budget.node_hours
     kept = needed <= allowed
     pieces = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
     if unknown := sum(sum(of.unknown.values()) for of in totals.values()):
@@ -400,21 +416,21 @@ def _predict_memory(
             ),
         )
     try:
+        counted = count_library_weights(run, vocabulary_size=vocabulary)
         whole = replace(
-            run, model=run.model.with_vocabulary(vocabulary), compile=False, float8=False
+            counted, model=counted.model.with_vocabulary(vocabulary), compile=False, float8=False
         )
-        predicted = largest_memory(whole, "cpu" if run.device == "cpu" else "cuda")
-    except (ImportError, UserError):
+        predicted = largest_memory(whole, device="cpu" if run.device == "cpu" else "cuda")
+    except UncountedModelError:
         return (
             None,
             f"not known without the library transformers, which builds {run.model.transformers}",
         )
     unit, name = (1 << 30, "GiB") if predicted.total >= 1 << 30 else (1 << 20, "MiB")
-    eager = (
-        " as without " + ("compile" if run.compile else "float8")
-        if run.compile or run.float8
-        else ""
-    )
+    if run.compile or run.float8:
+        eager = " as without " + ("compile" if run.compile else "float8")
+    else:
+        eager = ""
     parts = []
     for part, size in asdict(predicted).items():
         text = f"{part}, not predicted" if size is None else f"{format_number(size / unit)} {part}"

@@ -50,10 +50,12 @@ class GpuPrice:
     """
 
     usd_per_gpu_hour: float | None = option(
-        None, "US dollars for a GPU and hour; null: not set", ge=0
+        None, description="US dollars for a GPU and hour; null: not set", ge=0
     )
-    source: str = option("", "provider, and kind of machine")
-    date: datetime.date | None = option(None, "day on which the provider charged this price")
+    source: str = option("", description="provider, and kind of machine")
+    date: datetime.date | None = option(
+        None, description="day on which the provider charged this price"
+    )
 
 
 def read_gpu_prices(file: Path) -> dict[str, GpuPrice]:
@@ -78,16 +80,22 @@ class RunPrices:
     def __init__(
         self, config: Config, results: Path = Path("results"), machine: Machine | None = None
     ):
-        self._config, self._results, self._machine = config, results, machine or config.machine
+        self._config = config
+        self._results = results
+        self._machine = machine or config.machine
         self._manifests: dict[Path, dict[str, Any] | None] = {}
         self._prices: dict[str, Price] = {}
         self._measured: dict[str, list[tuple[str, str, float]]] = {}
 
     def price(self, run: Run) -> Price:
         if run.run_id not in self._prices:
-            settings, vocabulary = run.settings, self.read_vocabulary(run.settings)
+            settings = run.settings
+            vocabulary = self.read_vocabulary(run.settings)
             price = costs.estimate_run(
-                settings, self._machine, vocabulary, self._read_rows(settings)
+                count_library_weights(settings, vocabulary_size=vocabulary),
+                self._machine,
+                vocabulary_size=vocabulary,
+                rows=self._read_rows(settings),
             )
             if seconds := self._measure(run):
                 price = replace(
@@ -120,17 +128,17 @@ class RunPrices:
         """
         try:
             record = read_json(folder / "run.json")
-            outcome, hardware, here = record["outcome"], record["hardware"], describe_machine()
+            outcome = record["outcome"]
+            hardware = record["hardware"]
+            here = describe_machine()
             same = all(hardware[key] == here.get(key) for key in ("architecture", "cpu", "cores"))
             if record["launch"]["machine"] != self._machine.name or not (
                 same or self._machine != Machine()
             ):
                 return None
-            seconds, steps = (
-                outcome["ended_unix_s"] - record["started_unix_s"],
-                outcome["steps"] - outcome["begins_at"],
-            )
-            whole = outcome["steps"] - start_step(decode(RunSettings, record["run"]))
+            seconds = outcome["ended_unix_s"] - record["started_unix_s"]
+            steps = outcome["steps"] - outcome["begins_at"]
+            whole = outcome["steps"] - start_step(decode(RunSettings, values=record["run"]))
             return folder.name, _cell_of(record["run"]), seconds * whole / steps
         except (ValueError, LookupError, TypeError, ArithmeticError, UserError):
             return None  # incomplete, or of another version
@@ -157,7 +165,8 @@ class RunPrices:
 
         A run that several experiments need counts for the first one.
         """
-        wanted, found = set(run_ids), {}
+        wanted = set(run_ids)
+        found = {}
         chosen = [n for n in self._config.settings.experiments if self._config.has_scale(n)]
         # resolving all experiments takes a second
         for names in (lambda: chosen, lambda: self._config.usable(chosen)):
@@ -170,7 +179,9 @@ class RunPrices:
 
     def count_stores(self, names: list[str]) -> StoreCounts:
         """Count the token stores that experiments need."""
-        existing, predicted, unknown = [], [], []
+        existing = []
+        predicted = []
+        unknown = []
         for corpus, tokenizer, directory in self._config.stores(names):
             store = StoreSettings.parse(directory)
             manifest = self.read_manifest("tokens", corpus, tokenizer, directory)
@@ -181,13 +192,16 @@ class RunPrices:
                 predicted.append(costs.store_bytes(store, *counts))
             else:
                 unknown.append(f"{corpus}/{tokenizer}/{directory}")
-        size, files = (
-            sum(file["bytes"] for files in existing for file in files),
-            sum(len(f) + 2 for f in existing),
-        )
+        size = sum(file["bytes"] for files in existing for file in files)
+        files = sum(len(f) + 2 for f in existing)
         # 2 files more: manifest.json and build.json
         return StoreCounts(
-            len(existing), size, files, len(predicted), sum(predicted), tuple(unknown)
+            existing=len(existing),
+            existing_bytes=size,
+            existing_files=files,
+            predicted=len(predicted),
+            predicted_bytes=sum(predicted),
+            unknown=tuple(unknown),
         )
 
     def _read_rows(self, run: RunSettings) -> StoreSize | None:
@@ -206,13 +220,30 @@ class RunPrices:
         stream = BATCHES[run.approach].streams
         if manifest is not None:
             rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
-            return StoreSize(rows, manifest["tokens_useful"])
+            return StoreSize(rows, useful_tokens=manifest["tokens_useful"])
         if run.budget.kind == "useful_tokens":
-            useful = costs.min_useful_tokens(run, stream)
-            return StoreSize(1, useful, "the fewest useful tokens per row") if useful else None
+            useful = costs.min_useful_tokens(run, streams=stream)
+            return (
+                StoreSize(
+                    per_epoch=1, useful_tokens=useful, bound="the fewest useful tokens per row"
+                )
+                if useful
+                else None
+            )
         documents, tokens, source = self._bound_text_size(run, store)
-        rows = costs.max_rows(run, stream, documents, tokens)
-        return StoreSize(rows, 0, f"the most rows of an epoch, from {source}") if rows else None
+        rows = costs.max_rows(
+            run,
+            streams=stream,
+            documents=documents,
+            tokens=tokens,
+        )
+        return (
+            StoreSize(
+                per_epoch=rows, useful_tokens=0, bound=f"the most rows of an epoch, from {source}"
+            )
+            if rows
+            else None
+        )
 
     def _bound_text_size(
         self, run: RunSettings, store: StoreSettings
@@ -225,7 +256,9 @@ class RunPrices:
         """
         corpus = run.corpus
         if (
-            similar := self._find_similar_store(corpus.name, run.tokenizer.name, store)
+            similar := self._find_similar_store(
+                corpus.name, tokenizer=run.tokenizer.name, store=store
+            )
         ) is not None:
             return similar["documents"], _count_tokens(similar), "another store of the same text"
         built = self.read_manifest("corpus", corpus.name)
@@ -283,3 +316,19 @@ def _count_tokens(manifest: dict[str, Any]) -> int:
     cut.
     """
     return manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]
+
+
+def count_library_weights(run: RunSettings, vocabulary_size: int | None) -> RunSettings:
+    """Return the run with the weights of a model of `transformers` counted, where the library is
+    installed and can build it. Other runs are returned as they are.
+    """
+    entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary_size
+    if run.model.transformers is None or entries is None:
+        return run
+    shape = run.model.with_vocabulary(entries).with_positions(run.sequence_length)
+    try:
+        from tokenscale.train.models.library import count_weights
+
+        return replace(run, model=count_weights(shape))
+    except (ImportError, UserError):
+        return run

@@ -15,10 +15,8 @@ LARGEST = 10**9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sizes, nodes = (
-        "default: measured ones, 2 to 16 times the largest",
-        "default: as in the runs' records, else 1",
-    )
+    sizes = "default: measured ones, 2 to 16 times the largest"
+    nodes = "default: as in the runs' records, else 1"
     of_tables = "results/tables/EXPERIMENT: its runs of weak scaling"
     parser.add_argument("--tables", type=Path, metavar="DIR", help=of_tables)
     parser.add_argument("--series", metavar="NAME", help="only this series")
@@ -45,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
             "not here."
         )
         # at scale demo, ranks share the cores
-        scale = " --config scale=workstation" * (name == default)
+        scale = " --config scale=workstation" if name == default else ""
         following = f"snakemake {name}{scale}\ntokenscale predict --tables results/tables/{name}"
         raise UserError(what, tables=tables, found=there, next=following)
     from tokenscale.analysis.projection import format_projection, project

@@ -3,27 +3,25 @@ from a text file.
 """
 
 import argparse
-import importlib
 import os
 from pathlib import Path
-from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.stores.writing import merge_store, write_store
+from tokenscale.data.stores.writing import describe_store, merge_store, write_store
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import StoreSettings
 
-#: imported by name, as in registries, so that it is not part of the code of a workflow's store
-FROM_FILE = "tokenscale.cli.pretokenize_file"
 RULE = ("store", "corpus", "tokenizer", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from tokenscale.cli import pretokenize_file
+
     parser.usage = "%(prog)s --input-path FILE --output-dir DIR …\n"
     parser.usage += "       %(prog)s --store NAME --corpus FILE --output FILE"
-    importlib.import_module(FROM_FILE).add_arguments(parser)
+    pretokenize_file.add_arguments(parser)
     rule = parser.add_argument_group("write one store of a corpus, as the workflow's rules do")
     rule.add_argument("--store", metavar="NAME", help="for example padded-sequence_length=2048")
     rule.add_argument(
@@ -45,17 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     """Write the tokens and report the result."""
-    from_file = importlib.import_module(FROM_FILE)
-    of_file = [flag.name for flag in from_file.FLAGS if getattr(arguments, flag.key) is not None]
+    from tokenscale.cli import pretokenize_file
+
+    of_file = [
+        flag.name for flag in pretokenize_file.FLAGS if getattr(arguments, flag.key) is not None
+    ]
     of_rule = [f"--{name}" for name in RULE if getattr(arguments, name)]
     if of_file and of_rule:
-        what, next = (
-            "the flags belong to two modes of this command.",
-            "use one mode: tokenscale pretokenize --help",
-        )
+        what = "the flags belong to two modes of this command."
+        next = "use one mode: tokenscale pretokenize --help"
         raise UserError(what, file=" ".join(of_file), corpus=" ".join(of_rule), next=next)
     if not of_rule:
-        return from_file.run(arguments)
+        return pretokenize_file.run(arguments)
     for name in RULE:
         if name != "tokenizer" and getattr(arguments, name) is None:
             raise UserError(f"--{name} is missing.", next="tokenscale pretokenize --help")
@@ -63,32 +62,38 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
     store = StoreSettings.parse(arguments.store)
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
-    part, parts = arguments.part, arguments.parts
+    part = arguments.part
+    parts = arguments.parts
     if parts < 1 or (part is not None and not 0 <= part < parts):
-        what, found = "--part must be from 0 to --parts - 1.", f"--part {part} --parts {parts}"
+        what = "--part must be from 0 to --parts - 1."
+        found = f"--part {part} --parts {parts}"
         raise UserError(what, found=found, next="--parts 8 --part 0, for example")
     documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     name = f"store {store.directory}" + (f", part {part}" if part is not None else "")
     progress = Progress(name, total=documents if part is None else None)
-    corpus, directory = arguments.corpus.parent, arguments.output.parent
-    with hold_run_folder(directory, f"the {name}", wait=wait):
+    corpus = arguments.corpus.parent
+    directory = arguments.output.parent
+    with hold_run_folder(directory, what=f"the {name}", wait=wait):
         if part is None and parts > 1:
-            manifest = merge_store(store, corpus, directory, parts)
+            manifest = merge_store(
+                store,
+                corpus_directory=corpus,
+                directory=directory,
+                parts=parts,
+            )
         else:
             options = {"engine": arguments.engine, "part": None if part is None else (part, parts)}
-            manifest = write_store(store, corpus, tokenizer.parent, directory, progress, **options)
+            manifest = write_store(
+                store,
+                corpus_directory=corpus,
+                tokenizer_directory=tokenizer.parent,
+                directory=directory,
+                report=progress,
+                **options,
+            )
     progress.close()
     if manifest["documents"] == 0:
         print(f"{progress.line()}; no documents fall into this part")
         return None
     print(f"{progress.line()}; {describe_store(manifest)}")
     return None
-
-
-def describe_store(manifest: dict[str, Any]) -> str:
-    """Return the counts of a store in one line."""
-    tokens = f"{manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens"
-    return (
-        f"{manifest['rows']:,} rows, {tokens} (fill {manifest['fill']:.2%}), "
-        f"{manifest['tokens_cut']:,} cut"
-    )

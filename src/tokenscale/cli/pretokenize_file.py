@@ -19,11 +19,10 @@ from typing import Any, Literal
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import lock_folder, sync, sync_tree
 from tokenscale.base.progress import Progress
-from tokenscale.cli.pretokenize import describe_store
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, read_texts
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
-from tokenscale.data.stores.writing import write_store
+from tokenscale.data.stores.writing import describe_store, write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.huggingface import BUILT, ResolvedTokenizer, resolve_tokenizer
 from tokenscale.data.tokenizers.load import build as build_tokenizer
@@ -46,18 +45,18 @@ class TextOptions:
 
     tokenizer_name: str = option(
         "tekken",
-        f"a folder, a name below {BUILT}, tekken, or NAME@COMMIT of the Hugging Face hub",
+        description=f"a folder, a name below {BUILT}, tekken, or NAME@COMMIT of the Hugging Face hub",
         metavar="NAME",
         path=True,
     )
     text_column: str | None = option(
         None,
-        "column or key of the text (default: text, else the only one that holds text)",
+        description="column or key of the text (default: text, else the only one that holds text)",
         metavar="NAME",
     )
     separator: str | None = option(
         None,
-        (
+        description=(
             r"text between the documents of a text file, such as '<|endoftext|>' or '\n' (default: "
             r"it is one)"
         ),
@@ -74,25 +73,41 @@ class FileSettings(TextOptions):
     """Settings for tokenizing a file, with the source studies' names."""
 
     input_path: str = option(
-        "", "Parquet, .jsonl or text; the last two also .gz, .zst", metavar="FILE", path=True
+        "",
+        description="Parquet, .jsonl or text; the last two also .gz, .zst",
+        metavar="FILE",
+        path=True,
     )
-    output_dir: str = option("", "folder of the token files", metavar="DIR", path=True)
+    output_dir: str = option(
+        "",
+        description="folder of the token files",
+        metavar="DIR",
+        path=True,
+    )
     max_length: int = option(
-        2048, "padded: positions per row (it stores one more token, the last label)", ge=8
+        2048,
+        description="padded: positions per row (it stores one more token, the last label)",
+        ge=8,
     )
-    batch_size: int = option(100, "documents per call of the tokenizer", ge=1)
+    batch_size: int = option(100, description="documents per call of the tokenizer", ge=1)
     format: tuple[Literal["padded", "token-list", "packed"], ...] = option(
-        ("padded", "token-list"), "one file for each; packed is not Parquet, the workflow makes it"
+        ("padded", "token-list"),
+        description="one file for each; packed is not Parquet, the workflow makes it",
     )
     compression: Literal["none", "snappy", "lz4", "zstd"] = option(
-        "snappy", "codec of the Parquet files"
+        "snappy", description="codec of the Parquet files"
     )
-    compression_level: int | None = option(None, "level of zstd (default 3)", ge=1, le=22)
+    compression_level: int | None = option(
+        None,
+        description="level of zstd (default 3)",
+        ge=1,
+        le=22,
+    )
     dtype: Literal["int32", "int64", "uint32"] = option(
-        "int32", "dtype of token ids; the studies had int64"
+        "int32", description="dtype of token ids; the studies had int64"
     )
-    row_group_rows: int = option(1000, "rows per Parquet row group", ge=1)
-    eos: bool = option(False, "end each document with EOS, beside its one BOS")
+    row_group_rows: int = option(1000, description="rows per Parquet row group", ge=1)
+    eos: bool = option(False, description="end each document with EOS, beside its one BOS")
 
 
 #: required ones first
@@ -104,7 +119,7 @@ FLAGS = sorted(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_flags(
         parser.add_argument_group("tokenize a text file into one Parquet file for each format"),
-        FLAGS,
+        flags=FLAGS,
     )
 
 
@@ -116,7 +131,7 @@ def run(arguments: argparse.Namespace) -> None:
     existing file that this command did not write with these settings, and while another process
     writes there.
     """
-    settings = FileSettings(**flags.parse_flags(arguments, FLAGS))
+    settings = FileSettings(**flags.parse_flags(arguments, flags=FLAGS))
     for name in ("input_path", "output_dir"):
         if not getattr(settings, name):
             raise UserError(
@@ -131,7 +146,8 @@ def run(arguments: argparse.Namespace) -> None:
     if settings.compression_level is not None and settings.compression != "zstd":
         what = f"the codec {settings.compression} has no level."
         raise UserError(what, flag="--compression-level", next="--compression zstd")
-    source, directory = Path(settings.input_path), Path(settings.output_dir)
+    source = Path(settings.input_path)
+    directory = Path(settings.output_dir)
     tokenizer = resolve_tokenizer(settings.tokenizer_name)
     if source.is_dir():
         raise UserError(
@@ -140,13 +156,18 @@ def run(arguments: argparse.Namespace) -> None:
             folder=source,
             next="name one of its files",
         )
-    check_present(source, "--input-path")
+    check_present(source, flag="--input-path")
     new = not directory.exists()
     aside = directory / f".{strip_extensions(source)}.building"
     try:
-        with lock_folder(aside, f"the tokens of {source}"):
+        with lock_folder(aside, what=f"the tokens of {source}"):
             try:
-                _write(settings, source, aside, tokenizer)
+                _write(
+                    settings,
+                    source,
+                    aside,
+                    tokenizer=tokenizer,
+                )
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
@@ -157,7 +178,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: ResolvedTokenizer) -> None:
     directory = aside.parent
-    corpus = _build_corpus(settings, source, aside / "corpus")
+    corpus = _build_corpus(settings, source, directory=aside / "corpus")
     left_out = corpus["cleaning"]["documents"]
     if left_out["read"] > left_out["kept"]:
         print(
@@ -172,7 +193,7 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
     folder = tokenizer.directory or kept
     if not (folder / "manifest.json").is_file():
         folder = aside / "tokenizer"
-        build_tokenizer(tokenizer.settings, folder)
+        build_tokenizer(tokenizer.settings, directory=folder)
     same: dict[str, Any] = {
         name: getattr(settings, name) for name in ("eos", "dtype", "row_group_rows")
     }
@@ -182,8 +203,8 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
     for form in dict.fromkeys(settings.format):
         store = StoreSettings(form, **same)
         name = f"{strip_extensions(source)}_tokenized_{form}_{settings.compression}"
-        single = SingleFile(name, _command_line(settings, store))
-        _check_free(single.list_files(directory), store, read_tokenizer(folder))
+        single = SingleFile(name, command=_command_line(settings, store))
+        _check_free(single.list_files(directory), store, tokenizer=read_tokenizer(folder))
         stores[single] = store
     folder = _copy_tokenizer(folder, kept)
     if "token-list" in settings.format:
@@ -191,7 +212,14 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
     for single, store in stores.items():
         progress = Progress(single.name, total=corpus["splits"]["train"]["rows"])
         batch: dict[str, Any] = {"batch_documents": settings.batch_size, "single": single}
-        manifest = write_store(store, aside / "corpus", folder, directory, progress, **batch)
+        manifest = write_store(
+            store,
+            corpus_directory=aside / "corpus",
+            tokenizer_directory=folder,
+            directory=directory,
+            report=progress,
+            **batch,
+        )
         progress.close()
         path = single.list_files(directory)[0]
         print(
@@ -235,7 +263,7 @@ def check_present(path: Path, flag: str) -> None:
     """
     if not path.is_file():
         near = find_nearest(
-            path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            path.name, words=[p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         )
         next = f"did you mean {path.parent / near}?" if near else "correct the path"
         raise UserError("the input file is missing.", flag=flag, requested=path, next=next)
@@ -252,11 +280,16 @@ def _build_corpus(settings: FileSettings, source: Path, directory: Path) -> dict
         )
         corpus = CorpusSettings(
             name=make_corpus_name(strip_extensions(source)),
-            source=choose_text_column(source, read, settings.text_column, print),
+            source=choose_text_column(
+                source,
+                source=read,
+                given=settings.text_column,
+                log=print,
+            ),
             cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
             validation_share=0.0,
         )
-        return build(corpus, directory, progress)
+        return build(corpus, directory, report=progress)
     except UserError as error:
         if error.facts.get("corpus") == str(directory):
             facts = {
@@ -315,7 +348,9 @@ def choose_text_column(
         ):
             with suppress(UserError):
                 other = replace(source, text_column=name)
-                found += [other] if isinstance(next(read_texts(path, other), None), str) else []
+                found += (
+                    [other] if isinstance(next(read_texts(path, source=other), None), str) else []
+                )
         if len(found) == 1:
             log(f"text column: {found[0].text_column}, the only one that holds text")
             return found[0]

@@ -4,7 +4,6 @@ The modules imported here are the code of a training.
 """
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -65,19 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.update({name: values[place] for name, values in arguments.by_local_rank.items()})
 
     if arguments.arm is not None:
+        from tokenscale.arms.train import train as train_arm
         from tokenscale.settings.run import RunSettings
 
-        # by name: not code of our own trainings
-        train = importlib.import_module("tokenscale.arms.train").train
         ranks = {
             "rank": int(os.environ.get("RANK", 0)),
             "world_size": int(os.environ.get("WORLD_SIZE", 1)),
         }
-        settings, more = (
-            RunSettings.from_json(arguments.settings),
-            {"attempt": arguments.attempt, **ranks},
-        )
-        train(
+        settings = RunSettings.from_json(arguments.settings)
+        more = {"attempt": arguments.attempt, **ranks}
+        train_arm(
             settings,
             arguments.store,
             arguments.arm,
@@ -124,7 +120,7 @@ def _run(arguments: argparse.Namespace, signals: Any) -> int:
         return PORT_TAKEN
     with wait_for_root_cause(world):
         if arguments.least_links:
-            world = check_links(world, arguments.least_links)
+            world = check_links(world, least=arguments.least_links)
         # an interruption is not a failure, which would kill the other ranks; the launcher reads it
         # from the log
         with suppress(Interrupted):

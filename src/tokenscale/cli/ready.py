@@ -18,7 +18,7 @@ from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_bytes
 from tokenscale.cli import check, doctor, main
 from tokenscale.cli.doctor import Finding
-from tokenscale.cli.plan_prices import RunPrices
+from tokenscale.cli.plan_prices import RunPrices, count_library_weights
 from tokenscale.costs.prices import sum_prices
 from tokenscale.runs.launch import submission
 from tokenscale.runs.launch.start import check_memory
@@ -59,13 +59,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict with the size of the work, and what is missing."""
     config = main.load_configuration(arguments)
-    names, prices = config.select_experiments(arguments.experiment), RunPrices(config)
+    names = config.select_experiments(arguments.experiment)
+    prices = RunPrices(config)
     findings = doctor.examine(
         Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE
     )
-    lacks = list(judge_machine(config, names, findings, arguments.profile))
-    lacks += find_problems(config, names, prices, arguments.profile)
-    for text in render(config, names, prices, lacks, colour=sys.stdout.isatty()):
+    lacks = list(
+        judge_machine(
+            config,
+            names,
+            findings,
+            profile=arguments.profile,
+        )
+    )
+    lacks += find_problems(
+        config,
+        names,
+        prices,
+        profile=arguments.profile,
+    )
+    for text in render(
+        config,
+        names,
+        prices=prices,
+        lacks=lacks,
+        colour=sys.stdout.isatty(),
+    ):
         print(text)
     return 2 if any(lack.refuses for lack in lacks) else 0
 
@@ -81,19 +100,27 @@ def render(
     """Yield the verdict with the runs that are left and their cost, then each lack with its next
     step.
     """
-    runs, missing = config.all_runs(list(names)), sum(lack.refuses for lack in lacks)
+    runs = config.all_runs(list(names))
+    missing = sum(lack.refuses for lack in lacks)
     left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
-    total, warnings = sum_prices(map(prices.price, left)), len(lacks) - missing
-    parts = [f"{missing} missing"] * bool(missing) + [count(warnings, "warning")] * bool(warnings)
+    total = sum_prices(map(prices.price, left))
+    warnings = len(lacks) - missing
+    parts = ([f"{missing} missing"] if missing else []) + (
+        [count(warnings, noun="warning")] if warnings else []
+    )
     parts += [
         f"{', '.join(names)} at scale {config.settings.scale}",
         f"{len(left)} of {len(runs)} runs to do",
     ]
     if left and total.timed and config.machine.gpus_per_node is not None:
         parts.append(f"{submission.format_hours({'': total})} node-hours")
-    parts += [format_bytes(total.bytes)] * bool(left)
+    if left:
+        parts += [format_bytes(total.bytes)]
     verdict = "not ready" if missing else "ready"
-    shown = f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m" if colour else verdict
+    if colour:
+        shown = f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m"
+    else:
+        shown = verdict
     yield f"{shown}: {', '.join(parts)}"
     for lack in sorted(lacks, key=lambda lack: not lack.refuses):
         yield f"  {'' if lack.refuses else 'warning  '}{textwrap.shorten(lack.what, 240)}"
@@ -110,37 +137,42 @@ def judge_machine(
     """Yield what this machine or cluster lacks for the experiments. A GPU is missed only where
     there are too few.
     """
-    runs, machine = [run.settings for run in config.all_runs(list(names)).values()], config.machine
+    runs = [run.settings for run in config.all_runs(list(names)).values()]
+    machine = config.machine
     ranks = max((run.layout.world_size for run in runs), default=1)
     on_gpus = max((run.layout.world_size for run in runs if run.device != "cpu"), default=0)
     devices = len(findings["gpu"].values.get("devices", [])) if "gpu" in findings else 0
-    unneeded = {"gpu", *["nccl"] * (not devices or on_gpus < 2), *["gloo"] * (ranks < 2)}
+    unneeded = {
+        "gpu",
+        *(["nccl"] if not devices or on_gpus < 2 else []),
+        *(["gloo"] if ranks < 2 else []),
+    }
     for name, finding in findings.items():
         if finding.verdict == "no" and name not in unneeded:
             yield Lack(f"{name}: {finding.fact}", finding.next)
         elif finding.verdict == "note" and name == "slurm":
-            yield Lack(f"{name}: {finding.fact}", finding.next, refuses=False)
+            yield Lack(what=f"{name}: {finding.fact}", next=finding.next, refuses=False)
     if 0 < devices < on_gpus:
         what = f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}"
-        yield Lack(what, "CUDA_VISIBLE_DEVICES= make run")
+        yield Lack(what, next="CUDA_VISIBLE_DEVICES= make run")
     partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
     wanted = _read_resources(profile).get("slurm_partition") if profile else None
     if partitions and wanted and wanted not in partitions:
         file = f"profiles/{Path(profile or '').name}/config.yaml"
         following = f"slurm_partition: one of {', '.join(partitions)}, in {file}"
-        yield Lack(f"the cluster has no partition {wanted}", following)
+        yield Lack(f"the cluster has no partition {wanted}", next=following)
     elif 0 < (there := partitions.get(wanted, 0)) < (machine.gpus_per_node or 0):
         what = (
             f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for "
             f"{machine.gpus_per_node}"
         )
         yield Lack(
-            what, f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
+            what, next=f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
         )
     if machine.container is not None and (image := _find_missing_image(machine.container)):
         yield Lack(
             f"the image of trainings is missing: {image}",
-            "build it: profiles/alps/README.md, step 5",
+            next="build it: profiles/alps/README.md, step 5",
         )
 
 
@@ -170,7 +202,9 @@ def find_problems(
             if problem.level != "note":
                 what = check.describe(config, name, problem)
                 yield Lack(
-                    f"{name}: {what}" if name else what, problem.next, problem.level == "refuse"
+                    what=f"{name}: {what}" if name else what,
+                    next=problem.next,
+                    refuses=problem.level == "refuse",
                 )
     runs = config.all_runs(list(names))
     left = [run_id for run_id in runs if not prices.is_done(run_id)]
@@ -185,7 +219,9 @@ def find_problems(
     for run_id in left:
         run = runs[run_id].settings
         try:
-            check_memory(run, config.machine, vocabulary=prices.read_vocabulary(run))
+            entries = prices.read_vocabulary(run)
+            counted = count_library_weights(run, vocabulary_size=entries)
+            check_memory(counted, config.machine, vocabulary=entries)
         except UserError as error:
             large.append((run_id, error))
     for run_id, lack in large[:1]:
@@ -196,12 +232,12 @@ def find_problems(
             for key, text in found.facts.items()
             if key in ("needed", "found", "budget")
         )
-        yield Lack(f"{found.what} {facts}".strip(), str(found.facts.get("next", "")))
+        yield Lack(f"{found.what} {facts}".strip(), next=str(found.facts.get("next", "")))
     stores = prices.count_stores(list(names)).predicted_bytes if left else 0
     needed = sum_prices(prices.price(runs[run_id]) for run_id in left).bytes + stores
     if needed > (free := shutil.disk_usage(".").free):
         what = f"results take about {format_bytes(needed)}, {format_bytes(free)} are free"
-        yield Lack(what, "free space (`df -h .`)")
+        yield Lack(what, next="free space (`df -h .`)")
 
 
 def _read_resources(profile: str) -> dict[str, Any]:

@@ -98,10 +98,8 @@ def _build_page(arguments: argparse.Namespace) -> str:
 
     experiments, tables, figures = _inputs(arguments)
     if arguments.of_several and len(experiments) > 1:
-        what, next = (
-            "--of-several is the page of one experiment.",
-            f"--experiments {experiments[0]}",
-        )
+        what = "--of-several is the page of one experiment."
+        next = f"--experiments {experiments[0]}"
         raise UserError(what, found=" ".join(experiments), next=next)
     if arguments.of_several:
         page.write_experiment(experiments[0], tables, figures, arguments.output)

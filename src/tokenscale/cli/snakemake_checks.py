@@ -19,7 +19,9 @@ class CallChecks:
     """Checks of one Snakemake call."""
 
     def __init__(self, workflow: Any, config: Config, call: Call):
-        self.workflow, self.config, self.call = workflow, config, call
+        self.workflow = workflow
+        self.config = config
+        self.call = call
 
     def start(self) -> None:
         """Wait for the jobs of this call. Raise UserError if they must not be submitted."""
@@ -42,7 +44,8 @@ class CallChecks:
         """Yield why jobs must not be submitted: options, accounts, the image, the budget."""
         from tokenscale.cli.plan_prices import RunPrices
 
-        config, machine = self.config, self.config.machine
+        config = self.config
+        machine = self.config.machine
         trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
         variables = submission.unset_variable_error(dict(job.resources.items()) for job in jobs)
         errors = [self._find_replaced_options(jobs), variables]
@@ -52,7 +55,7 @@ class CallChecks:
             lacking = find_missing_packages(settings, machine.container_packages)
             errors.append(
                 submission.missing_package_error(
-                    lacking, config.settings.machine or "", machine.container
+                    lacking, machine=config.settings.machine or "", container=machine.container
                 )
             )
         prices = RunPrices(config).sum_by_experiment(trained)
@@ -60,7 +63,8 @@ class CallChecks:
         yield from filter(None, errors)
 
     def _find_replaced_options(self, jobs: list[Any]) -> UserError | None:
-        maps, rules = internals.get_given_resources(self.workflow), {job.rule.name for job in jobs}
+        maps = internals.get_given_resources(self.workflow)
+        rules = {job.rule.name for job in jobs}
         return submission.replaced_options_error(
             find_replaced_entries(maps, rules, self.call.profile) if jobs else {}
         )
@@ -76,7 +80,7 @@ class CallChecks:
         from tokenscale.cli.snakemake_reasons import render
 
         if found := list_planned_jobs(internals.planned):
-            yield render(found, internals.get_targets(), self.call) + "\n"
+            yield render(found, targets=internals.get_targets(), call=self.call) + "\n"
         jobs = internals.get_jobs_to_submit(self.workflow)
         if error := self._find_replaced_options(jobs):
             yield error.render()
@@ -84,7 +88,9 @@ class CallChecks:
         prices = RunPrices(self.config)
         if self.config.machine.starter == "srun":
             allowed = self.config.settings.budget.node_hours
-            yield from submission.format_costs(prices.sum_by_experiment(trained), allowed)
+            yield from submission.format_costs(
+                prices.sum_by_experiment(trained), node_hours=allowed
+            )
         if trained:
             from tokenscale.cli import ready
 
@@ -96,9 +102,20 @@ class CallChecks:
             names = [
                 name for name in dict.fromkeys([*chosen, *self.config.available]) if name in planned
             ] or chosen
-            problems = list(ready.find_problems(self.config, names, prices, self.call.profile))
+            problems = list(
+                ready.find_problems(
+                    self.config,
+                    names,
+                    prices,
+                    profile=self.call.profile,
+                )
+            )
             yield from ready.render(
-                self.config, names, prices, problems, colour=sys.stderr.isatty()
+                self.config,
+                names,
+                prices=prices,
+                lacks=problems,
+                colour=sys.stderr.isatty(),
             )
 
     def _describe_reports(self) -> Iterator[str]:
@@ -107,7 +124,7 @@ class CallChecks:
         """
         if internals.get_jobs_to_run(self.workflow, unfinished=True):
             return
-        for page in internals.find_outputs(self.workflow, "build_page"):
+        for page in internals.find_outputs(self.workflow, rule="build_page"):
             log = Path("results/logs", Path(page).parent.name, "page.log")
             text = log.read_text(errors="replace") if log.is_file() else ""
             answers = text.partition(f"{page}\n")[2]

@@ -26,7 +26,7 @@ TESTED = "9.27"
 planned: list[dict[str, Any]] = []
 
 
-def get_internal(owner: Any, path: str) -> Any:
+def get_internal(owner: object, path: str) -> Any:
     """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
     for name in path.split("."):
         if not hasattr(owner, name):
@@ -54,7 +54,9 @@ class JobEvents(logging.Handler):
         try:
             if event := read_job_event(record):
                 how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                with open(open_file(self.file, how, follow=False), "a", encoding="utf-8") as opened:
+                with open(
+                    open_file(self.file, flags=how, follow=False), "a", encoding="utf-8"
+                ) as opened:
                     opened.write(json.dumps(event) + "\n")
         except Exception:  # as every handler of logging: it must not end the workflow
             self.handleError(record)
@@ -86,14 +88,14 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     return {"event": name, **facts, "slurm": of.get("aux", {}).get("external_jobid")}
 
 
-def record_jobs(workflow: Any) -> None:
+def record_jobs(workflow: object) -> None:
     """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has
     none.
     """
-    manager = get_internal(workflow, "logger_manager")
-    for log in get_internal(manager, "get_logfile")():
+    manager = get_internal(workflow, path="logger_manager")
+    for log in get_internal(manager, path="get_logfile")():
         if log.endswith(".snakemake.log"):
-            get_internal(manager, "logger").addHandler(
+            get_internal(manager, path="logger").addHandler(
                 JobEvents(str(Path(log).with_suffix(".jsonl")))
             )
 
@@ -115,7 +117,7 @@ class ExitOnError:
     Snakemake calls.
     """
 
-    def __init__(self, wrapped: Any):
+    def __init__(self, wrapped: object):
         self._wrapped = wrapped
 
     def __getattr__(self, name: str) -> Any:
@@ -134,7 +136,8 @@ def check_folder(folder: Path = Path(".snakemake")) -> None:
     """
     place = folder if folder.exists() else folder.absolute().parent
     if not os.access(place, os.W_OK):
-        user, following = place.stat().st_uid, "make it writable, or work in a copy of the project"
+        user = place.stat().st_uid
+        following = "make it writable, or work in a copy of the project"
         found = (
             f"it belongs to user {user}, this is {os.geteuid()}"
             if user != os.geteuid()
@@ -166,9 +169,10 @@ def wait_for_jobs_when_interrupted() -> None:
     it at once. SIGTERM is handled by a thread: Snakemake's handler takes a lock that the code it
     interrupts may hold, and hung the call.
     """
-    received, terminate = 0, signal.getsignal(signal.SIGTERM)
+    received = 0
+    terminate = signal.getsignal(signal.SIGTERM)
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         nonlocal received
         received += 1
         if received != 2:
@@ -186,48 +190,50 @@ def wait_for_jobs_when_interrupted() -> None:
         )
 
 
-def is_planned(workflow: Any) -> bool:
+def is_planned(workflow: object) -> bool:
     """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do
     not.
     """
-    return get_internal(workflow, "scheduler") is not None
+    return get_internal(workflow, path="scheduler") is not None
 
 
-def get_jobs_to_run(workflow: Any, unfinished: bool = False) -> list[Any]:
+def get_jobs_to_run(workflow: object, unfinished: bool = False) -> list[Any]:
     """Return the jobs that this call runs or has run, or only those that have not finished."""
-    return list(get_internal(workflow, "dag.needrun_jobs")(exclude_finished=unfinished))
+    return list(get_internal(workflow, path="dag.needrun_jobs")(exclude_finished=unfinished))
 
 
-def find_outputs(workflow: Any, rule: str) -> list[str]:
+def find_outputs(workflow: object, rule: str) -> list[str]:
     """Return the first output of each job of a rule that this call requests, whether it runs or is
     up to date.
     """
     return sorted(
-        job.output[0] for job in get_internal(workflow, "dag").jobs if job.rule.name == rule
+        job.output[0] for job in get_internal(workflow, path="dag").jobs if job.rule.name == rule
     )
 
 
-def get_jobs_to_submit(workflow: Any) -> list[Any]:
+def get_jobs_to_submit(workflow: object) -> list[Any]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
-    local = get_internal(workflow, "_localrules")
+    local = get_internal(workflow, path="_localrules")
     return [
         job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun
     ]
 
 
-def submits_jobs(workflow: Any) -> bool:
+def submits_jobs(workflow: object) -> bool:
     """Return whether this process submits jobs, instead of running them here or inside such a
     job.
     """
-    return get_internal(workflow, "non_local_exec") and not get_internal(workflow, "remote_exec")
+    return get_internal(workflow, path="non_local_exec") and not get_internal(
+        workflow, path="remote_exec"
+    )
 
 
-def get_given_resources(workflow: Any) -> dict[str, Any]:
+def get_given_resources(workflow: object) -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
     names = {"default-resources": "default_resources", "set-resources": "overwrite_resources"}
     names["set-threads"] = "overwrite_threads"
     return {
-        option: get_internal(workflow, f"resource_settings.{name}") or {}
+        option: get_internal(workflow, path=f"resource_settings.{name}") or {}
         for option, name in names.items()
     }
 
@@ -242,7 +248,7 @@ def check_call(
             raise UserError(
                 f"{flag} must be at least 1.", flag=flag, found=number, next=f"{flag} 2, or all"
             )
-    rules = list(get_internal(workflow, "rules"))
+    rules = list(get_internal(workflow, path="rules"))
     for target in targets:
         # the report of another configuration may be there
         there = os.path.exists(target) and not target.startswith("results/report")

@@ -112,7 +112,12 @@ def _job(event: dict[str, Any]) -> Job:
     message = event["message"].partition("    sbatch call:")[0].strip()
     reasons = split_reasons(event["reason"])
     return Job(
-        event["rule"], tuple(event["output"]), tuple(event["log"]), reasons, message, event["slurm"]
+        rule=event["rule"],
+        outputs=tuple(event["output"]),
+        logs=tuple(event["log"]),
+        reasons=reasons,
+        message=message,
+        slurm=event["slurm"],
     )
 
 

@@ -46,10 +46,11 @@ class Estimate:
         >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 1).render(), Estimate(0, 0).render()
         ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '1 job not estimated', 'nearly done')
         """
-        parts = [f"about {format_duration(_round_time(self.seconds))} left"] * (self.seconds > 0)
-        parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"] * (
-            self.without > 0
+        parts = (
+            [f"about {format_duration(_round_time(self.seconds))} left"] if self.seconds > 0 else []
         )
+        if self.without > 0:
+            parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"]
         return ", ".join(parts) or "nearly done"
 
 
@@ -69,7 +70,8 @@ class Progress:
         recorded: Mapping[str, Sequence[Interval]] | None = None,
         started_s: float = 0.0,
     ):
-        self.planned, self.started_s = Counter(counts), started_s
+        self.planned = Counter(counts)
+        self.started_s = started_s
         self.recorded = {
             rule: wall_clock_per_job(jobs) for rule, jobs in (recorded or {}).items() if jobs
         }
@@ -96,7 +98,12 @@ class Progress:
             and sum(job.rule == rule for job in self._jobs.values()) >= self.planned[rule]
         ):
             self.planned[rule] += 1
-        self.running[job_id] = self._jobs[job_id] = Job(number, rule, label, now)
+        self.running[job_id] = self._jobs[job_id] = Job(
+            number=number,
+            rule=rule,
+            label=label,
+            started_s=now,
+        )
         return self._jobs[job_id]
 
     def finish(self, job_id: int, now: float) -> tuple[Job, float] | None:
@@ -116,7 +123,8 @@ class Progress:
 
     def time_left(self, now: float) -> Estimate:
         """Estimate the rest of the call from the rules that have evidence."""
-        seconds, without = 0.0, 0
+        seconds = 0.0
+        without = 0
         for rule, count in self.planned.items():
             running = [job for job in self.running.values() if job.rule == rule]
             each = self.seconds_per_job(rule)
@@ -134,10 +142,8 @@ class Progress:
         """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of
         the rule.
         """
-        own, earlier = (
-            self.finished.get(rule, []),
-            [self.recorded[rule]] if rule in self.recorded else [],
-        )
+        own = self.finished.get(rule, [])
+        earlier = [self.recorded[rule]] if rule in self.recorded else []
         jobs = len(own) + len(earlier)
         return (sum(earlier) + wall_clock_per_job(own) * len(own)) / jobs if jobs else None
 
@@ -189,7 +195,9 @@ def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
     >>> wall_clock_per_job([(0, 10), (0, 10), (10, 20), (10, 20)])
     5.0
     """
-    ordered, total, reached = sorted(jobs), 0.0, float("-inf")
+    ordered = sorted(jobs)
+    total = 0.0
+    reached = float("-inf")
     for start, end in ordered:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
@@ -204,11 +212,9 @@ def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
     for path in records.rglob("*"):
         try:
             record = read_json(path)
-            rule, start, end = (
-                str(record["rule"]),
-                float(record["starttime"]),
-                float(record["endtime"]),
-            )
+            rule = str(record["rule"])
+            start = float(record["starttime"])
+            end = float(record["endtime"])
             # a job with several outputs has a record for each
             job = (rule, *map(str, record["log"]))
         except (UserError, ValueError, KeyError, TypeError, OverflowError):
@@ -225,5 +231,10 @@ def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
 
 def _round_time(seconds: float) -> float:
     """Round to 5 seconds below a minute, to half a minute below five minutes, then to minutes."""
-    step = 5 if seconds < 57.5 else 30 if seconds < 285 else 60
+    if seconds < 57.5:
+        step = 5
+    elif seconds < 285:
+        step = 30
+    else:
+        step = 60
     return max(5, step * round(seconds / step))

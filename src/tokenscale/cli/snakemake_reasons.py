@@ -86,7 +86,10 @@ def find_causes(jobs: list[Job]) -> list[Cause]:
         dependents = [jobs[n] for n in sorted(reached - set(direct))]
         found.append(
             Cause(
-                label, _describe_cause(label, sorted(texts)), [jobs[n] for n in direct], dependents
+                label=label,
+                text=_describe_cause(label, texts=sorted(texts)),
+                jobs=[jobs[n] for n in direct],
+                dependents=dependents,
             )
         )
     return sorted(
@@ -121,7 +124,7 @@ def _find_direct_causes(
         if reason == "updated":
             for file in files:
                 if f"{LISTINGS}/" in file:
-                    changed = list_changes(Path(file), ran_with.get((log, file), ""))
+                    changed = list_changes(Path(file), sha256=ran_with.get((log, file), ""))
                     yield from (("code", name) for name in changed or ["one of its source files"])
                 else:
                     yield "data", file
@@ -192,14 +195,13 @@ def _parse_values(text: str) -> list[Any]:
     return [settings, *sorted(other)]
 
 
-def _format_value(value: Any) -> str:
-    text = (
-        "default"
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-    )
+def _format_value(value: object) -> str:
+    if value is None:
+        text = "default"
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
@@ -207,16 +209,24 @@ def render(jobs: list[Job], targets: list[str], call: Call) -> str:
     """Return how much would run, each cause with its jobs, and the commands that avoid needless
     runs.
     """
-    found, trainings = find_causes(jobs), [job for job in jobs if job.kind == "run"]
+    found = find_causes(jobs)
+    trainings = [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
-        lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, 118)]
-        lines += wrap_text(" " * 12, listing(_list_jobs(cause.jobs)), 118)
+        lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, width=118)]
+        lines += wrap_text(" " * 12, text=listing(_list_jobs(cause.jobs)), width=118)
         if cause.dependents:
             lines += wrap_text(
-                " " * 9 + "-> ", listing(_list_jobs(cause.dependents, counted=True)), 118
+                " " * 9 + "-> ", text=listing(_list_jobs(cause.dependents, counted=True)), width=118
             )
-    hints = list(_suggest_commands(jobs, found, targets, call))
+    hints = list(
+        _suggest_commands(
+            jobs,
+            found,
+            targets,
+            call=call,
+        )
+    )
     return "\n".join([*lines, *([""] if hints else []), *map(as_typed, hints)])
 
 
@@ -224,7 +234,7 @@ def _describe_total(jobs: list[Job]) -> str:
     counts = Counter(job.kind if job.kind in ("run", "store") else "job" for job in jobs)
     parts = [_count(counts[kind], kind) for kind in ("run", "store") if counts[kind]]
     if counts["job"]:
-        parts.append(_count(counts["job"], "job").replace(" ", " other " if parts else " "))
+        parts.append(_count(counts["job"], kind="job").replace(" ", " other " if parts else " "))
     return f"{listing(parts)} would run."
 
 
@@ -235,7 +245,8 @@ def _describe_trainings(jobs: list[Job]) -> str:
     counts = sorted(Counter(sizes).items())
     text = "trainings: " + ", ".join(f"{n} on {count(size, 'rank')}" for size, n in counts)
     seconds = [_read_last_seconds(Path("results/runs") / job.name / "run.json") for job in jobs]
-    took, over_ranks = sum(seconds), sum(s * size for s, size in zip(seconds, sizes, strict=True))
+    took = sum(seconds)
+    over_ranks = sum(s * size for s, size in zip(seconds, sizes, strict=True))
     if ran := sum(s > 0 for s in seconds):
         text += (
             f"; last time{'' if ran == len(jobs) else f' {ran} of them'} took "
@@ -269,7 +280,9 @@ def _list_jobs(jobs: Iterable[Job], counted: bool = False) -> list[str]:
         elif kind in ("tables", "run table"):
             parts.append(f"{noun} of {experiments}")
         elif counted or len(of_kind) > 3:
-            parts.append(_count(len(of_kind), kind) + f" of {experiments}" * (kind == "figure"))
+            parts.append(
+                _count(len(of_kind), kind) + (f" of {experiments}" if kind == "figure" else "")
+            )
         else:
             parts.append(f"{noun} {listing(job.name for job in of_kind)}")
     return parts
@@ -306,4 +319,4 @@ def _suggest_commands(
 
 
 def _count(number: int, kind: str) -> str:
-    return count(number, kind, KINDS[kind][0] if kind in KINDS else None)
+    return count(number, noun=kind, plural=KINDS[kind][0] if kind in KINDS else None)

@@ -36,7 +36,8 @@ class Targets:
     """
 
     def __init__(self, config: Config, existing_only: bool = False):
-        self.config, self._existing_only = config, existing_only
+        self.config = config
+        self._existing_only = existing_only
         #: experiments of the report
         self.chosen = config.select_experiments(())
         #: experiments that may be requested; those that cannot run are refused when they are
@@ -124,11 +125,12 @@ class Targets:
         target.
         """
         if "/" not in target:
-            return find_nearest(target, rules)
+            return find_nearest(target, words=rules)
         figures = [
             f"results/figures/{e}/{f}.svg" for e in self.experiments for f in (*FIGURES, *ALIASES)
         ]
-        config, files = self.config, [*map(manifests.done_file, self.runs)]
+        config = self.config
+        files = [*map(manifests.done_file, self.runs)]
         files += [
             *map(manifests.corpus_manifest, config.corpora),
             *map(manifests.mixture_manifest, config.mixtures),
@@ -141,7 +143,7 @@ class Targets:
             for name in ("index.html", "report.pdf", "SHA256SUMS")
         ]
         return find_nearest(
-            target, [*files, *stores, *self.table_files(self.experiments), *figures, *reports]
+            target, words=[*files, *stores, *self.table_files(self.experiments), *figures, *reports]
         )
 
     # --- inputs of rules
@@ -151,7 +153,8 @@ class Targets:
         """Return the inputs of an experiment's tables by name. No rule makes the records of other
         programs' runs.
         """
-        own, config = self.config.experiment(experiment), self.config
+        own = self.config.experiment(experiment)
+        config = self.config
         found = {
             "stores": [manifests.store_manifest(*store) for store in config.stores([experiment])],
             "corpora": [
@@ -177,7 +180,7 @@ class Targets:
 
     def run_of(self, run_id: str) -> RunSettings:
         if run_id not in self.runs:
-            near = find_nearest(run_id, self.runs)
+            near = find_nearest(run_id, words=self.runs)
             hint = f"did you mean {near}?" if near else "snakemake -n -p runs lists them"
             folder = self.config.settings.experiments_folder
             raise UserError(f"no experiment has a run {run_id}.", folder=folder, next=hint)
@@ -188,7 +191,8 @@ class Targets:
         resumes from.
         """
         run = self.run_of(run_id)
-        named, state = manifests.list_manifests(run), list[str]()
+        named = manifests.list_manifests(run)
+        state = list[str]()
         if run.resume_from is not None:
             own = (writer := parse_run_id(run.resume_from)) in self.runs
             state = [
@@ -214,7 +218,11 @@ class Targets:
         found = self.config.corpora[corpus]
         if found.source.kind == "files":
             _check_files(found, CORPORA, self.config.file_of)
-        return [f"results/downloads/{corpus}/manifest.json"] * SOURCES[found.source.kind].downloaded
+        return (
+            [f"results/downloads/{corpus}/manifest.json"]
+            if SOURCES[found.source.kind].downloaded
+            else []
+        )
 
     def part_manifests(self, folder: str, corpus: str) -> list[str]:
         """Return the manifests of all parts of a corpus, or of one of its stores."""
@@ -268,7 +276,7 @@ class Targets:
         """Return the fingerprint of a corpus's or a part's source files: it shows Snakemake changes
         of large files.
         """
-        return fingerprint_sources(self.config.corpora[corpus], CORPORA, part)
+        return fingerprint_sources(self.config.corpora[corpus], folder=CORPORA, number=part)
 
     def claims_digest(self) -> str:
         """Return a digest of the claims' content. Raises UserError for wrong claims."""
@@ -276,7 +284,7 @@ class Targets:
         load_claims(ledger)
         return sha256_text(canonical_json(read_yaml(ledger)))
 
-    def settings(self, value: Any) -> str:
+    def settings(self, value: object) -> str:
         """Return `@FILE` for `--settings` with this settings object."""
         return self.arguments(settings=canonical_json(to_dict(value)))
 
@@ -297,8 +305,6 @@ class Targets:
         try:
             return write_arguments(path, words)
         except OSError as error:
-            what, hint = (
-                "the arguments of a job cannot be written.",
-                "make the folder results/arguments writable",
-            )
+            what = "the arguments of a job cannot be written."
+            hint = "make the folder results/arguments writable"
             raise UserError(what, file=path, reason=error.strerror, next=hint) from None

@@ -103,12 +103,14 @@ class StatusReport:
         elif not self.queue.jobs:
             yield "jobs   none of this folder in SLURM's queue"
         else:
-            jobs, now = self.queue.jobs, datetime.fromtimestamp(self.unix_s)
+            jobs = self.queue.jobs
+            now = datetime.fromtimestamp(self.unix_s)
             counts = Counter(job.state_name for job in jobs)
             yield f"jobs   {len(jobs)} of this folder: " + ", ".join(
                 f"{n} {state}" for state, n in counts.items()
             )
-            writers, lines = find_writers(jobs), _align(map(_format_job, jobs))
+            writers = find_writers(jobs)
+            lines = _align(map(_format_job, jobs))
             indent = " " * (4 + max(len(job.id) for job in jobs))
             for job, line in zip(jobs, lines, strict=True):
                 yield line.rstrip()
@@ -172,9 +174,18 @@ class StatusReport:
 
 def collect_status(folder: Path = Path()) -> StatusReport:
     """Query SLURM and read the runs below a project's folder."""
-    now, found, results = time.time(), query_queue(folder), folder / "results"
-    runs, parents = read_runs(results, found.jobs, now), tuple(map(str, list_folders(results)))
-    return StatusReport(found, runs, is_snakemake_running(folder), now, parents)
+    now = time.time()
+    found = query_queue(folder)
+    results = folder / "results"
+    runs = read_runs(results, found.jobs, now)
+    parents = tuple(map(str, list_folders(results)))
+    return StatusReport(
+        queue=found,
+        runs=runs,
+        snakemake_running=is_snakemake_running(folder),
+        unix_s=now,
+        folders=parents,
+    )
 
 
 def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
@@ -207,7 +218,7 @@ def _format_job(job: QueuedJob) -> tuple[str, ...]:
     # a job in its first second runs, although its used time is 0
     began = job.used_s or (job.used_s == 0 and job.state == "RUNNING")
     used = f"{format_duration(job.used_s)} of {limit}" if began else f"limit {limit}"
-    return job.id, job.state_name, job.label, used, job.nodes or count(job.node_count, "node")
+    return job.id, job.state_name, job.label, used, job.nodes or count(job.node_count, noun="node")
 
 
 def _explain_waiting(job: QueuedJob, now: datetime, indent: str) -> Iterator[str]:
@@ -236,4 +247,9 @@ def _format_run(run: RunState) -> tuple[str, ...]:
 
 def _wrap(text: str, width: int) -> list[str]:
     start = text[: len(text) - len(text.lstrip())]
-    return wrap_text(start, text.strip(), width, len(start) + 6)
+    return wrap_text(
+        start,
+        text=text.strip(),
+        width=width,
+        indent=len(start) + 6,
+    )

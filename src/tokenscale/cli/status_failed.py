@@ -32,7 +32,8 @@ def describe_failures(log: Path | None = None) -> str:
     events = log.with_suffix(".jsonl") if log else max(LOGS.glob("*.snakemake.jsonl"), default=None)
     if events is None:
         return "no job has run here yet"
-    log, jobs = events.with_suffix(".log"), read_failed_jobs(events)
+    log = events.with_suffix(".log")
+    jobs = read_failed_jobs(events)
     if named and not jobs:
         return ""
     ago = format_duration(
@@ -125,7 +126,10 @@ def _diagnose(job: Job) -> tuple[Hint | None, Path | None]:
     own = [path for path in logs if "logs/slurm" not in path.as_posix()]
     if job.kind == "run":
         attempts = [run.attempt for run in read_runs(Path("results")) if run.id == job.name]
-        own = find_logs(Path("results/runs", job.name), attempts[0] if attempts else None) or own
+        own = (
+            find_logs(Path("results/runs", job.name), attempt=attempts[0] if attempts else None)
+            or own
+        )
     written = [path for path in own if path.is_file() and path.stat().st_size]
     slurm = [path for path in logs if path not in own and path.is_file()]
     # SLURM's log begins with Snakemake's own start in the job and repeats the command, which may

@@ -140,7 +140,7 @@ def query_queue(folder: Path = Path()) -> Queue:
     if shutil.which("squeue") is None:
         return Queue(here=False)
     code, text = run_command(
-        ["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], LIMIT_S
+        ["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], timeout_s=LIMIT_S
     )
     if code != 0:
         first = next(iter(text.splitlines()), "") or f"squeue ended with {code}"
@@ -163,9 +163,18 @@ def _parse_job(fields: list[str], folder: Path) -> QueuedJob | None:
     # Snakemake sets the comment; a job that was submitted by hand only has a name
     described = re.fullmatch(r"(?:rule_|group_)(\w+?)(?:_wildcards_(.*))?", comment)
     rule, of = described.groups(default="") if described else (name, "")
-    times = parse_seconds(used), parse_seconds(limit), int(count) if count.isdigit() else 1
-    known = start if start not in ("", "N/A", "Unknown") else None
-    return QueuedJob(number, rule, of, state, reason.replace("_", " "), *times, nodes, known)
+    return QueuedJob(
+        id=number,
+        rule=rule,
+        of=of,
+        state=state,
+        reason=reason.replace("_", " "),
+        used_s=parse_seconds(used),
+        limit_s=parse_seconds(limit),
+        node_count=int(count) if count.isdigit() else 1,
+        nodes=nodes,
+        start=start if start not in ("", "N/A", "Unknown") else None,
+    )
 
 
 def parse_seconds(text: str) -> int | None:

@@ -88,7 +88,9 @@ def read_runs(
     ]
     # a job that was submitted by hand is named in the lock that it holds
     return [
-        _read_run(f, queued.get(f.name) or by_id.get(_read_owner(f, r"job (\S+)")), now)
+        _read_run(
+            f, job=queued.get(f.name) or by_id.get(_read_owner(f, pattern=r"job (\S+)")), now=now
+        )
         for f in begun
     ]
 
@@ -125,7 +127,8 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
         and written
         and written < now - job.used_s
     ):
-        status, written = {}, None  # from an attempt before this job, which has not written yet
+        status = {}
+        written = None  # from an attempt before this job, which has not written yet
     known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {
         "written_unix_s": written
     }
@@ -174,7 +177,7 @@ def _is_alive(folder: Path, written: float | None, now: float) -> bool:
     # a run that ended normally removed the owner
     if lock.is_file() and not read_tail(lock).strip():
         return False
-    boot = _read_owner(folder, "boot ([0-9a-f]+)")
+    boot = _read_owner(folder, pattern="boot ([0-9a-f]+)")
     elsewhere = boot != (get_boot_id() or "")[:8] or not Path("/proc/locks").is_file()
     return elsewhere and written is not None and now - written < FRESH_S
 

@@ -21,11 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     """Build the tokenizer and report its size."""
-    settings = from_json(TokenizerSettings, arguments.settings)
+    settings = from_json(TokenizerSettings, text=arguments.settings)
     start = time.monotonic()
     directory = arguments.output.parent
-    with hold_run_folder(directory, f"the tokenizer {settings.name}", wait=wait):
-        manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
+    with hold_run_folder(directory, what=f"the tokenizer {settings.name}", wait=wait):
+        manifest = build(
+            settings,
+            directory,
+            corpus_directory=arguments.corpus.parent if arguments.corpus else None,
+        )
     size = f"{manifest['vocabulary_size']:,} ids, file {format_bytes(manifest['file']['bytes'])}"
     print(
         f"tokenizer {manifest['name']} ({manifest['kind']}): {size}, "

@@ -25,4 +25,10 @@ def run(arguments: argparse.Namespace) -> None:
     def log(line: str) -> None:
         print(line, flush=True)
 
-    track(arguments.runs, arguments.to, arguments.output, follow=arguments.follow, log=log)
+    track(
+        arguments.runs,
+        arguments.to,
+        output=arguments.output,
+        follow=arguments.follow,
+        log=log,
+    )

@@ -3,7 +3,6 @@ torchrun.
 """
 
 import argparse
-import importlib
 import os
 
 from tokenscale.base.errors import as_typed
@@ -19,10 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = as_typed(
         usage + "       torchrun --nproc-per-node N -m tokenscale train [options]"
     )
-    flags.add_flags(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
+    flags.add_flags(
+        parser.add_argument_group("what to train, on what"), flags=source_studies.TRAIN_FLAGS
+    )
     flags.add_flags(
         parser.add_argument_group("the settings of a run (docs/settings.md)"),
-        source_studies.RUN_FLAGS,
+        flags=source_studies.RUN_FLAGS,
     )
 
 
@@ -32,7 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     A process that only starts ranks does not import torch.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return importlib.import_module("tokenscale.cli.train_torchrun").train_together(arguments)
+        from tokenscale.cli.train_torchrun import train_together
+
+        return train_together(arguments)
     job = prepare(parse_request(arguments))
     exit_code = start_run(job.run, job.output, job.manifests)
     if exit_code == 0:

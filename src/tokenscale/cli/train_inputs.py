@@ -24,6 +24,7 @@ from tokenscale.base.files import canonical_json, read_json, sha256_file, write_
 from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.mixture import write_mixture
+from tokenscale.cli.plan_prices import count_library_weights
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import (
     TEKKEN_VOCABULARY,
@@ -72,30 +73,42 @@ def prepare(request: Request, log: Log = say) -> PreparedRun:
     `log` receives a line for each input built. Raise UserError for inputs that cannot be obtained
     or do not fit.
     """
-    kind, size = request.run.tokenizer.kind, request.run.tokenizer.vocabulary_size
-    check_memory(request.run, vocabulary=TEKKEN_VOCABULARY if kind == "tekken" else size)
+    kind = request.run.tokenizer.kind
+    size = request.run.tokenizer.vocabulary_size
+    entries = TEKKEN_VOCABULARY if kind == "tekken" else size
+    check_memory(count_library_weights(request.run, vocabulary_size=entries), vocabulary=entries)
     for note in request.notes:
         log(note)
     if request.store is not None:
-        run, manifests = request.run, _open_pretokenized(request, request.store)
+        run = request.run
+        manifests = _open_pretokenized(request, request.store)
     else:
         run, manifests = _prepare_from_corpus(request, log)
     if request.epochs is not None:
-        steps = count_steps(request.epochs, run, manifests, log)
-        run = shorten_warmup(flags.replace_values(run, {"budget.steps": steps}), request.stated)
+        steps = count_steps(
+            request.epochs,
+            run,
+            manifests,
+            log=log,
+        )
+        run = shorten_warmup(
+            flags.replace_values(run, values={"budget.steps": steps}), request.stated
+        )
         log(f"{request.epochs:g} epochs are {steps:,} steps")
     check_run(run)
     if text := describe_long_step(run, manifests):
         log(text)
     note_folder(request.output_dir)
-    return PreparedRun(run, request.output_dir / run.identity / "done.json", manifests)
+    return PreparedRun(
+        run=run, output=request.output_dir / run.identity / "done.json", manifests=manifests
+    )
 
 
 def note_folder(folder: Path) -> None:
     """List a folder of runs for `status`, unless it is the workflow's."""
     if (place := folder.resolve()) != Path("results/runs").resolve():
         names = dict.fromkeys([*read_lines(Path(paths.RUN_FOLDERS)), str(place)])
-        write_text(paths.RUN_FOLDERS, "".join(f"{name}\n" for name in names))
+        write_text(paths.RUN_FOLDERS, text="".join(f"{name}\n" for name in names))
 
 
 def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | None:
@@ -143,7 +156,13 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
         "vocabulary_size": run.model.vocabulary_size,
     }
     sha256 = read_tokenizer(known)["file"]["sha256"] if known else None
-    open_store(store, run.store, requested_by="the run", tokenizer_sha256=sha256, **facts)
+    open_store(
+        store,
+        expected=run.store,
+        requested_by="the run",
+        tokenizer_sha256=sha256,
+        **facts,
+    )
     manifests = {"store": store}
     if request.tokenizer is not None and run.reads_tokenizer:
         manifests["tokenizer"] = request.tokenizer / "manifest.json"
@@ -179,16 +198,16 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
             next = "--target-column NAME names the translations, or leave --labels out"
             raise UserError(what, flag="--labels target", next=next)
     corpora = [ensure_corpus(settings) for settings in run.corpora]
-    tokenizer = ensure_tokenizer(run.tokenizer, request.tokenizer)
+    tokenizer = ensure_tokenizer(run.tokenizer, given=request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
     if run.model.vocabulary_size is not None and size > run.model.vocabulary_size:
-        raise vocabulary_error(run.model, run.tokenizer.name, size)
+        raise vocabulary_error(run.model, tokenizer=run.tokenizer.name, size=size)
     held_out = min(
         read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"] for corpus in corpora
     )
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
         log("no validation: the corpus holds out no documents")
-        run = flags.replace_values(run, {"validation.rows": 0})
+        run = flags.replace_values(run, values={"validation.rows": 0})
     if run.validation.bleu and held_out == 0:
         what = "BLEU needs held-out documents, and the corpus holds out none."
         next = (
@@ -202,7 +221,7 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
         if RawText(corpus.parent).needs_records:
             call("corpus", "--records", output=corpus.parent / "records/manifest.json")
     if run.reads_text:
-        manifests["corpus"] = _list_sources(run, "corpus", trained)
+        manifests["corpus"] = _list_sources(run, role="corpus", manifests=trained)
     if run.reads_tokenizer:
         manifests["tokenizer"] = tokenizer
     for role in ("store", "validation_store"):
@@ -210,7 +229,7 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
         if store is not None:
             read = trained if role == "store" else corpora
             found = [ensure_store(store, corpus, tokenizer) for corpus in read]
-            manifests[role] = _list_sources(run, role, found)
+            manifests[role] = _list_sources(run, role, manifests=found)
     return run, manifests
 
 
@@ -232,8 +251,10 @@ def call(command: str, *words: str, output: Path) -> Path:
     """Run a command that writes this manifest, and return its path. A folder that is new is removed
     if it fails.
     """
-    module, folder = importlib.import_module(f"tokenscale.cli.{command}"), output.parent
-    parser, new = argparse.ArgumentParser(), not folder.exists()
+    module = importlib.import_module(f"tokenscale.cli.{command}")
+    folder = output.parent
+    parser = argparse.ArgumentParser()
+    new = not folder.exists()
     module.add_arguments(parser)
     # what another process builds is not built a second time, under its readers
     options = {} if command == "download" else {"wait": False}
@@ -254,7 +275,7 @@ def ensure_corpus(settings: CorpusSettings) -> Path:
     or files.
     """
     output = Path(paths.corpus_manifest(settings.name))
-    if _is_current(settings, output.parent):
+    if _is_current(settings, directory=output.parent):
         return output
     words = ["--settings", canonical_json(to_dict(replace(settings, parts=1)))]
     if SOURCES[settings.source.kind].downloaded:
@@ -273,9 +294,11 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
         return False
     manifest = read_corpus_manifest(directory)
     if (directory / "build.json").is_file():  # missing if the corpus was copied
-        before = read_json(directory / "build.json", "record of the corpus").get("settings", {})
+        before = read_json(directory / "build.json", what="record of the corpus").get(
+            "settings", {}
+        )
         try:
-            before = decode(CorpusSettings, before)
+            before = decode(CorpusSettings, values=before)
         except UserError:  # written by a version with other settings
             return False
         if to_dict(before, science_only=True) != to_dict(settings, science_only=True):
@@ -329,7 +352,12 @@ def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
             "corpus_manifest_sha256": sha256_file(corpus),
         }
         with suppress(UserError):
-            open_store(path, store, tokenizer_name=made["name"], **hashes)
+            open_store(
+                path,
+                expected=store,
+                tokenizer_name=made["name"],
+                **hashes,
+            )
             return path
     words = ["--store", store.directory, "--corpus", str(corpus), "--tokenizer", str(tokenizer)]
     return call("pretokenize", *words, output=path)
@@ -357,14 +385,19 @@ def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log
 
 
 def _count_tokens(run: RunSettings, manifests: dict[str, Path]) -> int:
-    text, tokenizer = (
-        RawText(manifests["corpus"].parent, "train"),
-        load_tokenizer(manifests["tokenizer"].parent),
-    )
-    progress, tokens = Progress("counting", total=len(text)), 0
+    text = RawText(manifests["corpus"].parent, split="train")
+    tokenizer = load_tokenizer(manifests["tokenizer"].parent)
+    progress = Progress("counting", total=len(text))
+    tokens = 0
     for texts in text.batches():
         tokens += sum(
-            len(document) for document in encode_documents(tokenizer, texts, run.eos, text.pairs)
+            len(document)
+            for document in encode_documents(
+                tokenizer,
+                texts,
+                run.eos,
+                pairs=text.pairs,
+            )
         )
         progress(len(texts), sum(len(t.encode("utf-8")) for t in texts))
     progress.close()
@@ -378,7 +411,7 @@ def print_summary(directory: Path) -> None:
     try:
         from tokenscale.analysis.queries import summary_lines
     except ImportError as error:
-        outcome = read_json(directory / "run.json", "record of the run")["outcome"]
+        outcome = read_json(directory / "run.json", what="record of the run")["outcome"]
         print(f"run    {directory}  {outcome['status']} after {outcome['steps']} steps")
         print(
             f"       loss and speed need the package {error.name}, which is not installed",

@@ -83,8 +83,8 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     `world_size` is torchrun's, if it started this process. Raise UserError, naming the flag, for
     values that are not allowed, that contradict each other, or that no run can have.
     """
-    words = TrainOptions(**flags.parse_flags(arguments, studies.TRAIN_FLAGS))
-    stated = flags.parse_flags(arguments, studies.RUN_FLAGS)
+    words = TrainOptions(**flags.parse_flags(arguments, flags=studies.TRAIN_FLAGS))
+    stated = flags.parse_flags(arguments, flags=studies.RUN_FLAGS)
     output = Path(words.output_dir)
     blocking = next(
         (path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None
@@ -94,7 +94,7 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
             "the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder"
         )
     words, stated, translated = studies.translate_study_flags(
-        words, stated, world_size or words.world_size
+        words, stated, ranks=world_size or words.world_size
     )
     ranks = world_size or words.world_size
     _check_flags(words, stated, world_size)
@@ -120,7 +120,15 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
         values["layout.data"] = ranks // _count_model_ranks(values)
     values.setdefault("checkpoints.final", True)  # users of this command want the weights
     readers = values.get("layout.data", 1) * values.get("layout.shard", 1)
-    values = _derive_batch(words, file, stated, readers) | values
+    values = (
+        _derive_batch(
+            words,
+            file,
+            stated,
+            readers=readers,
+        )
+        | values
+    )
     if words.batch_size is not None and words.flag_of_study_003 and readers > 1:
         counts = (
             f"counts the rows of all ranks, as in study 003, which has {words.flag_of_study_003}"
@@ -129,19 +137,28 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
             f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time"
         )
     run, store, tokenizer, implied = _choose_data(words, model, notes)
-    given, values = frozenset(values), implied | values
+    given = frozenset(values)
+    values = implied | values
     run = flags.replace_values(run, values)
     if words.epochs is None:
-        run = shorten_warmup(run, values)
+        run = shorten_warmup(run, stated=values)
     check_run(run, steps_known=words.epochs is None)
-    return Request(run, output, given, words.epochs, store, tokenizer, tuple(notes))
+    return Request(
+        run=run,
+        output_dir=output,
+        stated=given,
+        epochs=words.epochs,
+        store=store,
+        tokenizer=tokenizer,
+        notes=tuple(notes),
+    )
 
 
 def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
     """Raise UserError for a value out of bounds, and the first of a run's problems, naming the
     flag.
     """
-    decode(RunSettings, to_dict(run))
+    decode(RunSettings, values=to_dict(run))
     for key, text in run.problems():
         if steps_known or key != "schedule.warmup_steps":
             facts = {"flag": find_flag(key), "setting": key, "reason": text}
@@ -155,7 +172,7 @@ def shorten_warmup(run: RunSettings, stated: Any) -> RunSettings:
     """
     if "schedule.warmup_steps" in stated or run.schedule.warmup_steps <= run.budget.steps:
         return run
-    return flags.replace_values(run, {"schedule.warmup_steps": run.budget.steps})
+    return flags.replace_values(run, values={"schedule.warmup_steps": run.budget.steps})
 
 
 def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | None) -> None:
@@ -173,18 +190,15 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
     for what, both in exclusive.items():
         if both:
             raise UserError(what, next="leave one of them out")
-    requested, found = f"--world-size {words.world_size}", f"WORLD_SIZE={world_size}"
+    requested = f"--world-size {words.world_size}"
+    found = f"WORLD_SIZE={world_size}"
     if world_size is not None and words.world_size not in (None, world_size):
-        what, next = (
-            "--world-size differs from torchrun's number of ranks.",
-            "leave --world-size out: torchrun sets it",
-        )
+        what = "--world-size differs from torchrun's number of ranks."
+        next = "leave --world-size out: torchrun sets it"
         raise UserError(what, flag=requested, found=found, next=next)
-    ranks, others, copies = (
-        world_size or words.world_size,
-        _count_model_ranks(stated),
-        stated.get("layout.data"),
-    )
+    ranks = world_size or words.world_size
+    others = _count_model_ranks(stated)
+    copies = stated.get("layout.data")
     if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
         given = " ".join(
             f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated
@@ -212,11 +226,11 @@ def _count_model_ranks(values: dict[str, Any]) -> int:
 
 def _choose_model(words: TrainOptions, file: StudyFile) -> ModelSettings:
     if words.model:
-        return studies.find_preset(words.model, "--model")
+        return studies.find_preset(words.model, flag="--model")
     if words.model_size:
-        return studies.find_preset(f"study-{words.model_size}", "--model-size")
+        return studies.find_preset(f"study-{words.model_size}", flag="--model-size")
     return file.model_settings(Path(words.config or "").stem) or studies.find_preset(
-        "llama-tiny", "--model"
+        "llama-tiny", flag="--model"
     )
 
 
@@ -254,7 +268,8 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
     """Return the dataset that the flags request, as --dataset-type and --pretokenized determine
     it.
     """
-    name, path = words.dataset, Path(words.dataset)
+    name = words.dataset
+    path = Path(words.dataset)
     on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not path.exists()
     config = _load_config() if on_hub else None
     if config is not None:
@@ -269,13 +284,24 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         and (of_file or (path / "manifest.json").is_file())
     ):
         _refuse_flags(words, "a pretokenized file", *COLUMNS, "data_path")
-        return _read_pretokenized(words, path, model, notes)
+        return _read_pretokenized(
+            words,
+            path,
+            model,
+            notes=notes,
+        )
     approach = studies.resolve_approach(words.dataset_type or "packed", words.pretokenized)
     mixture = None
     config = None if of_file or name == "dummy" else config or _load_config()
     if of_file:
         _refuse_flags(words, "a file", "data_path")
-        corpus = _define_corpus(words, path, CorpusSettings(), "--dataset", notes)
+        corpus = _define_corpus(
+            words,
+            path,
+            base=CorpusSettings(),
+            flag="--dataset",
+            notes=notes,
+        )
     elif name == "dummy":
         _refuse_flags(words, "dummy", *COLUMNS, "data_path")
         corpus = _define_dummy_corpus(model)
@@ -290,27 +316,51 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         )
     elif name in config.mixtures:
         _check_mixture(words, model)
-        corpus, mixture = CorpusSettings(name), config.mixtures[name]
+        corpus = CorpusSettings(name)
+        mixture = config.mixtures[name]
     elif name not in config.corpora:
         known = sorted({"dummy", *config.corpora, *config.mixtures})
-        near = find_nearest(name, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
+        near = find_nearest(
+            name, words=[*known, *(p.name for p in Path().iterdir() if p.is_file())]
+        )
         what = f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}."
         hint = f"did you mean {near!r}?" if near else "correct the path, or choose a corpus"
         hint = f"it is a folder: name one of its files, {name}/FILE" if path.is_dir() else hint
         raise UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
     elif words.data_path is not None:
         corpus = _define_corpus(
-            words, Path(words.data_path), config.corpora[name], "--data-path", notes
+            words,
+            path=Path(words.data_path),
+            base=config.corpora[name],
+            flag="--data-path",
+            notes=notes,
         )
     else:
         _refuse_flags(words, f"the corpus {name}", *COLUMNS)
         corpus = config.corpora[name]
-    tokenizer, directory = _choose_tokenizer(words, model, corpus, config, notes)
+    tokenizer, directory = _choose_tokenizer(
+        words,
+        model,
+        corpus=corpus,
+        config=config,
+        notes=notes,
+    )
     if _is_one_document(corpus.source):
         notes.append(
             f"{corpus.source.files[0]} is one document; --separator splits it into several"
         )
-    return RunSettings(corpus, tokenizer, model, approach, mixture=mixture), None, directory, {}
+    return (
+        RunSettings(
+            corpus=corpus,
+            tokenizer=tokenizer,
+            model=model,
+            approach=approach,
+            mixture=mixture,
+        ),
+        None,
+        directory,
+        {},
+    )
 
 
 def _load_config() -> Any:
@@ -374,13 +424,11 @@ def _read_pretokenized(
         next += "--text-column NAME if it holds text, to tokenize it before the training"
         facts = {"flag": "--dataset", "file": path, "expected": manifest_path.name}
         raise UserError("the pretokenized file has no manifest beside it.", **facts, next=next)
-    check_present(manifest_path if folder else path, "--dataset")
+    check_present(manifest_path if folder else path, flag="--dataset")
     # corpora and tokenizers also have a manifest
-    if folder and "format" not in read_json(manifest_path, "manifest"):
-        what, next = (
-            "the dataset's folder holds no token store.",
-            "name a store, or leave --pretokenized out",
-        )
+    if folder and "format" not in read_json(manifest_path, what="manifest"):
+        what = "the dataset's folder holds no token store."
+        next = "name a store, or leave --pretokenized out"
         raise UserError(what, flag="--dataset", folder=path, next=next)
     manifest = read_store_manifest(manifest_path)
     options = manifest["options"]
@@ -395,9 +443,24 @@ def _read_pretokenized(
     corpus = CorpusSettings(
         name=make_corpus_name(path.name if folder else path.stem), source=source
     )
-    approach = studies.resolve_approach(words.dataset_type or manifest["format"], True)
-    tokenizer, directory = _find_store_tokenizer(words, manifest_path, manifest, notes)
-    return RunSettings(corpus, tokenizer, model, approach), manifest_path, directory, values
+    approach = studies.resolve_approach(words.dataset_type or manifest["format"], pretokenized=True)
+    tokenizer, directory = _find_store_tokenizer(
+        words,
+        manifest_path,
+        manifest,
+        notes=notes,
+    )
+    return (
+        RunSettings(
+            corpus=corpus,
+            tokenizer=tokenizer,
+            model=model,
+            approach=approach,
+        ),
+        manifest_path,
+        directory,
+        values,
+    )
 
 
 def _find_store_tokenizer(
@@ -407,8 +470,10 @@ def _find_store_tokenizer(
     copy of it.
     """
     made = manifest["tokenizer"]
-    tokenizer = make_settings(made["name"], made["kind"], manifest["vocabulary_size"])
-    directory = find_store_tokenizer(path, made["file_sha256"])
+    tokenizer = make_settings(
+        made["name"], kind=made["kind"], vocabulary_size=manifest["vocabulary_size"]
+    )
+    directory = find_store_tokenizer(path, sha256=made["file_sha256"])
     if words.tokenizer_name is not None:
         found = resolve_tokenizer(words.tokenizer_name)
         notes += [found.note] if found.note else []
@@ -416,10 +481,8 @@ def _find_store_tokenizer(
             has = read_tokenizer(found.directory)
             for name in ("vocabulary_size", "bos_id", "eos_id"):
                 if has[name] != manifest[name]:
-                    theirs, ours = (
-                        f"{found.directory} has {name} {has[name]}",
-                        f"{path} has {name} {manifest[name]}",
-                    )
+                    theirs = f"{found.directory} has {name} {has[name]}"
+                    ours = f"{path} has {name} {manifest[name]}"
                     facts = {"flag": "--tokenizer-name", "tokenizer": theirs, "store": ours}
                     next = "name the tokenizer that made them, or leave --tokenizer-name out"
                     raise UserError(
@@ -427,7 +490,8 @@ def _find_store_tokenizer(
                     )
             # the store's name stays: it is part of the run's identity
             return tokenizer, found.directory
-        tokenizer, directory = found.settings, found.directory or directory
+        tokenizer = found.settings
+        directory = found.directory or directory
     if directory is None:
         known = "unknown" if made["file_sha256"] is None else f"{made['name']}, which is not here"
         text = (
@@ -466,7 +530,12 @@ def _define_corpus(
     one = _is_one_document(source)
     if not one:  # a wrong column or an unreadable file is reported before anything is written
         try:
-            source = choose_text_column(path, source, words.text_column, notes.append)
+            source = choose_text_column(
+                path,
+                source,
+                given=words.text_column,
+                log=notes.append,
+            )
             first = next(documents(source), None)
         except UserError as error:
             raise reword_for_flags(error) from None
@@ -498,10 +567,8 @@ def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
     """Define a corpus of random numbers that, with the control ids, fill the model's vocabulary."""
     numbers = (model.vocabulary_size or DUMMY_VOCABULARY) - CONTROL
     if numbers < 2:
-        what, next = (
-            "the model's vocabulary is too small for the dataset dummy.",
-            "name a dataset, or another model",
-        )
+        what = "the model's vocabulary is too small for the dataset dummy."
+        next = "name a dataset, or another model"
         has = f"{model.name} has {model.vocabulary_size} entries"
         raise UserError(what, model=has, expected="at least 5", next=next)
     source = SourceSettings(kind="dummy", documents=DUMMY_DOCUMENTS, vocabulary_size=numbers)
@@ -515,7 +582,8 @@ def _choose_tokenizer(
     words: TrainOptions, model: ModelSettings, corpus: CorpusSettings, config: Any, notes: list[str]
 ) -> tuple[TokenizerSettings, Path | None]:
     """Return (settings, folder if it is already built) of the tokenizer."""
-    room, name = model.vocabulary_size, words.tokenizer_name
+    room = model.vocabulary_size
+    name = words.tokenizer_name
     if name is None and corpus.source.kind == "dummy":
         size = corpus.source.vocabulary_size + CONTROL
         return TokenizerSettings(name=f"numbers-{size}", kind="numbers", vocabulary_size=size), None
@@ -529,17 +597,19 @@ def _choose_tokenizer(
             "vocabulary_size": entries,
         }
         return TokenizerSettings(name=f"bpe-{entries}-{corpus.name}", kind="bpe", **learnt), None
-    name, directory = name or "tekken", None
+    name = name or "tekken"
+    directory = None
     if config is not None and name in config.tokenizers:
         settings = config.tokenizers[name]
     else:
         found = resolve_tokenizer(name)
-        settings, directory = found.settings, found.directory
+        settings = found.settings
+        directory = found.directory
         notes += [found.note] if found.note else []
     size = read_tokenizer(directory)["vocabulary_size"] if directory else None
     size = TEKKEN_VOCABULARY if settings.kind == "tekken" else size
     if room is not None and size is not None and size > room:
-        raise vocabulary_error(model, settings.name, size)
+        raise vocabulary_error(model, tokenizer=settings.name, size=size)
     return settings, directory
 
 

@@ -38,9 +38,11 @@ def train_together(arguments: argparse.Namespace) -> int:
     Only rank 0 prints its UserError.
     """
     # joining needs only this setting; rank 0 reports a value that is not allowed, like all others
-    world = join(None, arguments.device or "auto")
+    world = join(None, device=arguments.device or "auto")
     with ExitStack() as stack:
-        plan, failure, finishing = None, None, None
+        plan = None
+        failure = None
+        finishing = None
         if world.rank == 0:
             try:
                 plan, finishing = _make_plan(arguments, world, stack)
@@ -48,7 +50,8 @@ def train_together(arguments: argparse.Namespace) -> int:
                 print(error.render(), file=sys.stderr, flush=True)
                 plan = {"exit": 2}
             except Exception as error:  # a bug: the other ranks must not wait forever
-                plan, failure = {"exit": 1}, error
+                plan = {"exit": 1}
+                failure = error
         plan = broadcast_from_rank_0(plan, world)
         if failure is not None:
             raise failure
@@ -56,7 +59,13 @@ def train_together(arguments: argparse.Namespace) -> int:
             run = RunSettings.from_json(plan["run"])
             inputs: dict[str, Any] = {role: Path(path) for role, path in plan["inputs"].items()}
             try:
-                train(run, Inputs(**inputs), Path(plan["directory"]), world, plan["attempt"])
+                train(
+                    run,
+                    inputs=Inputs(**inputs),
+                    directory=Path(plan["directory"]),
+                    world=world,
+                    attempt=plan["attempt"],
+                )
                 plan["exit"] = 0
                 if world.rank == 0 and not write_done_file(*finishing):
                     plan["exit"] = 1

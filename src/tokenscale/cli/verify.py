@@ -79,7 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
         faults = sum(not finding.note for finding in found)
         read = ", ".join(f"{name} {n}" for name, n in counts.items()) or "nothing"
         print(f"{path}: read {read}; {count(faults, 'fault') if faults else 'no faults'}")
-        codes.add(1 if faults else 3 if any(finding.unchecked for finding in found) else 0)
+        if faults:
+            codes.add(1)
+        elif any(finding.unchecked for finding in found):
+            codes.add(3)
+        else:
+            codes.add(0)
     return next((code for code in (1, 3) if code in codes), 0)
 
 
@@ -113,7 +118,7 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
             for text in link.unchecked
         )
         found += (Finding(text, note=True) for text in link.notes)
-    found += _find_unknown_entries(results / "tables", "*/manifest.json")
+    found += _find_unknown_entries(results / "tables", pattern="*/manifest.json")
     for path in sorted(path for path in results.iterdir() if verification.is_report(path)):
         counts["report"] += 1
         found += _errors_as_findings(_verify_report(path, results))
@@ -177,7 +182,7 @@ def _verify_files(
     folder: Path, files: list[dict[str, Any]], what: str, next: str, beside: Iterable[str] = ()
 ) -> Iterator[Finding]:
     """Check the files of a manifest byte by byte, and find files that it does not list."""
-    for name, fault in walk(folder, files, BESIDE.union(beside)):
+    for name, fault in walk(folder, files, beside=BESIDE.union(beside)):
         listed = Finding(f"{folder / name}: a file of the {what} is {fault}; next {next}")
         yield _extra(folder / name) if fault == UNLISTED else listed
 
@@ -206,12 +211,18 @@ def _compare_entries(
 def _verify_download(folder: Path) -> Iterator[Finding]:
     path = folder / "manifest.json"
     next = f"snakemake -f {path}"
-    manifest = read_record(path, "manifest of the download", next)
-    with report_malformed(path, "manifest of the download", next):
+    manifest = read_record(path, what="manifest of the download", next=next)
+    with report_malformed(path, what="manifest of the download", next=next):
         files = [
             file for listed in manifest.values() if isinstance(listed, list) for file in listed
         ]
-        yield from _verify_files(folder, files, "download", next, ["hashes.json"])
+        yield from _verify_files(
+            folder,
+            files,
+            what="download",
+            next=next,
+            beside=["hashes.json"],
+        )
 
 
 def _verify_corpus(folder: Path) -> Iterator[Finding]:
@@ -219,9 +230,13 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
     parts = [part_folder(folder, number) for number in range(manifest.get("parts", 0))]
     if overlap := state_held_out(manifest):
         yield Finding(overlap, note=True)
-    beside = ["records", *["parts"] * bool(parts)]
+    beside = ["records", *(["parts"] if parts else [])]
     yield from _verify_files(
-        folder, _list_corpus_files(manifest), "corpus", rebuild_corpus(folder), beside
+        folder,
+        files=_list_corpus_files(manifest),
+        what="corpus",
+        next=rebuild_corpus(folder),
+        beside=beside,
     )
     merged = [file for split in manifest["splits"].values() for file in split["files"]]
     for part in parts:
@@ -237,11 +252,23 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
 def _verify_corpus_part(
     folder: Path, part: Path, merged: list[dict[str, Any]]
 ) -> Iterator[Finding]:
-    path, next = part / "manifest.json", rebuild_corpus(part)
-    with report_malformed(path, "manifest of the part", next):
-        files = _list_corpus_files(read_json(path, "manifest of the part", next))
-        yield from _verify_files(part, files, "corpus", next)
-        yield from _compare_entries(folder, part, files, merged, rebuild_corpus(folder))
+    path = part / "manifest.json"
+    next = rebuild_corpus(part)
+    with report_malformed(path, what="manifest of the part", next=next):
+        files = _list_corpus_files(read_json(path, what="manifest of the part", next=next))
+        yield from _verify_files(
+            part,
+            files,
+            what="corpus",
+            next=next,
+        )
+        yield from _compare_entries(
+            folder,
+            part,
+            files=files,
+            merged=merged,
+            next=rebuild_corpus(folder),
+        )
 
 
 def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -257,18 +284,24 @@ def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 def _verify_tokenizer(folder: Path) -> Iterator[Finding]:
     manifest = read_tokenizer(folder)
     files = [manifest["file"], *manifest.get("derived", [])]
-    yield from _verify_files(folder, files, "tokenizer", restore_tokenizer(folder))
+    yield from _verify_files(
+        folder,
+        files,
+        what="tokenizer",
+        next=restore_tokenizer(folder),
+    )
 
 
 def _verify_store(folder: Path) -> Iterator[Finding]:
-    manifest, path = read_store_manifest(folder), folder / "manifest.json"
-    with report_malformed(path, "manifest of the token store", f"snakemake -f {path}"):
+    manifest = read_store_manifest(folder)
+    path = folder / "manifest.json"
+    with report_malformed(path, what="manifest of the token store", next=f"snakemake -f {path}"):
         settings = StoreSettings(manifest["format"], **manifest["options"])
-    open_store(folder, settings)
+    open_store(folder, expected=settings)
     yield from _verify_store_files(folder, manifest)
     for entry in manifest.get("parts", []):
         yield from _errors_as_findings(
-            _verify_store_part(folder, folder / entry["folder"], manifest["files"])
+            _verify_store_part(folder, part=folder / entry["folder"], merged=manifest["files"])
         )
     if "records" in manifest:
         yield from _verify_records(open_records(folder, manifest))
@@ -276,8 +309,14 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
 
 def _verify_store_part(folder: Path, part: Path, merged: list[dict[str, Any]]) -> Iterator[Finding]:
     found = read_store_manifest(part)
-    yield from _verify_store_files(part, found)
-    yield from _compare_entries(folder, part, found["files"], merged, rebuild_store(folder))
+    yield from _verify_store_files(part, manifest=found)
+    yield from _compare_entries(
+        folder,
+        part,
+        files=found["files"],
+        merged=merged,
+        next=rebuild_store(folder),
+    )
 
 
 def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Finding]:
@@ -285,15 +324,22 @@ def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Find
     left out.
     """
     listed = [file for file in list_files(manifest) if not file["name"].startswith("parts/")]
-    beside = [file["name"] for file in listed] + ["parts"] * ("parts" in manifest)
+    beside = [file["name"] for file in listed] + (["parts"] if "parts" in manifest else [])
     hashed = [file for file in listed if "sha256" in file]
-    yield from _verify_files(folder, hashed, "token store", rebuild_store(folder), beside)
+    yield from _verify_files(
+        folder,
+        files=hashed,
+        what="token store",
+        next=rebuild_store(folder),
+        beside=beside,
+    )
 
 
 def _verify_run(folder: Path) -> Iterator[Finding]:
     """Check the seal of a run's record, its logs against the record, and its checkpoints."""
-    path, done = folder / "run.json", folder / "done.json"
-    record = read_json(path, "run's record", RESTORE_RUN)
+    path = folder / "run.json"
+    done = folder / "done.json"
+    record = read_json(path, what="run's record", next=RESTORE_RUN)
     if not done.is_file() and isinstance(record, dict) and "seal" not in record:
         yield Finding(f"{folder}: the run has not ended; its logs are not sealed", note=True)
     elif read_sealed(path) is None:
@@ -305,7 +351,7 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
         )
         if not os.path.lexists(done):
             yield Finding(f"{done}: missing; snakemake {done} writes it from the record", note=True)
-        elif read_json(done, "mark of a run's end") != mark_end(folder.name, record):
+        elif read_json(done, what="mark of a run's end") != mark_end(folder.name, record):
             yield Finding(f"{done}: belongs to another record than run.json")
     launched = isinstance(record, dict) and "digest" in record  # from the attempt's record
     for path in (attempt / "attempt.json" for attempt in sorted(folder.glob("attempt=*"))):

@@ -57,14 +57,16 @@ def solve_nonnegative(columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
     `columns` [points, terms], `targets` [points]; returns [terms].
     """
     scale = np.linalg.norm(columns, axis=0)
-    best, found = float(targets @ targets), np.zeros(len(scale))
+    best = float(targets @ targets)
+    found = np.zeros(len(scale))
     for size in range(1, len(scale) + 1):
         for chosen in map(list, itertools.combinations(np.flatnonzero(scale), size)):
             part = columns[:, chosen] / scale[chosen]
             constants = np.linalg.pinv(part) @ targets
             error = float(((part @ constants - targets) ** 2).sum())
             if (constants >= 0).all() and error < best * (1 - 1e-12):
-                best, found = error, np.zeros(len(scale))
+                best = error
+                found = np.zeros(len(scale))
                 found[chosen] = constants / scale[chosen]
     return found
 
@@ -89,6 +91,8 @@ def fit_link(
         [hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes
     ]
     columns = np.asarray(laws) / np.asarray(seconds, dtype=float)[:, None]
-    constants = solve_nonnegative(columns, np.ones(len(sizes)))
+    constants = solve_nonnegative(columns, targets=np.ones(len(sizes)))
     alpha, beta = map(float, constants)
-    return Link(alpha, beta, latency), [float(r) for r in columns @ constants - 1]
+    return Link(alpha_s=alpha, beta_s_per_byte=beta, latency=latency), [
+        float(r) for r in columns @ constants - 1
+    ]

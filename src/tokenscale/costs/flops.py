@@ -2,7 +2,6 @@
 them.
 """
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -44,14 +43,28 @@ class Weights:
     blocks: int
 
 
+@dataclass(frozen=True)
+class CountedModel(ModelSettings):
+    """A model of `transformers`, whose weights only the library can count
+    (`train.models.library.count_weights`), with the numbers of them.
+    """
+
+    counted: Weights | None = None
+
+
+class UncountedModelError(ValueError):
+    """The weights of a model of `transformers` have not been counted."""
+
+
 def weights(model: ModelSettings) -> Weights:
     """Count the weights of a model. Vocabulary (`with_vocabulary`) and learned positions
-    (`with_positions`) must be resolved. A model of `transformers` is built on the meta device and
-    counted.
+    (`with_positions`) must be resolved. Raises UncountedModelError for a model of `transformers`
+    that is no `CountedModel`.
     """
+    if isinstance(model, CountedModel) and model.counted is not None:
+        return model.counted
     if model.transformers is not None:
-        # a layer above: by name
-        return importlib.import_module("tokenscale.train.models.library").weights(model)
+        raise UncountedModelError(f"the weights of {model.transformers} are not counted")
     if model.vocabulary_size is None:
         raise ValueError("the vocabulary size is not resolved yet")
     if model.positions == "learned" and model.maximum_positions is None:
@@ -62,21 +75,34 @@ def weights(model: ModelSettings) -> Weights:
     blocks = model.layers * sum(map(prod, block))
     matrices = model.layers * sum(prod(shape) for shape in block if len(shape) == 2)
     looked_up = others.get("positions", 0) + (0 if model.tied_embeddings else others["embedding"])
-    return Weights(sum(others.values()) + blocks, looked_up, matrices + others["embedding"], blocks)
+    return Weights(
+        total=sum(others.values()) + blocks,
+        looked_up=looked_up,
+        matrices=matrices + others["embedding"],
+        blocks=blocks,
+    )
 
 
 def list_weights(model: ModelSettings) -> Iterator[Weight]:
     """Yield all weights of a model in the order of its definition."""
-    wide, inner, key_value = (
-        model.dimension,
-        model.hidden,
-        model.key_value_heads * model.head_dimension,
-    )
+    wide = model.dimension
+    inner = model.hidden
+    key_value = model.key_value_heads * model.head_dimension
 
     def norm(name: str, layer: int | None = None) -> Iterator[Weight]:
-        yield Weight(f"{name}.weight", (wide,), None, layer)
+        yield Weight(
+            name=f"{name}.weight",
+            shape=(wide,),
+            cut=None,
+            layer=layer,
+        )
         if model.norm == "layer" and model.biases:
-            yield Weight(f"{name}.bias", (wide,), None, layer)
+            yield Weight(
+                name=f"{name}.bias",
+                shape=(wide,),
+                cut=None,
+                layer=layer,
+            )
 
     up = ("gate", "up") if model.activation == "swiglu" else ("up",)
     heads = model.attention_width
@@ -90,22 +116,42 @@ def list_weights(model: ModelSettings) -> Iterator[Weight]:
         *((name, inner, wide, 0) for name in up),
         ("down", wide, inner, 1),
     ]
-    yield Weight("embedding", (model.vocabulary_size, wide), 0)
+    yield Weight(name="embedding", shape=(model.vocabulary_size, wide), cut=0)
     if model.positions == "learned":
-        yield Weight("positions", (model.maximum_positions, wide), None)
+        yield Weight(name="positions", shape=(model.maximum_positions, wide), cut=None)
     for layer in range(model.layers):
         yield from norm("attention_norm", layer)
         yield from norm("feed_forward_norm", layer)
         if model.query_key_norm:
-            yield Weight("query_norm.weight", (model.head_dimension,), None, layer)
-            yield Weight("key_norm.weight", (model.head_dimension,), None, layer)
+            yield Weight(
+                name="query_norm.weight",
+                shape=(model.head_dimension,),
+                cut=None,
+                layer=layer,
+            )
+            yield Weight(
+                name="key_norm.weight",
+                shape=(model.head_dimension,),
+                cut=None,
+                layer=layer,
+            )
         for name, outputs, inputs, cut in linears:
-            yield Weight(f"{name}.weight", (outputs, inputs), cut, layer)
+            yield Weight(
+                name=f"{name}.weight",
+                shape=(outputs, inputs),
+                cut=cut,
+                layer=layer,
+            )
             if model.has_bias(name):
-                yield Weight(f"{name}.bias", (outputs,), 0 if cut == 0 else None, layer)
+                yield Weight(
+                    name=f"{name}.bias",
+                    shape=(outputs,),
+                    cut=0 if cut == 0 else None,
+                    layer=layer,
+                )
     yield from norm("norm")
     if not model.tied_embeddings:
-        yield Weight("head", (model.vocabulary_size, wide), 0)
+        yield Weight(name="head", shape=(model.vocabulary_size, wide), cut=0)
 
 
 def parameters(model: ModelSettings) -> int:
@@ -124,7 +170,10 @@ def flops_per_token(
     """
     count = weights(model)
     whole = 6 * (count.total - count.looked_up) + 3 * _attention(
-        model, sequence_length, convention, objective
+        model,
+        sequence_length,
+        convention,
+        objective=objective,
     )
     return OBJECTIVES[objective].flops * whole
 
@@ -143,13 +192,23 @@ def hardware_flops_per_token(
     attention, and adds nothing. By convention, recomputation inside attention kernels does not
     count.
     """
-    trained = flops_per_token(model, sequence_length, convention, objective)
+    trained = flops_per_token(
+        model,
+        sequence_length,
+        convention,
+        objective=objective,
+    )
     if checkpointing != "block":
         return trained
     return (
         trained
         + 2 * weights(model).blocks
-        + _attention(model, sequence_length, convention, objective)
+        + _attention(
+            model,
+            sequence_length,
+            convention,
+            objective=objective,
+        )
     )
 
 

@@ -46,23 +46,27 @@ def exchanged_bytes(run: RunSettings) -> int:
     ranks reduce their shards of gradients.
     """
     layout = run.layout
-    weights = _local_weights(run, layout.coordinate(0))
+    weights = _local_weights(run, coordinate=layout.coordinate(0))
     elements = sum(prod(w.shape) for w in weights)
     size = 2 if run.precision == "bf16-true" else 4
     reduced = 2 if layout.compression == "bf16" else size
     if layout.shard == 1:
-        return round(bus_factor("all_reduce", layout.data) * reduced * elements)
-    half = bus_factor("all_gather", layout.shard)
+        return round(bus_factor("all_reduce", ranks=layout.data) * reduced * elements)
+    half = bus_factor("all_gather", ranks=layout.shard)
     if layout.sharding == "zero1":
         return round(half * (2 * reduced + size) * elements)
-    padded = sum(_padded(w, layout.shard) for w in weights)
+    padded = sum(_padded(w, shards=layout.shard) for w in weights)
     gathered = float(padded)
     if layout.sharding == "zero3":
-        passes = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-        blocks = sum(_padded(w, layout.shard) for w in weights if w.layer is not None)
-        again = half if layout.reshard_to is None else bus_factor("all_gather", layout.reshard_to)
+        passes = micro_steps(
+            run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+        )
+        blocks = sum(_padded(w, shards=layout.shard) for w in weights if w.layer is not None)
+        again = (
+            half if layout.reshard_to is None else bus_factor("all_gather", ranks=layout.reshard_to)
+        )
         gathered = passes * (padded + blocks * again / half)
-    replicas = bus_factor("all_reduce", layout.data) * size * padded / layout.shard
+    replicas = bus_factor("all_reduce", ranks=layout.data) * size * padded / layout.shard
     return round(
         half * ((2 if layout.gather == "bf16" else size) * gathered + size * padded) + replicas
     )
@@ -91,26 +95,33 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     Not predicted: activations under torch.compile, of float8 products, and of models of
     `transformers`, whose weights are assumed to divide evenly.
     """
-    layout, size, activations = run.layout, 2 if run.precision == "bf16-true" else 4, None
+    layout = run.layout
+    size = 2 if run.precision == "bf16-true" else 4
+    activations = None
     if run.model.transformers is not None:
         count = weights(run.model.with_positions(run.sequence_length)).total
         mine = [-(-count // layout.shard)]
-        whole, scalars = count if layout.sharding == "zero1" else sum(mine), 0
+        whole = count if layout.sharding == "zero1" else sum(mine)
+        scalars = 0
     else:
         coordinate = layout.coordinate(rank)
         local = _local_weights(run, coordinate)
         mine = [
-            len(shard_rows(w.shape[0], coordinate.shard, layout.shard)) * prod(w.shape[1:])
+            len(shard_rows(w.shape[0], index=coordinate.shard, count=layout.shard))
+            * prod(w.shape[1:])
             for w in local
         ]
-        whole, scalars = (
-            sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine),
-            len(mine),
-        )
+        whole = sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine)
+        scalars = len(mine)
         if not (run.compile or run.float8):
-            activations = _Forward(run, coordinate, device).total_bytes(local)
+            activations = _Forward(run=run, coordinate=coordinate, device=device).total_bytes(local)
     moment = 4 if run.optimizer.moments == "fp32" else size
-    return Memory(size * whole, size * whole, 2 * moment * sum(mine) + 4 * scalars, activations)
+    return Memory(
+        parameters=size * whole,
+        gradients=size * whole,
+        optimizer=2 * moment * sum(mine) + 4 * scalars,
+        activations=activations,
+    )
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
@@ -136,13 +147,15 @@ def _local_weights(run: RunSettings, coordinate: MeshCoordinate) -> list[Weight]
     """Return the tensors of this rank's stages, in its tensor group's shards. A tied embedding is
     on the first and the last stage.
     """
-    model, layout = run.model.with_positions(run.sequence_length), run.layout
+    model = run.model.with_positions(run.sequence_length)
+    layout = run.layout
     layers = {layer for stage in _local_layers(run, coordinate) for layer in stage}
 
     def tensor_rows(rows: int) -> range:
-        return shard_rows(rows, coordinate.tensor, layout.tensor)
+        return shard_rows(rows, index=coordinate.tensor, count=layout.tensor)
 
-    first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
+    first = coordinate.pipeline == 0
+    last = coordinate.pipeline == layout.pipeline - 1
     ends = {"positions"} if first else set()
     if first or (last and model.tied_embeddings):
         ends.add("embedding")
@@ -164,13 +177,21 @@ class _Forward:
     """
 
     def __init__(self, run: RunSettings, coordinate: MeshCoordinate, device: Device):
-        layout, model = run.layout, run.model.with_positions(run.sequence_length)
-        self.run, self.model, self.layout, self.coordinate = run, model, layout, coordinate
-        self.device, self.fused = device, device == "cuda"
-        self.first, self.last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
-        self.steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
+        layout = run.layout
+        model = run.model.with_positions(run.sequence_length)
+        self.run = run
+        self.model = model
+        self.layout = layout
+        self.coordinate = coordinate
+        self.device = device
+        self.fused = device == "cuda"
+        self.first = coordinate.pipeline == 0
+        self.last = coordinate.pipeline == layout.pipeline - 1
+        self.steps = micro_steps(
+            run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+        )
         self.rows = len(
-            rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size)
+            rank_slots(run.global_batch, coordinate.data_rank, world_size=layout.data_parallel_size)
         )
         # a rank without rows computes an ignored one
         rows = max(1, min(run.micro_batch, self.rows))
@@ -194,12 +215,18 @@ class _Forward:
         """Return the bytes of all passes in flight, plus the weights that FSDP keeps gathered,
         once.
         """
-        run, layout, place = self.run, self.layout, self.coordinate.pipeline
+        run = self.run
+        layout = self.layout
+        place = self.coordinate.pipeline
         stages = _local_layers(run, self.coordinate)
         passes = 1
         if layout.pipeline > 1:
             order = build_schedule(
-                layout.schedule, place, layout.pipeline, self.steps, layout.stages_per_rank
+                layout.schedule,
+                rank=place,
+                ranks=layout.pipeline,
+                micro_batches=self.steps,
+                chunks=layout.stages_per_rank,
             )
             passes = max_in_flight(order)
         layers = stages[0]
@@ -218,7 +245,9 @@ class _Forward:
         saved += self.embedding_bytes() if self.first else 0
         saved += self.loss_bytes() if self.last and len(stages) == 1 else 0
         return (
-            passes * saved + self.message_bytes(passes, len(stages)) + self.gathered_bytes(weights)
+            passes * saved
+            + self.message_bytes(passes, stages=len(stages))
+            + self.gathered_bytes(weights)
         )
 
     def message_bytes(self, passes: int, stages: int) -> int:
@@ -246,10 +275,10 @@ class _Forward:
         stay = [w for w in weights if w.layer is None or layout.sharding == "zero2"]
         if layout.embedding_group:
             stay = [w for w in stay if w.name != "embedding"]
-        elements = sum(_padded(w, layout.shard) for w in stay)
+        elements = sum(_padded(w, shards=layout.shard) for w in stay)
         if layout.reshard_to:
             elements += (
-                sum(_padded(w, layout.shard) for w in weights if w.layer is not None)
+                sum(_padded(w, shards=layout.shard) for w in weights if w.layer is not None)
                 // layout.reshard_to
             )
         return self.stream * elements
@@ -324,7 +353,8 @@ class _Forward:
         """Return the bytes of queries, keys, values and the result by heads and for the output
         product; and of materialised scores, their softmax and dropout mask.
         """
-        model, result = self.model, self.product * self.all * self.wide
+        model = self.model
+        result = self.product * self.all * self.wide
         if self.keeps_scores:
             scores = self.score_rows * self.run.sequence_length
             return 4 * (3 * self.all * self.wide + 3 * scores) + result + self.head_norm_bytes()
@@ -345,8 +375,13 @@ class _Forward:
         """Return the bytes of the last norm, and of log-probabilities and labels, or a chunked
         loss's gradients.
         """
-        model, elements = self.model, self.all * self.model.dimension
-        entries = len(shard_rows(model.vocabulary_size, self.coordinate.tensor, self.layout.tensor))
+        model = self.model
+        elements = self.all * self.model.dimension
+        entries = len(
+            shard_rows(
+                model.vocabulary_size, index=self.coordinate.tensor, count=self.layout.tensor
+            )
+        )
         vocabulary = aligned_rows(entries, self.device)
         if self.run.loss_chunk or self.layout.tensor > 1:
             return self.norm_bytes() + self.stream * (elements + vocabulary * model.dimension)

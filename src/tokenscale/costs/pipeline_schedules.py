@@ -41,7 +41,10 @@ def build_schedule(
     if name == "1f1b":
         warm = min(ranks - rank - 1, micro_batches)
         return _alternate(
-            warm, micro_batches, lambda number: (number, 0), lambda number: (number, 0)
+            warm,
+            total=micro_batches,
+            forward=lambda number: (number, 0),
+            backward=lambda number: (number, 0),
         )
     if name == "interleaved":
         if micro_batches % ranks:
@@ -52,7 +55,10 @@ def build_schedule(
         chunk = [number // ranks % chunks for number in range(total)]
         warm = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
         return _alternate(
-            warm, total, lambda n: (micro[n], chunk[n]), lambda n: (micro[n], chunks - 1 - chunk[n])
+            warm,
+            total,
+            forward=lambda n: (micro[n], chunk[n]),
+            backward=lambda n: (micro[n], chunks - 1 - chunk[n]),
         )
     raise ValueError(f"unknown schedule {name!r}")
 
@@ -78,10 +84,15 @@ def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """
     found: list[Action] = []
     done = 0
-    for action in build_schedule("1f1b", rank, ranks, micro_batches):
+    for action in build_schedule(
+        "1f1b",
+        rank,
+        ranks,
+        micro_batches=micro_batches,
+    ):
         found.append(action)
         if action.kind == "B" and action.micro - done >= rank:
-            found.append(Action("W", done))
+            found.append(Action("W", micro=done))
             done += 1
     return found + [Action("W", micro) for micro in range(done, micro_batches)]
 
@@ -104,11 +115,21 @@ def bubble_share(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> 
     - 1) / (v m + p - 1) for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1)
     / p for naive. A backward pass takes twice the time of a forward pass, B and W half of it each.
     """
-    orders = [build_schedule(name, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    orders = [
+        build_schedule(
+            name,
+            rank,
+            ranks=ranks,
+            micro_batches=micro_batches,
+            chunks=chunks,
+        )
+        for rank in range(ranks)
+    ]
     cut = any(action.kind == "W" for action in orders[0])
     cost = {"F": 1.0 / chunks, "B": 2.0 / chunks / (2 if cut else 1), "W": 2.0 / chunks / 2}
     ended: dict[tuple[str, int, int], float] = {}  # (kind, micro, stage) → when
-    clocks, places = [0.0] * ranks, [0] * ranks
+    clocks = [0.0] * ranks
+    places = [0] * ranks
     last = ranks * chunks - 1
     while any(place < len(order) for place, order in zip(places, orders, strict=True)):
         started = list(places)
@@ -138,7 +159,9 @@ def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> li
     vocabulary size.
     """
     head = 6 * model.vocabulary_size * model.dimension
-    block = round((flops_per_token(model, sequence_length, Convention.FULL) - head) / model.layers)
+    block = round(
+        (flops_per_token(model, sequence_length, convention=Convention.FULL) - head) / model.layers
+    )
     return partition_costs([block] * (model.layers - 1) + [block + head], stages)
 
 

@@ -11,8 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from tokenscale.base.errors import UserError
-from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
+from tokenscale.costs.flops import (
+    Convention,
+    UncountedModelError,
+    flops_per_token,
+    hardware_flops_per_token,
+    weights,
+)
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.data.order.permutation import micro_steps
@@ -30,10 +35,13 @@ UTILISATION = 0.3
 STARTING_S = 120.0
 #: bytes of a line of steps.jsonl (measured: 590 to 600), of the rest of a rank's logs, and of a
 #: run's records and log
-LINE_BYTES, RANK_BYTES, RUN_BYTES = 600, 1_000, 25_000
+LINE_BYTES = 600
+RANK_BYTES = 1_000
+RUN_BYTES = 25_000
 #: done.json, run.json, status.json, .lock, attempt.json and the rule's log; of a rank steps, spans
 #: and events
-RUN_FILES, RANK_FILES = 6, 3
+RUN_FILES = 6
+RANK_FILES = 3
 #: tokenizer.json or its like, and its manifest, which lie in every checkpoint
 TOKENIZER_FILES = 2
 #: smallest time limit of a training job: a first start from a cold image and file system can take
@@ -44,7 +52,8 @@ SHORTEST_MINUTES = 30
 USEFUL_SHARE = 7 / 8
 #: least share of text in a row: greedy packing leaves no two rows half empty, a stream fills every
 #: row
-PACKED_FILL, STREAM_FILL = 1 / 2, 1
+PACKED_FILL = 1 / 2
+STREAM_FILL = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,8 @@ class Total:
 
 
 def sum_prices(prices: Iterable[Price]) -> Total:
-    prices, names = list(prices), ("node_hours", "gpu_hours", "bytes", "files", "measured")
+    prices = list(prices)
+    names = ("node_hours", "gpu_hours", "bytes", "files", "measured")
     return Total(
         runs=len(prices),
         **{name: sum(getattr(price, name) or 0 for price in prices) for name in names},
@@ -148,34 +158,46 @@ def estimate_run(
         unknown = (
             f"the tokenizer {run.tokenizer.name}, which decides the vocabulary, is not built yet"
         )
-        steps, _ = _count_steps(run, None, rows)
+        steps, _ = _count_steps(run, model=None, rows=rows)
     else:
         model = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
         try:
             weighs = weights(model).total
             steps, unknown = _count_steps(run, model, rows)
-            seconds, slow = _estimate_seconds(run, model, machine, steps)
+            seconds, slow = _estimate_seconds(
+                run,
+                model,
+                machine,
+                steps=steps,
+            )
             unknown = None if seconds is not None else slow or unknown
-        except (ImportError, UserError):
+        except UncountedModelError:
             unknown = (
                 f"the library transformers, which builds {run.model.transformers}, is not installed"
             )
     if run.budget.kind == "wall_s" and seconds is None:
-        seconds, unknown = STARTING_S + run.budget.wall_s, None
+        seconds = STARTING_S + run.budget.wall_s
+        unknown = None
     counted = run.budget.kind in ("epochs", "useful_tokens") and rows is not None
     bound = rows.bound if counted and seconds is not None else None
     if seconds is None and machine.starter == "srun":
-        seconds, bound, unknown = (
-            60.0 * machine.minutes,
-            f"the time limit of their jobs: {unknown}",
-            None,
-        )
+        seconds = 60.0 * machine.minutes
+        bound = f"the time limit of their jobs: {unknown}"
+        unknown = None
     kept, passing, files = _estimate_checkpoints(run, weighs)
     logs = RUN_BYTES + layout.world_size * (RANK_BYTES + LINE_BYTES * (steps or 0))
     submitted = machine.starter == "srun"  # SLURM's own log is kept as well
     files += RUN_FILES + submitted + layout.world_size * (RANK_FILES + (run.profile.steps > 0))
     return Price(
-        layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown, bound
+        ranks=layout.world_size,
+        nodes=nodes,
+        seconds=seconds,
+        steps=steps,
+        bytes=logs + kept,
+        passing_bytes=passing,
+        files=files,
+        unknown=unknown,
+        bound=bound,
     )
 
 
@@ -229,7 +251,10 @@ def _count_steps(
         last = budget.steps
     elif budget.kind == "flops":
         row = run.sequence_length * flops_per_token(
-            model, run.sequence_length, Convention.FULL, run.objective
+            model,
+            run.sequence_length,
+            convention=Convention.FULL,
+            objective=run.objective,
         )
         last = max(1, math.ceil(budget.flops / (row * run.global_batch)))
     elif rows is None:
@@ -256,20 +281,26 @@ def _estimate_seconds(
         return None, "they keep to the CPU (device: cpu)"
     if machine.device is None:
         return None, f"the machine ({machine.name}) states no device"
-    peak = peak_flops(machine.device, run.number_format)
+    peak = peak_flops(machine.device, number=run.number_format)
     if peak is None:
         return None, f"no peak of {machine.device} in {run.number_format} is known"
     # FLOP/s of all ranks
     speed = run.layout.world_size * peak * UTILISATION * (1 - pipeline_bubble(run))
     row = run.sequence_length * hardware_flops_per_token(
-        model, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
+        model,
+        run.sequence_length,
+        convention=Convention.FULL,
+        checkpointing=run.activation_checkpointing,
+        objective=run.objective,
     )
     if run.budget.kind == "wall_s":
-        training, between = run.budget.wall_s, 0
+        training = run.budget.wall_s
+        between = 0
     elif steps is None:
         return None, None
     else:
-        training, before = steps * run.global_batch * row / speed, start_step(run)
+        training = steps * run.global_batch * row / speed
+        before = start_step(run)
         every = run.validation.every
         between = (before + steps - 1) // every - before // every if every else 0
     passes = (run.validation.at_start and not start_step(run)) + run.validation.at_end + between
@@ -281,7 +312,9 @@ def pipeline_bubble(run: RunSettings) -> float:
     layout = run.layout
     if layout.pipeline == 1:
         return 0.0
-    passes = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
+    passes = micro_steps(
+        run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+    )
     return _cached_bubble(layout.schedule, layout.pipeline, passes, layout.stages_per_rank)
 
 
@@ -292,11 +325,10 @@ def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]
     """Return (bytes kept, bytes of states deleted at the end, files kept). A resume state adds
     AdamW's two moments.
     """
-    requested, size = run.checkpoints, (2 if run.precision == "bf16-true" else 4) * weighs
-    models, states = (
-        requested.final + requested.best,
-        requested.keep_last * requested.keep_resume_state,
-    )
+    requested = run.checkpoints
+    size = (2 if run.precision == "bf16-true" else 4) * weighs
+    models = requested.final + requested.best
+    states = requested.keep_last * requested.keep_resume_state
     # the next state is complete before the oldest is deleted
     written = (
         requested.keep_last + 1

@@ -36,10 +36,8 @@ def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> li
     found = read_mixture(path)
     expected = [corpus.name for corpus in (run.corpora if held_out else run.trained_corpora)]
     if list(found) != expected:
-        what, next = (
-            "the manifest of the mixture has other sources than the run.",
-            f"snakemake -f {path}",
-        )
+        what = "the manifest of the mixture has other sources than the run."
+        next = f"snakemake -f {path}"
         raise UserError(
             what, file=path, expected=", ".join(expected), found=", ".join(found), next=next
         )
@@ -53,11 +51,17 @@ def read_mixture(path: Path) -> dict[str, Path]:
     is missing or has changed.
     """
     next = f"snakemake -f {path}"
-    manifest = read_manifest_file(path, "mixture", VERSION, next, sealed=True)
+    manifest = read_manifest_file(
+        path,
+        what="mixture",
+        newest=VERSION,
+        next=next,
+        sealed=True,
+    )
     found = {}
-    with report_malformed(path, "manifest of the mixture", next):
+    with report_malformed(path, what="manifest of the mixture", next=next):
         for source in manifest["sources"]:
-            check_types(source, {"name": str, "manifest": str, "sha256": str})
+            check_types(source, fields={"name": str, "manifest": str, "sha256": str})
     for source in manifest["sources"]:
         file = Path(os.path.normpath(path.parent / source["manifest"]))
         if not file.is_file():
@@ -68,10 +72,8 @@ def read_mixture(path: Path) -> dict[str, Path]:
                 next=f"snakemake {file}",
             )
         if (digest := sha256_file(file)) != source["sha256"]:
-            what, expected = (
-                "a source of the mixture was built again with other content.",
-                source["sha256"],
-            )
+            what = "a source of the mixture was built again with other content."
+            expected = source["sha256"]
             raise UserError(
                 what, source=source["name"], file=file, expected=expected, found=digest, next=next
             )
@@ -87,11 +89,11 @@ def open_order(run: RunSettings, sizes: list[int]) -> ShuffledOrder | MixtureOrd
         return ShuffledOrder(sizes[0], run.effective_seed)
     for corpus, size in zip(run.trained_corpora, sizes, strict=True):
         if size == 0:
-            what, next = (
-                "a source of the mixture has no training documents.",
-                "give it documents, or the weight 0",
-            )
+            what = "a source of the mixture has no training documents."
+            next = "give it documents, or the weight 0"
             raise UserError(what, mixture=run.corpus.name, source=corpus.name, next=next)
     weights = [[stage.weights[n] for n in mixture.trained] for stage in mixture.stages]
     starts = mixture.stage_starts(run.sequence_length)
-    return MixtureOrder(sizes, list(zip(starts, weights, strict=True)), run.effective_seed)
+    return MixtureOrder(
+        sizes=sizes, stages=list(zip(starts, weights, strict=True)), seed=run.effective_seed
+    )

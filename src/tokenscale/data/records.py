@@ -33,7 +33,8 @@ OPEN_FILES = 128
 #: tables of all files together that a reader keeps in memory
 TABLE_BYTES = 64 << 20
 #: bytes of a table's row, and what a read needs of two of them: start, checksum, end
-_ROW, _ENTRY = 16, struct.Struct("<QQQ")
+_ROW = 16
+_ENTRY = struct.Struct("<QQQ")
 
 
 def smallest_dtype(vocabulary_size: int) -> np.dtype:
@@ -49,7 +50,7 @@ def write_records(
     """
     table: list[np.ndarray] = []
     first = number = 0
-    with open(open_file(path, REPLACE, follow=False), "wb") as file:
+    with open(open_file(path, flags=REPLACE, follow=False), "wb") as file:
         for values, lengths in parts:
             data = memoryview(np.ascontiguousarray(values, dtype=dtype)).cast("B")
             file.write(data)
@@ -60,7 +61,8 @@ def write_records(
             for n, length in enumerate((lengths * dtype.itemsize).tolist()):
                 rows[n, 1] = xxh3_64_intdigest(data[end : (end := end + length)], number + n)
             table.append(rows)
-            first, number = first + int(lengths.sum()), number + len(lengths)
+            first = first + int(lengths.sum())
+            number = number + len(lengths)
         file.write(b"\0" * (-file.tell() % 8))
         table.append(np.array([[first, 0]], dtype="<u8"))
         whole = np.concatenate(table)
@@ -120,12 +122,10 @@ class Records:
         rebuild: Callable[[str], str],
         vocabulary_size: int | None = None,
     ):
-        self._files, self._dtype, self._what, self._rebuild = (
-            entries,
-            np.dtype(dtype),
-            what,
-            rebuild,
-        )
+        self._files = entries
+        self._dtype = np.dtype(dtype)
+        self._what = what
+        self._rebuild = rebuild
         self._width = self._dtype.itemsize
         self._paths = [folder / entry["name"] for entry in entries]
         self._first = [0, *accumulate(entry["records"] for entry in entries)]
@@ -144,7 +144,9 @@ class Records:
         if not 0 <= i < self._first[-1]:
             raise IndexError(f"record {i} of {self._first[-1]}")
         number = bisect_right(self._first, i) - 1
-        row, file, width = i - self._first[number], self._files[number], self._width
+        row = i - self._first[number]
+        file = self._files[number]
+        width = self._width
         descriptor = self._open[number]
         if self._tables is None:
             position = file["bytes"] - (file["records"] + 1 - row) * _ROW
@@ -155,17 +157,28 @@ class Records:
             start, checksum, end = _ENTRY.unpack_from(table, row * _ROW)
         if not 0 <= start <= end <= file["bytes"] // width:
             raise self._changed(
-                number, None, "impossible positions", record=f"{row:,} of {file['records']:,}"
+                number,
+                expected=None,
+                found="impossible positions",
+                record=f"{row:,} of {file['records']:,}",
             )
         values = np.empty(end - start, dtype=self._dtype)
         os.preadv(descriptor, [values], start * width)
         if (found := xxh3_64_intdigest(values, row)) != checksum:
             place = f"{row:,} of {file['records']:,}, byte {start * width:,} on"
-            raise self._changed(number, f"XXH3 {checksum:016x}", f"XXH3 {found:016x}", record=place)
+            raise self._changed(
+                number,
+                expected=f"XXH3 {checksum:016x}",
+                found=f"XXH3 {found:016x}",
+                record=place,
+            )
         # faster than max()
         if self._limit and end > start and values[values.argmax()] >= self._limit:
             raise vocabulary_error(
-                self._paths[number], int(values.max()), self._limit, self._rebuild(file["name"])
+                self._paths[number],
+                found=int(values.max()),
+                vocabulary_size=self._limit,
+                next=self._rebuild(file["name"]),
             )
         return values
 
@@ -191,16 +204,28 @@ class Records:
         file = self._files[number]
         position = file["bytes"] - (file["records"] + 1) * _ROW
         table = np.fromfile(self._paths[number], dtype="<u8", offset=position).reshape(-1, 2)
-        checksum, table[-1, 1] = int(table[-1, 1]), 0
+        checksum = int(table[-1, 1])
+        table[-1, 1] = 0
         if (found := xxh3_64_intdigest(table)) != checksum:
-            expected, place = f"XXH3 {checksum:016x}", f"from byte {position:,} on"
-            raise self._changed(number, expected, f"XXH3 {found:016x}", table=place)
+            expected = f"XXH3 {checksum:016x}"
+            place = f"from byte {position:,} on"
+            raise self._changed(
+                number,
+                expected,
+                found=f"XXH3 {found:016x}",
+                table=place,
+            )
         return table
 
     def _changed(self, number: int, expected: str | None, found: str, **place: str) -> UserError:
         next = self._rebuild(self._files[number]["name"])
         return changed_error(
-            f"a file of the {self._what}", self._paths[number], expected, found, next, **place
+            f"a file of the {self._what}",
+            file=self._paths[number],
+            expected=expected,
+            found=found,
+            next=next,
+            **place,
         )
 
 

@@ -71,7 +71,8 @@ def _activation(inputs: Any, settings: Settings) -> Tensor | None:
     other.
     """
     last, shape = inputs
-    function, gate = ACTIVATIONS[settings["activation"]], settings["gated"]
+    function = ACTIVATIONS[settings["activation"]]
+    gate = settings["gated"]
     if not last or any(value.shape != shape for value in last[: 1 if gate == "no" else 2]):
         return None
     if gate == "no":
@@ -83,7 +84,8 @@ def _activation(inputs: Any, settings: Settings) -> Tensor | None:
 
 def _attention(inputs: Any, settings: Settings) -> Tensor:
     """Return attention [B, T, q's width] of queries, keys and values [B, T, width]."""
-    width, length = settings["head width"], inputs[0].shape[1]
+    width = settings["head width"]
+    length = inputs[0].shape[1]
     q, k, v = (value.unflatten(-1, (-1, width)).transpose(1, 2) for value in inputs)
     if settings["rope base"] is not None:
         q, k = (_rotate(value, settings) for value in (q, k))
@@ -139,7 +141,8 @@ def _update(inputs: Any, settings: Settings) -> Tensor | None:
         second = beta2 * second + float(1 - two) * gradient.square()
     if settings["bias correction"] == "on":
         first = first / float(1 - one ** (step + 1))
-    second, epsilon = second / float(1 - two ** (step + 1)), group.get("eps", 1e-8)
+    second = second / float(1 - two ** (step + 1))
+    epsilon = group.get("eps", 1e-8)
     inside = settings["epsilon"] == "inside the root"
     update = (
         -group["lr"] * first / ((second + epsilon).sqrt() if inside else second.sqrt() + epsilon)
@@ -171,26 +174,31 @@ class Formula:
 #: `tests/arm_cases.py`); llm.c needs "rounded to fp32"
 FORMULAS = {
     "linear": Formula(
-        _linear, 1, {"weight": ("[out, in]", "[in, out]"), "precision": ("fp32", "bfloat16")}
+        compute=_linear,
+        combined=1,
+        settings={"weight": ("[out, in]", "[in, out]"), "precision": ("fp32", "bfloat16")},
     ),
     "norm": Formula(
-        _norm,
-        3,
-        {
+        compute=_norm,
+        combined=3,
+        settings={
             "norm epsilon": (1e-5, 1e-6, 1e-8, 1e-3),
             "kind of norm": ("RMS", "layer"),
             "weight of the norm": ("applied", "plus one"),
         },
     ),
     "activation": Formula(
-        _activation,
-        2,
-        {"gated": ("no", "by the first", "by the second"), "activation": tuple(ACTIVATIONS)},
+        compute=_activation,
+        combined=2,
+        settings={
+            "gated": ("no", "by the first", "by the second"),
+            "activation": tuple(ACTIVATIONS),
+        },
     ),
     "attention": Formula(
-        _attention,
-        3,
-        {
+        compute=_attention,
+        combined=3,
+        settings={
             "head width": (),  # the divisors of the width
             "rope base": (None, 10_000.0, 500_000.0),
             "rope pairs": ("halves", "neighbours"),
@@ -200,9 +208,9 @@ FORMULAS = {
         },
     ),
     "update": Formula(
-        _update,
-        0,
-        {
+        compute=_update,
+        combined=0,
+        settings={
             "constants": ("exact", "rounded to fp32"),
             "bias correction": ("on", "of the second moment only"),
             "decay times learning rate": ("yes", "no"),
@@ -242,7 +250,8 @@ def _search(
             if value != start[name]
         )
 
-    combined, others = names[: formula.combined], names[formula.combined :]
+    combined = names[: formula.combined]
+    others = names[formula.combined :]
     usual = {name: values[name][0] for name in others}
     starts = [
         dict(zip(combined, found, strict=True)) | usual
@@ -259,7 +268,7 @@ def _search(
 def _try(parity: Parity, found: Tensor | None, predicted: Tensor | None, allowed: float) -> bool:
     """Return whether one hypothesis reproduces a value."""
     parity.tried += 1
-    distance = difference(found, predicted)
+    distance = difference(found, b=predicted)
     return distance is not None and distance <= allowed
 
 
@@ -276,14 +285,19 @@ def find_cause(parity: Parity, first: Comparison) -> Cause | None:
         text = (
             f"{fewer} drops sequences of the batch (a micro-batch?): {first.a} in A, {first.b} in B"
         )
-        return _cause("sequences per step", first.a, first.b, text)
+        return _cause(
+            "sequences per step",
+            first.a,
+            first.b,
+            text=text,
+        )
     return EXPLAIN[first.stage.split()[0]](parity, first)
 
 
 def _cause(
     setting: str,
-    a: Any,
-    b: Any,
+    a: object,
+    b: object,
     text: str | None = None,
     *,
     where: str = "",
@@ -293,7 +307,7 @@ def _cause(
     return {"setting": setting, "a": a, "b": b, "text": text, "evidence": list(evidence)}
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else "absent" if value is None else str(value)
 
 
@@ -318,7 +332,13 @@ def _name(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
         )
         for side, settings, near in (("A", a, near_a), ("B", b, near_b))
     ]
-    return _cause(names[0], a[names[0]], b[names[0]], where=where, evidence=evidence)
+    return _cause(
+        names[0],
+        a=a[names[0]],
+        b=b[names[0]],
+        where=where,
+        evidence=evidence,
+    )
 
 
 def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
@@ -329,19 +349,33 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
             f"weight tying: {name} is a parameter of its own in {own}, and tied to {partner} in "
             f"{tied}"
         )
-        return _cause("weight tying", tied == "A", tied == "B", text)
+        return _cause(
+            "weight tying",
+            a=tied == "A",
+            b=tied == "B",
+            text=text,
+        )
     if alignment.unequal:
         names = _few([name for match in alignment.unequal for name in match.a])
         return _cause(
-            "initial weights", None, None, f"initial weights: {names} have other values in B"
+            "initial weights",
+            a=None,
+            b=None,
+            text=f"initial weights: {names} have other values in B",
         )
-    a, b = alignment.only_a, alignment.only_b
+    a = alignment.only_a
+    b = alignment.only_b
     setting = "bias" if all("bias" in name for name in a + b) else "parameters"
     text = (
         f"{setting}: "
         f"{' and '.join(f'{_few(only)} only in {side}' for only, side in ((a, 'A'), (b, 'B')) if only)}"
     )
-    return _cause(setting, _few(a), _few(b), text)
+    return _cause(
+        setting,
+        a=_few(a),
+        b=_few(b),
+        text=text,
+    )
 
 
 # --- modules
@@ -350,21 +384,38 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
 
 def _explain_module(parity: Parity, first: Comparison) -> Cause:
     before = list(itertools.takewhile(lambda anchor: anchor is not first.anchor, parity.anchors))
-    where, allowed = first.anchor.name("a"), MULTIPLE * max(first.floor, RESOLUTION)
+    where = first.anchor.name("a")
+    allowed = MULTIPLE * max(first.floor, RESOLUTION)
     if first.stage == "module output":
-        cause = _explain_output(parity, first.anchor, where, allowed)
+        cause = _explain_output(
+            parity,
+            first.anchor,
+            where,
+            allowed=allowed,
+        )
     else:
         parts = [anchor.a[0]["module"].split(".") for anchor in (*before[-1:], first.anchor)]
         common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
         where = f"{'.'.join(common) or 'the model'} (input of {where})"
-        cause = _explain_input(parity, first.anchor, before, where, allowed)
+        cause = _explain_input(
+            parity,
+            first.anchor,
+            before=before,
+            where=where,
+            allowed=allowed,
+        )
     if cause:
         return cause
     text = f"module {where}: no setting that was tried explains the difference"
     ran = {name for entry in parity.b.facts["trace"] for name in entry["parameters"]}
     if idle := [name for name in parity.b.parameters if name not in ran]:
         text += f"; B does not call the modules of {_few(idle)}"
-    return _cause("unexplained", None, None, text)
+    return _cause(
+        "unexplained",
+        a=None,
+        b=None,
+        text=text,
+    )
 
 
 def _read(parity: Parity, anchor: Anchor, kind: str) -> dict[str, Any]:
@@ -385,7 +436,7 @@ def _explain_value(
     """
 
     def distance(side: str, settings: Settings) -> float:
-        found = difference(values[side], formula.compute(inputs[side], settings))
+        found = difference(values[side], b=formula.compute(inputs[side], settings))
         return math.inf if found is None else found / allowed
 
     found = _search(parity, formula, distance, **known)
@@ -394,7 +445,9 @@ def _explain_value(
 
 def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) -> Cause | None:
     """Explain an output that differs where the input agrees: of norms and linear layers."""
-    x, y, inputs = _read(parity, anchor, "inputs"), _read(parity, anchor, "outputs"), {}
+    x = _read(parity, anchor, kind="inputs")
+    y = _read(parity, anchor, kind="outputs")
+    inputs = {}
     if (
         any(x[side] is None or y[side] is None for side in "ab")
         or len(anchor.a) + len(anchor.b) > 2
@@ -404,10 +457,8 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
         recording: Recording = getattr(parity, side)
         weights = {}  # by number of dimensions: 1 of norms, 2 matrices; 0 is the bias
         for name in getattr(anchor, side)[0]["parameters"]:
-            shape, value = (
-                recording.parameters[name]["shape"],
-                recording.detail("initial", "", name),
-            )
+            shape = recording.parameters[name]["shape"]
+            value = recording.detail("initial", kind="", name=name)
             if value.numel() == math.prod(shape):  # else a sample
                 weights[0 if name.endswith("bias") else len(shape)] = value.view(shape)
         inputs[side] = x[side], weights
@@ -415,11 +466,27 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
     if not known or not x["a"].is_floating_point():
         return None
     formula = FORMULAS["linear" if 2 in known else "norm"]
-    cause = _explain_value(parity, formula, where, inputs, y, allowed)
+    cause = _explain_value(
+        parity,
+        formula,
+        where=where,
+        inputs=inputs,
+        values=y,
+        allowed=allowed,
+    )
     text = (
         f"layout of the weights of {where}: the same values are transposed or in another order in B"
     )
-    return _cause("layout of the weights", None, None, text) if cause == {} else cause
+    return (
+        _cause(
+            "layout of the weights",
+            a=None,
+            b=None,
+            text=text,
+        )
+        if cause == {}
+        else cause
+    )
 
 
 def _explain_input(
@@ -428,7 +495,7 @@ def _explain_input(
     """Explain an input that differs where all modules before it agree: what is computed between
     modules.
     """
-    x = _read(parity, anchor, "inputs")
+    x = _read(parity, anchor, kind="inputs")
     if x["a"] is None or x["b"] is None:
         return None
     if not x["a"].is_floating_point():
@@ -437,16 +504,35 @@ def _explain_input(
         how = f"B's are A's {shift[0]:+d}" if len(shift) == 1 else "they are others"
         return _cause(
             "positions or ids",
-            None,
-            None,
-            f"positions or ids that {anchor.name('a')} looks up: {how}",
+            a=None,
+            b=None,
+            text=f"positions or ids that {anchor.name('a')} looks up: {how}",
         )
-    last = {side: _linear_outputs(parity, before, side) for side in "ab"}
+    last = {side: _linear_outputs(parity, anchors=before, side=side) for side in "ab"}
     inputs = {side: (last[side], x[side].shape) for side in "ab"}
     return (
-        _explain_value(parity, FORMULAS["activation"], where, inputs, x, allowed)
-        or _explain_attention(parity, last, x, where, allowed)
-        or _explain_sum(parity, before, x, where, allowed)
+        _explain_value(
+            parity,
+            formula=FORMULAS["activation"],
+            where=where,
+            inputs=inputs,
+            values=x,
+            allowed=allowed,
+        )
+        or _explain_attention(
+            parity,
+            last,
+            x=x,
+            where=where,
+            allowed=allowed,
+        )
+        or _explain_sum(
+            parity,
+            before,
+            x=x,
+            where=where,
+            allowed=allowed,
+        )
     )
 
 
@@ -454,7 +540,7 @@ def _linear_outputs(parity: Parity, anchors: list[Anchor], side: str) -> list[Te
     """Return the outputs of the last linear layers, latest first, up to the norm before them."""
     found = []
     for anchor in reversed(anchors):
-        value = _read(parity, anchor, "outputs")[side]
+        value = _read(parity, anchor, kind="outputs")[side]
         if value is None or _is_norm(parity, anchor, side):
             break
         found.append(value)
@@ -462,7 +548,8 @@ def _linear_outputs(parity: Parity, anchors: list[Anchor], side: str) -> list[Te
 
 
 def _is_norm(parity: Parity, anchor: Anchor, side: str) -> bool:
-    described, owned = getattr(parity, side).parameters, getattr(anchor, side)[0]["parameters"]
+    described = getattr(parity, side).parameters
+    owned = getattr(anchor, side)[0]["parameters"]
     return max(len(described[name]["shape"]) for name in owned) < 2
 
 
@@ -472,7 +559,8 @@ def _explain_attention(
     """Explain the input of attention's output layer by queries, keys and values, in one output or
     in three.
     """
-    inputs, width = {}, x["a"].shape[-1]
+    inputs = {}
+    width = x["a"].shape[-1]
     for side, found in last.items():
         if found and found[0].shape[-1] > width and (found[0].shape[-1] - width) % 2 == 0:
             rest = (found[0].shape[-1] - width) // 2
@@ -501,7 +589,16 @@ def _explain_attention(
     apart = ((ours - theirs).abs() > allowed * ours.abs().mean()).any(-1).any(0).nonzero()
     windows = [f"causal, window of {int(apart[0])}"] if len(apart) and int(apart[0]) else []
     mask = (*formula.settings["mask"], *windows)
-    return _explain_value(parity, formula, where, inputs, x, allowed, head_width=widths, mask=mask)
+    return _explain_value(
+        parity,
+        formula,
+        where=where,
+        inputs=inputs,
+        values=x,
+        allowed=allowed,
+        head_width=widths,
+        mask=mask,
+    )
 
 
 def _explain_sum(
@@ -514,9 +611,10 @@ def _explain_sum(
     for side in "ab":
         terms: dict[str, Tensor] = {}
         for earlier in reversed(before):
-            norm = _is_norm(parity, earlier, side)
+            norm = _is_norm(parity, anchor=earlier, side=side)
             kind = "inputs" if norm else "outputs"  # of a norm: the stream before
-            value, target = _read(parity, earlier, kind)[side], x[side].reshape(-1)
+            value = _read(parity, anchor=earlier, kind=kind)[side]
+            target = x[side].reshape(-1)
             if value is not None and value.shape[-2:] == x[side].shape[-2:]:
                 terms[f"the {kind[:-1]} of {earlier.name('a')}"] = value.expand(
                     x[side].shape
@@ -525,22 +623,45 @@ def _explain_sum(
                 break
         if not terms:
             return None
-        if found and (dropped := _find_dropout(parity, terms, found[0], target, allowed)):
+        if found and (
+            dropped := _find_dropout(
+                parity,
+                terms,
+                weights=found[0],
+                value=target,
+                allowed=allowed,
+            )
+        ):
             text = (
                 f"dropout of {dropped[0]} in the sum at {where}: {dropped[1]:.3g} of the values "
                 "in B are zero"
             )
-            return _cause("dropout", 0.0, dropped[1], text)
+            return _cause(
+                "dropout",
+                a=0.0,
+                b=dropped[1],
+                text=text,
+            )
         columns = torch.stack(list(terms.values()), dim=1)
         weights = torch.linalg.lstsq(columns, target[:, None]).solution
-        if not _try(parity, target, (columns @ weights).reshape(-1), allowed):
+        if not _try(
+            parity,
+            found=target,
+            predicted=(columns @ weights).reshape(-1),
+            allowed=allowed,
+        ):
             return None
         found.append(dict(zip(terms, weights.flatten().tolist(), strict=True)))
     ours, theirs = found
     worst = max(ours, key=lambda name: abs(ours[name] - theirs.get(name, 0.0)))
     values = [round(weights.get(worst, 0.0), 5) + 0.0 for weights in found]  # no -0.0
     text = f"weight of {worst} in the sum at {where}: {values[0]:.5g} in A, {values[1]:.5g} in B"
-    return _cause("residual stream", values[0], values[1], text)
+    return _cause(
+        "residual stream",
+        a=values[0],
+        b=values[1],
+        text=text,
+    )
 
 
 def _find_dropout(
@@ -566,7 +687,12 @@ def _find_dropout(
         if (
             scale > 1
             and not bool(kept.all())
-            and _try(parity, value, total - term + kept * scale * term, allowed)
+            and _try(
+                parity,
+                found=value,
+                predicted=total - term + kept * scale * term,
+                allowed=allowed,
+            )
         ):
             return name, 1 - float(kept.double().mean())
     return None
@@ -579,7 +705,8 @@ def _find_dropout(
 def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
     if first.step:
         return None
-    recordings, allowed = (parity.a, parity.b), MULTIPLE * first.floor
+    recordings = (parity.a, parity.b)
+    allowed = MULTIPLE * first.floor
     calls = [
         next(iter(recording.facts["cross_entropy"]), {"tensors": ()}) for recording in recordings
     ]
@@ -590,36 +717,62 @@ def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
     # no samples
     if all(len(tensors) == 2 and tensors[0].dim() > tensors[1].dim() for tensors in found):
         a, b = found
-        if cause := _explain_targets(parity, [a[1].flatten(), b[1].flatten()], calls):
+        if cause := _explain_targets(parity, targets=[a[1].flatten(), b[1].flatten()], calls=calls):
             return cause
         for name, default in (("label_smoothing", 0.0), ("reduction", "mean")):
             ours, theirs = (call.get(name, default) for call in calls)
             if ours != theirs:
-                return _cause(name, ours, theirs, where="the cross-entropy")
-        logits_a, logits_b = a[0].double().flatten(0, -2), b[0].double().flatten(0, -2)
-        if logits_a.shape == logits_b.shape and not _try(parity, logits_b, logits_a, allowed):
+                return _cause(
+                    name,
+                    a=ours,
+                    b=theirs,
+                    where="the cross-entropy",
+                )
+        logits_a = a[0].double().flatten(0, -2)
+        logits_b = b[0].double().flatten(0, -2)
+        if logits_a.shape == logits_b.shape and not _try(
+            parity,
+            found=logits_b,
+            predicted=logits_a,
+            allowed=allowed,
+        ):
             scale = float((logits_a * logits_b).sum() / logits_a.square().sum())
             exact = (
                 f": times {scale:.5g} in B"
-                if _try(parity, logits_b, scale * logits_a, allowed)
+                if _try(
+                    parity,
+                    found=logits_b,
+                    predicted=scale * logits_a,
+                    allowed=allowed,
+                )
                 else ""
             )
             return _cause(
                 "logits",
-                None,
-                None,
-                f"logits are changed between the output head and the loss{exact}",
+                a=None,
+                b=None,
+                text=f"logits are changed between the output head and the loss{exact}",
             )
         parity.tried += 1
         squares = float(logits_a.logsumexp(-1).square()[a[1].flatten() >= 0].mean())
         if abs(first.b - first.a - 1e-4 * squares) <= allowed * abs(first.a):
-            return _cause("z-loss", 0.0, 1e-4, "z-loss: 0.0001 · mean(logsumexp²) is added in B")
+            return _cause(
+                "z-loss",
+                a=0.0,
+                b=1e-4,
+                text="z-loss: 0.0001 · mean(logsumexp²) is added in B",
+            )
     for count in {len(recording.steps[0]["losses"]) for recording in recordings} - {1}:
         for factor in (float(count), 1 / count):
             parity.tried += 1
             if first.a and abs(first.b / first.a / factor - 1) <= allowed:
                 text = f"scale of the loss (gradient accumulation): B's is {factor:.5g} times A's"
-                return _cause("gradient accumulation", 1.0, factor, text)
+                return _cause(
+                    "gradient accumulation",
+                    a=1.0,
+                    b=factor,
+                    text=text,
+                )
     return None
 
 
@@ -634,29 +787,50 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
     ]
     if same and torch.equal(*(target[counts[0] & counts[1]] for target in targets)):
         a, b = (int(count.sum()) for count in counts)
-        return _cause("ignored labels", a, b, f"ignored labels: {a} labels count in A, {b} in B")
+        return _cause(
+            "ignored labels",
+            a,
+            b,
+            text=f"ignored labels: {a} labels count in A, {b} in B",
+        )
     shifts = []
     for recording, target in zip((parity.a, parity.b), targets, strict=True):
         kept = next(entry for entry in recording.facts["trace"] if entry["inputs"])["inputs"][0]
-        shifts.append(_find_shift(recording.trace[kept["key"]].reshape(kept["shape"]), target))
+        shifts.append(
+            _find_shift(recording.trace[kept["key"]].reshape(kept["shape"]), targets=target)
+        )
     if shifts[0] != shifts[1]:
         shown = ["another" if shift is None else f"{shift} positions ahead" for shift in shifts]
         text = f"label shift: labels are the tokens {shown[0]} in A, {shown[1]} in B"
-        return _cause("label shift", shifts[0], shifts[1], text)
+        return _cause(
+            "label shift",
+            a=shifts[0],
+            b=shifts[1],
+            text=text,
+        )
     return (
-        _cause("labels", None, None, "labels differ, in another way than a shift") if same else None
+        _cause(
+            "labels",
+            a=None,
+            b=None,
+            text="labels differ, in another way than a shift",
+        )
+        if same
+        else None
     )
 
 
 def _find_shift(tokens: Tensor, targets: Tensor) -> int | None:
     """Return by how many positions labels are ahead of the tokens; None where they are not."""
-    rows, length = tokens.shape[0], tokens.shape[-1]
+    rows = tokens.shape[0]
+    length = tokens.shape[-1]
     labels = (
         targets.reshape(rows, -1) if targets.numel() % rows == 0 else targets[:0].reshape(rows, 0)
     )
     for shift in (1, 0, 2):
         count = min(length - shift, labels.shape[1])
-        moved, found = tokens[:, shift : shift + count], labels[:, :count]
+        moved = tokens[:, shift : shift + count]
+        found = labels[:, :count]
         useful = found >= 0
         if bool(useful.any()) and torch.equal(moved[useful], found[useful]):
             return shift
@@ -667,7 +841,16 @@ def _join(parity: Parity, matches: list[Match], side: str, step: int, kind: str)
     """Return gradients of parameters, one after the other; None where one of them was not
     recorded.
     """
-    found = [read_kind(match, getattr(parity, side), side, step, kind) for match in matches]
+    found = [
+        read_kind(
+            match,
+            recording=getattr(parity, side),
+            side=side,
+            step=step,
+            kind=kind,
+        )
+        for match in matches
+    ]
     return None if any(value is None for value in found) else torch.cat(found)
 
 
@@ -679,9 +862,19 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
     compared = [
         c for c in parity.comparisons if c.stage == "gradient" and c.step == step and c.match
     ]
-    usable, absent = [], {"A": [], "B": []}  # type: ignore[var-annotated]
+    usable = []
+    absent = {"A": [], "B": []}  # type: ignore[var-annotated]
     for comparison in compared:
-        a, b = (_join(parity, [comparison.match], side, step, "gradient") for side in "ab")
+        a, b = (
+            _join(
+                parity,
+                matches=[comparison.match],
+                side=side,
+                step=step,
+                kind="gradient",
+            )
+            for side in "ab"
+        )
         has_a, has_b = (value is not None and bool(value.any()) for value in (a, b))
         if has_a != has_b:
             absent["B" if has_a else "A"].append(comparison.name)
@@ -690,16 +883,39 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
     for side, names in reversed(absent.items()):
         if names:
             text = f"parameters without a gradient in {side}: {_few(names)}"
-            return _cause("parameters without a gradient", None, side, text)
+            return _cause(
+                "parameters without a gradient",
+                a=None,
+                b=side,
+                text=text,
+            )
     if usable:
-        matches, allowed = [c.match for c in usable], MULTIPLE * max(c.floor for c in usable)
-        gradients = {side: _join(parity, matches, side, step, "gradient") for side in "ab"}
+        matches = [c.match for c in usable]
+        allowed = MULTIPLE * max(c.floor for c in usable)
+        gradients = {
+            side: _join(
+                parity,
+                matches,
+                side=side,
+                step=step,
+                kind="gradient",
+            )
+            for side in "ab"
+        }
         scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
         if abs(scale - 1) > allowed and _try(
-            parity, gradients["b"], scale * gradients["a"], allowed
+            parity,
+            found=gradients["b"],
+            predicted=scale * gradients["a"],
+            allowed=allowed,
         ):
             text = f"scale of the gradient: B's is {scale:.5g} of A's for every parameter"
-            return _cause("scale of the gradient", 1.0, scale, text)
+            return _cause(
+                "scale of the gradient",
+                a=1.0,
+                b=scale,
+                text=text,
+            )
         explain = _explain_uncleared if step else _explain_micro_batches
         if cause := explain(parity, matches, gradients, step, allowed):
             return cause
@@ -708,7 +924,12 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
             "backward pass: the last parameter in order of execution whose gradient differs is "
             f"{wrong[-1].name}"
         )
-        return _cause("backward pass", None, wrong[-1].name, text)
+        return _cause(
+            "backward pass",
+            a=None,
+            b=wrong[-1].name,
+            text=text,
+        )
     return None
 
 
@@ -717,12 +938,26 @@ def _explain_uncleared(
 ) -> Cause | None:
     """Explain one model's gradient as the other's plus its own of the step before."""
     for side, other in ("ab", "ba"):
-        earlier = _join(parity, matches, side, step - 1, "gradient_clipped")
+        earlier = _join(
+            parity,
+            matches,
+            side=side,
+            step=step - 1,
+            kind="gradient_clipped",
+        )
         if earlier is not None and _try(
-            parity, gradients[side], gradients[other] + earlier, allowed
+            parity,
+            found=gradients[side],
+            predicted=gradients[other] + earlier,
+            allowed=allowed,
         ):
             text = f"gradients not cleared in {side.upper()}: those of the step before are added"
-            return _cause("gradients not cleared", side == "a", side == "b", text)
+            return _cause(
+                "gradients not cleared",
+                a=side == "a",
+                b=side == "b",
+                text=text,
+            )
     return None
 
 
@@ -731,7 +966,16 @@ def _explain_micro_batches(
 ) -> Cause | None:
     """Explain B's gradient as A's of some micro-batches."""
     count = len(parity.a.steps[0]["losses"])
-    sums = [_join(parity, matches, "a", 0, f"micro-batch-{number}") for number in range(count)]
+    sums = [
+        _join(
+            parity,
+            matches,
+            side="a",
+            step=0,
+            kind=f"micro-batch-{number}",
+        )
+        for number in range(count)
+    ]
     if count > 8 or any(value is None for value in sums):
         return None
     parts = [sums[0], *(later - earlier for earlier, later in itertools.pairwise(sums))]
@@ -740,13 +984,23 @@ def _explain_micro_batches(
     ):
         total = torch.stack([parts[number] for number in kept]).sum(0)
         scale = float((total * gradients["b"]).sum() / total.square().sum())
-        if _try(parity, gradients["b"], scale * total, allowed):
+        if _try(
+            parity,
+            found=gradients["b"],
+            predicted=scale * total,
+            allowed=allowed,
+        ):
             numbers = ", ".join(map(str, kept))
             text = (
                 f"dropped micro-batch: B's gradient is that of A's micro-batches {numbers} of 0 "
                 f"to {len(parts) - 1}"
             )
-            return _cause("dropped micro-batch", len(parts), len(kept), text)
+            return _cause(
+                "dropped micro-batch",
+                a=len(parts),
+                b=len(kept),
+                text=text,
+            )
     return None
 
 
@@ -755,11 +1009,17 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
     limits: list[float | None] = []
     for side in "ab":
         row = getattr(parity, side).steps[first.step]
-        before, after = row["gradient_norm"], row["gradient_norm_clipped"]
+        before = row["gradient_norm"]
+        after = row["gradient_norm_clipped"]
         clipped = abs(after - before) > MULTIPLE * 2.0**-24 * before
         limits.append(after if clipped else None)
         value = (
-            _find_clipped_value(parity, first.step, side, MULTIPLE * first.floor)
+            _find_clipped_value(
+                parity,
+                first.step,
+                side,
+                allowed=MULTIPLE * first.floor,
+            )
             if clipped
             else None
         )
@@ -768,7 +1028,13 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         )
     evidence = [f"norm before clipping {parity.a.steps[first.step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
-    return _cause("gradient clipping", limits[0], limits[1], text, evidence=evidence)
+    return _cause(
+        "gradient clipping",
+        a=limits[0],
+        b=limits[1],
+        text=text,
+        evidence=evidence,
+    )
 
 
 def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) -> float | None:
@@ -778,15 +1044,38 @@ def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) ->
     matches = [
         m
         for m in parity.alignment.matches
-        if _join(parity, [m], side, step, "gradient") is not None
+        if _join(
+            parity,
+            matches=[m],
+            side=side,
+            step=step,
+            kind="gradient",
+        )
+        is not None
     ]
     before, after = (
-        _join(parity, matches, side, step, kind) for kind in ("gradient", "gradient_clipped")
+        _join(
+            parity,
+            matches,
+            side=side,
+            step=step,
+            kind=kind,
+        )
+        for kind in ("gradient", "gradient_clipped")
     )
     if not matches or before is None or after is None:
         return None
     largest = float(after.abs().max())
-    return largest if _try(parity, after, before.clamp(-largest, largest), allowed) else None
+    return (
+        largest
+        if _try(
+            parity,
+            found=after,
+            predicted=before.clamp(-largest, largest),
+            allowed=allowed,
+        )
+        else None
+    )
 
 
 # --- optimizer
@@ -828,7 +1117,7 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
         for c in parity.comparisons
         if c.stage == first.stage and c.step == first.step and c.difference
     ]
-    which = _roles(parity, [c.match for c in same if (c.a, c.b) == (first.a, first.b)])
+    which = _roles(parity, matches=[c.match for c in same if (c.a, c.b) == (first.a, first.b)])
     if setting != "lr":
         name = "epsilon of the optimizer" if setting == "eps" else setting.replace("_", " ")
         return _cause(name, first.a, first.b, where=which)
@@ -841,7 +1130,12 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
         f"learning rate of {which}: {how}; at step {first.step} {first.a:.6g} in A, "
         f"{first.b:.6g} in B"
     )
-    return _cause("learning rate", first.a, first.b, text)
+    return _cause(
+        "learning rate",
+        first.a,
+        first.b,
+        text=text,
+    )
 
 
 def _compare_schedules(a: list[float], b: list[float]) -> str:
@@ -894,7 +1188,17 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
         return None
     formula = FORMULAS["update"]
     recorded = {
-        s: [read_kind(c.match, getattr(parity, s), s, step, "update") for c in wrong] for s in "ab"
+        s: [
+            read_kind(
+                c.match,
+                recording=getattr(parity, s),
+                side=s,
+                step=step,
+                kind="update",
+            )
+            for c in wrong
+        ]
+        for s in "ab"
     }
 
     def distance(side: str, settings: Settings) -> float:
@@ -922,11 +1226,12 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
             # weights are rounded to it
             resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())
             worst = max(
-                worst, difference(actual, predicted) / (MULTIPLE * max(comparison.floor, resolved))
+                worst,
+                difference(actual, b=predicted) / (MULTIPLE * max(comparison.floor, resolved)),
             )
         return worst
 
-    which = _roles(parity, [c.match for c in wrong])
+    which = _roles(parity, matches=[c.match for c in wrong])
     found = _search(parity, formula, distance)
     if cause := found and _name(which, found):
         return cause
@@ -938,7 +1243,12 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
         f"update of {which}: norm {norms[0]:.6g} in A, {norms[1]:.6g} in B; no rule that was "
         "tried explains both"
     )
-    return _cause("update", norms[0], norms[1], text)
+    return _cause(
+        "update",
+        a=norms[0],
+        b=norms[1],
+        text=text,
+    )
 
 
 #: first word of the stage in which quantities differ first → explanation

@@ -5,7 +5,6 @@ text.
 import math
 from typing import Any
 
-from tokenscale import __version__
 from tokenscale.parity.causes import find_cause
 from tokenscale.parity.comparison import (
     CERTIFICATE_VERSION,
@@ -44,7 +43,6 @@ def certify(parity: Parity) -> dict[str, Any]:
             row["largest_ratio_to_floor"] = max(row["largest_ratio_to_floor"], ratio)
     return {
         "schema_version": CERTIFICATE_VERSION,
-        "tokenscale": __version__,
         "verdict": verdict,
         "multiple_of_floor": MULTIPLE,
         "steps": len(parity.a.steps),
@@ -94,7 +92,8 @@ def _describe_recording(recording: Recording) -> dict[str, Any]:
 
 def summarise(certificate: dict[str, Any]) -> str:
     """Return the text that the command prints."""
-    first, cause = certificate["first_difference"], certificate["cause"]
+    first = certificate["first_difference"]
+    cause = certificate["cause"]
     lines = [f"verdict: {certificate['verdict']}   ({certificate['steps']} steps)"]
     lines += [f"  {'quantity':<30} {'compared':>8}  {'largest difference / floor':>26}  verdict"]
     for stage, row in certificate["stages"].items():

@@ -29,7 +29,9 @@ from tokenscale.parity.recording import (
 )
 
 CERTIFICATE_VERSION = 1
-EQUAL, ROUNDING, DIFFERENT = "equal", "equal to rounding", "different"
+EQUAL = "equal"
+ROUNDING = "equal to rounding"
+DIFFERENT = "different"
 #: A difference is rounding up to this multiple of the measured floor. Runs at the floor are
 #: independent draws of its size, and other orders of a sum have errors several times those of the
 #: last place alone.
@@ -97,17 +99,22 @@ class Parity:
         """Return the rows of a traced tensor whose tokens both first micro-batches hold."""
         rows_a, rows_b, count_a, count_b = select_rows(self.a, self.b)
         return (
-            take_rows(tensor, rows_a, count_a)
+            take_rows(tensor, rows=rows_a, count=count_a)
             if side == "a"
-            else take_rows(tensor, rows_b, count_b)
+            else take_rows(tensor, rows=rows_b, count=count_b)
         )
 
 
 def compare(a: Recording, b: Recording, names: dict[str, str] | None = None) -> Parity:
-    """Compare two recordings. Raises UserError where they cannot be compared."""
+    """Compare two recordings. Raises RecordingError where they cannot be compared."""
     check_comparable(a, b)
-    alignment = align(a, b, names or {})
-    parity = Parity(a, b, alignment, find_anchors(a, b, alignment))
+    alignment = align(a, b, names=names or {})
+    parity = Parity(
+        a=a,
+        b=b,
+        alignment=alignment,
+        anchors=find_anchors(a, b, alignment),
+    )
     parity.comparisons = list(_compare_all(parity))
     return parity
 
@@ -115,9 +122,22 @@ def compare(a: Recording, b: Recording, names: dict[str, str] | None = None) -> 
 def _compare_all(parity: Parity) -> Iterator[Comparison]:
     alignment = parity.alignment
     for name in [*alignment.only_a, *alignment.only_b, *alignment.untied]:
-        yield Comparison("parameters", None, name, math.inf, 0.0)
+        yield Comparison(
+            stage="parameters",
+            step=None,
+            name=name,
+            difference=math.inf,
+            floor=0.0,
+        )
     for match in alignment.unequal:
-        yield Comparison("parameters", None, ", ".join(match.a), math.inf, 0.0, match=match)
+        yield Comparison(
+            stage="parameters",
+            step=None,
+            name=", ".join(match.a),
+            difference=math.inf,
+            floor=0.0,
+            match=match,
+        )
     scalars = {name: _floor_of_scalar(parity, name) for name in SCALARS}
     floors: dict[tuple[str, str], float] = {}
     detailed = min(parity.a.facts["detailed_steps"], parity.b.facts["detailed_steps"])
@@ -132,31 +152,59 @@ def _compare_all(parity: Parity) -> Iterator[Comparison]:
                 else float(other[name] != 0)
             )
             return Comparison(
-                stage, step, name, distance, scalars[name][step], row[name], other[name]
+                stage=stage,
+                step=step,
+                name=name,
+                difference=distance,
+                floor=scalars[name][step],
+                a=row[name],
+                b=other[name],
             )
 
         repeated = sorted(row["rows"]) != sorted(other["rows"])
         yield Comparison(
-            "tokens", step, "sequences", float(repeated), 0.0, len(row["rows"]), len(other["rows"])
+            stage="tokens",
+            step=step,
+            name="sequences",
+            difference=float(repeated),
+            floor=0.0,
+            a=len(row["rows"]),
+            b=len(other["rows"]),
         )
         if step == 0:
             yield from _compare_modules(parity)
         yield scalar("loss", "loss")
         if step < detailed:
-            yield from _compare_parameters(parity, step, "gradient", floors)
+            yield from _compare_parameters(
+                parity,
+                step,
+                kind="gradient",
+                floors=floors,
+            )
         yield scalar("gradient", "gradient_norm")
         if step < detailed:
-            yield from _compare_parameters(parity, step, "gradient_clipped", floors)
+            yield from _compare_parameters(
+                parity,
+                step,
+                kind="gradient_clipped",
+                floors=floors,
+            )
         yield scalar("clipped gradient", "gradient_norm_clipped")
         yield from _compare_settings(parity, step)
         if step < detailed:
-            yield from _compare_parameters(parity, step, "update", floors)
+            yield from _compare_parameters(
+                parity,
+                step,
+                kind="update",
+                floors=floors,
+            )
         yield scalar("update", "update_norm")
 
 
 def _floor_of_scalar(parity: Parity, name: str) -> list[float]:
     """Return the floor of each step: the largest relative difference of any floor up to it."""
-    found, largest = [], RESOLUTION
+    found = []
+    largest = RESOLUTION
     for step in range(len(parity.a.steps)):
         for recording in (parity.a, parity.b):
             value = recording.steps[step][name]
@@ -174,7 +222,7 @@ def _floor(parity: Parity, read: Callable[[Recording, str], Tensor | None]) -> f
     for recording, side in ((parity.a, "a"), (parity.b, "b")):
         value = read(recording, side) if recording.floors else None
         for floor in recording.floors:
-            largest = max(largest, difference(value, read(floor, side)) or 0.0)
+            largest = max(largest, difference(value, b=read(floor, side)) or 0.0)
     return largest
 
 
@@ -190,12 +238,17 @@ def _compare_modules(parity: Parity) -> Iterator[Comparison]:
         for kind in ("inputs", "outputs"):
             read = partial(anchor.tensor, kind=kind)
             distance = difference(
-                parity.rows(read(parity.a, "a"), "a"), parity.rows(read(parity.b, "b"), "b")
+                parity.rows(read(parity.a, "a"), "a"), b=parity.rows(read(parity.b, "b"), "b")
             )
             if distance is not None:
                 floor = _floor(parity, read)
                 yield Comparison(
-                    f"module {kind[:-1]}", 0, anchor.name("a"), distance, floor, anchor=anchor
+                    stage=f"module {kind[:-1]}",
+                    step=0,
+                    name=anchor.name("a"),
+                    difference=distance,
+                    floor=floor,
+                    anchor=anchor,
                 )
 
 
@@ -213,15 +266,20 @@ def _compare_parameters(
     stage = kind.replace("gradient_clipped", "clipped gradient")
     for match in parity.alignment.matches:
         read = partial(read_kind, match, step=step, kind=kind)
-        if (distance := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
+        if (distance := difference(read(parity.a, "a"), b=read(parity.b, "b"))) is None:
             read = partial(_read_norm, match, step=step, kind=kind)
-            if (distance := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
+            if (distance := difference(read(parity.a, "a"), b=read(parity.b, "b"))) is None:
                 continue
         here = _floor(parity, read)
         # the largest up to this step
         floors[kind, match.a[0]] = max(here, floors.get((kind, match.a[0]), 0.0))
         yield Comparison(
-            stage, step, ", ".join(match.a), distance, floors[kind, match.a[0]], match=match
+            stage=stage,
+            step=step,
+            name=", ".join(match.a),
+            difference=distance,
+            floor=floors[kind, match.a[0]],
+            match=match,
         )
 
 
@@ -245,15 +303,17 @@ def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
     settings once.
     """
     for match in parity.alignment.matches:
-        ours, theirs = parity.a.group(match.a[0], step), parity.b.group(match.b[0], step)
+        ours = parity.a.group(match.a[0], step)
+        theirs = parity.b.group(match.b[0], step)
         for name in ("lr", *SETTINGS) if step == 0 else ("lr",):
             if name == "decoupled_weight_decay" and not (
                 ours.get("weight_decay") and theirs.get("weight_decay")
             ):
                 continue
             if name in ours and name in theirs:
-                apart = float(not _nearly_equal(ours[name], theirs[name]))
-                values, label = (ours[name], theirs[name]), ", ".join(match.a)
+                apart = float(not _nearly_equal(ours[name], b=theirs[name]))
+                values = (ours[name], theirs[name])
+                label = ", ".join(match.a)
                 yield Comparison(f"setting {name}", step, label, apart, 0.0, *values, match=match)
 
 

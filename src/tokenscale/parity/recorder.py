@@ -60,7 +60,9 @@ class ParityRecorder:
         self.folder = Path(folder) / f"floor-{int(floor)}" if floor else Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "recording.json").unlink(missing_ok=True)
-        self.model, self.optimizer, self.detailed_steps = model, optimizer, detailed_steps
+        self.model = model
+        self.optimizer = optimizer
+        self.detailed_steps = detailed_steps
         self.step = 0
         self._parameters = dict(model.named_parameters())
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -154,8 +156,8 @@ class ParityRecorder:
             name: parameter.detach().clone() for name, parameter in self._parameters.items()
         }
         if self.step < self.detailed_steps:
-            self._keep("gradient_clipped", gradients)
-            self._keep("before", self._before)
+            self._keep("gradient_clipped", values=gradients)
+            self._keep("before", values=self._before)
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -172,14 +174,14 @@ class ParityRecorder:
             "update_norm": math.hypot(*updates.values()),
         }
         if self.step < self.detailed_steps:
-            self._keep("after", after)
+            self._keep("after", values=after)
             row["gradient_norms"] = {
                 name: float(square) ** 0.5 for name, square in self._squares.items()
             }
             row["update_norms"] = updates
-            self._keep("gradient", self._unclipped)
+            self._keep("gradient", values=self._unclipped)
             for number, gradients in enumerate(self._micro_batches):
-                self._keep(f"micro-batch-{number}", gradients)
+                self._keep(f"micro-batch-{number}", values=gradients)
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         self.step += 1
@@ -204,7 +206,8 @@ class ParityRecorder:
         """Keep the gradient after each backward pass: the last one before the update is the one
         before clipping.
         """
-        name, gradient = self._names[id(parameter)], parameter.grad.detach()
+        name = self._names[id(parameter)]
+        gradient = parameter.grad.detach()
         self._squares[name] = gradient.double().square().sum()
         if self.step < self.detailed_steps:
             self._unclipped[name] = sample(gradient).clone()
@@ -279,7 +282,7 @@ class ParityRecorder:
                 "attributes": numbers,
             }
             entry["number"] = len(self._trace)
-            entry["inputs"] = self._keep_trace(entry["number"], "in", [args, kwargs])
+            entry["inputs"] = self._keep_trace(entry["number"], kind="in", values=[args, kwargs])
             open_entries.setdefault(name, []).append(entry)
             self._trace.append(entry)
 
@@ -287,7 +290,7 @@ class ParityRecorder:
             if not open_entries.get(name):
                 return
             entry = open_entries[name].pop()
-            entry["outputs"] = self._keep_trace(entry["number"], "out", output)
+            entry["outputs"] = self._keep_trace(entry["number"], kind="out", values=output)
             if module is self.model:
                 for hook in self._hooks:
                     hook.remove()
@@ -317,10 +320,11 @@ class ParityRecorder:
     ) -> Tensor:
         """Record arguments of F.cross_entropy in the first micro-batch."""
         names = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-        number, options = len(self._loss_calls), dict(zip(names, args, strict=False)) | options
+        number = len(self._loss_calls)
+        options = dict(zip(names, args, strict=False)) | options
         value = self._cross_entropy(input, target, **options)
         numbers = {k: v for k, v in options.items() if isinstance(v, (int, float, str))}
-        kept = self._keep_trace(number, "cross_entropy", [input, target])
+        kept = self._keep_trace(number, kind="cross_entropy", values=[input, target])
         self._loss_calls.append(
             numbers
             | {"tensors": kept, "value": float(value.detach()) if value.numel() == 1 else None}

@@ -1,8 +1,7 @@
-"""Read and check recordings of `recorder.ParityRecorder`, and align parameters and modules of two
-models.
+"""Recordings of `recorder.ParityRecorder`: whether two can be compared, and the parameters and
+modules of two models aligned.
 """
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_file, read_manifest_file, report_malformed
-from tokenscale.base.manifests import walk
-from tokenscale.parity import recorder
-from tokenscale.parity.recorder import FLOOR_VARIABLE, SCHEMA_VERSION, sample
+from tokenscale.parity.recorder import FLOOR_VARIABLE, sample
 
 RECORD_AGAIN = "record it again: run the training script to its end"
-RECORD = f"""cp {recorder.__file__} .   # beside the training script, which then has these lines:
-recorder = ParityRecorder("{{folder}}", model, optimizer)   # from recorder import ParityRecorder
-recorder.loss(loss)   # after each loss.backward()
-recorder.close()   # after the last step; docs/parity.md has an example"""
 #: numbers of each step that are compared
 SCALARS = ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
+
+
+class RecordingError(Exception):
+    """Recordings that cannot be compared: one sentence, and facts as of a `UserError`."""
+
+    def __init__(self, what: str, **facts: object):
+        super().__init__(what)
+        self.what = what
+        self.facts = facts
 
 
 @dataclass
@@ -59,69 +59,8 @@ class Recording:
         return next((group for group in groups if name in group["parameters"]), {})
 
 
-def read_recording(folder: Path) -> Recording:
-    """Read a recording and its floors. Raises UserError where it is missing, truncated or not
-    finite.
-    """
-    from safetensors.torch import load_file
-
-    path = folder / "recording.json"
-    if not path.exists():
-        truncated = (folder / "steps.jsonl").exists()
-        raise UserError(
-            f"the recording is {'truncated' if truncated else 'missing'}.",
-            folder=folder,
-            expected="recording.json, which recorder.close() writes after the last step",
-            next=RECORD_AGAIN if truncated else RECORD.format(folder=folder),
-        )
-    next = "use the recorder.py of this version of tokenscale, and record again"
-    facts = read_manifest_file(
-        path, "recording", SCHEMA_VERSION, next, oldest=SCHEMA_VERSION, sealed=True
-    )
-    with report_malformed(path, "recording", RECORD_AGAIN):
-        for name, fault in walk(
-            folder, [{"name": name, "sha256": s} for name, s in facts["files"].items()]
-        ):
-            raise UserError(
-                "the recording is truncated.", file=folder / name, found=fault, next=RECORD_AGAIN
-            )
-        steps = [json.loads(line) for line in read_file(folder / "steps.jsonl").splitlines()]
-        if len(steps) != facts["steps"]:
-            found = f"{len(steps)} steps"
-            raise UserError(
-                "the recording is truncated.",
-                found=found,
-                expected=facts["steps"],
-                next=RECORD_AGAIN,
-            )
-        if not steps:
-            next = "call optimizer.step() between ParityRecorder(…) and recorder.close()"
-            raise UserError("the recording has no optimizer step.", next=next)
-        for step, name in ((step, name) for step in steps for name in SCALARS):
-            if step[name] is None:
-                raise UserError(
-                    "the recording has no loss.", next="call recorder.loss(loss) in each step"
-                )
-            if not math.isfinite(step[name]):
-                where = f"{name.replace('_', ' ')} of step {step['step']}"
-                next = "find out why it is not finite first"
-                raise UserError(
-                    "a recorded value is not finite.", found=f"{step[name]}", where=where, next=next
-                )
-        try:
-            trace, details = (
-                load_file(folder / f"{name}.safetensors") for name in ("trace", "details")
-            )
-        except Exception as error:  # safetensors' own class, and OSError
-            raise UserError(
-                "the recording is truncated.", reason=error, next=RECORD_AGAIN
-            ) from None
-    floors = [read_recording(path) for path in sorted(folder.glob("floor-*"))]
-    return Recording(folder, facts, steps, trace, details, floors)
-
-
 def check_comparable(a: Recording, b: Recording) -> None:
-    """Raise UserError for other numbers of steps, other batches, no floor, or a floor of another
+    """Raise RecordingError for other numbers of steps, other batches, no floor, or a floor of another
     training.
     """
     for recording, floor in ((found, floor) for found in (a, b) for floor in found.floors):
@@ -130,14 +69,14 @@ def check_comparable(a: Recording, b: Recording) -> None:
             for found in (recording, floor)
         ]
         if stated[0] != stated[1] or list(recording.parameters) != list(floor.parameters):
-            raise UserError(
+            raise RecordingError(
                 "a floor is of another training than its recording.",
                 floor=floor.folder,
                 expected="the same parameters, batches and settings of the optimizer in each step",
                 next=f"run the script of this recording again with and without {FLOOR_VARIABLE}",
             )
     if (steps := a.facts["steps"]) != b.facts["steps"]:
-        raise UserError(
+        raise RecordingError(
             "the recordings have other numbers of steps.",
             a=steps,
             b=b.facts["steps"],
@@ -145,7 +84,7 @@ def check_comparable(a: Recording, b: Recording) -> None:
         )
     if not a.floors and not b.floors:
         next = f"run A's training script twice more, with {FLOOR_VARIABLE}=1 and {FLOOR_VARIABLE}=2"
-        raise UserError(
+        raise RecordingError(
             "the rounding floor was not measured.", expected=f"{a.folder / 'floor-1'}", next=next
         )
     every = [set(step["rows"]) for step in a.steps]
@@ -153,7 +92,7 @@ def check_comparable(a: Recording, b: Recording) -> None:
         others = set(other["rows"])
         if not (rows <= others or others <= rows):
             earlier = f"; B has A's batch of step {every.index(others)}" if others in every else ""
-            raise UserError(
+            raise RecordingError(
                 "the recordings have other batches.",
                 step=step["step"],
                 found=f"{len(rows & others)} of {len(rows)} sequences of A are in B{earlier}",
@@ -227,10 +166,12 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
     """Align parameters by their initial values in any layout; constant parameters by the modules
     that run before.
 
-    `names` (A's → B's) goes first. Raises UserError where most weights differ.
+    `names` (A's → B's) goes first. Raises RecordingError where most weights differ.
     """
-    of_a, of_b = a.parameters, b.parameters
-    left_a, left_b = order_of_execution(a), order_of_execution(b)
+    of_a = a.parameters
+    of_b = b.parameters
+    left_a = order_of_execution(a)
+    left_b = order_of_execution(b)
     orders = list(left_a), list(left_b)
     matches = []
 
@@ -244,7 +185,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
     for name, other in names.items():
         if name not in left_a or other not in left_b:
             wrong = name if name not in left_a else other
-            raise UserError(
+            raise RecordingError(
                 "a name in --names is no parameter, or is there twice.",
                 name=wrong,
                 next="correct the file",
@@ -254,7 +195,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
     varied_a = [name for name in left_a if of_a[name]["constant"] is None]
     for name in list(varied_a):
         if other := next(
-            (o for o in varied_b if o in left_b and same_values([of_a[name]], [of_b[o]])), None
+            (o for o in varied_b if o in left_b and same_values([of_a[name]], b=[of_b[o]])), None
         ):
             match([name], [other])
     for fused, left_fused, parts, left_parts, turned in (
@@ -265,11 +206,11 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
             varied = [part for part in left_parts if parts[part]["constant"] is None]
             windows = [varied[i : i + n] for n in (2, 3, 4) for i in range(len(varied) - n + 1)]
             if found := next(
-                (w for w in windows if same_values([fused[name]], [parts[p] for p in w])), None
+                (w for w in windows if same_values([fused[name]], b=[parts[p] for p in w])), None
             ):
                 match(*((found, [name]) if turned else ([name], found)))
     if len(matches) < 0.5 * min(len(varied_a), len(varied_b)):
-        raise UserError(
+        raise RecordingError(
             "the recordings have other initial weights.",
             found=f"{len(matches)} of {len(varied_a)} varied parameters of A have equal values in B",
             next=(
@@ -282,7 +223,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
         for name in [name for name in left if described[name]["constant"] is None]:
             for known in matches:
                 partner = getattr(known, side)[0]
-                if others[partner]["tied"] and same_values([described[name]], [others[partner]]):
+                if others[partner]["tied"] and same_values([described[name]], b=[others[partner]]):
                     untied[name] = partner
     if set(of_a) == set(of_b):  # versions of one program, of which one may not call a module
         for name in [
@@ -293,10 +234,16 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
                 and of_a[name]["constant"] == of_b[name]["constant"]
             ):
                 match([name], [name])
-    for constant in _match_constants(a, b, orders, (left_a, left_b), list(matches)):
+    for constant in _match_constants(
+        a,
+        b,
+        orders=orders,
+        left=(left_a, left_b),
+        matches=list(matches),
+    ):
         match(constant.a, constant.b)
     for aligned in matches:
-        aligned.layout = _find_layout(a, b, aligned)
+        aligned.layout = _find_layout(a, b, match=aligned)
     reordered = {
         name.rpartition(".")[0] for found in matches if found.layout is None for name in found.a
     }
@@ -306,10 +253,16 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
             aligned.layout = None
     matches.sort(key=lambda found: orders[0].index(found.a[0]))
     unequal = [
-        m for m in matches if not same_values([of_a[n] for n in m.a], [of_b[n] for n in m.b])
+        m for m in matches if not same_values([of_a[n] for n in m.a], b=[of_b[n] for n in m.b])
     ]
     only = [[name for name in left if name not in untied] for left in (left_a, left_b)]
-    return Alignment(matches, only[0], only[1], untied, unequal)
+    return Alignment(
+        matches=matches,
+        only_a=only[0],
+        only_b=only[1],
+        untied=untied,
+        unequal=unequal,
+    )
 
 
 def _match_constants(
@@ -336,7 +289,8 @@ def _match_constants(
             for number, found in enumerate(matches):
                 if set(owned) & set(getattr(found, side)):
                     beside[number] += [name for name in owned if name in constants]
-        context, groups = -1, {}  # type: ignore[var-annotated]
+        context = -1
+        groups = {}  # type: ignore[var-annotated]
         taken = {name for names in beside for name in names}
         for name in order:
             context = next(
@@ -357,13 +311,13 @@ def _match_constants(
             sum(math.prod(shape) for shape in shapes) for shapes in (shapes_a, shapes_b)
         )
         if shapes_a != shapes_b and size_a == size_b and 1 in (len(ours), len(theirs)):
-            found.append(Match(ours, theirs))
+            found.append(Match(ours, b=theirs))
             continue
         free = list(theirs)
         for name, shape in zip(ours, shapes_a, strict=True):
             if other := next((o for o in free if b.parameters[o]["shape"] == shape), None):
                 free.remove(other)
-                found.append(Match([name], [other]))
+                found.append(Match([name], b=[other]))
     return found
 
 
@@ -476,7 +430,8 @@ def find_anchors(a: Recording, b: Recording, alignment: Alignment) -> list[Ancho
         uses.append(found)
     shared = [key for key in uses[0] if key in uses[1]]
     return [
-        Anchor([alignment.matches[i] for i in key[0]], uses[0][key], uses[1][key]) for key in shared
+        Anchor(matches=[alignment.matches[i] for i in key[0]], a=uses[0][key], b=uses[1][key])
+        for key in shared
     ]
 
 
@@ -512,11 +467,14 @@ def difference(a: Tensor | None, b: Tensor | None) -> float | None:
     if a is None or b is None:
         return None
     if a.numel() != b.numel():
-        a, b = sample(a), sample(b)
+        a = sample(a)
+        b = sample(b)
         if a.numel() != b.numel():
             return None
     if not a.is_floating_point() or not b.is_floating_point():
         return float(not torch.equal(a.reshape(-1), b.reshape(-1)))
-    a, b = a.reshape(-1).double(), b.reshape(-1).double()
-    distance, size = float((a - b).norm()), float(a.norm())
+    a = a.reshape(-1).double()
+    b = b.reshape(-1).double()
+    distance = float((a - b).norm())
+    size = float(a.norm())
     return 0.0 if distance == 0 else distance / size if size else math.inf

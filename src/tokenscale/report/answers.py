@@ -25,9 +25,14 @@ from tokenscale.report.style import number, ordered
 from tokenscale.settings.data import LOSS_CAUTION
 
 #: verdicts of answers that no test decides
-COUNTED, MEASURED, PROVEN, NOT_PROVEN = "counted", "measured", "proven", "not proven"
-WITHIN, BEYOND = "within the spread of repeats", "beyond the spread of repeats"
-ONE_RUN, OPEN = "one run each", "not resolved"
+COUNTED = "counted"
+MEASURED = "measured"
+PROVEN = "proven"
+NOT_PROVEN = "not proven"
+WITHIN = "within the spread of repeats"
+BEYOND = "beyond the spread of repeats"
+ONE_RUN = "one run each"
+OPEN = "not resolved"
 #: after the verdict of a comparison of losses
 UNEQUAL_TEXT = ", unequal text"
 WORDS = (COUNTED, MEASURED, PROVEN, NOT_PROVEN, WITHIN, BEYOND, ONE_RUN, OPEN)
@@ -77,7 +82,7 @@ def find_answers(
     comparison of losses: what they are losses of.
     """
     inventory = rows("inventory")
-    refused = paired_comparisons.differences(comparability.refusals(inventory, "approach"))
+    refused = paired_comparisons.differences(comparability.refusals(inventory, factor="approach"))
     padding, validation = (
         found[~found["run_id"].isin(refused)] for found in map(rows, ("padding", "validation"))
     )
@@ -88,7 +93,12 @@ def find_answers(
     }
     found = answer_dropped(dropped) + answer_padding(padding)
     found += paired_comparisons.answers(compared)
-    found += answer_loss(validation, inventory, refused, dropped_shares(dropped))
+    found += answer_loss(
+        validation,
+        inventory,
+        refused,
+        dropped=dropped_shares(dropped),
+    )
     found += answer_scaling(rows("scaling")) if not caution else []
     # part of the question only where a figure of the experiment shows it
     found += answer_memory(rows("parallelism")) if shown["memory"] else []
@@ -143,7 +153,8 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
         f"Text dropped: {', '.join(_by_text({name: text for name, text in texts.items() if text}))}"
     )
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
-    known, by_run = rows["dropped_share"].notna().all(), rows["counted_by_run"].any()
+    known = rows["dropped_share"].notna().all()
+    by_run = rows["counted_by_run"].any()
     source = "counted by the runs as they began" if by_run else "counts of an epoch"
     spread = (
         "share of useful tokens behind the end of a row, "
@@ -170,11 +181,13 @@ def caution_dropped(dropped: Dropped) -> list[str]:
         f"Text is dropped: documents longer than a row lose their end with {_some(material)}. "
         "Such runs never train "
     )
-    found = [f"{lost}on it: their throughput and loss are those of shortened documents."] * bool(
-        material
+    found = (
+        [f"{lost}on it: their throughput and loss are those of shortened documents."]
+        if material
+        else []
     )
-    return found + [f"How much text is dropped is not known of all runs: {_some(unknown)}."] * bool(
-        unknown
+    return found + (
+        [f"How much text is dropped is not known of all runs: {_some(unknown)}."] if unknown else []
     )
 
 
@@ -207,7 +220,8 @@ def unequal_text(dropped: Dropped, of: str, over: str) -> str:
     """Return what text two series drop; empty if their shares are known and differ by less than
     `MATERIAL`.
     """
-    one, other = dropped.get(of, {}), dropped.get(over, {})
+    one = dropped.get(of, {})
+    other = dropped.get(over, {})
     near = one.keys() == other.keys() and all(
         abs(one[corpus] - other[corpus]) < MATERIAL for corpus in one
     )
@@ -223,7 +237,8 @@ def note_dropped(
     compared: Sequence[paired_comparisons.Judged], dropped: Dropped, runs: pd.DataFrame
 ) -> list[paired_comparisons.Judged]:
     """Note what text two compared series drop, where it differs; mark comparisons of losses."""
-    series, found = dict(zip(runs["cell"], runs["series"], strict=True)), []
+    series = dict(zip(runs["cell"], runs["series"], strict=True))
+    found = []
     for judged in compared:
         of, over = (series.get(cell, "") for cell in (judged.pair.of, judged.pair.over))
         note = unequal_text(dropped, of, over) if judged.result.spread.n else ""
@@ -241,7 +256,7 @@ def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
     """
     found: dict[tuple[str, int], float] = {}
     for _, cells in rows.groupby("world_size"):
-        medians = captions.common_repeats(cells, ["series"]).groupby(["series", "world_size"])[
+        medians = captions.common_repeats(cells, by=["series"]).groupby(["series", "world_size"])[
             "not_useful_share"
         ]
         found |= {
@@ -256,10 +271,8 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     `padding.sql`.
     """
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
-    names, shares = (
-        ordered(rows["series"]),
-        {name: share for (name, _), share in not_useful_shares(rows).items()},
-    )
+    names = ordered(rows["series"])
+    shares = {name: share for (name, _), share in not_useful_shares(rows).items()}
     if len(names) < 2:
         return []
     if not shares:
@@ -267,7 +280,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     listed = _by_text(
         {n: f"{number(100 * shares[n])} %" for n in sorted(names, key=lambda n: -shares[n])}
     )
-    rows = captions.common_repeats(rows, ["series"])
+    rows = captions.common_repeats(rows, by=["series"])
     apart = max(
         100 * (values.max() - values.min())
         for _, values in rows.groupby("series")["not_useful_share"]
@@ -277,7 +290,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
         f"{captions.listing(listed)}"
     )
     spread = f"exact counts of {len(rows)} runs" + (
-        f"; repeats differ by up to {number(apart, 2)} points" * bool(apart)
+        f"; repeats differ by up to {number(apart, 2)} points" if apart else ""
     )
     return [{"part": "padding", "text": text, "spread": spread, "verdict": COUNTED}]
 
@@ -298,8 +311,11 @@ def answer_loss(
     if rows["series"].nunique() < 2:
         return []
     planned = inventory[inventory["world_size"] == rows["world_size"].min()]
-    names, rows = ordered(rows["series"]), captions.common_repeats(rows, ["series"])
-    left_out = paired_comparisons.describe_left_out(planned, set(rows["run_id"]), refused)
+    names = ordered(rows["series"])
+    rows = captions.common_repeats(rows, by=["series"])
+    left_out = paired_comparisons.describe_left_out(
+        planned, used=set(rows["run_id"]), refused=refused
+    )
     if rows.empty:
         return _not_compared("loss", names, left_out)
     tokens = float(rows.loc[rows["last"].astype(bool), "useful_tokens_seen"].min())
@@ -307,35 +323,37 @@ def answer_loss(
     steps: dict[str, list[float]] = {name: [] for name in names}
     error = 0.0
     for (name, _), run in rows.sort_values("step").groupby(["series", "run_id"]):
-        seen, loss = run["useful_tokens_seen"].to_numpy(float), run["loss"].to_numpy(float)
+        seen = run["useful_tokens_seen"].to_numpy(float)
+        loss = run["loss"].to_numpy(float)
         losses[name].append(float(np.interp(tokens, seen, loss)))
         steps[name].append(float(np.interp(tokens, seen, run["step"])))
         error = max(error, losses[name][-1] - float(loss[np.searchsorted(seen, tokens)]))
     medians = {name: float(np.median(losses[name])) for name in names}
     updates = {name: round(float(np.median(steps[name]))) for name in names}
-    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    low = min(medians, key=medians.__getitem__)
+    high = max(medians, key=medians.__getitem__)
     apart = medians[high] - medians[low]
     ends = ", ".join(f"{number(medians[n], 4)} with {n} (step {updates[n]})" for n in (low, high))
     result = (
         f"{_nats(apart)} nats apart: {ends}" if apart else f"equal: {number(medians[low], 4)} nats"
     )
     text = f"After {number(tokens, 3)} useful tokens, validation losses are {result}"
-    noise, repeats = max(max(values) - min(values) for values in losses.values()), len(losses[low])
+    noise = max(max(values) - min(values) for values in losses.values())
+    repeats = len(losses[low])
     spread = [f"repeats differ by up to {_nats(noise)} nats"] if repeats > 1 else []
     spread += [f"interpolation is off by up to {_nats(error)}"] if error >= 1e-4 else []
-    verdict = (
-        ONE_RUN
-        if repeats == 1
-        else BEYOND
-        if apart > noise + error
-        else WITHIN
-        if error <= noise
-        else OPEN
-    )
+    if repeats == 1:
+        verdict = ONE_RUN
+    elif apart > noise + error:
+        verdict = BEYOND
+    elif error <= noise:
+        verdict = WITHIN
+    else:
+        verdict = OPEN
     if updates[low] != updates[high]:
         verdict += paired_comparisons.UNEQUAL_UPDATES
         spread.append(f"after {updates[low]} against {updates[high]} updates")
-    if note := unequal_text(dropped, low, high):
+    if note := unequal_text(dropped, of=low, over=high):
         verdict += UNEQUAL_TEXT
         spread.append(note)
     spread += [left_out] if left_out else []
@@ -353,7 +371,8 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
         return []
     world = int(rows["world_size"].max())
     rows = rows[rows["world_size"] == world]
-    names, rows = ordered(rows["series"]), captions.common_repeats(rows, ["series"])
+    names = ordered(rows["series"])
+    rows = captions.common_repeats(rows, by=["series"])
     if rows.empty:
         return _not_compared("scaling", names)
     base = _numbers(sorted(rows["base_world_size"].unique()))
@@ -382,11 +401,13 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     if methods.empty or methods.max() < 2 or rows["factors"].nunique() > 1:
         return []
     world = int(methods[methods > 1].index.max())
-    alone, rows = rows[rows["world_size"] == 1], rows[rows["world_size"] == world]
-    names, rows = sorted(rows["method"].unique()), captions.common_repeats(rows, ["method"])
+    alone = rows[rows["world_size"] == 1]
+    rows = rows[rows["world_size"] == world]
+    names = sorted(rows["method"].unique())
+    rows = captions.common_repeats(rows, by=["method"])
     if rows.empty:
         return _not_compared("memory", names)
-    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB")
+    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), unit=" MB")
     single = (
         f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank" if len(alone) else ""
     )
@@ -405,16 +426,20 @@ def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
         return []
     stages, count = schedules[schedules > 1].index.max()
     rows = rows[(rows["pipeline"] == stages) & (rows["micro_batches"] == count)]
-    names, rows = (
-        sorted(rows["schedule"].unique()),
-        captions.common_repeats(rows, ["schedule", "stages_per_rank"]),
-    )
+    names = sorted(rows["schedule"].unique())
+    rows = captions.common_repeats(rows, by=["schedule", "stages_per_rank"])
     if rows.empty:
         return _not_compared("waiting", names)
     groups = rows.groupby(["schedule", "stages_per_rank"])["bubble_share"]
-    shares, most = groups.median().sort_values(ascending=False, kind="stable"), groups.size().max()
+    shares = groups.median().sort_values(ascending=False, kind="stable")
+    most = groups.size().max()
     expected = (
-        bubble_share(schedule, int(stages), int(count), int(chunks))
+        bubble_share(
+            schedule,
+            ranks=int(stages),
+            micro_batches=int(count),
+            chunks=int(chunks),
+        )
         for schedule, chunks in shares.index
     )
     predicted = ", ".join(f"{number(100 * share)} %" for share in expected)
@@ -518,7 +543,8 @@ def find_cautions(
         [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
         for level in ("refuse", "warn")
     )
-    drift, few = paired_comparisons.measure_drift(throughput, runs), list(verdicts).count(TOO_FEW)
+    drift = paired_comparisons.measure_drift(throughput, runs)
+    few = list(verdicts).count(TOO_FEW)
     drifted = (
         f"Throughput drifted by {number(100 * drift.share, 2)} % from the first run to the last "
         f"({drift.n} runs, "
@@ -546,7 +572,8 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
     missing = int((runs["validity"] == "missing").sum())
     found = [f"{missing} missing of {captions.count(len(runs), 'run')}."] if missing else []
     for word in ("invalid", "suspect"):
-        wrong, of = runs[runs["validity"] == word], dict[str, list[str]]()
+        wrong = runs[runs["validity"] == word]
+        of = dict[str, list[str]]()
         for run_id, reasons in zip(wrong["run_id"], wrong["reasons"], strict=True):
             of.setdefault((reasons or "no reason recorded").split("; ")[0], []).append(run_id)
         texts = [
@@ -554,9 +581,8 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
             for text, ids in of.items()
         ]
         more = [f"{len(texts) - 3} more reasons"] if len(texts) > 4 else texts[3:]
-        found += [
-            f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}."
-        ] * bool(texts)
+        if texts:
+            found += [f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}."]
     return found
 
 
@@ -574,8 +600,10 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
     if not (lossy := (shares > LOSS_CAUTION).any(axis=1)).any():
         return ""
     worst = runs.loc[shares.max(axis=1).idxmax()]
-    unknown = f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown" * bool(
-        worst["text_unknown"] > 0
+    unknown = (
+        f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown"
+        if worst["text_unknown"] > 0
+        else ""
     )
     lost = (
         f"up to {number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on "
@@ -622,14 +650,15 @@ def _describe_load(runs: pd.DataFrame) -> str:
     ranks of the run before this one, too; they are taken to be as many as the largest run of the
     experiment has: ranks × threads.
     """
-    counted, found = captions.used(runs), []
+    counted = captions.used(runs)
+    found = []
     known = counted[counted["device_kind"] == "cpu"].dropna(
         subset=["load_average", "cores", "world_size"]
     )
     own = (known["world_size"] * known["threads_per_rank"].fillna(1)).max()
     load = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"]
     if len(load):
-        most = f" (up to {number(load.max(), 2)})" * (len(load) > 1)
+        most = f" (up to {number(load.max(), 2)})" if len(load) > 1 else ""
         found.append(
             f"Other work ran on the machine: when {len(load)} of {len(known)} runs began, its "
             "load average was "
@@ -692,7 +721,8 @@ def _describe_efficiency(scaling: pd.DataFrame) -> str:
     above = known[known["efficiency"] > 1 + EFFICIENCY]
     if above.empty:
         return ""
-    worst, shared = above.loc[above["efficiency"].idxmax()], (above["device_kind"] == "cpu").any()
+    worst = above.loc[above["efficiency"].idxmax()]
+    shared = (above["device_kind"] == "cpu").any()
     where = (
         f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size "
         f"{int(worst['world_size'])})"

@@ -44,21 +44,56 @@ def write(
             experiments=", ".join(experiments),
             next="name each once",
         )
-    judged = judge(ledger, tables, experiments, output) if ledger is not None else None
+    judged = (
+        judge(
+            ledger,
+            tables,
+            experiments,
+            output=output,
+        )
+        if ledger is not None
+        else None
+    )
     also = []
     for name in experiments:
         with save.Tables(tables / name) as opened:
             for figure in shown[name]:
-                save.write(save.load_figure(figure, opened), figures / name / figure)
+                save.write(save.load_figure(figure, tables=opened), output=figures / name / figure)
         if len(experiments) > 1:
             also.append(output / f"{name}.html")
-            page.write_experiment(name, tables, figures, also[-1])
+            page.write_experiment(
+                name,
+                tables,
+                figures,
+                output=also[-1],
+            )
     also += [judged, judged.with_suffix(".tex")] if judged else []
     output.mkdir(parents=True, exist_ok=True)
-    home, document = output / page.HOME, output / "report.pdf"
-    page.write(experiments, tables, figures, home, claims=judged)
-    pdf.write(experiments, tables, document, claims=judged, figures=figures)
-    bundle.write(experiments, tables, figures, output, ledger=ledger, also=tuple(also), **options)
+    home = output / page.HOME
+    document = output / "report.pdf"
+    page.write(
+        experiments,
+        tables,
+        figures=figures,
+        output=home,
+        claims=judged,
+    )
+    pdf.write(
+        experiments,
+        tables,
+        output=document,
+        claims=judged,
+        figures=figures,
+    )
+    bundle.write(
+        experiments,
+        tables,
+        figures=figures,
+        output=output,
+        ledger=ledger,
+        also=tuple(also),
+        **options,
+    )
     return [home, *also, document, output / bundle.SUMS]
 
 
@@ -73,8 +108,8 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
             "there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it"
         )
     known = load_claims(ledger)
-    judged = judging.as_rows(known, judging.judge(known, tables, experiments))
-    claims.write_claims(judged, output, measure(tables, experiments))
+    judged = judging.as_rows(known, judged=judging.judge(known, tables, experiments))
+    claims.write_claims(judged, output, measured=measure(tables, experiments))
     return output / CLAIMS
 
 

@@ -137,7 +137,7 @@ def write(
     files = {path: (output / path).read_bytes() for path in _there(output, also)}
     files |= {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
     for name, part in parts.items():
-        files |= _figures(part, figures / name) | _tables(part, figures / name)
+        files |= _figures(part, figures=figures / name) | _tables(part, figures=figures / name)
         with save.Tables(tables / name) as opened:
             rows = measured_runs(opened.rows)
         files |= {
@@ -165,14 +165,21 @@ def write(
         for name, part in parts.items()
     }
     record = {"schema": 1, **(built or built_by()), "order": list(parts), "experiments": of}
-    record |= {"logs": _pack(experiments, tables, output / LOGS, logs)}
+    record |= {
+        "logs": _pack(
+            experiments,
+            tables,
+            output=output / LOGS,
+            wanted=logs,
+        )
+    }
     if "runs" in record["logs"]:
         files[LOGS] = (output / LOGS).read_bytes()
     files["README.md"] = _readme(record, files).encode()
     files["provenance.json"] = (canonical_json(record) + "\n").encode()
     _settle(output, files)
     sums = {name: sha256_file(output / name) for name in sorted(files)}
-    write_text(output / SUMS, "".join(f"{sha256}  {name}\n" for name, sha256 in sums.items()))
+    write_text(output / SUMS, text="".join(f"{sha256}  {name}\n" for name, sha256 in sums.items()))
     return record
 
 
@@ -180,7 +187,7 @@ def _pack(experiments: list[str], tables: Path, output: Path, wanted: bool) -> d
     """Pack the logs beside the report; return the number of runs in them, or why there are none."""
     try:
         if wanted:
-            return {"runs": pack(experiments, tables, output)}
+            return {"runs": pack(experiments, folder=tables, output=output)}
         reason = "left out by a setting (report_logs)"
     except UserError as error:  # the report is as right without them
         path = Path(error.facts.get("path", tables.parent))
@@ -234,10 +241,8 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
             next = "snakemake report, or tokenscale report"
             raise UserError("a file of the report is missing.", file=path, next=next)
         if not path.resolve().is_relative_to(output.resolve()):
-            what, next = (
-                "a file of the report lies outside its folder.",
-                "write it below the folder of the report",
-            )
+            what = "a file of the report lies outside its folder."
+            next = "write it below the folder of the report"
             raise UserError(what, file=path, folder=output, next=next)
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
@@ -266,17 +271,20 @@ def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     for figure in part["figures"]:
         words = save.read_figure(figures / f"{figure}.json")
         found |= {figure: Table(**words["table"])} if "table" in words else {}
-    files, name = {}, part["name"]
+    files = {}
+    name = part["name"]
     for key, table in found.items():
         files[f"tables/{name}/{key}.md"] = markdown(table).encode()
-        files[f"tables/{name}/{key}.tex"] = latex(table, f"tab:{name}-{key}").encode()
+        files[f"tables/{name}/{key}.tex"] = latex(table, label=f"tab:{name}-{key}").encode()
     return files
 
 
 def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
-    commit, logs, installed = record["git"].get("commit"), record["logs"], record["installed"]
-    changed = " with uncommitted changes" * bool(record["git"].get("dirty"))
+    commit = record["git"].get("commit")
+    logs = record["logs"]
+    installed = record["installed"]
+    changed = " with uncommitted changes" if record["git"].get("dirty") else ""
     proof = f"`{LOGS}` has the logs of {logs.get('runs', 0):,} runs"
     if LOGS not in files:
         proof = (

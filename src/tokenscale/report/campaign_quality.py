@@ -28,7 +28,9 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
         of = throughput[(throughput["series"] == name) & (throughput["world_size"] == world)][
             "useful_tokens_per_s"
         ]
-        between = number(100 * (of.max() - of.min()) / of.median(), 2) if len(of) > 1 else "–"
+        between = (
+            number(100 * (of.max() - of.min()) / of.median(), digits=2) if len(of) > 1 else "–"
+        )
         rows.append(
             [
                 *(name, str(world), str(len(group)), spread(1e3 * group["median_s"])),
@@ -36,7 +38,7 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
                     number((group[f"{tail}_s"] / group["median_s"]).median())
                     for tail in ("p95", "p99", "slowest")
                 ),
-                *(number(100 * group["iqr_share"].median(), 2), between),
+                *(number(100 * group["iqr_share"].median(), digits=2), between),
                 *([spread(1e3 * group["late_s"].dropna())] if late else []),
             ]
         )
@@ -57,7 +59,9 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
         "throughput over the "
     )
     return Table(
-        heads, rows, f"After warm-up; steps are as long as on the slowest rank. {text}median."
+        columns=heads,
+        rows=rows,
+        caption=f"After warm-up; steps are as long as on the slowest rank. {text}median.",
     )
 
 
@@ -72,7 +76,8 @@ def energy(rows: pd.DataFrame) -> str:
     return f"{heading}: {'; '.join(texts)}." if texts else ""
 
 
-RESUMED, OFFLINE = "resumed and uninterrupted", "online and offline"
+RESUMED = "resumed and uninterrupted"
+OFFLINE = "online and offline"
 #: kind of pair → (what the sentence is about, what is true of a proven pair)
 _SAME = "the same samples and useful tokens at every step"
 _PROOFS = {
@@ -103,17 +108,17 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
         pairs = pairs.assign(finding=[_finding(kind, pair) for pair in pairs.itertuples()])
         proven = int((pairs["finding"] == "proven").sum())
         if pairs.empty:
-            state, text = "none", "no pair of runs to compare."
+            state = "none"
+            text = "no pair of runs to compare."
         elif proven == len(pairs):
             all_have = f"All {in_pairs(proven)} have" if proven > 1 else "The one pair has"
-            state, text = "proven", f"proven. {all_have} {true}."
+            state = "proven"
+            text = f"proven. {all_have} {true}."
         else:
             why = pairs.loc[pairs["finding"] != "proven", "finding"].value_counts(sort=False)
             others = "; ".join(f"{in_pairs(n)}: {finding}" for finding, n in why.items())
-            state, text = (
-                "broken",
-                f"not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}.",
-            )
+            state = "broken"
+            text = f"not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
         if kind != OFFLINE and len(pairs):
             text += (
                 f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a "
@@ -170,7 +175,9 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
         )
     ]
     return Table(
-        heads, rows, "Digests name the samples of a step by their numbers, not their content."
+        columns=heads,
+        rows=rows,
+        caption="Digests name the samples of a step by their numbers, not their content.",
     )
 
 
@@ -213,7 +220,11 @@ def design(
     if len(canary):
         done = f"{len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}"
         notes.append(f"Canary, between the others: {done}.")
-    return Table(columns("cell", *(f"repeat {r}" for r in repeats), ">done"), rows, " ".join(notes))
+    return Table(
+        columns=columns("cell", *(f"repeat {r}" for r in repeats), ">done"),
+        rows=rows,
+        caption=" ".join(notes),
+    )
 
 
 def inventory_table(runs: pd.DataFrame) -> Table:
@@ -260,12 +271,16 @@ def inventory_table(runs: pd.DataFrame) -> Table:
     parts = (
         f"Not checked in {n} run{'s' * (n > 1)}: {text}." for text, n in unchecked.items() if text
     )
-    return Table(heads, rows, " ".join(parts))
+    return Table(columns=heads, rows=rows, caption=" ".join(parts))
 
 
 def _newest_log(run: Any) -> str:
     job, log = ((of or "").split(", ")[-1] for of in (run.job_ids, run.slurm_logs))
-    return Link.to(f"job {job}", log) if job and log else f"job {job}" * bool(job)
+    if job and log:
+        return Link.to(f"job {job}", log)
+    if job:
+        return f"job {job}"
+    return ""
 
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
@@ -279,7 +294,7 @@ def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
     heads = columns("file", ">line", "reason", "benign", "text")
     return Table(
         heads,
-        [
+        rows=[
             [f, str(n), why, "yes" if benign else "no", text[:120]]
             for f, n, why, benign, text in rows
         ],

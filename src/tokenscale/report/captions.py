@@ -135,11 +135,11 @@ def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> st
         [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]
     )
     interval = f"an order-statistic interval of the median ({covered}, by the number of {one}s)"
-    sentences = [f"A median of one {one} has no known spread."] * ("single run" in found)
+    sentences = [f"A median of one {one} has no known spread."] if "single run" in found else []
     few = f"With fewer than 6 {one}s {cell} the spread is a range, not an interval."
-    sentences += [few] * ("range, not an interval" in found) + [
-        f"The spread is {interval}."
-    ] * bool(covered)
+    sentences += ([few] if "range, not an interval" in found else []) + (
+        [f"The spread is {interval}."] if covered else []
+    )
     return " ".join(sentences)
 
 
@@ -165,7 +165,11 @@ def spread(values: pd.Series, digits: int = 3) -> str:
     """
     s = summary(finite(values))
     median, low, high = (number(value, digits) for value in (s.median, s.low, s.high))
-    return "–" if s.n == 0 else median if s.low == s.high else f"{median} ({low}–{high})"
+    if s.n == 0:
+        return "–"
+    if s.low == s.high:
+        return median
+    return f"{median} ({low}–{high})"
 
 
 def ends(values: pd.Series) -> list[float]:
@@ -205,7 +209,7 @@ def medians(
     rows = rows.dropna(subset=[column])
     shared = common_repeats(rows, by) if "repeat" in rows else rows
     if shared.empty:
-        return "no repeat was run in all cells, so no medians are compared" * (len(rows) > 0)
+        return "no repeat was run in all cells, so no medians are compared" if len(rows) > 0 else ""
     found = shared.groupby(list(by))[column].median()
     keys = [key if isinstance(key, tuple) else (key,) for key in found.index]
     named = [
@@ -292,7 +296,8 @@ def split_caption(text: str, limit: int = SHORT) -> tuple[str, str]:
     >>> split_caption("Dots are runs (Hoefler et al. 2015). Bars are medians. No interval.", 60)
     ('Dots are runs (Hoefler et al. 2015). Bars are medians.', 'No interval.')
     """
-    sentences, count = re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip()), 1
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip())
+    count = 1
     while count < len(sentences) and len(" ".join(sentences[: count + 1])) <= limit:
         count += 1
     return " ".join(sentences[:count]), " ".join(sentences[count:])

@@ -13,11 +13,9 @@ from tokenscale.base.files import read_json, write_json, write_text
 from tokenscale.report.table import Table, columns, in_latex
 
 #: words for a supported claim whose number is not the published figure, or may be another one
-DIRECTION, NOT_REPRODUCED, UNDECIDED = (
-    "direction supported",
-    "figure not reproduced",
-    "figure not decided",
-)
+DIRECTION = "direction supported"
+NOT_REPRODUCED = "figure not reproduced"
+UNDECIDED = "figure not decided"
 #: LaTeX names have letters only
 _DIGITS = dict(
     zip(
@@ -30,7 +28,7 @@ _DIGITS = dict(
 
 def read_claims(path: Path) -> list[dict[str, Any]]:
     """The judged claims as the verb `claims` wrote them."""
-    return read_json(path, "judged claims", next=f"snakemake {path}")["claims"]
+    return read_json(path, what="judged claims", next=f"snakemake {path}")["claims"]
 
 
 def write_claims(
@@ -43,15 +41,15 @@ def write_claims(
     """
     latex = macros(claims)
     write_json(
-        output / "claims.json", {"schema": 1, "claims": claims, "replication": list(measured)}
+        output / "claims.json", value={"schema": 1, "claims": claims, "replication": list(measured)}
     )
-    write_text(output / "claims.tex", latex)
+    write_text(output / "claims.tex", text=latex)
 
 
 def read_replication(path: Path) -> list[replication.Row]:
     """The source studies' figures beside ours, from the judged claims."""
-    judged = read_json(path, "judged claims", next=f"snakemake {path}")
-    return replication.replicate(judged["claims"], judged["replication"])
+    judged = read_json(path, what="judged claims", next=f"snakemake {path}")
+    return replication.replicate(judged["claims"], measured=judged["replication"])
 
 
 def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
@@ -59,7 +57,8 @@ def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, 
     run comes first.
     """
     heads = columns("table, cell", "verdict", "published", "ours", "ratio", "corrected (why)")
-    rows, found = list(rows), []
+    rows = list(rows)
+    found = []
     for study in dict.fromkeys(row.study for row in rows):
         of = sorted(
             (row for row in rows if row.study == study),
@@ -73,7 +72,7 @@ def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, 
         for row in of:
             cell, published, corrected, ours, ratio, verdict = row.texts
             texts.append([f"{row.table}: {cell}", verdict, published, ours, ratio, corrected])
-        found.append((study, f"{len(texts)} figures: {counts}", Table(heads, texts)))
+        found.append((study, f"{len(texts)} figures: {counts}", Table(heads, rows=texts)))
     return found
 
 
@@ -86,13 +85,18 @@ def count_verdicts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
 def claims_table(claims: Iterable[dict[str, Any]], document: str) -> Table:
     """A row a claim of one document, as paper has room for it."""
     rows = []
-    for c in (c for c in claims if c["document"] == document):
-        place = ", ".join(filter(None, [c["experiment"], c["shown_in"]]))
-        held, came = (f"Holds {_rule(c)}.", f"From {place}.") if c["experiment"] else ("", "")
-        text = " ".join(
-            filter(None, [c["sentence"], describe_reason(c), held, c["remark"], c["refused"], came])
-        )
-        rows.append([c["claim"], c["figure"] or "–", text, ", ".join(verdict_words(c))])
+    for claim in claims:
+        if claim["document"] != document:
+            continue
+        sentences = [claim["sentence"], describe_reason(claim)]
+        if claim["experiment"]:
+            sentences.append(f"Holds {_rule(claim)}.")
+        sentences += [claim["remark"], claim["refused"]]
+        if claim["experiment"]:
+            place = ", ".join(filter(None, [claim["experiment"], claim["shown_in"]]))
+            sentences.append(f"From {place}.")
+        text = " ".join(filter(None, sentences))
+        rows.append([claim["claim"], claim["figure"] or "–", text, ", ".join(verdict_words(claim))])
     return Table(columns("claim", "its figure", "what the data say", "verdict"), rows)
 
 
@@ -125,7 +129,8 @@ def _rule(claim: dict[str, Any]) -> str:
     >>> _rule({"direction": "equal", "bound": 1.0, "margin": 0.01, "unit": "ratio"})
     'within 1.00 % of 1.00'
     """
-    bound, margin = written(claim["bound"], claim["unit"]), written(claim["margin"], "percent")
+    bound = written(claim["bound"], unit=claim["unit"])
+    margin = written(claim["margin"], unit="percent")
     if claim["direction"] == "equal":
         return f"within {margin} of {bound}"
     return f"{claim['direction']} {bound}" + (f", by more than {margin}" if claim["margin"] else "")
@@ -146,7 +151,7 @@ def _p(claim: dict[str, Any]) -> str:
     if not ps or all(p == 0 for p in ps):
         return "–"
     return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps)))) + (
-        " in each cell" * (len(ps) > 1)
+        " in each cell" if len(ps) > 1 else ""
     )
 
 
@@ -161,7 +166,7 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
     taken: dict[str, str] = {}
     for claim in claims:
         parts = {
-            part.capitalize(): written(claim[part], claim["unit"])
+            part.capitalize(): written(claim[part], unit=claim["unit"])
             for part in ("number", "low", "high")
         }
         parts = {
@@ -174,10 +179,8 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
             (f"\\claim{_macro(claim['id'])}{part}", text) for part, text in parts.items()
         ):
             if macro in taken:  # `a-1` and `a-one`, or `a` and `a-low`
-                what, next = (
-                    "two claims have one LaTeX macro.",
-                    "rename one of them: a macro spells out digits",
-                )
+                what = "two claims have one LaTeX macro."
+                next = "rename one of them: a macro spells out digits"
                 raise UserError(
                     what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next
                 )

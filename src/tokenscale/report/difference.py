@@ -61,12 +61,12 @@ def read(folder: Path) -> Report:
     """Read a report's folder. Raises UserError for another folder, and for a file that differs from
     its checksum.
     """
-    record, claims, cells = folder / "provenance.json", folder / "claims.json", {}
+    record = folder / "provenance.json"
+    claims = folder / "claims.json"
+    cells = {}
     if not record.is_file():
-        expected, next = (
-            f"{record.name} and data/<experiment>/cells.parquet, as in results/report",
-            "snakemake report",
-        )
+        expected = f"{record.name} and data/<experiment>/cells.parquet, as in results/report"
+        next = "snakemake report"
         raise UserError(
             "this is no report's folder.",
             folder=folder,
@@ -78,7 +78,7 @@ def read(folder: Path) -> Report:
     again = "build that report again, or name another one"
     for path in (record, claims, *paths):
         listing = {"name": path.name, "sha256": listed.get(path.relative_to(folder).as_posix())}
-        for _, fault in walk(path.parent, [listing]) if path.is_file() else ():
+        for _, fault in walk(path.parent, files=[listing]) if path.is_file() else ():
             what = "a file of a report has changed since it was built."
             raise UserError(what, file=path, found=f"{fault}  ({bundle.SUMS})", next=again)
     try:
@@ -97,12 +97,12 @@ def read(folder: Path) -> Report:
         raise UserError(
             "the cells of a report cannot be read.", folder=folder, reason=reason, next=again
         ) from None
-    origin = read_json(record, "record of the report's origin")
+    origin = read_json(record, what="record of the report's origin")
     return Report(
-        str(folder),
-        cells,
-        origin,
-        _claims(read_json(claims, "claims")) if claims.is_file() else None,
+        name=str(folder),
+        cells=cells,
+        origin=origin,
+        claims=_claims(read_json(claims, what="claims")) if claims.is_file() else None,
     )
 
 
@@ -119,7 +119,7 @@ def _claims(value: Any) -> dict[str, dict[str, Any]]:
 def difference(a: Report, b: Report) -> dict[str, Table]:
     """Return heading → table of how `b` differs from `a`, without empty tables."""
     rows = [
-        [*_place(key), measure, *_compare(measure, sides, _other_text(a, b, sides))]
+        [*_place(key), measure, *_compare(measure, sides, other=_other_text(a, b, sides))]
         for key in b.cells
         for measure in bundle.NAMES
         if len(
@@ -146,30 +146,33 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
     ]
     numeric = (">runs, A and B", ">median, A", ">median, B", ">B / A", ">spread")
     found = {
-        "Cells": Table(columns("experiment", "cell", "measure", *numeric, "verdict"), rows, text),
-        "In one report only": Table(
-            columns("experiment", "cell", "only in", ">runs"), sorted(only)
+        "Cells": Table(
+            columns=columns("experiment", "cell", "measure", *numeric, "verdict"),
+            rows=rows,
+            caption=text,
         ),
-        "Claims whose verdict differs": _claim_table(a.claims, b.claims),
+        "In one report only": Table(
+            columns("experiment", "cell", "only in", ">runs"), rows=sorted(only)
+        ),
+        "Claims whose verdict differs": _claim_table(a.claims, b=b.claims),
         "What may explain it": suspects(a, b),
     }
     return {heading: table for heading, table in found.items() if table.rows}
 
 
 def _place(key: tuple) -> list[str]:
-    return [key[0], (key[1] or "(one cell)") + " (external)" * bool(key[3])]
+    return [key[0], (key[1] or "(one cell)") + (" (external)" if key[3] else "")]
 
 
 def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
     """Return the columns behind the measure: runs, medians, ratio, spread and verdict."""
     x, y = (rows[measure] for rows in sides)
-    texts, ratios = (
-        [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)],
-        ["–", "–"],
-    )
+    texts = [f"{len(x)}, {len(y)}", number(x.median(), digits=5), number(y.median(), digits=5)]
+    ratios = ["–", "–"]
     if min(x.min(), y.min()) > 0:
         ratio, low, high = (
-            number(r, 4) for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min())
+            number(r, digits=4)
+            for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min())
         )
         ratios = [ratio, f"{low}–{high}"]
     if sides[0]["seal"].notna().all() and set(sides[0]["seal"]) == set(sides[1]["seal"]):
@@ -193,13 +196,19 @@ def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
     """
     # each repeat has settings of its own: fewer repeats are no other settings
     repeats = set.intersection(*(set(rows["repeat"]) for rows in sides))
-    ids = [set(rows.loc[rows["repeat"].isin(repeats) | (not repeats), "run_id"]) for rows in sides]
-    x, y = (_facts(report, runs) for report, runs in zip((a, b), ids, strict=True))
-    different = {key[0] for key in x.keys() | y.keys() if x.get(key) != y.get(key)}
-    known = all(any(name in SAME for name, _ in facts) for facts in (x, y))
-    return ", ".join(
-        words for name, words, _ in SUSPECTS if name in SAME and (name in different or not known)
-    )
+    facts_of = []
+    for report, rows in zip((a, b), sides, strict=True):
+        if repeats:
+            rows = rows[rows["repeat"].isin(repeats)]
+        facts_of.append(_facts(report, set(rows["run_id"])))
+    x, y = facts_of
+    different = {
+        name for name, key in x.keys() | y.keys() if x.get((name, key)) != y.get((name, key))
+    }
+    known = all(any(name in SAME for name, _ in facts) for facts in facts_of)
+    if not known:
+        different = set(SAME)
+    return ", ".join(words for name, words, _ in SUSPECTS if name in SAME and name in different)
 
 
 def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str], set]:
@@ -209,8 +218,11 @@ def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str]
     found: dict[tuple[str, str], set] = {}
     for experiment in (report.origin.get("experiments") or {}).values():
         for run, facts in (experiment.get("runs") or {}).items():
-            for name, value in facts.items() if runs is None or run in runs else ():
-                for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+            if runs is not None and run not in runs:
+                continue
+            for name, value in facts.items():
+                values = value if isinstance(value, dict) else {"": value}
+                for key, one in values.items():
                     found.setdefault((name, key), set()).add(one)
     return found
 
@@ -236,7 +248,7 @@ def _claim_table(a: dict[str, dict[str, Any]] | None, b: dict[str, dict[str, Any
     return Table(columns("claim", ">number, A", "verdict, A", ">number, B", "verdict, B"), rows)
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return number(value) if isinstance(value, (int, float)) else str(value or "–")
 
 
@@ -244,7 +256,8 @@ def suspects(a: Report, b: Report) -> Table:
     """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their
     spread, the reports.
     """
-    x, y = _facts(a), _facts(b)
+    x = _facts(a)
+    y = _facts(b)
     rows = []
     for name, words, matters in SUSPECTS:
         for key in sorted(key for fact, key in x.keys() | y.keys() if fact == name):
@@ -265,7 +278,8 @@ def suspects(a: Report, b: Report) -> Table:
             ]
         )
     for name, words in (("git", "commit of the report"), ("packages", "packages of the report")):
-        ours, theirs = a.origin.get(name) or {}, b.origin.get(name) or {}
+        ours = a.origin.get(name) or {}
+        theirs = b.origin.get(name) or {}
         different = [
             key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)
         ]
@@ -280,7 +294,9 @@ def suspects(a: Report, b: Report) -> Table:
         ]
     heads = columns(">rank", "what differs", "A", "B", "what it could change")
     text = "Values over all runs of a report that have a record, those first that explain most."
-    return Table(heads, [[str(rank), *row] for rank, row in enumerate(rows, 1)], text)
+    return Table(
+        columns=heads, rows=[[str(rank), *row] for rank, row in enumerate(rows, 1)], caption=text
+    )
 
 
 def _spread(report: Report) -> float:
@@ -298,6 +314,6 @@ def _text(values: set) -> str:
         return f"{number(min(known))} to {number(max(known))}"
     texts = [v if isinstance(v, str) else json.dumps(v) for v in known]
     return (
-        few([v[:12] if v in known and len(v) in (16, 40, 64) else v for v in texts], 4)
+        few([v[:12] if v in known and len(v) in (16, 40, 64) else v for v in texts], shown=4)
         or "not recorded"
     )

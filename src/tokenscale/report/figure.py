@@ -33,7 +33,7 @@ FLOPS = (
 def figure_class(name: str) -> type["Figure"]:
     """Return the class of a figure or an alias. Raises UserError for a name that is none."""
     if (figure := ALIASES.get(name, name)) not in FIGURES:
-        raise unknown("figure", name, (*FIGURES, *ALIASES))
+        raise unknown("figure", word=name, words=(*FIGURES, *ALIASES))
     return getattr(importlib.import_module(FIGURES[figure]), figure.title().replace("_", ""))
 
 
@@ -95,7 +95,8 @@ class Figure:
 
     def prepare(self) -> None:
         """Choose the rows that are shown."""
-        self.rows, self.refusals = self.first, ""
+        self.rows = self.first
+        self.refusals = ""
         if self.factor:
             self.rows, self.refusals = captions.comparable(self.first, self.inventory, self.factor)
 
@@ -110,7 +111,10 @@ class Figure:
         title without.
         """
         text = self.found and captions.common_extremes(
-            self.rows, self.main, self.unit[1], factor=self.unit[0]
+            self.rows,
+            column=self.main,
+            unit=self.unit[1],
+            factor=self.unit[0],
         )
         return f"{self.found} {text}" if text else self.title
 
@@ -134,7 +138,7 @@ class Figure:
         compared.
         """
         for axes in panels or drawing.axes:
-            no_data(axes, captions.nothing(self.inventory, self.refusals))
+            no_data(axes, text=captions.nothing(self.inventory, refused=self.refusals))
         return drawing
 
     def caption(self) -> str:
@@ -150,14 +154,14 @@ class Figure:
 
     def groups(self) -> list[pd.Series]:
         """Return the values of each cell whose spread the caption names."""
-        return captions.by_cell(self.common, self.main, self.by)
+        return captions.by_cell(self.common, column=self.main, by=self.by)
 
     def over(self) -> str:
         """Return which repeats medians are of, where not of all; a sentence with a space after
         it.
         """
         return (
-            captions.over(self.rows.dropna(subset=[self.main]), self.common)
+            captions.over(self.rows.dropna(subset=[self.main]), shared=self.common)
             if "repeat" in self.rows
             else ""
         )
@@ -178,7 +182,7 @@ class Figure:
 
     def counted(self) -> str:
         """Return how many of the listed runs are shown, one row a run."""
-        return captions.counted(len(self.rows), self.inventory)
+        return captions.counted(len(self.rows), runs=self.inventory)
 
     def crowded(self) -> str:
         """Return a sentence if ranks share cores; nothing where no run is shown."""

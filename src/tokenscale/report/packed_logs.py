@@ -48,8 +48,11 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
     Raises UserError for an input that is missing or outside of the parent of `folder`, and for a
     file that names the project's or the user's folder. Equal logs give equal archives.
     """
-    found, results = [read_inputs(folder / name) for name in experiments], folder.parent
-    names, judged, runs = set[str](), {}, set[str]()
+    found = [read_inputs(folder / name) for name in experiments]
+    results = folder.parent
+    names = set[str]()
+    judged = {}
+    runs = set[str]()
     for inputs in found:
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
         names |= {*inputs.names(), *(name for name in builds if (results / name).is_file())}
@@ -60,20 +63,15 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
             run for run, row in judged[inputs.experiment].items() if row["validity"] != "missing"
         }
     if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
-        what, next = (
-            "an input of the tables lies outside of the folder of results.",
-            "move it there, and ingest again",
-        )
+        what = "an input of the tables lies outside of the folder of results."
+        next = "move it there, and ingest again"
         raise UserError(what, path=results / outside[0], next=next)
     names |= {f"runs/{run}/run.json" for run in runs}
     listed = {run for rows in judged.values() for run in rows}
-    paths = (
-        path
-        for run in listed
-        for pattern in OF_RUN
-        for path in (results / "runs" / run).glob(pattern)
-    )
-    names |= {path.relative_to(results).as_posix() for path in paths}
+    for run in listed:
+        folder = results / "runs" / run
+        paths = (path for pattern in OF_RUN for path in folder.glob(pattern))
+        names |= {path.relative_to(results).as_posix() for path in paths}
     head = {"experiments": [asdict(inputs) for inputs in found], "judged": judged, "schema": 1}
     with (
         atomic(output) as temporary,
@@ -124,10 +122,8 @@ def restore(archive: Path, output: Path) -> list[str]:
         and not (output / INDEX).is_file()
         and (not output.is_dir() or any(output.iterdir()))
     ):
-        what, next = (
-            "the folder for the evidence holds other files.",
-            "name a new folder with --output",
-        )
+        what = "the folder for the evidence holds other files."
+        next = "name a new folder with --output"
         raise UserError(what, folder=output, next=next)
     experiments, files, judged = _unpack(archive)
     shutil.rmtree(output, ignore_errors=True)
@@ -135,11 +131,11 @@ def restore(archive: Path, output: Path) -> list[str]:
         path = output / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    write_json(output / INDEX, [asdict(inputs) for inputs in experiments])
+    write_json(output / INDEX, value=[asdict(inputs) for inputs in experiments])
     for inputs in experiments:
         folder = output / "tables" / inputs.experiment
-        inputs.ingest(output, folder)
-        _add_judged(folder, judged.get(inputs.experiment, {}))
+        inputs.ingest(output, output=folder)
+        _add_judged(folder, judged=judged.get(inputs.experiment, {}))
     return [inputs.experiment for inputs in experiments]
 
 
@@ -147,7 +143,8 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
     """Return experiments, file → content, and experiment → run → `JUDGED` of an archive."""
     next = "take the archive from where it came from again"
     try:
-        packed, unpacker = read_file(archive), lzma.LZMADecompressor(memlimit=1 << 28)
+        packed = read_file(archive)
+        unpacker = lzma.LZMADecompressor(memlimit=1 << 28)
         text = unpacker.decompress(packed, UNPACKED + RATIO * len(packed))
         if not unpacker.eof:
             raise EOFError(f"it is cut, or unpacks to more than {len(text):,} bytes")
@@ -160,7 +157,7 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
         raise UserError(
             "the archive of logs cannot be read.", path=archive, reason=error, next=next
         ) from None
-    with report_malformed(archive, "archive of logs", next=next):
+    with report_malformed(archive, what="archive of logs", next=next):
         if type(content["schema"]) is not int or content["schema"] != 1:
             raise ValueError(f"schema is {content['schema']!r}, and 1 is read")
         experiments = [TableInputs(**inputs) for inputs in content["experiments"]]
@@ -174,7 +171,7 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
         }
         judged = {name: dict(of) for name, of in content.get("judged", {}).items()}
         for row in (row for of in judged.values() for row in of.values()):
-            check_types(row, dict.fromkeys(row.keys() & {*JUDGED}, (str, type(None))))
+            check_types(row, fields=dict.fromkeys(row.keys() & {*JUDGED}, (str, type(None))))
         return experiments, files, judged
 
 
@@ -195,5 +192,5 @@ def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
                 if packed["reasons"] != row["reasons"]
                 else packed | {"validity": row["validity"]}
             )
-    tables.write(folder / "runs.parquet", "runs", rows)
+    tables.write(folder / "runs.parquet", table="runs", rows=rows)
     tables.write_manifest(folder)

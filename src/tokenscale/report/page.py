@@ -113,7 +113,13 @@ def write(
         else f"Report on {len(parts)} experiments"
     )
     write_text(
-        output, render(parts, heading, [*contents, ("methods", "#methods")], claims=claims_html)
+        output,
+        text=render(
+            parts,
+            heading,
+            contents=[*contents, ("methods", "#methods")],
+            claims=claims_html,
+        ),
     )
 
 
@@ -125,7 +131,15 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
         ("all experiments", HOME),
         *((text, f"#{name}-{place}") for text, place in SECTIONS.items()),
     ]
-    write_text(output, render([part], part["question"] or name, contents, home=HOME))
+    write_text(
+        output,
+        text=render(
+            [part],
+            heading=part["question"] or name,
+            contents=contents,
+            home=HOME,
+        ),
+    )
 
 
 def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
@@ -134,7 +148,8 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
     experiment's caution.
     """
     every = [
-        figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]
+        figure(name, folder=figures / part["name"], prefix=f"{part['name']}-{name}")
+        for name in part["figures"]
     ]
     drawn, empty = ([f for f in every if bool(f["folded"]) is folded] for folded in (False, True))
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
@@ -179,7 +194,8 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dic
     """
     if path is None:
         return None
-    named, documents = {part["name"]: part for part in parts}, dict[str, dict[str, Any]]()
+    named = {part["name"]: part for part in parts}
+    documents = dict[str, dict[str, Any]]()
     rows = [row | judged.describe_verdict(row) for row in judged.read_claims(path)]
     tested = [row for row in rows if row["experiment"]]
     for row in tested:
@@ -279,7 +295,7 @@ def _box_fields(
     share.
     """
     visible, hidden = paired_comparisons.select_answers(
-        part["answers"], len(part["answers"]) if alone else ANSWERS
+        part["answers"], most=len(part["answers"]) if alone else ANSWERS
     )
     own = [key for key in FACTS if part[key] and part[key] != shared.get(key)]
     own_cautions = [text for text in summary.list_cautions(part) if text not in cautions]
@@ -299,10 +315,8 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
     drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
     _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawing)[1].split())
-    wide, phone = (
-        style.inline(drawing, prefix, "wide"),
-        style.inline(words["phone"], f"{prefix}-phone", "phone"),
-    )
+    wide = style.inline(drawing, prefix, css_class="wide")
+    phone = style.inline(words["phone"], prefix=f"{prefix}-phone", css_class="phone")
     table = Table(**words["table"]) if "table" in words else None
     return {
         "name": name,

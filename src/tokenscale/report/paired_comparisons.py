@@ -11,6 +11,7 @@ of them do. Where throughput drifted, the drift is taken out of every run: a ver
 stand then is none.
 """
 
+import itertools
 import math
 import re
 import textwrap
@@ -30,19 +31,20 @@ from tokenscale.settings.experiments import COMPARISONS
 TOO_FEW = "too few runs"
 #: in place of a verdict: not a primary comparison; half of the pairs or more have a suspect run;
 #: the effect does not stand without the drift
-EXPLORATORY, SUSPECT, DRIFTED = "exploratory", "no verdict: suspect runs", "no verdict: drift"
+EXPLORATORY = "exploratory"
+SUSPECT = "no verdict: suspect runs"
+DRIFTED = "no verdict: drift"
 #: verdicts that decide nothing, and so have no marks
 UNDECIDED = (TOO_FEW, EXPLORATORY, SUSPECT, DRIFTED)
 #: after a verdict that stands
-WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = (
-    ", with drift",
-    ", with suspect runs",
-    ", unequal updates",
-)
+WITH_DRIFT = ", with drift"
+WITH_SUSPECT = ", with suspect runs"
+UNEQUAL_UPDATES = ", unequal updates"
 #: after a verdict, where the effect is smaller than what matters
 SMALL = f" by less than {100 * statistics.MARGIN:g} %"
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
-RATE, LOSS = "useful_tokens_per_s", "validation_loss"
+RATE = "useful_tokens_per_s"
+LOSS = "validation_loss"
 #: quantity → (words for a ratio above and below 1, what is compared)
 QUANTITIES = {
     RATE: ("faster", "slower", "useful tokens per second"),
@@ -52,14 +54,14 @@ QUANTITIES = {
 VERDICT_WORDS = (
     *(
         f"{word}{by}"
-        for above, below, _ in QUANTITIES.values()
-        for word in (above, below)
+        for word in itertools.chain(*(words[:2] for words in QUANTITIES.values()))
         for by in ("", SMALL)
     ),
     *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY, SUSPECT, DRIFTED),
 )
 #: of the runs that a comparison leaves out: reasons that are named, and letters of each
-REASONS, LETTERS = 3, 90
+REASONS = 3
+LETTERS = 90
 #: repeat → (run id, number)
 Values = Mapping[Any, tuple[str, float]]
 
@@ -156,11 +158,21 @@ def comparisons(
         main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
         tested = {(pair.of, pair.over) for pair in main if pair.quantity == RATE}
         others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
-        pairs, sentences = main, refused + sentences
+        pairs = main
+        sentences = refused + sentences
     started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
-    judged = judge(pairs, measure_drift(throughput, runs), started)
+    judged = judge(pairs, drift=measure_drift(throughput, runs), started=started)
     found = [_add_notes(comparison, runs, validation) for comparison in judged]
-    found += (Judged(pair, pair.result(), np.nan, np.nan, EXPLORATORY) for pair in others)
+    found += (
+        Judged(
+            pair=pair,
+            result=pair.result(),
+            p=np.nan,
+            smallest_p=np.nan,
+            verdict=EXPLORATORY,
+        )
+        for pair in others
+    )
     return found, " ".join(dict.fromkeys(sentences))
 
 
@@ -171,7 +183,7 @@ def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Dr
     timed = throughput.merge(_ours(runs)[["run_id", "started_unix_s"]].dropna(), on="run_id")
     timed = timed.sort_values("started_unix_s", kind="stable")
     cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    return statistics.drift(timed["started_unix_s"], timed[RATE], cells)
+    return statistics.drift(timed["started_unix_s"], values=timed[RATE], cells=cells)
 
 
 def _ours(runs: pd.DataFrame) -> pd.DataFrame:
@@ -193,11 +205,15 @@ def _primary_pairs(
     """(the primary comparisons, also without pairs; sentences on refused runs). `numbers`: quantity
     → run → number.
     """
-    found, sentences = [], []
+    found = []
+    sentences = []
     for comparison in primary:
-        of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
-        rows, known = ours[ours["cell"].isin([of, over])], numbers.get(quantity, {})
-        refusals = comparability.refusals(rows, comparison["factor"])
+        of = comparison["of"]
+        over = comparison["over"]
+        quantity = comparison["quantity"]
+        rows = ours[ours["cell"].isin([of, over])]
+        known = numbers.get(quantity, {})
+        refusals = comparability.refusals(rows, factor=comparison["factor"])
         sentences += [refusal.sentence for refusal in refusals]
         refused = differences(refusals)
         rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(known)]
@@ -206,7 +222,18 @@ def _primary_pairs(
             for cell in (of, over)
         )
         of_name, over_name, at = map(_shorten, (*comparison["names"], comparison["at"]))
-        found.append(Pair(of, over, (of_name, over_name), at, quantity, values, bases, refused))
+        found.append(
+            Pair(
+                of=of,
+                over=over,
+                names=(of_name, over_name),
+                at=at,
+                quantity=quantity,
+                values=values,
+                bases=bases,
+                refused=refused,
+            )
+        )
     return found, sentences
 
 
@@ -217,8 +244,9 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     Factors of the Parquet store are those of the approach that is compared; its baseline reads
     none.
     """
-    refusals = comparability.refusals(runs, "approach")
-    refused, names = differences(refusals), runs.set_index("run_id")["cell"]
+    refusals = comparability.refusals(runs, factor="approach")
+    refused = differences(refusals)
+    names = runs.set_index("run_id")["cell"]
     cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
     for row in throughput[
         throughput["run_id"].isin(set(_ours(runs)["run_id"]) - refused.keys())
@@ -237,7 +265,18 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     for key, (cell, base) in groups.items():
         of, over = (names[next(iter(cells[side].values()))[0]] for side in (cell, base))
         at = ", ".join(filter(None, [*key[2:], f"world size {cell[-1]}" * several]))
-        pairs.append(Pair(of, over, key[:2], at, RATE, cells[cell], cells[base], refused))
+        pairs.append(
+            Pair(
+                of=of,
+                over=over,
+                names=key[:2],
+                at=at,
+                quantity=RATE,
+                values=cells[cell],
+                bases=cells[base],
+                refused=refused,
+            )
+        )
     return pairs, [refusal.sentence for refusal in refusals]
 
 
@@ -266,13 +305,23 @@ def judge(
     )
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
-        verdict = statistics.verdict(c.spread, p, smallest)
+        verdict = statistics.verdict(c.spread, p, smallest_p=smallest)
         for word, own in zip(("faster", "slower"), QUANTITIES[pair.quantity], strict=False):
             verdict = verdict.replace(word, own)
-        found.append(Judged(pair, c, p, smallest, verdict))
+        found.append(
+            Judged(
+                pair=pair,
+                result=c,
+                p=p,
+                smallest_p=smallest,
+                verdict=verdict,
+            )
+        )
     if drift.verdict == "drift":
         steady = judge(
-            [pair.without_drift(drift.slope, started) for pair in pairs], replace(drift, p=1.0), {}
+            [pair.without_drift(drift.slope, started) for pair in pairs],
+            drift=replace(drift, p=1.0),
+            started={},
         )
         found = [_hold_against(*both, drift) for both in zip(found, steady, strict=True)]
     return [_add_order(judged, started) for judged in found]
@@ -307,7 +356,8 @@ def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
 
 def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | None) -> Judged:
     """Mark suspect runs and unequal updates, and name the runs that are left out."""
-    pair, ids = judged.pair, judged.pair.ids
+    pair = judged.pair
+    ids = judged.pair.ids
     used = {run_id for both in ids for run_id in both}
     suspect = _reasons(runs[runs["run_id"].isin(used) & (runs["validity"] == "suspect")])
     if doubtful := sum(not suspect.keys().isdisjoint(both) for both in ids):
@@ -430,11 +480,11 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
     """
     found = []
     for c in (c for c in compared if c.verdict != EXPLORATORY):
-        (of, over), r, loss = c.pair.names, c.result.spread, c.pair.quantity == LOSS
-        parity, ratio = (
-            f" (parity: {c.pair.parity})" if c.pair.parity else "",
-            format_ratio(r.median),
-        )
+        (of, over) = c.pair.names
+        r = c.result.spread
+        loss = c.pair.quantity == LOSS
+        parity = f" (parity: {c.pair.parity})" if c.pair.parity else ""
+        ratio = format_ratio(r.median)
         if not r.n:
             text = f"{of} against {over}: no pair of runs"
         elif loss:
@@ -443,7 +493,8 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
             text = f"{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
         spread = ", ".join(filter(None, [_ends(r), in_pairs(r.n), r.kind * (r.n > 1)]))
         spread += f", within {_MARGIN}" if c.verdict.startswith("equivalent") else ""
-        text, spread = f"{c.pair.at}: {text}" if c.pair.at else text, "; ".join([spread, *c.notes])
+        text = f"{c.pair.at}: {text}" if c.pair.at else text
+        spread = "; ".join([spread, *c.notes])
         part = "loss" if loss else "throughput"
         found.append({"part": part, "text": text, "spread": spread, "verdict": c.verdict})
     return found
@@ -499,8 +550,8 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
             _ends(c.result.spread),
             *(
                 c.result.spread.kind * (c.result.spread.n > 1),
-                number(c.p, 2),
-                number(c.smallest_p, 2),
+                number(c.p, digits=2),
+                number(c.smallest_p, digits=2),
                 c.verdict,
                 c.pair.parity,
             ),
@@ -525,7 +576,7 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     if any(c.verdict == EXPLORATORY for c in compared):
         text += " “exploratory”: not a primary comparison of this experiment, so it is not tested."
     return Table(
-        columns(*(heads[i] for i in shown)),
-        [[row[i] for i in shown] for row in rows],
-        f"{text} {refused}".strip(),
+        columns=columns(*(heads[i] for i in shown)),
+        rows=[[row[i] for i in shown] for row in rows],
+        caption=f"{text} {refused}".strip(),
     )

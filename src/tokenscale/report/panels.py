@@ -110,7 +110,7 @@ def strips(shown: Figure) -> Drawing:
         for y, (cell, found) in enumerate(values.items()):
             if found.empty:
                 refused = len(at(shown.first, cell)) > len(at(shown.rows, cell))
-                write_note(axes, y, "not comparable" if refused else "no data")
+                write_note(axes, y, text="not comparable" if refused else "no data")
             else:
                 axes.plot(
                     found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False
@@ -119,7 +119,7 @@ def strips(shown: Figure) -> Drawing:
                 axes.plot(
                     [median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2
                 )
-        name_rows(axes, names(listed))
+        name_rows(axes, texts=names(listed))
         most = max(found.max() for found in values.values() if len(found))
         axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
         steps_of(axes.xaxis)
@@ -158,7 +158,7 @@ def joined(
     rows = rows.dropna(subset=[column])
     here, alike = (
         part[part["series"] == name]
-        for part in (rows, captions.common_repeats(rows, ["series", x]))
+        for part in (rows, captions.common_repeats(rows, by=["series", x]))
     )
     axes.plot(here[x] * shift, factor * here[column], **dots(name))
     middle = alike.groupby(x)[column].median()
@@ -186,11 +186,19 @@ def joined_panels(
             shown.no_data(made, axes)
             continue
         for one, shift in zip(series, shifts(len(series)), strict=True):
-            joined(axes, shown.rows, column, factor, one, shift, key)
-        from_zero(axes, sorted(int(size) for size in shown.rows[key].unique()))
+            joined(
+                axes,
+                shown.rows,
+                column=column,
+                factor=factor,
+                name=one,
+                shift=shift,
+                x=key,
+            )
+        from_zero(axes, sizes=sorted(int(size) for size in shown.rows[key].unique()))
     for one in series:
         panels[0].plot([], [], **look(one), label=one)
-    legend(made, panels[0])
+    legend(made, axes=panels[0])
     return made
 
 

@@ -33,15 +33,23 @@ TABLES = {
     "generations": "Generated texts",
 }
 #: answers of an experiment on the first page, alone and beside other experiments
-ALONE, BESIDE = 8, 3
+ALONE = 8
+BESIDE = 3
 #: A4 and the line from margin to margin, in points (1/72 inch)
-WIDTH, HEIGHT, MARGIN = 595.0, 842.0, 50.0
+WIDTH = 595.0
+HEIGHT = 842.0
+MARGIN = 50.0
 ROOM = WIDTH - 2 * MARGIN
 #: points: letters of tables, the gap between columns, the widest word that widens a column; line
 #: height in letter sizes
-SIZE, GAP, LONGEST_WORD, LINE = 6.5, 7.0, 64.0, 1.35
+SIZE = 6.5
+GAP = 7.0
+LONGEST_WORD = 64.0
+LINE = 1.35
 #: points: letters of a figure's title and caption; the narrowest drawing, as a share of the line
-TITLE, CAPTION, NARROWEST = 10.5, 7.5, 0.6
+TITLE = 10.5
+CAPTION = 7.5
+NARROWEST = 0.6
 #: replaces a character that the fonts lack
 LACKING = "\ufffd"
 _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
@@ -63,14 +71,19 @@ def write(
     parts = [summary.experiment(name, tables) for name in experiments]
     rows = read_claims(claims) if claims else []
     pages = PageWriter("tokenscale report")
-    _write_front(pages, parts, rows)
+    _write_front(pages, parts, claims=rows)
     for part in parts:
-        _write_experiment(pages, part, tables, figures)
+        _write_experiment(
+            pages,
+            part,
+            tables,
+            figures=figures,
+        )
     tested = [row for row in rows if row["experiment"]]
     if tested:
         pages.chapter("Claims")
         for document, where in dict.fromkeys((row["document"], row["where"]) for row in tested):
-            pages.heading(document, 11)
+            pages.heading(document, size=11)
             pages.paragraph(where)
             pages.table(claims_table(tested, document))
     with atomic(output) as temporary:
@@ -81,31 +94,33 @@ def _write_front(
     to: "PageWriter", parts: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]
 ) -> None:
     """Write the questions, their answers with verdicts, the cautions, and a count of the claims."""
-    alone, shared = len(parts) == 1, summary.shared_cautions(parts)
+    alone = len(parts) == 1
+    shared = summary.shared_cautions(parts)
     if not alone:
-        to.heading(f"Report on {len(parts)} experiments", 16)
+        to.heading(f"Report on {len(parts)} experiments", size=16)
     for part in parts:
-        to.heading(part["question"] or part["name"], 14 if alone else 10)
+        to.heading(part["question"] or part["name"], size=14 if alone else 10)
         answers, left = paired_comparisons.select_answers(
-            part["answers"], ALONE if alone else BESIDE
+            part["answers"], most=ALONE if alone else BESIDE
         )
         for answer in answers:
             spread = f" ({answer['spread']})" if answer["spread"] else ""
             to.paragraph(
-                f"{captions.sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.", 9
+                f"{captions.sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.",
+                size=9,
             )
             to.y -= 3
         if left:
-            to.paragraph(f"{left}: see its chapter.", 9)
+            to.paragraph(f"{left}: see its chapter.", size=9)
         for caution in summary.list_cautions(part):
             if caution not in shared:
-                to.paragraph(f"Caution: {caution}", 9, "bold")
+                to.paragraph(f"Caution: {caution}", size=9, weight="bold")
         to.y -= 6
     for caution in shared:
-        to.paragraph(f"Caution, all experiments: {caution}", 9, "bold")
+        to.paragraph(f"Caution, all experiments: {caution}", size=9, weight="bold")
     if claims:
         counts = ", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(claims).items() if n)
-        to.paragraph(f"Claims of the source studies: {counts}.", 9)
+        to.paragraph(f"Claims of the source studies: {counts}.", size=9)
 
 
 def _write_experiment(
@@ -131,14 +146,16 @@ def _write_experiment(
     folded = []
     with save.Tables(tables / part["name"]) as opened:
         for name in part["figures"]:
-            loaded = save.load_figure(name, opened)
+            loaded = save.load_figure(name, tables=opened)
             if why := loaded.figure.folded():
                 folded.append(f"{name} ({why})")
                 continue
-            drawing = figures and _read_drawing(loaded, figures / part["name"])
+            drawing = figures and _read_drawing(loaded, folder=figures / part["name"])
             caption = f"{loaded.figure.caption()} ({part['name']}: {name})"
             to.drawing(
-                drawing or save.draw(loaded, ("pdf",))["pdf"], loaded.figure.finding(), caption
+                drawing or save.draw(loaded, kinds=("pdf",))["pdf"],
+                title=loaded.figure.finding(),
+                caption=caption,
             )
     if folded:
         to.paragraph(f"Nothing to show: {'; '.join(folded)}.")
@@ -175,24 +192,38 @@ class PageWriter:
         """Begin a chapter, on the same page if there is room."""
         self.place = f"{self.title}: {title}"
         self.y -= 8
-        self.heading(title, 14, level=0)
+        self.heading(title, size=14, level=0)
 
     def heading(self, text: str, size: float = 12, *, level: int = 1, below: float = 0.0) -> None:
         """Write a title that stays on a page with the next lines, or with `below` points."""
         self._need(
-            size * LINE * len(wrap(text, ROOM, size, "bold"))
+            size
+            * LINE
+            * len(
+                wrap(
+                    text,
+                    width=ROOM,
+                    size=size,
+                    weight="bold",
+                )
+            )
             + 0.5 * size
             + 3
             + (below or 3 * size * LINE)
         )
         self.outline.append((text, len(self.figures) - 1, level))
         self.y -= 0.5 * size
-        self.paragraph(text, size, "bold")
+        self.paragraph(text, size, weight="bold")
         self.y -= 3
 
     def paragraph(self, text: str, size: float = 8, weight: str = "normal") -> None:
         """Write text over the width of the page."""
-        for line in wrap(text, ROOM, size, weight):
+        for line in wrap(
+            text,
+            width=ROOM,
+            size=size,
+            weight=weight,
+        ):
             self._need(size * LINE)
             self.y -= size * LINE
             self._write(0.0, line, size, weight)
@@ -204,43 +235,85 @@ class PageWriter:
         is used.
         """
         box = PdfReader(io.BytesIO(pdf)).pages[0].mediabox
-        width, height = float(box.width), float(box.height)
-        lines = len(wrap(caption, ROOM, CAPTION))
-        texts = TITLE * LINE * len(wrap(title, ROOM, TITLE, "bold")) + CAPTION * LINE * lines + 22
-        full, page = ROOM / width, HEIGHT - 2 * MARGIN - 14
+        width = float(box.width)
+        height = float(box.height)
+        lines = len(wrap(caption, width=ROOM, size=CAPTION))
+        texts = (
+            TITLE
+            * LINE
+            * len(
+                wrap(
+                    title,
+                    width=ROOM,
+                    size=TITLE,
+                    weight="bold",
+                )
+            )
+            + CAPTION * LINE * lines
+            + 22
+        )
+        full = ROOM / width
+        page = HEIGHT - 2 * MARGIN - 14
         scale = max(min(full, (page / 2 - texts) / height), NARROWEST * full)
         rest = (self.y - MARGIN - texts) / height
         if NARROWEST * full <= rest < scale:
             scale = rest
         scale = min(scale, (page - texts) / height)
-        self.heading(title, TITLE, below=scale * height + CAPTION * LINE * lines + 2)
+        self.heading(title, size=TITLE, below=scale * height + CAPTION * LINE * lines + 2)
         self.y -= 2 + scale * height
         self.drawings[-1].append((pdf, scale, MARGIN + (ROOM - scale * width) / 2, self.y))
-        self.paragraph(caption, CAPTION)
+        self.paragraph(caption, size=CAPTION)
         self.y -= 8
 
     def table(self, table: Table) -> None:
         """Write a table, with its head on every page that it needs and its caption below."""
-        widths, head = column_widths(table, ROOM), [name for name, _ in table.columns]
+        widths = column_widths(table, room=ROOM)
+        head = [name for name, _ in table.columns]
         self._need(5 * SIZE * LINE)
-        self._row(table, widths, head, "bold")
+        self._row(
+            table,
+            widths,
+            cells=head,
+            weight="bold",
+        )
         for cells in table.rows:
             height = (
-                max(len(wrap(text, width, SIZE)) for text, width in zip(cells, widths, strict=True))
+                max(
+                    len(wrap(text, width, size=SIZE))
+                    for text, width in zip(cells, widths, strict=True)
+                )
                 * SIZE
                 * LINE
             )
             if self._need(min(height + 3, HEIGHT - 3 * MARGIN)):
-                self._row(table, widths, head, "bold")
-            self._row(table, widths, cells, "normal")
+                self._row(
+                    table,
+                    widths,
+                    cells=head,
+                    weight="bold",
+                )
+            self._row(
+                table,
+                widths,
+                cells,
+                weight="normal",
+            )
         self.y -= 4
-        self.paragraph(table.caption, 7.5)
+        self.paragraph(table.caption, size=7.5)
         self.y -= 8
 
     def _row(
         self, table: Table, widths: Sequence[float], cells: Sequence[str], weight: str
     ) -> None:
-        lines = [wrap(text, width, SIZE, weight) for text, width in zip(cells, widths, strict=True)]
+        lines = [
+            wrap(
+                text,
+                width,
+                size=SIZE,
+                weight=weight,
+            )
+            for text, width in zip(cells, widths, strict=True)
+        ]
         for number in range(max(map(len, lines))):
             self._need(SIZE * LINE)  # a row may be longer than a page
             self.y -= SIZE * LINE
@@ -253,7 +326,8 @@ class PageWriter:
                 x += width + GAP
         self.y -= 3
         colour, width = (TEXT, 0.8) if weight == "bold" else (GRID, 0.4)
-        ends, y = (MARGIN / WIDTH, 1 - MARGIN / WIDTH), (self.y + 0.8) / HEIGHT
+        ends = (MARGIN / WIDTH, 1 - MARGIN / WIDTH)
+        y = (self.y + 0.8) / HEIGHT
         self.figures[-1].add_artist(Line2D(ends, [y, y], linewidth=width, color=colour))
 
     def _need(self, points: float) -> bool:
@@ -313,13 +387,18 @@ def column_widths(table: Table, room: float) -> list[float]:
         for i, (name, _) in enumerate(table.columns)
     ]
     longest = [
-        max(text_width(text, SIZE, weight) for text, weight in column) + 1 for column in cells
+        max(text_width(text, size=SIZE, weight=weight) for text, weight in column) + 1
+        for column in cells
     ]
     words = [
         min(
             LONGEST_WORD,
             whole,
-            max(text_width(w, SIZE, weight) + 1 for t, weight in column for w in t.split(" ")),
+            max(
+                text_width(w, size=SIZE, weight=weight) + 1
+                for t, weight in column
+                for w in t.split(" ")
+            ),
         )
         for column, whole in zip(cells, longest, strict=True)
     ]
@@ -333,7 +412,8 @@ def column_widths(table: Table, room: float) -> list[float]:
             for word, whole in zip(words, longest, strict=True)
         ]
 
-    low, high = 0.0, room
+    low = 0.0
+    high = room
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(share(middle)) <= room else (low, middle)
@@ -347,7 +427,12 @@ def wrap(text: str, width: float, size: float, weight: str = "normal") -> list[s
     """
     lines: list[str] = []
     line = ""
-    for word in _break_words(text, width, size, weight):
+    for word in _break_words(
+        text,
+        width,
+        size,
+        weight=weight,
+    ):
         joined = f"{line} {word}" if line else word
         if text_width(joined, size, weight) > width and line:
             lines.append(line)

@@ -80,15 +80,22 @@ class Tables(AbstractContextManager):
 
 def load_figure(name: str, tables: Tables) -> LoadedFigure:
     """Load the rows of a figure, or of the one that shows the same as an alias, and prepare it."""
-    kind, name = figure_class(name), ALIASES.get(name, name)
+    kind = figure_class(name)
+    name = ALIASES.get(name, name)
     figure = kind(*(tables.rows(query) for query in kind.queries))
     data = figure.data()
-    return LoadedFigure(name, figure, data, csv(data))
+    return LoadedFigure(
+        name=name,
+        figure=figure,
+        data=data,
+        csv=csv(data),
+    )
 
 
 def draw(loaded: LoadedFigure, kinds: Sequence[str] = DRAWN) -> dict[str, bytes]:
     """Return the bytes of each format."""
-    figure, drawn = loaded.figure.draw(), {}
+    figure = loaded.figure.draw()
+    drawn = {}
     settle(figure)
     with style():
         for kind in kinds:
@@ -107,7 +114,7 @@ def save(name: str, tables: Path, output: Path) -> list[Path]:
     paths.
     """
     with Tables(tables) as opened:
-        return write(load_figure(name, opened), output)
+        return write(load_figure(name, tables=opened), output)
 
 
 def write(loaded: LoadedFigure, output: Path) -> list[Path]:
@@ -118,15 +125,21 @@ def write(loaded: LoadedFigure, output: Path) -> list[Path]:
     for kind, content in draw(loaded).items():
         with atomic(paths[kind]) as temporary:
             temporary.write_bytes(content)
-    write_text(paths["csv"], loaded.csv)
+    write_text(paths["csv"], text=loaded.csv)
     with atomic(paths["parquet"]) as temporary:
         temporary.write_bytes(parquet(loaded.data))
     with narrow():
-        phone = draw(loaded, ("svg",))["svg"].decode()
+        phone = draw(loaded, kinds=("svg",))["svg"].decode()
     files = {kind: sha256_file(path) for kind, path in paths.items() if kind != "json"}
     write_sealed(
         paths["json"],
-        {"schema": 2, "figure": loaded.name, "phone": phone, "files": files, **describe(loaded)},
+        record={
+            "schema": 2,
+            "figure": loaded.name,
+            "phone": phone,
+            "files": files,
+            **describe(loaded),
+        },
     )
     return list(paths.values())
 
@@ -136,8 +149,8 @@ def read_figure(path: Path) -> dict[str, Any]:
     figure is.
     """
     next = f"snakemake -f {path.with_suffix('.svg')}"
-    words = read_record(path, "figure's record", next)
-    with report_malformed(path, "figure's record", next):
+    words = read_record(path, what="figure's record", next=next)
+    with report_malformed(path, what="figure's record", next=next):
         files = [
             {"name": f"{path.stem}.{kind}", "sha256": sha256}
             for kind, sha256 in words["files"].items()

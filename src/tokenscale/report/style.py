@@ -66,7 +66,8 @@ def inline(svg: str, prefix: str, css_class: str) -> str:
 
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
-TEXT, GRID = "#1b1e23", "#d3d6da"
+TEXT = "#1b1e23"
+GRID = "#d3d6da"
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7a7f87")
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY = PALETTE
 
@@ -88,7 +89,8 @@ SCHEDULES = {
     "zero-bubble": (RED, "D", "-"),
 }
 #: what tells lines apart that no approach does: world sizes, layouts, models
-_MARKERS, _DASHES = "os^DvPX*", ("-", "--", "-.", ":")
+_MARKERS = "os^DvPX*"
+_DASHES = ("-", "--", "-.", ":")
 _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 
 #: runs over stacked bars
@@ -180,7 +182,7 @@ def narrow() -> Iterator[None]:
 def settle(made: Figure) -> None:
     """Lay a figure out, for good: with a layout engine every saving would draw twice."""
     with style():
-        text_layout.fit(made, lambda: made.get_layout_engine().execute(made))
+        text_layout.fit(made, layout=lambda: made.get_layout_engine().execute(made))
         made.set_layout_engine(None)
 
 
@@ -191,7 +193,12 @@ def look(name: str) -> dict:
     colour, marker, dash, filled = (
         APPROACHES.get(_approach(name)) or _MORE[sum(map(ord, name)) % len(_MORE)]
     )
-    return _options(colour, marker, dash, colour if filled else "none")
+    return _options(
+        colour,
+        marker,
+        dash,
+        face=colour if filled else "none",
+    )
 
 
 def looks(names: Sequence[str]) -> dict[str, dict]:
@@ -205,7 +212,15 @@ def looks(names: Sequence[str]) -> dict[str, dict]:
     colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
     dashes = [_DASHES[(i // len(PALETTE) + i) % len(_DASHES)] for i in range(len(names))]
     each = zip(names, colours, itertools.cycle(_MARKERS), dashes, strict=False)
-    return {name: _options(colour, marker, dash, colour) for name, colour, marker, dash in each}
+    return {
+        name: _options(
+            colour,
+            marker,
+            dash,
+            face=colour,
+        )
+        for name, colour, marker, dash in each
+    }
 
 
 def _options(colour: str, marker: str, dash: str, face: str) -> dict:

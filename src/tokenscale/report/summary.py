@@ -71,7 +71,8 @@ QUERIES = (
 )
 #: signs that end a line, in place of which one is shown; and what stands for a sign that cannot be
 #: printed
-_NEWLINE, _UNPRINTABLE = "↵", "\ufffd"
+_NEWLINE = "↵"
+_UNPRINTABLE = "\ufffd"
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
@@ -82,7 +83,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     folder = tables / name
     # a description from the cache holds as long as the tables are those of the manifest
     check_tables(folder)
-    return dict(_experiment(name, folder, sha256_file(folder / MANIFEST)))
+    return dict(_experiment(name, folder, digest=sha256_file(folder / MANIFEST)))
 
 
 @lru_cache(maxsize=64)
@@ -105,13 +106,17 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         )
         stores = opened.connection.execute("FROM stores").df()
         cautions = answers.find_cautions(
-            runs, throughput, scaling, rows("stragglers"), verdicts, stores, design
+            runs,
+            throughput,
+            scaling=scaling,
+            stragglers=rows("stragglers"),
+            verdicts=verdicts,
+            stores=stores,
+            design=design,
         )
-        proof, figures, crowded = (
-            campaign_quality.proof(rows("order")),
-            drawn_figures(head),
-            caution(scaling),
-        )
+        proof = campaign_quality.proof(rows("order"))
+        figures = drawn_figures(head)
+        crowded = caution(scaling)
         marks = [c["mark"] for c in design if c["mark"]]
         return {
             "name": name,
@@ -125,9 +130,21 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "digest": digest,
             "caution": crowded,
             "cautions": answers.caution_dropped(dropped) + cautions,
-            "answers": answers.find_answers(rows, compared, proof, figures, crowded, marks),
-            "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
-            "throughput": throughput_table(throughput, rows("stalls"), runs, dropped),
+            "answers": answers.find_answers(
+                rows,
+                compared,
+                proof=proof,
+                figures=figures,
+                caution=crowded,
+                marks=marks,
+            ),
+            "design": campaign_quality.design(runs, planned, not_run=head.get("left_out") or []),
+            "throughput": throughput_table(
+                throughput,
+                stalls=rows("stalls"),
+                runs=runs,
+                dropped=dropped,
+            ),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
             "validation": validation_table(validation, dropped),
             "generations": generations_table(rows("generations")),
@@ -178,7 +195,7 @@ def campaign_text(
     runs of equal settings. `planned` is cell → repeats; further repeats are runs of the canary.
     """
     order = statistics.order_kept(
-        runs["position"].astype(float), runs["started_unix_s"].astype(float)
+        runs["position"].astype(float), started_s=runs["started_unix_s"].astype(float)
     )
     if not order.pairs:
         return ""
@@ -224,8 +241,8 @@ def throughput_table(
     """Return a row for each series and world size: medians with their spread; runs that no
     comparison of approaches uses are counted beside the others.
     """
-    head, cell = _dropped_column(dropped, throughput)
-    refusals = comparability.refusals(runs, "approach")
+    head, cell = _dropped_column(dropped, rows=throughput)
+    refusals = comparability.refusals(runs, factor="approach")
     refused = comparability.refused(refusals)
     shares = answers.not_useful_shares(throughput[~throughput["run_id"].isin(refused)])
     rows = []
@@ -259,20 +276,21 @@ def throughput_table(
     text += " Not useful: over the repeats that all approaches have, where they share any."
     notes = [
         text,
-        kinds(by_cell(throughput, "useful_tokens_per_s")),
+        kinds(by_cell(throughput, column="useful_tokens_per_s")),
         left_out(runs),
         comparability.sentences(refusals),
     ]
-    return Table(heads, rows, " ".join(filter(None, notes)))
+    return Table(columns=heads, rows=rows, caption=" ".join(filter(None, notes)))
 
 
 def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Table:
     """A row a series and world size: the loss after the last step."""
-    head, cell = _dropped_column(dropped, validation)
+    head, cell = _dropped_column(dropped, rows=validation)
     counted = validation["accuracy"].notna().any()
     rows = []
     for name, world, group in cells(validation):
-        last, first = group[group["last"].astype(bool)], group[group["step"] == 0]
+        last = group[group["last"].astype(bool)]
+        first = group[group["step"] == 0]
         rows.append(
             [
                 *(
@@ -282,7 +300,11 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
                     spread(last["step"]),
                     spread(last["useful_tokens_seen"]),
                 ),
-                *(spread(first["loss"], 5), spread(last["loss"], 5), spread(last["perplexity"])),
+                *(
+                    spread(first["loss"], digits=5),
+                    spread(last["loss"], digits=5),
+                    spread(last["perplexity"]),
+                ),
                 *([spread(100 * last["accuracy"].dropna())] if counted else []),
                 *cell(name),
             ]
@@ -303,9 +325,11 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         "Nats a useful token on one fixed held-out slice, the same rows for every approach; "
         "medians, their spread "
     )
-    text += "in brackets." + " Accuracy: labels that have the largest logit." * bool(counted)
+    text += "in brackets." + (" Accuracy: labels that have the largest logit." if counted else "")
     return Table(
-        heads, rows, f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}"
+        columns=heads,
+        rows=rows,
+        caption=f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}",
     )
 
 
@@ -326,7 +350,8 @@ def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
     """Corpora and tokenizers (`text`), machines, commits, first and last day (UTC) and versions of
     packages of runs.
     """
-    named, known = runs.dropna(subset=["corpus", "tokenizer"]), runs.dropna(subset=["git_commit"])
+    named = runs.dropna(subset=["corpus", "tokenizer"])
+    known = runs.dropna(subset=["git_commit"])
     texts = sorted({f"corpus {r.corpus}, tokenizer {r.tokenizer}" for r in named.itertuples()})
     commits = {
         (r.git_commit, pd.notna(r.git_dirty) and bool(r.git_dirty)) for r in known.itertuples()
@@ -337,7 +362,8 @@ def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
         else []
     )
     days = dict.fromkeys(f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d}" for t in ends)
-    machines, versions = set[str](), dict[str, set[str]]()
+    machines = set[str]()
+    versions = dict[str, set[str]]()
     for r in runs.dropna(subset=["device"]).itertuples():
         cpu = (r.cpu or "unknown CPU") + ("" if pd.isna(r.cores) else f", {int(r.cores)} cores")
         machines.add(cpu if r.device == "cpu" else f"{r.device} ({cpu})")
@@ -365,7 +391,7 @@ def generations_table(generations: pd.DataFrame) -> Table:
         texts = (_printable(r.prompt), _printable(r.text), _sampling(r))
         rows.append([*texts, count(r.tokens), str(r.model), count(r.model_step), str(r.run_id)])
     if not rows:
-        return Table(heads, [])
+        return Table(heads, rows=[])
     same = generations["same_uncached"].dropna().astype(bool)
     compared = f"{int(same.sum())} of {len(same)} answers are the same, token by token."
     text = (
@@ -373,7 +399,11 @@ def generations_table(generations: pd.DataFrame) -> Table:
         if len(same)
         else "No model here keeps keys and values."
     )
-    return Table(heads, rows, f"Final weights of each run; {_NEWLINE} is the end of a line. {text}")
+    return Table(
+        columns=heads,
+        rows=rows,
+        caption=f"Final weights of each run; {_NEWLINE} is the end of a line. {text}",
+    )
 
 
 def _printable(text: str | None) -> str:
@@ -383,7 +413,13 @@ def _printable(text: str | None) -> str:
     'a↵ b� <b>'
     """
     marked = _NEWLINE.join((text or "").splitlines()) + _NEWLINE * (text or "").endswith("\n")
-    return "".join(c if c.isprintable() else " " if c.isspace() else _UNPRINTABLE for c in marked)
+    return "".join(map(_replace_unprintable, marked))
+
+
+def _replace_unprintable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else _UNPRINTABLE
 
 
 def _sampling(row: Any) -> str:

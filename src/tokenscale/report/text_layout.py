@@ -13,11 +13,14 @@ from matplotlib.ticker import MaxNLocator
 
 #: inches: width of a figure, and of its drawing for a phone (`style.narrow`); of those that are
 #: being drawn
-WIDE, NARROW = 8.0, 4.4
+WIDE = 8.0
+NARROW = 4.4
 width = WIDE
 #: letters of a line of a row's name, by the figure's width, and its lines; letters of a line of a
 #: legend's only column
-LETTERS, LINES, ENTRY = {WIDE: 34, NARROW: 26}, 2, 95
+LETTERS = {WIDE: 34, NARROW: 26}
+LINES = 2
+ENTRY = 95
 #: inches: only in a panel as narrow as this can ticks of a wide figure overlap
 TIGHT = 2.6
 #: pixels between two ticks, and between a text and the figure's edge
@@ -63,7 +66,10 @@ def fit(made: Figure, layout: Callable[[], None]) -> None:
     }
     tight = TIGHT if width == WIDE else width
     for _ in range(3):  # other widths of panels leave other room
-        wrapped = [_wrap(text, whole[text], _ends(text, whole, made)) for text in whole]
+        wrapped = [
+            _wrap(text, whole=whole[text], end=_ends(text, others=whole, made=made))
+            for text in whole
+        ]
         thinned = [
             _thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < tight
         ]

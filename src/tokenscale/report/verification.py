@@ -58,7 +58,7 @@ class Link:
 
     def __str__(self) -> str:
         if self.differs:
-            more = [f"and {len(self.differs) - 50:,} more"] * (len(self.differs) > 50)
+            more = [f"and {len(self.differs) - 50:,} more"] if len(self.differs) > 50 else []
             lines = [*self.differs[:50], *more]
             return "differs at" + (
                 f" {lines[0]}" if len(lines) == 1 else "".join(f"\n    {line}" for line in lines)
@@ -80,7 +80,9 @@ class Chain:
     def of(self, name: str) -> Link:
         """Return the link that a file of a report belongs to."""
         drawn = name.startswith(("figures/", "data/", "sql/", "tables/", "claims."))
-        return self.links["logs" if name == LOGS else "figures" if drawn else "page"]
+        if name == LOGS:
+            return self.links["logs"]
+        return self.links["figures" if drawn else "page"]
 
     def add(self, link: Link, name: str, difference: str, ending: str = "") -> None:
         """Add a difference from what was made again; where another release may be its cause, that
@@ -103,7 +105,11 @@ class Chain:
         """0: all links agree; 1: one differs; 3: none differs, but not all could be checked."""
         links = self.links.values()
         unsure = any(link.unchecked or link.unsure for link in links)
-        return 1 if any(link.differs for link in links) else 3 if unsure else 0
+        if any(link.differs for link in links):
+            return 1
+        if unsure:
+            return 3
+        return 0
 
     def __str__(self) -> str:
         lines = [
@@ -120,11 +126,12 @@ def check_tables(folder: Path, results: Path) -> Link:
     """Ingest the logs below `results` again, and compare every table of the folder with them, byte
     by byte.
     """
-    link, at_hand = Link(next=tables.restore_command(folder)), folder.is_dir()
+    link = Link(next=tables.restore_command(folder))
+    at_hand = folder.is_dir()
     try:
         link.differs += (
             f"{folder / n}: {fault}"
-            for n, fault in walk(folder, tables.read_manifest(folder)["files"])
+            for n, fault in walk(folder, files=tables.read_manifest(folder)["files"])
         )
     except UserError as error:
         (link.differs if at_hand else link.unchecked).append(_one_line(error))
@@ -138,7 +145,7 @@ def check_tables(folder: Path, results: Path) -> Link:
     with TemporaryDirectory() as temporary:
         again = Path(temporary, folder.name)
         try:
-            inputs.ingest(results, again)
+            inputs.ingest(results, output=again)
         # an input that is at hand and cannot be read is not the one of these tables
         except UserError as error:
             at_hand = all((results / name).is_file() for name in inputs.names())
@@ -153,7 +160,7 @@ def check_tables(folder: Path, results: Path) -> Link:
             return link
         for path, other in ((folder / name, again / name) for name in tables.file_names()):
             if not _is_equal(path, other):
-                difference = _name_difference(path, other)
+                difference = _name_difference(path, again=other)
                 why = (
                     "equal values in other bytes: another pyarrow, or inputs of runs were at "
                     "hand then or are now"
@@ -197,8 +204,13 @@ def verify(path: Path, signers: Path | None = None, results: Path | None = None)
         raise UserError(what, file=path, expected=expected, next="tokenscale verify FOLDER")
     with TemporaryDirectory() as temporary:
         if not (report / SUMS).is_file() and not (report / RECORD).is_file():
-            return _check_claims(report, Path(temporary))
-        return _check_report(report, Path(temporary), signers, results)
+            return _check_claims(report, results=Path(temporary))
+        return _check_report(
+            report,
+            again=Path(temporary),
+            signers=signers,
+            results=results,
+        )
 
 
 def _check_claims(report: Path, results: Path) -> Chain:
@@ -207,19 +219,27 @@ def _check_claims(report: Path, results: Path) -> Chain:
     """
     from tokenscale.report import build
 
-    logs, claims, path = Link(), Link(), report / build.CLAIMS
-    chain = Chain(str(report), {"logs": logs, "claims": claims})
+    logs = Link()
+    claims = Link()
+    path = report / build.CLAIMS
+    chain = Chain(str(report), links={"logs": logs, "claims": claims})
     try:
-        experiments = restore(report / LOGS, results)
+        experiments = restore(report / LOGS, output=results)
     except UserError as error:
         logs.differs.append(_one_line(error))
         claims.unchecked.append(f"{LOGS} is damaged")
         return chain
-    _check_logs(logs, results, {})
+    _check_logs(logs, results, record={})
     if missing := [str(file) for file in (path, LEDGER) if not file.is_file()]:
         claims.unchecked.append(f"there is no {missing[0]}")
     elif not _is_equal(
-        path, judged := build.judge(LEDGER, results / "tables", experiments, results)
+        path,
+        judged := build.judge(
+            LEDGER,
+            tables=results / "tables",
+            experiments=experiments,
+            output=results,
+        ),
     ):
         claims.differs.append(f"{build.CLAIMS}: {_name_difference(path, judged)}")
     return chain
@@ -227,8 +247,11 @@ def _check_claims(report: Path, results: Path) -> Chain:
 
 def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:  # noqa: C901
     """Check a report, which is made again below the folder `again`."""
-    chain, record, faults = Chain(str(report)), dict[str, Any](), dict[str, str]()
-    page, logs = chain.links["page"], chain.links["logs"]
+    chain = Chain(str(report))
+    record = dict[str, Any]()
+    faults = dict[str, str]()
+    page = chain.links["page"]
+    logs = chain.links["logs"]
     try:
         record = _read_record(report / RECORD)
         _note_environments(chain, record)
@@ -246,11 +269,18 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         page.differs.append(f"{SUMS}: {error.what}")
     _check_signature(chain, report, signers)
     try:
-        experiments = restore(report / LOGS, again)
-        _check_logs(logs, again, record)
-        _make_again(chain, report, again, experiments, record)
+        experiments = restore(report / LOGS, output=again)
+        _check_logs(logs, results=again, record=record)
+        _make_again(
+            chain,
+            report,
+            results=again,
+            experiments=experiments,
+            record=record,
+        )
     except UserError as error:
-        why, left_out = _one_line(error), record.get("logs", {}).get("left_out")
+        why = _one_line(error)
+        left_out = record.get("logs", {}).get("left_out")
         if left_out is not None and not (report / LOGS).is_file():
             why = f"the report has no logs: {left_out}"
             logs.unchecked.append(why)
@@ -266,7 +296,9 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         if path.is_file()
     }
     for name in sorted(faults.keys() | made - {SUMS}):
-        path, other, fault = report / name, again / "report" / name, faults.get(name)
+        path = report / name
+        other = again / "report" / name
+        fault = faults.get(name)
         equal = name in made and path.is_file() and _is_equal(path, other)
         copied = name.startswith(bundle.COPIED) and path.is_file()
         if fault and equal and not copied:
@@ -278,7 +310,11 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         elif made and not path.is_file():
             chain.of(name).differs.append(f"{name}: missing")
         elif made and not equal:
-            text = _name_difference(path, other) if name in made else "the logs give no such file"
+            text = (
+                _name_difference(path, again=other)
+                if name in made
+                else "the logs give no such file"
+            )
             chain.add(chain.of(name), name, text)
     if results is None or not record:
         return chain
@@ -292,13 +328,13 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
     for other in sorted((again / "figures").rglob("*.*")) if not stale else ():
         path = results / other.relative_to(again)
         if path.is_file() and not _is_equal(path, other):
-            chain.add(chain.links["figures"], str(path), _name_difference(path, other))
+            chain.add(chain.links["figures"], str(path), _name_difference(path, again=other))
     return chain
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    record = read_json(path, "record of the report's origin")
-    with report_malformed(path, "record of the report's origin", next="take the report again"):
+    record = read_json(path, what="record of the report's origin")
+    with report_malformed(path, what="record of the report's origin", next="take the report again"):
         built = {
             "tokenscale": str,
             "git": dict,
@@ -307,11 +343,13 @@ def _read_record(path: Path) -> dict[str, Any]:
             "zlib": str,
             "code": dict,
         }
-        check_types(record, {"order": list, "experiments": dict, "logs": dict, **built})
+        check_types(record, fields={"order": list, "experiments": dict, "logs": dict, **built})
         for name in record["order"]:
-            check_types(record["experiments"][check_file_name(name)], {"tables": str, "runs": dict})
+            check_types(
+                record["experiments"][check_file_name(name)], fields={"tables": str, "runs": dict}
+            )
             for facts in record["experiments"][name]["runs"].values():
-                check_types(facts, {"packages": dict})
+                check_types(facts, fields={"packages": dict})
     return record
 
 
@@ -324,7 +362,8 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
         of["packages"] | of["installed"] | {n: of[n] for n in ("zlib", "tokenscale")}
         for of in (record, now)
     )
-    code, commit = record["code"], record["git"].get("commit")
+    code = record["code"]
+    commit = record["git"].get("commit")
     changed = sorted(
         name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name)
     )
@@ -334,10 +373,10 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     packages = [facts["packages"] | {"tokenscale": now["tokenscale"]} for facts in runs.values()]
     going = sorted(run for run, facts in runs.items() if facts.get("seal") is None)
     for what, found in (
-        ("the report was built with other packages", name_differences(then, here)),
+        ("the report was built with other packages", name_differences(then, now=here)),
         (
             "runs were trained with other packages",
-            [text for of in packages for text in name_differences(of, here)],
+            [text for of in packages for text in name_differences(of, now=here)],
         ),
         (
             (
@@ -350,12 +389,14 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     ):
         if found:
             chain.notes.append(f"{what}: {few([*dict.fromkeys(found)], 5)}")
-    drawing = name_differences({name: then[name] for name in bundle.DRAWING if name in then}, here)
+    drawing = name_differences(
+        {name: then[name] for name in bundle.DRAWING if name in then}, now=here
+    )
     if changed or then["tokenscale"] != here["tokenscale"]:
         version = f"tokenscale {then['tokenscale']} then, {here['tokenscale']} now"
         drawing.append(f"{version}, {few(changed, 1)}" if changed else version)
     rows = [text for text in drawing if text.startswith(("pyarrow ", "tokenscale "))]
-    chain.unsure = dict.fromkeys(DRAWN, few(drawing, 5)) | {".parquet": few(rows, 5)}
+    chain.unsure = dict.fromkeys(DRAWN, few(drawing, shown=5)) | {".parquet": few(rows, shown=5)}
     chain.unsure[""] = f"runs had not ended: {few(going)}" if going else ""
 
 
@@ -370,7 +411,8 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
     }
     link.differs += [f"{LOGS}: lacks runs/{run}" for run in sorted(seals.keys() - found.keys())]
     for run, folder in found.items():
-        sealed, path = None, folder / "run.json"
+        sealed = None
+        path = folder / "run.json"
         with suppress(UserError):
             sealed = read_sealed(path)
         if sealed is None and b'"seal"' in path.read_bytes():
@@ -378,7 +420,11 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
         elif seals.get(run) not in (None, (sealed or {}).get("seal")):
             faults = [f"{path}: another sealed record than the report's"]
         else:  # records of other programs may lack hashes: their tables are compared
-            faults = check_sealed(folder, sealed) if sealed and "logs" in sealed["outcome"] else []
+            faults = (
+                check_sealed(folder, record=sealed)
+                if sealed and "logs" in sealed["outcome"]
+                else []
+            )
         link.differs += [f"{LOGS}: {fault.replace(f'{results}/', '')}" for fault in faults]
 
 
@@ -386,7 +432,7 @@ def check_sealed(folder: Path, record: dict[str, Any]) -> list[str]:
     """Return what is wrong with the files that a run's sealed record names: its logs and its
     diff.
     """
-    with report_malformed(folder / "run.json", "run's record", "train the run again"):
+    with report_malformed(folder / "run.json", what="run's record", next="train the run again"):
         files = [
             {"name": name, "sha256": sha256}
             for name, sha256 in (record["outcome"].get("logs") or {}).items()
@@ -412,14 +458,22 @@ def _make_again(
     """Build the report again below `results`, and compare the digests of its tables."""
     from tokenscale.report import build
 
-    ledger, again = report / "claims.yaml", results / "report"
+    ledger = report / "claims.yaml"
+    again = results / "report"
     copied: dict[str, Any] = {
         "workflow": report / "workflow/Snakefile",
         "citation": report / "CITATION.cff",
     }
     copied |= {"ledger": ledger} if ledger.is_file() and (report / build.CLAIMS).is_file() else {}
     built = {name: record[name] for name in bundle.built_by()} if record else None
-    build.write(experiments, results / "tables", results / "figures", again, **copied, built=built)
+    build.write(
+        experiments,
+        tables=results / "tables",
+        figures=results / "figures",
+        output=again,
+        **copied,
+        built=built,
+    )
     now = read_json(again / RECORD)
     for name, part in now["experiments"].items() if record else ():
         if part["tables"] != (stated := record["experiments"].get(name, {}).get("tables")):
@@ -430,12 +484,13 @@ def _make_again(
                 "not what the logs give",
                 ".parquet",
             )
-    write_text(again / RECORD, canonical_json(now) + "\n")
+    write_text(again / RECORD, text=canonical_json(now) + "\n")
 
 
 def _is_equal(path: Path, other: Path) -> bool:
     """Compare bytes; of an archive those in it, which other releases of liblzma pack otherwise."""
-    found, made = path.read_bytes(), other.read_bytes()
+    found = path.read_bytes()
+    made = other.read_bytes()
     if found != made and path.name == LOGS:
         with suppress(lzma.LZMAError, EOFError):
             return lzma.decompress(found) == lzma.decompress(made)
@@ -447,8 +502,9 @@ def _name_difference(path: Path, again: Path) -> str:
     equal.
     """
     if path.suffix == ".parquet":
-        return tables.first_difference(path, again)
-    found, made = path.read_bytes(), again.read_bytes()
+        return tables.first_difference(path, other=again)
+    found = path.read_bytes()
+    made = again.read_bytes()
     if path.suffix in (".png", ".pdf", ".xz"):
         return "not what the logs give"
     ends = next(
@@ -467,7 +523,9 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
     """Check who signed the list of checksums: `ssh-keygen -Y sign -n tokenscale -f KEY
     SHA256SUMS`.
     """
-    sums, signature, link = report / SUMS, report / f"{SUMS}.sig", chain.links["page"]
+    sums = report / SUMS
+    signature = report / f"{SUMS}.sig"
+    link = chain.links["page"]
     if signers is None:
         if signature.is_file():
             chain.notes.append("signed; --signers FILE tells by whom, and whether it still fits")

@@ -16,15 +16,15 @@ Engine = Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"]
 class DataBenchmarkSettings:
     """Benchmark of tokenizing and reading in isolation: interleaved arms on one core."""
 
-    sequence_length: int = option(1024, "tokens per sequence", ge=8)
-    rows: int = option(8, "sequences per batch", ge=1)
-    batches: int = option(16, "batches per arm and round", ge=1)
-    rounds: int = option(5, "rounds; every arm runs once per round", ge=1)
+    sequence_length: int = option(1024, description="tokens per sequence", ge=8)
+    rows: int = option(8, description="sequences per batch", ge=1)
+    batches: int = option(16, description="batches per arm and round", ge=1)
+    rounds: int = option(5, description="rounds; every arm runs once per round", ge=1)
     workers: tuple[int, ...] = option(
-        (), "numbers of DataLoader worker processes to measure, such as [0, 2]"
+        (), description="numbers of DataLoader worker processes to measure, such as [0, 2]"
     )
     engines: tuple[Engine, ...] = option(
-        ("tokenizers",), "further engines for tokenizing, if installed and exact"
+        ("tokenizers",), description="further engines for tokenizing, if installed and exact"
     )
 
 
@@ -36,29 +36,33 @@ class StorageBenchmarkSettings:
 
     formats: tuple[Literal[*FORMATS], ...] = option(  # type: ignore[valid-type]
         ("padded", "token-list", "packed"),
-        "storage formats; each uses those of the options below that apply to it",
+        description="storage formats; each uses those of the options below that apply to it",
     )
     dtypes: tuple[Literal["int32", "int64", "uint32"], ...] = option(
         ("int32", "int64"),
-        "integer types of the Parquet formats; other formats choose theirs by vocabulary size",
+        description="integer types of the Parquet formats; other formats choose theirs by vocabulary size",
     )
     codecs: tuple[
         Literal["none", "snappy", "lz4", "zstd-1", "zstd-3", "zstd-9", "zstd-22"], ...
     ] = option(
         ("none", "snappy", "lz4", "zstd-1", "zstd-3", "zstd-9", "zstd-22"),
-        "compression of the Parquet formats",
+        description="compression of the Parquet formats",
     )
-    row_group_rows: tuple[int, ...] = option((1000,), "rows per Parquet row group")
+    row_group_rows: tuple[int, ...] = option((1000,), description="rows per Parquet row group")
     engines: tuple[Engine, ...] = option(
-        ("tokenizers",), "further engines for tokenizing, if installed and exact"
+        ("tokenizers",), description="further engines for tokenizing, if installed and exact"
     )
-    sequence_length: int = option(1024, "tokens per sequence", ge=8)
+    sequence_length: int = option(1024, description="tokens per sequence", ge=8)
     documents: int | None = option(
-        None, "number of first documents of the training split to use; null: all", ge=1
+        None, description="number of first documents of the training split to use; null: all", ge=1
     )
-    rows: int = option(8, "rows per read", ge=1)
-    single_rows: int = option(32, "rows to read one by one, without a cache of decoded rows", ge=1)
-    rounds: int = option(3, "rounds; every store is written and read once per round", ge=1)
+    rows: int = option(8, description="rows per read", ge=1)
+    single_rows: int = option(
+        32, description="rows to read one by one, without a cache of decoded rows", ge=1
+    )
+    rounds: int = option(
+        3, description="rounds; every store is written and read once per round", ge=1
+    )
 
     @property
     def stores(self) -> tuple[StoreSettings, ...]:
@@ -91,13 +95,22 @@ class SamplingSettings:
     """Sampling of the next token."""
 
     temperature: float = option(
-        0.0, "0: most likely token (greedy); 1: sample from the model's distribution", ge=0
+        0.0,
+        description="0: most likely token (greedy); 1: sample from the model's distribution",
+        ge=0,
     )
-    top_k: int = option(0, "sample from this number of most likely tokens; 0: from all", ge=0)
+    top_k: int = option(
+        0, description="sample from this number of most likely tokens; 0: from all", ge=0
+    )
     top_p: float = option(
-        1.0, "sample from the smallest set of tokens with this probability", gt=0, le=1
+        1.0,
+        description="sample from the smallest set of tokens with this probability",
+        gt=0,
+        le=1,
     )
-    seed: int = option(0, "seed of sampling; each following prompt uses the next seed", ge=0)
+    seed: int = option(
+        0, description="seed of sampling; each following prompt uses the next seed", ge=0
+    )
 
 
 @settings_class
@@ -107,22 +120,22 @@ class InferenceBenchmarkSettings:
     """
 
     prompts: tuple[str, ...] = option(
-        ("Once upon a time,",), "prompts to continue; repeated to the timed lengths"
+        ("Once upon a time,",), description="prompts to continue; repeated to the timed lengths"
     )
     sampling: tuple[SamplingSettings, ...] = option(
-        (SamplingSettings(),), "sampling settings of each continuation"
+        (SamplingSettings(),), description="sampling settings of each continuation"
     )
-    sample_tokens: int = option(50, "largest number of tokens per continuation", ge=1)
+    sample_tokens: int = option(50, description="largest number of tokens per continuation", ge=1)
     prompt_tokens: tuple[int, ...] = option(
-        (16, 128), "lengths of the timed prompts, including BOS"
+        (16, 128), description="lengths of the timed prompts, including BOS"
     )
     new_tokens: tuple[int, ...] = option(
-        (32, 128), "numbers of new tokens to time for each prompt length"
+        (32, 128), description="numbers of new tokens to time for each prompt length"
     )
-    batches: tuple[int, ...] = option((1,), "batch sizes: prompts per call")
-    rounds: int = option(5, "rounds; every combination is timed once per round", ge=1)
+    batches: tuple[int, ...] = option((1,), description="batch sizes: prompts per call")
+    rounds: int = option(5, description="rounds; every combination is timed once per round", ge=1)
     bf16: bool = option(
-        False, "true: weights and cache in bf16; false: in the format of the checkpoint"
+        False, description="true: weights and cache in bf16; false: in the format of the checkpoint"
     )
 
     @property
@@ -163,7 +176,10 @@ class InferenceBenchmarkSettings:
         }.items():
             values = getattr(self, name)
             if not values or least and min(values) < least:
-                yield name, "needs at least one value" + f", each at least {least}" * bool(least)
+                yield (
+                    name,
+                    "needs at least one value" + (f", each at least {least}" if least else ""),
+                )
         if not runs:
             yield "", "the inference benchmark needs runs, but the experiment has none"
         if any(run.objective == "masked" for run in runs):

@@ -23,8 +23,10 @@ class Document:
     """Document that makes claims."""
 
     title: str = option(description="title of the document")
-    where: str = option("", "place where it can be read, such as a repository")
-    study: str = option("", "number of the source study, such as 000, for the replication table")
+    where: str = option("", description="place where it can be read, such as a repository")
+    study: str = option(
+        "", description="number of the source study, such as 000, for the replication table"
+    )
 
 
 @settings_class
@@ -50,33 +52,39 @@ class Claim:
     direction: Literal["above", "below", "equal"] = option(
         description="position of the number relative to `bound`"
     )
-    figure: str = option("", "number in the document")
+    figure: str = option("", description="number in the document")
     published: tuple[float, ...] = option(
-        tuple, "the figure as numbers: one, or lowest and highest, to say if reproduced"
+        tuple, description="the figure as numbers: one, or lowest and highest, to say if reproduced"
     )
     corrected: tuple[float, ...] = option(
-        tuple, "published figure as it should be (see `remark`), for the replication table"
+        tuple,
+        description="published figure as it should be (see `remark`), for the replication table",
     )
-    bound: float = option(1.0, "value that the number is compared with")
+    bound: float = option(1.0, description="value that the number is compared with")
     margin: float = option(
-        0.0, "share of the bound that counts as equal; above and below must differ by more", ge=0
+        0.0,
+        description="share of the bound that counts as equal; above and below must differ by more",
+        ge=0,
     )
     exact: bool = option(
         False,
-        "the number does not vary between runs (a count of tokens), so that one run is enough",
+        description="the number does not vary between runs (a count of tokens), so that one run is enough",
     )
     cells: Literal["all", "largest"] = option(
-        "all", "cells in which the claim must hold: all, or the largest"
+        "all", description="cells in which the claim must hold: all, or the largest"
     )
     compares: str | None = option(
-        None, "setting that may differ between runs (approach, world_size, layout, factor)"
+        None,
+        description="setting that may differ between runs (approach, world_size, layout, factor)",
     )
-    unit: Literal["ratio", "percent", "plain"] = option("ratio", "format of the number")
-    shown_in: str | None = option(None, "figure of the experiment that shows the number")
-    needs: str = option("", "what a test needs, if these tables cannot test the claim")
-    remark: str = option("", "remark for the reader")
+    unit: Literal["ratio", "percent", "plain"] = option("ratio", description="format of the number")
+    shown_in: str | None = option(
+        None, description="figure of the experiment that shows the number"
+    )
+    needs: str = option("", description="what a test needs, if these tables cannot test the claim")
+    remark: str = option("", description="remark for the reader")
     holds_at: tuple[str, ...] = option(
-        (), "scales at which the claim must hold: strict mode fails otherwise"
+        (), description="scales at which the claim must hold: strict mode fails otherwise"
     )
 
 
@@ -112,7 +120,7 @@ def load_claims(path: Path) -> ClaimsFile:
     """Load and validate a file of claims. Raises UserError for invalid ones."""
     from tokenscale.settings.yaml_files import read_yaml  # PyYAML, which the report is read without
 
-    ledger: ClaimsFile = decode(ClaimsFile, read_yaml(path), file=str(path))
+    ledger: ClaimsFile = decode(ClaimsFile, values=read_yaml(path), file=str(path))
     raise_errors(_find_errors(ledger), file=str(path))
     named = {
         name: replace(c, shown_in=ALIASES.get(c.shown_in or "", c.shown_in))
@@ -127,12 +135,27 @@ def _find_errors(ledger: ClaimsFile) -> Iterator[UserError | tuple[str, str]]:
         if not re.fullmatch(CLAIM_NAME, name):
             yield key, "a claim cannot have this name: use small letters and digits, with dashes"
         if claim.document not in ledger.documents:
-            yield unknown("document", claim.document, ledger.documents, key=f"{key}.document")
+            yield unknown(
+                "document",
+                word=claim.document,
+                words=ledger.documents,
+                key=f"{key}.document",
+            )
         if claim.shown_in is not None and claim.shown_in not in (*FIGURES, *ALIASES):
-            yield unknown("figure", claim.shown_in, (*FIGURES, *ALIASES), key=f"{key}.shown_in")
+            yield unknown(
+                "figure",
+                word=claim.shown_in,
+                words=(*FIGURES, *ALIASES),
+                key=f"{key}.shown_in",
+            )
         for scale in claim.holds_at:
             if scale not in SCALES:
-                yield unknown("scale", scale, SCALES, key=f"{key}.holds_at")
+                yield unknown(
+                    "scale",
+                    word=scale,
+                    words=SCALES,
+                    key=f"{key}.holds_at",
+                )
         if claim.direction == "equal" and not claim.margin:
             yield (
                 f"{key}.margin",

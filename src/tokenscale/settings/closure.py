@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
-from tokenscale.settings.registry import FORMATS, TOKENIZER_LOADER, TOKENIZERS
+from tokenscale.settings.registry import FORMATS, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -36,9 +36,21 @@ EXCLUDED = {
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
 }
-#: modules that only some trainings import, inside a function: not followed, but named where they
-#: are used
-ONLINE, LIBRARY = "tokenscale.data.batches.online", "tokenscale.train.models.library"
+#: modules that only some jobs import, inside a function: not followed, but named where they are
+#: used (`training_modules`)
+ONLINE = "tokenscale.data.batches.online"
+TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
+LIBRARY = "tokenscale.train.models.library"
+ARM = "tokenscale.arms.train"
+#: the same of one importer alone: (importer, imported)
+NOT_FOLLOWED = {
+    ("tokenscale.train.evaluation.held_out", TOKENIZER_LOADER),
+    # files of users, which are no rule's
+    ("tokenscale.cli.pretokenize", "tokenscale.cli.pretokenize_file"),
+    # start this benchmark by srun, and are not measured
+    ("tokenscale.benchmark.inference", "tokenscale.settings.machine"),
+    ("tokenscale.benchmark.inference", "tokenscale.runs.launch.start"),
+}
 #: folder of the listings, each in a folder of its own
 LISTINGS = Path("results/code")
 #: number of earlier contents kept per listing
@@ -64,7 +76,7 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
         FORMATS[run.store.format].reader if run.store is not None else ONLINE,
     ]
     if run.arm != OURS:
-        variants.append("tokenscale.arms.train")
+        variants.append(ARM)
     if run.reads_text:
         variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
     if run.model.transformers is not None:
@@ -131,7 +143,8 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     """Return third-party packages that a file imports: by statements of its top level, and inside
     functions.
     """
-    top, inside = set(), set()
+    top = set()
+    inside = set()
     for block in re.split(
         r"^(?=\w|@)", _TYPES.sub("", path.read_text(encoding="utf-8")), flags=re.MULTILINE
     ):
@@ -183,7 +196,11 @@ def _closure(module: str) -> frozenset[Path]:
             raise ModuleNotFoundError(name)
         imports, data = _scan_source(path)
         files[name] = frozenset({path, *data})
-        todo += (found for found in imports if found not in (ONLINE, LIBRARY))
+        todo += (
+            found
+            for found in imports
+            if found not in (ONLINE, LIBRARY, ARM) and (name, found) not in NOT_FOLLOWED
+        )
     return frozenset().union(*files.values())
 
 
@@ -210,7 +227,8 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
             raise ValueError(f"{path}: relative imports are not supported; use the full name")
         names = re.findall(r"(?<!\bas )\b(?!as\b)[\w.]+", re.sub(r"#.*", "", imported))
         imports += [module, *(f"{module}.{name}" for name in names)] if module else names
-    sql, data = PACKAGE / "analysis" / "sql", []
+    sql = PACKAGE / "analysis" / "sql"
+    data = []
     for name, value in _ASSIGNMENT.findall(text):
         if name == "FILES":
             data += [path.parent / item for item in ast.literal_eval(value)]
@@ -247,7 +265,7 @@ def write_listing(*given: str | None) -> str:
         return str(path)
     try:
         if before is not None:
-            _keep_copy(path, before)
+            _keep_copy(path, text=before)
         write_text(path, text)
         if before is None:
             # As old as the newest file listed: without records Snakemake compares times, and a
@@ -256,10 +274,8 @@ def write_listing(*given: str | None) -> str:
             os.utime(path, (newest, newest))
     except OSError as error:
         if _read_text(path) != text:  # unless another Snakemake process has written the same
-            what, next = (
-                "the listing of a job's files cannot be written.",
-                "make the folder results/code writable",
-            )
+            what = "the listing of a job's files cannot be written."
+            next = "make the folder results/code writable"
             raise UserError(what, file=path, reason=error.strerror, next=next) from None
     return str(path)
 
@@ -290,9 +306,11 @@ def list_changes(listing: Path, sha256: str) -> list[str]:
     """Return the source files added, removed or changed since the listing had this hash; [] if its
     copy is gone.
     """
-    before, now = _read_text(listing.with_name(f"{sha256}.json")), _read_text(listing)
+    before = _read_text(listing.with_name(f"{sha256}.json"))
+    now = _read_text(listing)
     if before is None or now is None:
         return []
-    old, new = json.loads(before)["files"], json.loads(now)["files"]
+    old = json.loads(before)["files"]
+    new = json.loads(now)["files"]
     changed = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
-    return [_display_path(PACKAGE.parent / name, Path.cwd().resolve()) for name in changed]
+    return [_display_path(PACKAGE.parent / name, root=Path.cwd().resolve()) for name in changed]

@@ -88,7 +88,7 @@ class SubmissionBudget:
     """Limits on the jobs that one call submits to a cluster."""
 
     node_hours: float = option(
-        50.0, "largest estimate by `plan`; above it nothing is submitted", ge=0
+        50.0, description="largest estimate by `plan`; above it nothing is submitted", ge=0
     )
 
 
@@ -97,48 +97,59 @@ class ConfigFile:
     """config/config.yaml."""
 
     scale: str = option(
-        BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (source studies)"
+        BASE_SCALE,
+        description="overlay of the experiments: demo, workstation, alps, study (source studies)",
     )
     experiments: tuple[str, ...] = option(
-        ("demo",), "experiments of the report, named as their files"
+        ("demo",), description="experiments of the report, named as their files"
     )
     experiments_folder: str = option(
-        "config/experiments", "folder of the experiments' files", path=True
+        "config/experiments", description="folder of the experiments' files", path=True
     )
     machine: str | None = option(
-        None, "file of the machine, from cluster profiles; by default this one", path=True
+        None,
+        description="file of the machine, from cluster profiles; by default this one",
+        path=True,
     )
-    budget: SubmissionBudget = option(SubmissionBudget, "limits on submitted jobs")
+    budget: SubmissionBudget = option(SubmissionBudget, description="limits on submitted jobs")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
-        (
+        description=(
             "library that tokenizes for token stores; auto: the fastest installed one with exact "
             "ids. It never changes ids"
         ),
     )
     corpus: str | None = option(
-        None, "corpus for all experiments, instead of theirs; BPE tokenizers are trained on it"
+        None,
+        description="corpus for all experiments, instead of theirs; BPE tokenizers are trained on it",
     )
     device: Literal["auto", "cpu"] | None = option(
-        None, "device of all runs, instead of theirs: auto (or cuda, gpu), cpu", synonyms=GPU
+        None,
+        description="device of all runs, instead of theirs: auto (or cuda, gpu), cpu",
+        synonyms=GPU,
     )
     claims: str = option(
-        "config/claims.yaml", "file of the claims that the report tests against the data", path=True
+        "config/claims.yaml",
+        description="file of the claims that the report tests against the data",
+        path=True,
     )
     strict_claims: bool = option(
-        False, "true: the target `claims` fails if a claim no longer holds at its `holds_at`"
+        False,
+        description="true: the target `claims` fails if a claim no longer holds at its `holds_at`",
     )
     report_logs: bool = option(
-        True, "false: the report's folder has no packed logs, and `verify` cannot prove it"
+        True,
+        description="false: the report's folder has no packed logs, and `verify` cannot prove it",
     )
     bucket: str | None = option(
-        None, "s3://BUCKET/PREFIX of the command `cloud`; the target `report_now` fetches from it"
+        None,
+        description="s3://BUCKET/PREFIX of the command `cloud`; the target `report_now` fetches from it",
     )
-    corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
+    corpora: dict[str, dict[str, Any]] = option(dict, description="name → CorpusSettings")
     mixtures: dict[str, dict[str, Any]] = option(
-        dict, "name → NamedMixture: weighted mixtures of the corpora"
+        dict, description="name → NamedMixture: weighted mixtures of the corpora"
     )
-    tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
+    tokenizers: dict[str, dict[str, Any]] = option(dict, description="name → TokenizerSettings")
 
 
 class Config:
@@ -156,10 +167,13 @@ class Config:
         messages.
         """
         values = _without_nulls(values)
-        self._values, self._file, self._layers = values, file, list(layers)
+        self._values = values
+        self._file = file
+        self._layers = list(layers)
         options.raise_errors(find_foreign_values(values), file=self.file_of)
         settings: ConfigFile = options.decode(ConfigFile, values, file=self.file_of)
-        self.settings, self.root = settings, Path(root)
+        self.settings = settings
+        self.root = Path(root)
         paths = (self.root / settings.experiments_folder).glob("*.yaml")
         self.available = {path.stem: path for path in sorted(paths)}
         self.corpora: dict[str, CorpusSettings] = {}
@@ -175,13 +189,18 @@ class Config:
         errors: list[UserError] = []
         for name, given in settings.corpora.items():
             with collect(errors):
-                self.corpora[name] = self._build_named(CorpusSettings, "corpora", name, given)
+                self.corpora[name] = self._build_named(
+                    CorpusSettings,
+                    section="corpora",
+                    name=name,
+                    values=given,
+                )
         for name, given in settings.tokenizers.items():
             with collect(errors):
-                self.tokenizers[name] = self._build_tokenizer(name, given)
+                self.tokenizers[name] = self._build_tokenizer(name, values=given)
         for name, given in settings.mixtures.items():
             with collect(errors):
-                self.mixtures[name] = self._build_mixture(name, given)
+                self.mixtures[name] = self._build_mixture(name, values=given)
         with collect(errors):
             self.machine = machine.load_machine(settings.machine, root)
         options.raise_errors([*errors, *self._find_errors()], file=self.file_of)
@@ -203,19 +222,34 @@ class Config:
     def _find_errors(self) -> Iterator[UserError | tuple[str, str]]:
         settings = self.settings
         if settings.scale not in SCALES:
-            yield unknown("scale", settings.scale, SCALES, key="scale")
+            yield unknown(
+                "scale",
+                word=settings.scale,
+                words=SCALES,
+                key="scale",
+            )
         if settings.corpus in settings.mixtures:
             yield (
                 "corpus",
                 "a mixture cannot replace every corpus: name it as runs.corpus of an experiment",
             )
         elif settings.corpus is not None and settings.corpus not in settings.corpora:
-            yield unknown("corpus", settings.corpus, settings.corpora, key="corpus")
+            yield unknown(
+                "corpus",
+                word=settings.corpus,
+                words=settings.corpora,
+                key="corpus",
+            )
         for name, times in Counter(settings.experiments).items():
             if times > 1:
                 yield "experiments", f"{name} is listed twice: list it once"
             if name not in self.available:
-                yield unknown("experiment", name, self.available, key="experiments")
+                yield unknown(
+                    "experiment",
+                    word=name,
+                    words=self.available,
+                    key="experiments",
+                )
 
     def _build_named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
         key = f"{section}.{name}"
@@ -230,28 +264,43 @@ class Config:
                 **values,
                 "source": {"kind": SourceSettings.infer_kind(source), **source, **lists},
             }
-        found: Any = options.decode(cls, {**values, "name": name}, file=self.file_of, key=key)
+        found: Any = options.decode(
+            cls,
+            values={**values, "name": name},
+            file=self.file_of,
+            key=key,
+        )
         options.raise_errors(found.problems(), file=self.file_of, key=key)
         return found
 
     def _build_tokenizer(self, name: str, values: dict[str, Any]) -> TokenizerSettings:
         tokenizer: TokenizerSettings = self._build_named(
-            TokenizerSettings, "tokenizers", name, values
+            TokenizerSettings,
+            section="tokenizers",
+            name=name,
+            values=values,
         )
         if tokenizer.kind not in TOKENIZERS:  # `unknown`, of a converted store, cannot be built
             raise unknown(
-                "tokenizer kind", tokenizer.kind, TOKENIZERS, key=f"tokenizers.{name}.kind"
+                "tokenizer kind",
+                word=tokenizer.kind,
+                words=TOKENIZERS,
+                key=f"tokenizers.{name}.kind",
             )
         if tokenizer.corpus is None:
             return tokenizer
         if tokenizer.corpus not in self.settings.corpora:
             raise unknown(
-                "corpus", tokenizer.corpus, self.settings.corpora, key=f"tokenizers.{name}.corpus"
+                "corpus",
+                word=tokenizer.corpus,
+                words=self.settings.corpora,
+                key=f"tokenizers.{name}.corpus",
             )
         return replace(tokenizer, learnt_from=self.corpora.get(tokenizer.corpus))
 
     def _build_mixture(self, name: str, values: dict[str, Any]) -> MixtureSettings:
-        key, known = f"mixtures.{name}", self.settings.corpora
+        key = f"mixtures.{name}"
+        known = self.settings.corpora
         if not re.fullmatch(NAME_PATTERN, name) or name in known:
             taken = f"another name than those of the corpora: {NAME_RULE}"
             raise UserError(
@@ -264,7 +313,14 @@ class Config:
             for corpus in weights
         ]
         errors = [
-            unknown("corpus", corpus, known, key=at) for corpus, at in used if corpus not in known
+            unknown(
+                "corpus",
+                word=corpus,
+                words=known,
+                key=at,
+            )
+            for corpus, at in used
+            if corpus not in known
         ]
         options.raise_errors([*find_mixture_problems(named), *errors], file=self.file_of, key=key)
         if not named.names <= self.corpora.keys():
@@ -286,8 +342,8 @@ class Config:
             where = {"file": self.file_of("scale"), "folder": self.settings.experiments_folder}
             raise unknown(
                 "scale of the experiments",
-                self.settings.scale,
-                {BASE_SCALE, *scales},
+                word=self.settings.scale,
+                words={BASE_SCALE, *scales},
                 key="scale",
                 **where,
             )
@@ -309,7 +365,9 @@ class Config:
         merged: dict[str, Any] = functools.reduce(
             merge_settings, (dict(values) for _, values in files)
         )
-        known: ConfigFile = options.decode(ConfigFile, _without_nulls(merged), file=self.file_of)
+        known: ConfigFile = options.decode(
+            ConfigFile, values=_without_nulls(merged), file=self.file_of
+        )
         chosen = replace(self.settings, experiments=tuple(experiments or self.settings.experiments))
         given = {
             key: getattr(chosen, key)
@@ -366,7 +424,10 @@ class Config:
     def _read_experiment(self, name: str) -> dict[str, Any]:
         if name not in self.available:
             raise unknown(
-                "experiment", name, self.available, folder=self.settings.experiments_folder
+                "experiment",
+                word=name,
+                words=self.available,
+                folder=self.settings.experiments_folder,
             )
         if name not in self._raw:
             self._raw[name] = read_yaml(self.available[name])
@@ -382,22 +443,28 @@ class Config:
         return self._experiments[name]
 
     def _load_experiment(self, name: str) -> Experiment:
-        raw, scale = self._read_experiment(name), self.settings.scale
+        raw = self._read_experiment(name)
+        scale = self.settings.scale
         file = str(self.available[name])
         if name in TARGETS or not re.fullmatch(NAME_PATTERN, name):
-            what, reserved = "an experiment cannot have this name.", ", ".join(TARGETS)
+            what = "an experiment cannot have this name."
+            reserved = ", ".join(TARGETS)
             raise UserError(
                 what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}"
             )
-        base: Experiment = options.decode(Experiment, raw, file=file)
+        base: Experiment = options.decode(Experiment, values=raw, file=file)
         for found in base.scales.keys() - SCALES:
-            raise unknown("scale", found, SCALES, file=file, key="scales")
+            raise unknown(
+                "scale",
+                word=found,
+                words=SCALES,
+                file=file,
+                key="scales",
+            )
         overlay = base.scales.get(scale, {})
         if not self.has_scale(name):
-            what, scales = (
-                f"the experiment {name} has no settings for scale {scale}.",
-                [BASE_SCALE, *base.scales],
-            )
+            what = f"the experiment {name} has no settings for scale {scale}."
+            scales = [BASE_SCALE, *base.scales]
             hint = f"choose another scale: --config scale={scales[-1]};\nor add the overlay: "
             hint += f"`scales: {{{scale}: {{}}}}` keeps the settings of {BASE_SCALE}"
             raise UserError(
@@ -497,10 +564,8 @@ class Config:
         twin = f"{name}-{corpus}"
         trained = replace(configured, name=twin, corpus=corpus, learnt_from=self.corpora[corpus])
         if self.tokenizers.setdefault(twin, trained) != trained:
-            what, key = (
-                f"the name {twin} is needed for the tokenizer {name} trained on {corpus}.",
-                f"tokenizers.{twin}",
-            )
+            what = f"the name {twin} is needed for the tokenizer {name} trained on {corpus}."
+            key = f"tokenizers.{twin}"
             raise UserError(
                 what, file=self.file_of(key), key=key, next="rename the configured tokenizer"
             )
@@ -512,7 +577,7 @@ class Config:
         if name not in self._tables:
             experiment = self.experiment(name)
             with self._explain_corpus(name):
-                self._tables[name] = self._build_runs(experiment, str(self.available[name]))
+                self._tables[name] = self._build_runs(experiment, file=str(self.available[name]))
         return self._tables[name]
 
     def usable(self, required: Sequence[str]) -> list[str]:
@@ -576,14 +641,20 @@ class Config:
             with collect(errors):
                 table.append(
                     Run(
-                        design.resolve_settings(experiment, cell, build, file),
-                        cell,
-                        repeat,
-                        position,
+                        settings=design.resolve_settings(
+                            experiment,
+                            cell,
+                            build,
+                            file=file,
+                        ),
+                        cell=cell,
+                        repeat=repeat,
+                        position=position,
                     )
                 )
         options.raise_errors(errors, file=file)
-        ids, errors = Counter(run.run_id for run in table), []
+        ids = Counter(run.run_id for run in table)
+        errors = []
         for run_id in (run_id for run_id, times in ids.items() if times > 1):
             errors = [("factors", f"two cells of the experiment are the same run: {run_id}")]
         for run in table:  # those of further repeats of a cell may be missing
@@ -613,7 +684,7 @@ class Config:
             for key, hint in filled.items()
             if key in values
         ]
-        given = merge_settings(values, {"repeat": repeat})
+        given = merge_settings(values, overlay={"repeat": repeat})
         given.pop("mixture", None)
         if (mixture := str(given.get("corpus"))) in self.mixtures:
             given["mixture"] = self.mixtures[mixture]
@@ -634,7 +705,14 @@ class Config:
             elif found is None:
                 errors.append((f"runs.{key}", f"is missing: {', '.join(known[key])}"))
             elif not isinstance(found, str) or found not in known[key]:
-                errors.append(unknown(key, str(found), known[key], key=f"runs.{key}"))
+                errors.append(
+                    unknown(
+                        key,
+                        word=str(found),
+                        words=known[key],
+                        key=f"runs.{key}",
+                    )
+                )
             else:
                 given[key] = known[key][found]
                 continue
@@ -642,10 +720,22 @@ class Config:
         with collect(errors):
             given["model"] = self._build_model(given.pop("model", "llama-tiny"), file)
         with collect(errors):
-            run: RunSettings = options.decode(RunSettings, given, file=file, key="runs")
+            run: RunSettings = options.decode(
+                RunSettings,
+                values=given,
+                file=file,
+                key="runs",
+            )
         options.raise_errors(errors, file=file)
         if run.arm != OURS and run.arm not in self._arms:
-            errors.append(unknown("arm", run.arm, [OURS, *self._arms], key="runs.arm"))
+            errors.append(
+                unknown(
+                    "arm",
+                    word=run.arm,
+                    words=[OURS, *self._arms],
+                    key="runs.arm",
+                )
+            )
         errors += [(f"runs.{key}", text) for key, text in run.problems()]
         # fail before anything runs if the ranks do not fill whole nodes
         with collect(errors):
@@ -657,13 +747,19 @@ class Config:
 
     @cached_property
     def _arms(self) -> list[str]:
-        return [path.parent.name for path in (self.root / "workflow/arms").glob("*/arm.yaml")]
+        return [path.parent.name for path in (self.root / "arms").glob("*/arm.yaml")]
 
-    def _build_model(self, value: Any, file: str) -> ModelSettings:
+    def _build_model(self, value: object, file: str) -> ModelSettings:
         changes = dict(value) if isinstance(value, dict) else {"preset": value}
         preset = changes.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-            raise unknown("model preset", str(preset), PRESETS, file=file, key="runs.model")
+            raise unknown(
+                "model preset",
+                word=str(preset),
+                words=PRESETS,
+                file=file,
+                key="runs.model",
+            )
         base = PRESETS[preset] if preset is not None else ModelSettings()
         if not changes:
             return base
@@ -720,7 +816,9 @@ class Config:
 
         The machine is left out: another machine's profile must not rewrite the table.
         """
-        corpora, tokenizers, mixtures = set(), set(), set()
+        corpora = set()
+        tokenizers = set()
+        mixtures = set()
         for run in (run.settings for run in self.runs(name)):
             corpora |= {corpus.name for corpus in run.corpora}
             mixtures |= {run.corpus.name} if run.mixture is not None else set()
@@ -799,7 +897,8 @@ class Config:
             ):
                 run_id = path.parent.name
                 if run_id in found:
-                    what, where = "two patterns match the same run.", f"external.{number}.runs"
+                    what = "two patterns match the same run."
+                    where = f"external.{number}.runs"
                     next = "make the patterns disjoint"
                     raise UserError(
                         what, file=self.available[name], key=where, run=run_id, next=next
@@ -831,10 +930,8 @@ def find_homes(key: str) -> list[str]:
         places += [(flag, place) for flag in build_flags(cls, left_out=("name", "learnt_from"))]
     found: dict[str, None] = {}
     for flag, place in places:
-        parts, spelt = (
-            flag.key.split("."),
-            {name.lstrip("-").replace("-", "_") for name in flag.names},
-        )
+        parts = flag.key.split(".")
+        spelt = {name.lstrip("-").replace("-", "_") for name in flag.names}
         if key in parts or key in spelt:
             found[
                 place.format(".".join(parts[: parts.index(key) + 1] if key in parts else parts))
@@ -854,7 +951,7 @@ def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return values | ({"experiments": [experiments]} if isinstance(experiments, str) else {})
 
 
-def _name_part(value: Any) -> str:
+def _name_part(value: object) -> str:
     """Return a text, a path or a list of names as a part of a folder's name; of other values a
     hash.
     """
@@ -896,6 +993,8 @@ def load_config(
     """
     if profile is not None:
         configfiles = configfiles or list_texts(load_profile(profile, root)[1].get("configfile"))
-    layers = Call(tuple(map(str, configfiles)), overrides or {}, profile).layers(root, file)
+    layers = Call(
+        configfiles=tuple(map(str, configfiles)), config=overrides or {}, profile=profile
+    ).layers(root, file)
     values = functools.reduce(merge_settings, (dict(layer) for _, layer in layers))
     return Config(values, root=root, file=str(file), layers=layers)

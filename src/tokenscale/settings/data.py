@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -34,17 +34,32 @@ class LengthSettings:
 
     distribution: Literal["constant", "uniform", "lognormal"] = option(
         "lognormal",
-        "constant: `mean`; uniform: minimum to maximum; lognormal: with `mean` and `sigma`",
+        description="constant: `mean`; uniform: minimum to maximum; lognormal: with `mean` and `sigma`",
     )
     mean: float = option(
         512.0,
-        "mean of constant and lognormal, before clipping to minimum and maximum",
+        description="mean of constant and lognormal, before clipping to minimum and maximum",
         gt=0,
         le=MOST,
     )
-    sigma: float = option(1.0, "standard deviation of the logarithm", ge=0, le=100)
-    minimum: int = option(1, "shorter lengths are raised to this", ge=1, le=MOST)
-    maximum: int = option(8192, "longer lengths are cut to this", ge=1, le=MOST)
+    sigma: float = option(
+        1.0,
+        description="standard deviation of the logarithm",
+        ge=0,
+        le=100,
+    )
+    minimum: int = option(
+        1,
+        description="shorter lengths are raised to this",
+        ge=1,
+        le=MOST,
+    )
+    maximum: int = option(
+        8192,
+        description="longer lengths are cut to this",
+        ge=1,
+        le=MOST,
+    )
 
 
 #: option that lists files → option that lists their translations, line for line
@@ -61,16 +76,16 @@ class SourceSettings:
 
     kind: Literal[*SOURCES] = option(  # type: ignore[valid-type]
         "docstrings",
-        "; ".join(f"{name}: {source.description}" for name, source in SOURCES.items())
+        description="; ".join(f"{name}: {source.description}" for name, source in SOURCES.items())
         + ". By default what the other keys imply",
     )
     packages: tuple[str, ...] = option(
         ("stdlib", "pydoc_data", "numpy", "pandas", "matplotlib"),
-        "docstrings: packages to read (never imported)",
+        description="docstrings: packages to read (never imported)",
     )
     files: tuple[str, ...] = option(
         (),
-        "files: paths and globs; url: addresses; bucket: s3://BUCKET/PATH, also globs; hub: "
+        description="files: paths and globs; url: addresses; bucket: s3://BUCKET/PATH, also globs; hub: "
         "paths and globs in the "
         "repository. `#sha256=…` after an address or hub path declares its content; without it, "
         "the first download "
@@ -78,40 +93,40 @@ class SourceSettings:
         path=True,
     )
     validation_files: tuple[str, ...] = option(
-        (), "files of validation documents, not a share of `files`", path=True
+        (), description="files of validation documents, not a share of `files`", path=True
     )
     target_files: tuple[str, ...] = option(
         (),
-        (
+        description=(
             "text: files with the translations of `files`, line by line (Moses format); a document "
             "is then a pair of lines"
         ),
         path=True,
     )
     validation_target_files: tuple[str, ...] = option(
-        (), "translations of `validation_files`, line by line", path=True
+        (), description="translations of `validation_files`, line by line", path=True
     )
     format: Literal["auto", "parquet", "jsonl", "tsv", "text", "mds", "litdata"] = option(
         "auto",
-        "auto: by file extension (.parquet, .jsonl, .tsv, .txt, .mds, .bin of litdata, …; all "
+        description="auto: by file extension (.parquet, .jsonl, .tsv, .txt, .mds, .bin of litdata, …; all "
         "except Parquet also with "
         ".gz or .zst)",
     )
     text_column: str = option(
         "text",
-        "Parquet, JSONL and TSV: column, or key, of a document's text; `translation.de`: field "
+        description="Parquet, JSONL and TSV: column, or key, of a document's text; `translation.de`: field "
         "`de` of a column of "
         'objects; for a TSV without a header, the number of the column ("1" is the first)',
     )
     target_column: str | None = option(
         None,
-        "Parquet, JSONL and TSV: column, or key, of the translation; a document is then a pair: "
+        description="Parquet, JSONL and TSV: column, or key, of the translation; a document is then a pair: "
         "source, EOS, target, "
         "EOS",
     )
     separator: str | None = option(
         None,
-        (
+        description=(
             'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is '
             "one "
             "document"
@@ -119,40 +134,46 @@ class SourceSettings:
         min_length=1,
     )
     repository: str | None = option(
-        None, "hub, stream: name of the dataset; stream: also a folder", path=True
+        None, description="hub, stream: name of the dataset; stream: also a folder", path=True
     )
     revision: str | None = option(
-        None, "hub, stream: commit of the dataset (40 hex digits), which fixes the data"
+        None, description="hub, stream: commit of the dataset (40 hex digits), which fixes the data"
     )
-    subset: str | None = option(None, "stream: configuration of the dataset")
-    split: str = option("train", "stream: split of the training documents")
+    subset: str | None = option(None, description="stream: configuration of the dataset")
+    split: str = option("train", description="stream: split of the training documents")
     validation_split: str | None = option(
-        None, "stream: split of validation documents, not a share of `split`"
+        None, description="stream: split of validation documents, not a share of `split`"
     )
     downloaded: bool | None = option(
-        None, "false: not yet downloaded with this configuration (`plan`)", science=False
+        None,
+        description="false: not yet downloaded with this configuration (`plan`)",
+        science=False,
     )
     published_documents: int | None = option(
         None,
-        "url, hub: number of training documents as published; used to estimate the cost of an "
+        description="url, hub: number of training documents as published; used to estimate the cost of an "
         "epoch before the corpus "
         "is built",
         science=False,
         ge=1,
     )
-    documents: int | None = option(None, "dummy: number of documents", ge=1)
+    documents: int | None = option(None, description="dummy: number of documents", ge=1)
     vocabulary_size: int = option(
-        50_257, "dummy: all numbers are below this", ge=2, le=LARGEST_VOCABULARY
+        50_257,
+        description="dummy: all numbers are below this",
+        ge=2,
+        le=LARGEST_VOCABULARY,
     )
-    lengths: LengthSettings = option(LengthSettings, "dummy: lengths of documents")
-    seed: int = option(0, "dummy: seed of lengths and numbers", ge=0)
+    lengths: LengthSettings = option(LengthSettings, description="dummy: lengths of documents")
+    seed: int = option(0, description="dummy: seed of lengths and numbers", ge=0)
     maximum_documents: int | None = option(
-        None, "stop after this number of training documents", ge=1
+        None, description="stop after this number of training documents", ge=1
     )
 
     def problems(self) -> list[tuple[str, str]]:
         """Options that do not fit the kind, as (field, what is wrong)."""
-        spec, fields = SOURCES[self.kind], {f.name: f for f in dataclasses.fields(self)}
+        spec = SOURCES[self.kind]
+        fields = {f.name: f for f in dataclasses.fields(self)}
         found = [
             (name, f"kind {self.kind} needs it") for name in spec.needs if not getattr(self, name)
         ]
@@ -167,50 +188,41 @@ class SourceSettings:
             for name in without_meaning
             if getattr(self, name) != get_default(fields[name])
         ]
-        if (
-            self.kind in ("hub", "stream")
-            and self.revision
-            and not re.fullmatch(r"[0-9a-f]{40}", self.revision)
-        ):
+        commit = re.fullmatch(r"[0-9a-f]{40}", self.revision or "")
+        if self.kind in ("hub", "stream") and self.revision and not commit:
             found.append(("revision", f"{self.revision!r} is not a commit (40 hex digits)"))
-        for name, file in [(key, one) for key in FILE_LISTS for one in getattr(self, key)]:
-            found += [(name, text)] if (text := find_address_problem(file, self.kind)) else []
-            _, sign, sha256 = file.partition("#sha256=")
-            if spec.downloaded and sign and not SHA256.fullmatch(sha256):
-                found.append((name, f"{sha256!r} is not a SHA-256 hash (64 hex digits)"))
-        if self.lengths.minimum > self.lengths.maximum:
-            found.append(
-                (
-                    "lengths.minimum",
-                    f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}",
-                )
-            )
-        if self.target_files and self.target_column is not None:
-            found.append(
-                (
-                    "target_column",
-                    "translations come from a column or from target_files: remove one",
-                )
-            )
-        if self.target_files and self.format not in ("auto", "text"):
-            found.append(
-                (
-                    "target_files",
-                    f"format {self.format} holds both texts: use target_column instead",
-                )
-            )
-        if self.target_files and self.separator not in (None, "\n"):
-            found.append(
-                ("separator", "with target_files every line is a document: remove separator")
-            )
-        if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
-            found.append(
-                (
-                    "validation_target_files",
-                    "needs target_files and validation_files, and vice versa",
-                )
-            )
+        for key in FILE_LISTS:
+            for file in getattr(self, key):
+                found += [(key, text) for text in self._find_file_problems(file)]
+        shortest = self.lengths.minimum
+        longest = self.lengths.maximum
+        if shortest > longest:
+            found.append(("lengths.minimum", f"{shortest} is more than maximum = {longest}"))
+        found += self._find_target_problems()
         return sorted(found)
+
+    def _find_file_problems(self, file: str) -> Iterator[str]:
+        if text := find_address_problem(file, self.kind):
+            yield text
+        _, sign, sha256 = file.partition("#sha256=")
+        if SOURCES[self.kind].downloaded and sign and not SHA256.fullmatch(sha256):
+            yield f"{sha256!r} is not a SHA-256 hash (64 hex digits)"
+
+    def _find_target_problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with the files of translations."""
+        if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
+            text = "needs target_files and validation_files, and vice versa"
+            yield "validation_target_files", text
+        if not self.target_files:
+            return
+        if self.target_column is not None:
+            text = "translations come from a column or from target_files: remove one"
+            yield "target_column", text
+        if self.format not in ("auto", "text"):
+            text = f"format {self.format} holds both texts: use target_column instead"
+            yield "target_files", text
+        if self.separator not in (None, "\n"):
+            yield "separator", "with target_files every line is a document: remove separator"
 
     @property
     def pairs(self) -> bool:
@@ -230,9 +242,10 @@ class SourceSettings:
         'files'
         """
         files = values.get("files")
-        files = (
-            [files] if isinstance(files, str) else files if isinstance(files, (list, tuple)) else []
-        )
+        if isinstance(files, str):
+            files = [files]
+        elif not isinstance(files, (list, tuple)):
+            files = []
         if {"subset", "split", "validation_split"} & values.keys():
             return "stream"
         if "repository" in values:
@@ -291,10 +304,8 @@ def state_held_out(manifest: dict[str, Any]) -> str:
     count = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
     if not count:
         return ""
-    name, what = (
-        manifest["name"],
-        f"{count:,} distinct held-out texts also occur in the training text and were",
-    )
+    name = manifest["name"]
+    what = f"{count:,} distinct held-out texts also occur in the training text and were"
     if cleaning["deduplicate"]:
         rest = f"{manifest['splits']['validation']['rows']:,} held-out documents remain"
         return f"corpus {name}: {what} dropped; {rest}"
@@ -308,16 +319,17 @@ class CleaningSettings:
     changed.
     """
 
-    nfc: bool = option(False, "compose characters (Unicode normalisation form C)")
+    nfc: bool = option(False, description="compose characters (Unicode normalisation form C)")
     collapse: bool = option(
-        False, "replace runs of blanks by one, keep at most one empty line, strip ends of lines"
+        False,
+        description="replace runs of blanks by one, keep at most one empty line, strip ends of lines",
     )
-    strip: bool = option(True, "remove white space at both ends")
-    minimum_characters: int = option(1, "drop shorter documents", ge=0)
+    strip: bool = option(True, description="remove white space at both ends")
+    minimum_characters: int = option(1, description="drop shorter documents", ge=0)
     maximum_characters: int | None = option(
-        None, "drop longer documents (they are never cut)", ge=1
+        None, description="drop longer documents (they are never cut)", ge=1
     )
-    deduplicate: bool = option(True, "drop exact duplicates after the first")
+    deduplicate: bool = option(True, description="drop exact duplicates after the first")
 
 
 @settings_class
@@ -325,17 +337,28 @@ class CorpusSettings:
     """Settings of a corpus, which is built in `results/corpus/<name>/`."""
 
     name: str = option(
-        "docstrings", "folder below results/corpus", science=False, pattern=NAME_PATTERN
+        "docstrings",
+        description="folder below results/corpus",
+        science=False,
+        pattern=NAME_PATTERN,
     )
-    source: SourceSettings = option(SourceSettings, "source of the text")
-    cleaning: CleaningSettings = option(CleaningSettings, "cleaning of the documents")
+    source: SourceSettings = option(SourceSettings, description="source of the text")
+    cleaning: CleaningSettings = option(CleaningSettings, description="cleaning of the documents")
     validation_share: float = option(
-        0.05, "share of documents for validation, if the source has none", ge=0, lt=1
+        0.05,
+        description="share of documents for validation, if the source has none",
+        ge=0,
+        lt=1,
     )
-    row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, le=MOST)
+    row_group_rows: int = option(
+        1000,
+        description="documents per Parquet row group",
+        ge=1,
+        le=MOST,
+    )
     parts: int = option(
         1,
-        "files, url, hub: number of groups of source files, each built by a job of its own; the "
+        description="files, url, hub: number of groups of source files, each built by a job of its own; the "
         "stores of the formats "
         "token-list, padded and packed are then also written in so many parts",
         ge=1,
@@ -370,37 +393,51 @@ class TokenizerSettings:
     """Settings of a tokenizer, which is built in `results/tokenizers/<name>/`."""
 
     name: str = option(
-        "tekken", "folder below results/tokenizers", science=False, pattern=NAME_PATTERN
+        "tekken",
+        description="folder below results/tokenizers",
+        science=False,
+        pattern=NAME_PATTERN,
     )
     kind: Literal[*TOKENIZERS, "unknown"] = option(  # type: ignore[valid-type]
         "tekken",
-        (
+        description=(
             "family of the tokenizer; unknown: tokenizer of a converted store, of which only the "
             "ids "
             "are known"
         ),
     )
     source: str | None = option(
-        None, "huggingface: hub name, or a folder with tokenizer.json", path=True
+        None, description="huggingface: hub name, or a folder with tokenizer.json", path=True
     )
-    revision: str | None = option(None, "huggingface: commit of the hub repository")
+    revision: str | None = option(None, description="huggingface: commit of the hub repository")
     bos: str | None = option(
-        None, "huggingface: text of the begin-of-document token, if the file does not define it"
+        None,
+        description="huggingface: text of the begin-of-document token, if the file does not define it",
     )
     eos: str | None = option(
-        None, "huggingface: text of the end-of-document token, if the file does not define it"
+        None,
+        description="huggingface: text of the end-of-document token, if the file does not define it",
     )
     corpus: str | None = option(
-        None, "bpe: corpus whose training split the tokenizer is trained on", science=False
+        None,
+        description="bpe: corpus whose training split the tokenizer is trained on",
+        science=False,
     )
     learnt_from: CorpusSettings | None = option(
-        None, "settings of that corpus, filled in automatically"
+        None, description="settings of that corpus, filled in automatically"
     )
     vocabulary_size: int | None = option(
-        None, "bpe, numbers: size with control tokens", ge=5, le=LARGEST_VOCABULARY
+        None,
+        description="bpe, numbers: size with control tokens",
+        ge=5,
+        le=LARGEST_VOCABULARY,
     )
     accepted_loss: float = option(
-        0.05, "largest share of a text's bytes that may be lost", science=False, ge=0, le=1
+        0.05,
+        description="largest share of a text's bytes that may be lost",
+        science=False,
+        ge=0,
+        le=1,
     )
 
     @property
@@ -433,10 +470,24 @@ class StorageSettings:
     zstd-3).
     """
 
-    codec: Literal["none", "snappy", "lz4", "zstd"] = option("zstd", "Parquet compression")
-    codec_level: int = option(3, "level of zstd", ge=1, le=22)
-    dtype: Literal["int32", "int64", "uint32"] = option("int32", "integer type of token ids")
-    row_group_rows: int = option(1000, "rows per Parquet row group", ge=1, le=MOST)
+    codec: Literal["none", "snappy", "lz4", "zstd"] = option(
+        "zstd", description="Parquet compression"
+    )
+    codec_level: int = option(
+        3,
+        description="level of zstd",
+        ge=1,
+        le=22,
+    )
+    dtype: Literal["int32", "int64", "uint32"] = option(
+        "int32", description="integer type of token ids"
+    )
+    row_group_rows: int = option(
+        1000,
+        description="rows per Parquet row group",
+        ge=1,
+        le=MOST,
+    )
 
 
 @settings_class
@@ -497,7 +548,12 @@ class StoreSettings:
             for item in filter(None, directory[len(store_format) :].lstrip("-").split("-"))
         )
         values = {"format": store_format, **{key: text for key, _, text in items}}
-        store: StoreSettings = decode(cls, values, "strings", store=directory)
+        store: StoreSettings = decode(
+            cls,
+            values,
+            form="strings",
+            store=directory,
+        )
         if store.directory != directory:
             what = "the store's name is not in canonical form."
             raise UserError(
@@ -510,4 +566,9 @@ def unknown_format_error(name: str, allowed: Iterable[str] = FORMATS, **facts: o
     """Return the error for a store format that does not exist, or no longer."""
     if name in REMOVED:
         return UserError(f"the format {name} no longer exists.", **facts, next=REMOVED[name])
-    return unknown("format", name, allowed, **facts)
+    return unknown(
+        "format",
+        word=name,
+        words=allowed,
+        **facts,
+    )

@@ -59,8 +59,8 @@ EXTERNAL_PREFIX = "external-"
 class Benchmark:
     """Benchmark of a corpus and a tokenizer, as part of an experiment."""
 
-    corpus: str = option("docstrings", "name of a corpus in config.yaml")
-    tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
+    corpus: str = option("docstrings", description="name of a corpus in config.yaml")
+    tokenizer: str = option("tekken", description="name of a tokenizer in config.yaml")
 
     @property
     def id(self) -> str:
@@ -72,7 +72,9 @@ class Benchmark:
 class DataBenchmark(Benchmark):
     """Benchmark of tokenizing and reading in isolation, as part of an experiment."""
 
-    settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "size of the measurement")
+    settings: DataBenchmarkSettings = option(
+        DataBenchmarkSettings, description="size of the measurement"
+    )
 
 
 @settings_class
@@ -80,7 +82,7 @@ class StorageBenchmark(Benchmark):
     """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
 
     settings: StorageBenchmarkSettings = option(
-        StorageBenchmarkSettings, "storage formats and size of the measurement"
+        StorageBenchmarkSettings, description="storage formats and size of the measurement"
     )
 
 
@@ -102,7 +104,9 @@ class Canary:
         description="dotted key → level; enough levels to identify one cell"
     )
     every: int = option(
-        10, "other runs between two runs of the canary; it also runs first and last", ge=1
+        10,
+        description="other runs between two runs of the canary; it also runs first and last",
+        ge=1,
     )
 
 
@@ -115,11 +119,11 @@ class PrimaryComparison:
     )
     over: dict[str, Any] = option(description="the same keys with the levels of the baseline")
     at: dict[str, Any] = option(
-        dict, "dotted key → level of further factors; enough to identify one cell each"
+        dict, description="dotted key → level of further factors; enough to identify one cell each"
     )
     quantity: Literal["useful_tokens_per_s", "validation_loss"] = option(
         "useful_tokens_per_s",
-        "number that is compared: useful tokens per second, or the loss after the last step",
+        description="number that is compared: useful tokens per second, or the loss after the last step",
     )
 
 
@@ -133,7 +137,7 @@ class External:
         description="folders in results/runs: a name, or a pattern such as `external-trainer-*`"
     )
     cell: dict[str, Any] = option(
-        dict, "dotted key → level: the cell of these runs, which count as its repeats"
+        dict, description="dotted key → level: the cell of these runs, which count as its repeats"
     )
 
 
@@ -157,11 +161,11 @@ class SourceStudy:
     """Source studies with the same question: their results, and what this experiment corrects."""
 
     studies: tuple[str, ...] = option(
-        tuple, "numbers of the studies, such as 000; empty for own questions"
+        tuple, description="numbers of the studies, such as 000; empty for own questions"
     )
-    measured: str = option("", "what the studies measured, with their figures")
-    wrong: str = option("", "what was wrong with that measurement")
-    ours: str = option("", "what this experiment measures, and why the numbers differ")
+    measured: str = option("", description="what the studies measured, with their figures")
+    wrong: str = option("", description="what was wrong with that measurement")
+    ours: str = option("", description="what this experiment measures, and why the numbers differ")
 
 
 @settings_class
@@ -169,62 +173,65 @@ class Experiment:
     """One file in config/experiments, with the overlay of the scale applied."""
 
     question: str = option(description="question that the experiment answers, in one sentence")
-    note: str = option("", "what a reader must know before trusting the result")
+    note: str = option("", description="what a reader must know before trusting the result")
     original: SourceStudy = option(
-        SourceStudy, "results of the source studies, and what this experiment corrects"
+        SourceStudy, description="results of the source studies, and what this experiment corrects"
     )
-    runs: dict[str, Any] = option(dict, "settings shared by all runs (see RunSettings)")
+    runs: dict[str, Any] = option(dict, description="settings shared by all runs (see RunSettings)")
     factors: dict[str, list[Any]] = option(
         dict,
-        "dotted key of a run's setting → its levels. A level that is a mapping is merged over "
+        description="dotted key of a run's setting → its levels. A level that is a mapping is merged over "
         "`runs`. Several keys, "
         "separated by commas, vary together: each level is then a list with one value per key",
     )
     left_out: tuple[LeftOut, ...] = option(
-        tuple, "combinations that are not run: `cells` (levels by key) and `reason`"
+        tuple, description="combinations that are not run: `cells` (levels by key) and `reason`"
     )
-    repeats: int = option(1, "runs per cell; each has its own seed", ge=1)
+    repeats: int = option(1, description="runs per cell; each has its own seed", ge=1)
     primary: tuple[PrimaryComparison, ...] | None = option(
         None,
-        "one to three comparisons that answer the question: only they get a verdict, corrected "
+        description="one to three comparisons that answer the question: only they get a verdict, corrected "
         "over them (Holm). `[]` "
         "for a question that counts and equalities answer; by default every pair of approaches "
         "is compared",
     )
     primary_repeats: int | None = option(
-        None, "runs per cell of a primary comparison, if more than `repeats`", ge=1
+        None, description="runs per cell of a primary comparison, if more than `repeats`", ge=1
     )
-    order_seed: int = option(0, "seed of the randomised order in which runs start", ge=0)
+    order_seed: int = option(
+        0, description="seed of the randomised order in which runs start", ge=0
+    )
     canary: Canary | None = option(
-        None, "further repeats of one cell, spread over the campaign: noise floor and drift"
+        None,
+        description="further repeats of one cell, spread over the campaign: noise floor and drift",
     )
     external: tuple[External, ...] = option(
-        tuple, "runs of other programs, shown next to this project's"
+        tuple, description="runs of other programs, shown next to this project's"
     )
     target_loss: float | None = option(
         None,
-        "validation loss (nats per useful token) for time to target, chosen before the runs; by "
+        description="validation loss (nats per useful token) for time to target, chosen before the runs; by "
         "default the highest "
         "final loss of any run",
         gt=0,
     )
     data_benchmark: DataBenchmark | None = option(
-        None, "also benchmark tokenizing and reading in isolation"
+        None, description="also benchmark tokenizing and reading in isolation"
     )
     storage_benchmark: StorageBenchmark | None = option(
-        None, "also benchmark token stores: bytes, writing and reading"
+        None, description="also benchmark token stores: bytes, writing and reading"
     )
     inference_benchmark: InferenceBenchmarkSettings | None = option(
         None,
-        (
+        description=(
             "also generate text with the trained models, and measure its speed with and without a "
             "key-value cache"
         ),
     )
-    figures: tuple[str, ...] = option(tuple, "figures of the experiment's page")
+    figures: tuple[str, ...] = option(tuple, description="figures of the experiment's page")
     scales: dict[str, dict[str, Any]] = option(
         dict,
-        "scale → overlay, merged over the rest of the file, which is scale demo; `{}` changes "
+        description="scale → overlay, merged over the rest of the file, which is scale demo; `{}` changes "
         "nothing, null removes a "
         "factor. The experiment is not run at a scale without an overlay",
     )
@@ -248,8 +255,10 @@ class Experiment:
             f"results/benchmarks/{kind}/{benchmark.id}.json"
             for kind, benchmark in self.benchmarks.items()
         ]
-        return found + [f"results/benchmarks/inference/{name}.json"] * (
-            self.inference_benchmark is not None
+        return found + (
+            [f"results/benchmarks/inference/{name}.json"]
+            if self.inference_benchmark is not None
+            else []
         )
 
 
@@ -286,11 +295,13 @@ def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, A
     result = copy.deepcopy(base)
     for key, value in overlay.items():
         mergeable = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merge_settings(result[key], value) if mergeable else copy.deepcopy(value)
+        result[key] = (
+            merge_settings(result[key], overlay=value) if mergeable else copy.deepcopy(value)
+        )
     return result
 
 
-def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+def set_dotted(values: dict[str, Any], key: str, value: object) -> None:
     """Set `a.b.c` in nested mappings, merging mappings. A parent that is a name becomes `{"preset":
     name}`.
     """
@@ -299,7 +310,7 @@ def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
         inner = values.get(parent, {})
         values[parent] = inner if isinstance(inner, dict) else {"preset": inner}
         values = values[parent]
-    values[last] = merge_settings({last: values.get(last)}, {last: value})[last]
+    values[last] = merge_settings({last: values.get(last)}, overlay={last: value})[last]
 
 
 def flatten_cell(cell: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -311,7 +322,9 @@ def flatten_cell(cell: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in cell.items():
         inner = isinstance(value, dict) and value
-        result |= flatten_cell(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+        result |= (
+            flatten_cell(value, prefix=f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+        )
     return result
 
 
@@ -346,7 +359,8 @@ def find_factor_errors(factors: dict[str, list[Any]]) -> Iterator[tuple[str, str
     """Yield (key, what is wrong) for each factor that cannot be expanded into cells."""
     seen: set[str] = set()
     for factor, levels in factors.items():
-        keys, where = factor_keys(factor), f"factors.{factor}"
+        keys = factor_keys(factor)
+        where = f"factors.{factor}"
         if not levels:
             yield where, "the factor has no levels"
         if not all(keys):
@@ -393,7 +407,16 @@ def find_errors(
             for w, names in known.items()
         ]
     for word, found, names, key in used:
-        yield from (unknown(word, name, names, key=key) for name in found if name not in names)
+        yield from (
+            unknown(
+                word,
+                word=name,
+                words=names,
+                key=key,
+            )
+            for name in found
+            if name not in names
+        )
     for number, group in enumerate(experiment.external):
         if not group.runs.startswith(EXTERNAL_PREFIX) or "/" in group.runs:
             text = (
@@ -403,7 +426,7 @@ def find_errors(
             yield f"external.{number}.runs", text
     every = expand_cells(replace(experiment, left_out=()))
     for number, left in enumerate(experiment.left_out):
-        if not left.cells or not any(matches(cell, left.cells) for cell in every):
+        if not left.cells or not any(matches(cell, levels=left.cells) for cell in every):
             yield (
                 f"left_out.{number}.cells",
                 f"no cell of the experiment has {canonical_json(left.cells)}: remove it",
@@ -414,7 +437,7 @@ def find_errors(
     if experiment.canary is not None:
         errors: list[UserError] = []
         with collect(errors):
-            find_cell(experiment, experiment.canary.cell, "canary.cell")
+            find_cell(experiment, levels=experiment.canary.cell, key="canary.cell")
         yield from errors
 
 
@@ -437,15 +460,15 @@ def expand_cells(experiment: Experiment) -> list[dict[str, Any]]:
     return [
         cell
         for cell in product
-        if not any(matches(cell, left.cells) for left in experiment.left_out)
+        if not any(matches(cell, levels=left.cells) for left in experiment.left_out)
     ]
 
 
 def cell_values(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
     """Return the values of `runs` with the levels of a cell applied."""
-    values = merge_settings(experiment.runs, {})
+    values = merge_settings(experiment.runs, overlay={})
     for key, level in cell.items():
-        set_dotted(values, key, level)
+        set_dotted(values, key, value=level)
     return values
 
 
@@ -512,17 +535,16 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
         return None
     described = []
     for number, comparison in enumerate(experiment.primary):
-        key, sides = f"primary.{number}", {"of": comparison.of, "over": comparison.over}
+        key = f"primary.{number}"
+        sides = {"of": comparison.of, "over": comparison.over}
         cells = [
-            find_cell(experiment, comparison.at | levels, f"{key}.{side}")
+            find_cell(experiment, levels=comparison.at | levels, key=f"{key}.{side}")
             for side, levels in sides.items()
         ]
         of, over = map(flatten_cell, cells)
         if of == over:
-            what, next = (
-                "a primary comparison compares a cell with itself.",
-                "give `of` and `over` different levels",
-            )
+            what = "a primary comparison compares a cell with itself."
+            next = "give `of` and `over` different levels"
             raise UserError(what, key=key, found=canonical_json(cells[0]), next=next)
         differing = [key for key in of | over if of.get(key) != over.get(key)]
         described.append(
@@ -549,10 +571,8 @@ def _compared_factor(differing: list[str], key: str) -> str:
         return "world_size"
     if len(sections) == 1:
         return differing[0] if len(differing) == 1 and sections != {"layout"} else sections.pop()
-    what, found = (
-        "the cells of a primary comparison differ in several factors.",
-        ", ".join(differing),
-    )
+    what = "the cells of a primary comparison differ in several factors."
+    found = ", ".join(differing)
     next = "name the other levels under `at`, or choose other cells"
     raise UserError(
         what, key=key, found=found, expected="two cells that differ in one factor", next=next
@@ -600,10 +620,8 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
         result += [(cell, repeat) for cell in block]
     if experiment.canary is None:
         return result
-    cell, every = (
-        find_cell(experiment, experiment.canary.cell, "canary.cell"),
-        experiment.canary.every,
-    )
+    cell = find_cell(experiment, levels=experiment.canary.cell, key="canary.cell")
+    every = experiment.canary.every
     groups = [result[i : i + every] for i in range(0, len(result), every)]
     interleaved = [(cell, most)]
     for number, group in enumerate(groups, 1):
@@ -611,7 +629,7 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     return interleaved
 
 
-def _count_predecessors(level: Any) -> int:
+def _count_predecessors(level: object) -> int:
     """Count the runs that must come before one with this `resume_from`, each resuming from its
     predecessor.
 
@@ -635,10 +653,16 @@ def resolve_settings(
     `resumed_by` are the cells that resume from this one. Raises UserError if the run to resume from
     is not in the experiment, keeps no state after that step, or has incompatible settings.
     """
-    values, key = cell_values(experiment, cell), "runs.resume_from"
+    values = cell_values(experiment, cell)
+    key = "runs.resume_from"
     if not isinstance(values.get("resume_from"), dict):
         return build(values)
-    wanted: ResumeFrom = decode(ResumeFrom, values["resume_from"], file=file, key=key)
+    wanted: ResumeFrom = decode(
+        ResumeFrom,
+        values=values["resume_from"],
+        file=file,
+        key=key,
+    )
     errors: list[Any] = []
     with collect(errors):
         other = _find_cell(experiment, cell, wanted.run)
@@ -653,7 +677,13 @@ def resolve_settings(
                 )
             ]
     raise_errors(errors, file=file)
-    theirs = resolve_settings(experiment, other, build, file, (*resumed_by, cell))
+    theirs = resolve_settings(
+        experiment,
+        cell=other,
+        build=build,
+        file=file,
+        resumed_by=(*resumed_by, cell),
+    )
     mine = replace(
         build(values | {"resume_from": None}), resume_from=state_path(theirs.identity, wanted.step)
     )
@@ -677,21 +707,27 @@ def _find_cell(experiment: Experiment, cell: dict[str, Any], run: dict[str, Any]
     resumed = any(key.split(".")[0] == "resume_from" for key in levels)
 
     def fits(other: dict[str, Any]) -> bool:
-        from_scratch = cell_values(experiment, other).get("resume_from") is None
+        from_scratch = cell_values(experiment, cell=other).get("resume_from") is None
         return (
             other != cell
             and all(other[k] == v for k, v in same.items())
             and (resumed or from_scratch)
         )
 
-    return find_cell(experiment, levels, "runs.resume_from.run", fits)
+    return find_cell(
+        experiment,
+        levels,
+        key="runs.resume_from.run",
+        fits=fits,
+    )
 
 
 def list_kept_steps(run: RunSettings) -> list[int]:
     """Return the steps whose resume states remain after a run without interruption; empty if
     unknown.
     """
-    policy, budget = run.checkpoints, run.budget
+    policy = run.checkpoints
+    budget = run.budget
     if not policy.keep_resume_state or budget.kind != "steps" or policy.each_epoch:
         return []
     written = {0} if policy.at_start else set()
@@ -702,7 +738,9 @@ def list_kept_steps(run: RunSettings) -> list[int]:
 def _find_state_errors(
     theirs: RunSettings, mine: RunSettings, step: int
 ) -> Iterator[tuple[str, str]]:
-    steps, key, run = list_kept_steps(theirs), "runs.resume_from", theirs.identity
+    steps = list_kept_steps(theirs)
+    key = "runs.resume_from"
+    run = theirs.identity
     if step not in steps:
         needs = "needs a budget in steps, and checkpoints.keep_resume_state without each_epoch"
         kept = (

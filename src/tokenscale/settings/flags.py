@@ -56,16 +56,26 @@ def build_flags(
     >>> [flag.name for flag in build_flags(OptimizerSettings, aliases={"learning_rate": ("--lr",)})][:2]
     ['--lr', '--beta1']
     """
-    hints, found = typing.get_type_hints(cls), list[Flag]()
+    hints = typing.get_type_hints(cls)
+    found = list[Flag]()
     for field in dataclasses.fields(cls):
-        key, hint = prefix + field.name, hints[field.name]
+        key = prefix + field.name
+        hint = hints[field.name]
         if key in left_out:
             continue
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             found += build_flags(hint, left_out=left_out, aliases=aliases, prefix=f"{key}.")
         else:
             names = tuple(dict.fromkeys((*aliases.get(key, ()), spell(key))))
-            found.append(Flag(key, names, hint, field.metadata, get_default(field)))
+            found.append(
+                Flag(
+                    key=key,
+                    names=names,
+                    hint=hint,
+                    metadata=field.metadata,
+                    default=get_default(field),
+                )
+            )
     return found
 
 
@@ -119,12 +129,12 @@ def parse_value(flag: Flag, text: str) -> Any:
     ):
         return None
     bounds = {name: bound for name, bound in flag.metadata.items() if name in BOUNDS}
-    rules: list[Any] = [PathRule()] * flag.metadata.get("path", False)
+    rules: list[Any] = [PathRule()] if flag.metadata.get("path", False) else []
     rules += [SynonymRule(found)] if (found := flag.metadata.get("synonyms")) else []
     return decode(
         Annotated[hint, pydantic.Field(**bounds), *rules],
-        text,
-        "strings",
+        values=text,
+        form="strings",
         key=flag.name,
         label="flag",
     )
@@ -139,11 +149,11 @@ def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
             for key, value in values.items()
             if key.startswith(f"{name}.")
         }
-        own[name] = replace_values(getattr(settings, name), inner)
+        own[name] = replace_values(getattr(settings, name), values=inner)
     return dataclasses.replace(settings, **own)
 
 
-def _item_type(hint: Any) -> tuple[Any, tuple[str, ...]]:
+def _item_type(hint: object) -> tuple[Any, tuple[str, ...]]:
     """Return the type of one value of a flag, without None, and its choices."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(h for h in typing.get_args(hint) if h is not type(None))

@@ -43,20 +43,26 @@ class LayoutSettings:
     """Parallel layout of a run. The world size is the product of the degrees."""
 
     data: int = option(
-        1, "data-parallel degree: number of model replicas (DDP; with shard: HSDP)", ge=1, le=MOST
+        1,
+        description="data-parallel degree: number of model replicas (DDP; with shard: HSDP)",
+        ge=1,
+        le=MOST,
     )
     shard: int = option(
-        1, "number of ranks that one replica is sharded over (ZeRO, FSDP)", ge=1, le=MOST
+        1,
+        description="number of ranks that one replica is sharded over (ZeRO, FSDP)",
+        ge=1,
+        le=MOST,
     )
     sharding: Literal["zero1", "zero2", "zero3"] = option(
         "zero3",
-        "zero1: shard the optimizer state. zero2: and gradients; weights stay gathered until "
+        description="zero1: shard the optimizer state. zero2: and gradients; weights stay gathered until "
         "backward. zero3: also "
         "the weights, resharded after each forward and backward",
     )
     gather: Literal["stored", "bf16"] = option(
         "stored",
-        "sharding zero2 and zero3: format in which weights are gathered. stored: theirs; "
+        description="sharding zero2 and zero3: format in which weights are gathered. stored: theirs; "
         "autocast rounds them for "
         "products, as in other layouts. bf16: half the bytes; all but the loss is computed in "
         "bf16, and gradients are "
@@ -64,38 +70,53 @@ class LayoutSettings:
     )
     reshard_to: int | None = option(
         None,
-        "sharding zero3: ranks that a block's weights stay sharded over between forward and "
+        description="sharding zero3: ranks that a block's weights stay sharded over between forward and "
         "backward, such as those of "
         "a node; by default all of `shard`",
         ge=2,
         le=MOST,
     )
     embedding_group: bool = option(
-        False, "sharding zero3: gather the embedding separately, reshard it after its lookup"
+        False,
+        description="sharding zero3: gather the embedding separately, reshard it after its lookup",
     )
     head_group: bool = option(
-        False, "sharding zero2 and zero3: gather the head separately, reduce its gradient first"
+        False,
+        description="sharding zero2 and zero3: gather the head separately, reduce its gradient first",
     )
     tensor: int = option(
-        1, "tensor-parallel degree: ranks that share each matrix (TP, SP)", ge=1, le=MOST
+        1,
+        description="tensor-parallel degree: ranks that share each matrix (TP, SP)",
+        ge=1,
+        le=MOST,
     )
     pipeline: int = option(
-        1, "pipeline-parallel degree: ranks that the layers are divided among (PP)", ge=1, le=MOST
+        1,
+        description="pipeline-parallel degree: ranks that the layers are divided among (PP)",
+        ge=1,
+        le=MOST,
     )
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = option(
-        "1f1b", "pipeline schedule; naive: one micro-batch at a time, so that only one rank works"
+        "1f1b",
+        description="pipeline schedule; naive: one micro-batch at a time, so that only one rank works",
     )
     stages_per_rank: int = option(
-        1, "schedule interleaved: stages per rank of the pipeline", ge=1, le=MOST
+        1,
+        description="schedule interleaved: stages per rank of the pipeline",
+        ge=1,
+        le=MOST,
     )
     copies: Literal[*REPLICATION] = option(  # type: ignore[valid-type]  # a tuple of names
-        "ddp", "method that synchronises full replicas (data alone)"
+        "ddp", description="method that synchronises full replicas (data alone)"
     )
     bucket_megabytes: int = option(
-        25, "size of the gradient buckets of DDP and zero1", ge=1, le=MOST
+        25,
+        description="size of the gradient buckets of DDP and zero1",
+        ge=1,
+        le=MOST,
     )
     compression: Literal["none", "bf16"] = option(
-        "none", "bf16: round gradients in buckets before they are reduced"
+        "none", description="bf16: round gradients in buckets before they are reduced"
     )
 
     @property
@@ -116,13 +137,17 @@ class LayoutSettings:
         """Parallel methods, in the order in which they are applied: keys of
         `parallelize.METHODS`.
         """
-        names = ["pp"] * (self.pipeline > 1) + ["tp"] * (self.tensor > 1)
-        if self.shard > 1:
-            names.append(
-                "zero1" if self.sharding == "zero1" else "hsdp" if self.data > 1 else "fsdp"
-            )
-        else:
+        names = []
+        if self.pipeline > 1:
+            names.append("pp")
+        if self.tensor > 1:
+            names.append("tp")
+        if self.shard == 1:
             names.append(self.copies if self.data > 1 else "single")
+        elif self.sharding == "zero1":
+            names.append("zero1")
+        else:
+            names.append("hsdp" if self.data > 1 else "fsdp")
         return tuple(names)
 
     @property
@@ -181,40 +206,46 @@ class LayoutSettings:
             )
             yield from [(name, text) for name in ("tensor", "pipeline") if getattr(self, name) > 1]
             return
-        micro_batches = micro_steps(global_batch, self.data_parallel_size, micro_batch)
+        micro_batches = micro_steps(
+            global_batch, world_size=self.data_parallel_size, micro_batch=micro_batch
+        )
         yield from self._tensor_problems(model, sequence_length)
         yield from self._pipeline_problems(model, micro_batches)
 
     def _fsdp_problems(self, model: ModelSettings) -> Iterator[tuple[str, str]]:
-        whole = self.methods[-1] not in ("fsdp", "hsdp")
+        unsharded = self.methods[-1] not in ("fsdp", "hsdp")
         for name in ("gather", "reshard_to", "embedding_group", "head_group"):
             if getattr(self, name) == _DEFAULT[name]:
                 continue
-            if whole:
-                yield (
-                    name,
-                    "weights are not sharded: set layout.shard, with sharding zero2 or zero3",
-                )
+            if unsharded:
+                text = "weights are not sharded: set layout.shard, with sharding zero2 or zero3"
+                yield name, text
             elif name in ("reshard_to", "embedding_group") and self.sharding != "zero3":
                 yield name, f"{self.sharding} keeps weights gathered until backward: use zero3"
-        alone = "is for data and shard alone"
-        if self.gather != "stored" and (self.tensor > 1 or self.pipeline > 1):
-            yield "gather", f"{self.gather} {alone}: use stored with tensor or pipeline"
-        if self.head_group and (self.tensor > 1 or self.pipeline > 1):
-            yield "head_group", f"{alone}: remove it with tensor or pipeline"
-        if (
-            not whole
-            and self.reshard_to
-            and (self.shard % self.reshard_to or self.reshard_to >= self.shard)
-        ):
+        if self.tensor > 1 or self.pipeline > 1:
+            alone = "is for data and shard alone"
+            if self.gather != "stored":
+                yield "gather", f"{self.gather} {alone}: use stored with tensor or pipeline"
+            if self.head_group:
+                yield "head_group", f"{alone}: remove it with tensor or pipeline"
+        divides = self.reshard_to and self.shard % self.reshard_to == 0
+        if not unsharded and self.reshard_to and not (divides and self.reshard_to < self.shard):
             fitting = [d for d in _divisors(self.shard) if 1 < d < self.shard]
             works = _nearest(self.reshard_to, fitting) if fitting else "leave it out"
             yield "reshard_to", f"no divisor of shard {self.shard} below it: {works}"
-        if model.tied_embeddings or model.transformers is not None:
-            why = "are one weight" if model.tied_embeddings else "are the library's"
-            for name in ("embedding_group", "head_group"):
-                if getattr(self, name):
-                    yield name, f"embedding and output head of {model.name} {why}: remove {name}"
+        yield from self._group_problems(model)
+
+    def _group_problems(self, model: ModelSettings) -> Iterator[tuple[str, str]]:
+        """Groups of the embedding and the head, where the two are not weights of their own."""
+        if model.tied_embeddings:
+            why = "are one weight"
+        elif model.transformers is not None:
+            why = "are the library's"
+        else:
+            return
+        for name in ("embedding_group", "head_group"):
+            if getattr(self, name):
+                yield name, f"embedding and output head of {model.name} {why}: remove {name}"
 
     def _tensor_problems(self, model: ModelSettings, sequence_length: int) -> list[tuple[str, str]]:
         shared = {
@@ -224,7 +255,7 @@ class LayoutSettings:
         wrong = [f"{name} {count}" for name, count in shared.items() if count % self.tensor]
         if not wrong:
             return []
-        nearest = _nearest(self.tensor, _divisors(math.gcd(*shared.values())))
+        nearest = _nearest(self.tensor, fitting=_divisors(math.gcd(*shared.values())))
         return [
             ("tensor", f"{self.tensor} ranks cannot share {', '.join(wrong)} evenly: {nearest}")
         ]
@@ -291,7 +322,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def _nearest(requested: int, fitting: list[int]) -> str:
-    below, above = [n for n in fitting if n < requested], [n for n in fitting if n > requested]
+    below = [n for n in fitting if n < requested]
+    above = [n for n in fitting if n > requested]
     near = [*below[-1:], *above[:1]]
     return f"{near[0]} works" + (f", {near[1]} too" if near[1:] else "")
 
@@ -326,17 +358,13 @@ def geometry(world_size: int, gpus_per_node: int | None) -> Geometry:
     not.
     """
     if gpus_per_node is None:
-        return Geometry(world_size, 1, world_size)
+        return Geometry(world_size=world_size, nodes=1, ranks_per_node=world_size)
     nodes = -(-world_size // gpus_per_node)
     if world_size % nodes:
         fitting = [n for n in range(1, 2 * world_size) if n % -(-n // gpus_per_node) == 0]
-        below, above = (
-            max(n for n in fitting if n < world_size),
-            min(n for n in fitting if n > world_size),
-        )
-        what, facts = (
-            "the world size does not fill its nodes evenly.",
-            {"gpus_per_node": gpus_per_node},
-        )
+        below = max(n for n in fitting if n < world_size)
+        above = min(n for n in fitting if n > world_size)
+        what = "the world size does not fill its nodes evenly."
+        facts = {"gpus_per_node": gpus_per_node}
         raise UserError(what, world_size=world_size, **facts, next=f"use {below} or {above}")
-    return Geometry(world_size, nodes, world_size // nodes)
+    return Geometry(world_size=world_size, nodes=nodes, ranks_per_node=world_size // nodes)

@@ -17,73 +17,89 @@ from tokenscale.settings.options import as_list, decode, option, raise_errors, s
 class Machine:
     """Kind of node, and the resources of a rank. The default is this machine."""
 
-    name: str = option("this machine", "name in records")
+    name: str = option("this machine", description="name in records")
     starter: Literal["here", "torchrun", "srun"] = option(
         "here",
-        (
+        description=(
             "launcher of the ranks. here: this project's, on one node; torchrun, on one node; "
             "srun, "
             "in a SLURM job"
         ),
     )
     gpus_per_node: int | None = option(
-        None, "ranks per node; without it all ranks of a run share one machine", ge=1
+        None, description="ranks per node; without it all ranks of a run share one machine", ge=1
     )
     device: str | None = option(
-        None, "name of the GPU as its driver reports it; `plan` uses its peak FLOP/s"
+        None, description="name of the GPU as its driver reports it; `plan` uses its peak FLOP/s"
     )
     gpu_memory_gib: float | None = option(
-        None, "GPU memory in GiB, as in torch; `plan` lists runs that do not fit", gt=0
+        None, description="GPU memory in GiB, as in torch; `plan` lists runs that do not fit", gt=0
     )
-    cores_per_rank: int | None = option(None, "cores that srun binds each rank to", ge=1)
-    memory_mb: int = option(16000, "memory per node that a training job requests", ge=1)
+    cores_per_rank: int | None = option(
+        None, description="cores that srun binds each rank to", ge=1
+    )
+    memory_mb: int = option(16000, description="memory per node that a training job requests", ge=1)
     minutes: int = option(
-        120, "longest time limit of a training job; a shorter estimate shortens it", ge=1
+        120,
+        description="longest time limit of a training job; a shorter estimate shortens it",
+        ge=1,
     )
     runtime_margin: float = option(
-        3.0, "time limit of a training job: this multiple of its estimate + signal_s", ge=1
+        3.0,
+        description="time limit of a training job: this multiple of its estimate + signal_s",
+        ge=1,
     )
     signal_s: int = option(
-        300, "seconds before the time limit at which ranks write a resume state; 0: never", ge=0
+        300,
+        description="seconds before the time limit at which ranks write a resume state; 0: never",
+        ge=0,
     )
     hang_s: int = option(
-        1800, "seconds without a step after which a rank dumps its stack and ends; 0: never", ge=0
+        1800,
+        description="seconds without a step after which a rank dumps its stack and ends; 0: never",
+        ge=0,
     )
     gpu_bind: Literal["task", "node"] = option(
         "task",
-        "GPUs that srun shows to a rank. task: its own alone (--gpus-per-task=1); node: all of "
+        description="GPUs that srun shows to a rank. task: its own alone (--gpus-per-task=1); node: all of "
         "the node's, which CUDA "
         "IPC between ranks may need",
     )
     least_node_gb_s: float | None = option(
-        None, "least GB/s of an all-reduce inside a node; below it a run ends", gt=0
+        None, description="least GB/s of an all-reduce inside a node; below it a run ends", gt=0
     )
-    least_network_gb_s: float | None = option(None, "the same between nodes", gt=0)
-    cpu_bind: str = option("cores", "srun's --cpu-bind, which gives each rank its own cores")
-    mem_bind: str | None = option(None, "srun's --mem-bind; local: memory of the rank's NUMA node")
+    least_network_gb_s: float | None = option(None, description="the same between nodes", gt=0)
+    cpu_bind: str = option(
+        "cores", description="srun's --cpu-bind, which gives each rank its own cores"
+    )
+    mem_bind: str | None = option(
+        None, description="srun's --mem-bind; local: memory of the rank's NUMA node"
+    )
     container: str | None = option(
-        None, "environment definition file for the inner srun only", path=True
+        None, description="environment definition file for the inner srun only", path=True
     )
     container_digest: str | None = option(
-        None, "SHA-256 of the image (`sha256:` and 64 digits), required by `check`"
+        None, description="SHA-256 of the image (`sha256:` and 64 digits), required by `check`"
     )
     container_packages: tuple[str, ...] = option(
         tuple,
-        "Python packages of the container image, by import name; a run that imports any other "
+        description="Python packages of the container image, by import name; a run that imports any other "
         "package is rejected; "
         "empty: no check",
     )
     python: str | None = option(
-        None, "Python of the ranks; by default the launcher's, or the container's", path=True
+        None,
+        description="Python of the ranks; by default the launcher's, or the container's",
+        path=True,
     )
     network: str | None = option(
-        None, "network that NCCL must report between nodes, such as AWS Libfabric"
+        None, description="network that NCCL must report between nodes, such as AWS Libfabric"
     )
-    environment: dict[str, str] = option(dict, "environment variables of every rank")
+    environment: dict[str, str] = option(dict, description="environment variables of every rank")
     environment_by_local_rank: dict[str, tuple[str, ...]] = option(
-        dict, "environment variables, a value per local rank"
+        dict, description="environment variables, a value per local rank"
     )
-    srun_options: tuple[str, ...] = option(tuple, "further options of the inner srun")
+    srun_options: tuple[str, ...] = option(tuple, description="further options of the inner srun")
 
     @property
     def least_links(self) -> dict[str, float]:
@@ -139,7 +155,8 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
         next = "profiles/alps/machine.toml is an example"
         raise UserError("the machine file is missing.", file=file, next=next) from None
     except (ValueError, RecursionError, OSError) as error:  # also an invalid file name
-        what, next = "the machine file is not readable TOML.", "correct it, or use another file"
+        what = "the machine file is not readable TOML."
+        next = "correct it, or use another file"
         raise UserError(what, file=file, reason=error, next=next) from None
     raise_errors(find_foreign_values(values), file=str(file))
     machine: Machine = decode(Machine, values, file=str(file))

@@ -27,7 +27,9 @@ def mixture_manifest(name: str, tokenizer: str | None = None, store: str | None 
 
 def list_manifests(run: RunSettings) -> dict[str, str]:
     """Return role → manifest of a run's inputs: corpus, tokenizer, store, validation_store, arm."""
-    names, mixed, found = (run.corpus.name, run.tokenizer.name), run.mixture is not None, {}
+    names = (run.corpus.name, run.tokenizer.name)
+    mixed = run.mixture is not None
+    found = {}
     if run.reads_text:
         found["corpus"] = (mixture_manifest if mixed else corpus_manifest)(names[0])
     if run.reads_tokenizer:

@@ -14,9 +14,9 @@ from tokenscale.settings.options import option, settings_class
 class MixtureSource:
     """Corpus of a mixture."""
 
-    corpus: CorpusSettings = option(CorpusSettings, "settings of the corpus")
+    corpus: CorpusSettings = option(CorpusSettings, description="settings of the corpus")
     maximum_repetitions: float | None = option(
-        1.0, "passes over the corpus; null: no limit", science=False
+        1.0, description="passes over the corpus; null: no limit", science=False
     )
 
 
@@ -24,17 +24,17 @@ class MixtureSource:
 class MixtureStage:
     """Stage of a mixture. `weights` has one share for each source; they add up to 1."""
 
-    tokens: int | None = option(None, "length in tokens; null: to the end")
-    weights: tuple[float, ...] = option(tuple, "share of each source in the sequences")
+    tokens: int | None = option(None, description="length in tokens; null: to the end")
+    weights: tuple[float, ...] = option(tuple, description="share of each source in the sequences")
 
 
 @settings_class
 class MixtureSettings:
     """Mixture of a run, with the settings of its corpora."""
 
-    sources: tuple[MixtureSource, ...] = option(tuple, "corpora of the mixture")
+    sources: tuple[MixtureSource, ...] = option(tuple, description="corpora of the mixture")
     stages: tuple[MixtureStage, ...] = option(
-        tuple, "stages, of which the last one lasts to the end"
+        tuple, description="stages, of which the last one lasts to the end"
     )
 
     @property
@@ -93,14 +93,14 @@ class NamedStage:
 
     tokens: int | None = option(
         None,
-        "length of the stage: sequences × sequence_length, over all ranks and rounded up to "
+        description="length of the stage: sequences × sequence_length, over all ranks and rounded up to "
         "whole sequences. The last "
         "stage has none and lasts to the end",
         ge=1,
         le=1 << 53,
     )
     weights: dict[str, Any] = option(
-        dict, "corpus → weight of its sequences in this stage; 0 for other corpora"
+        dict, description="corpus → weight of its sequences in this stage; 0 for other corpora"
     )
 
 
@@ -110,17 +110,17 @@ class NamedMixture:
 
     weights: dict[str, Any] = option(
         dict,
-        (
+        description=(
             "corpus → weight of its sequences, of any sum. A corpus of weight 0 is not trained on, "
             "and is still validated"
         ),
     )
     stages: tuple[NamedStage, ...] = option(
-        tuple, "weights that change during the run, instead of `weights`"
+        tuple, description="weights that change during the run, instead of `weights`"
     )
     maximum_repetitions: Any = option(
         1.0,
-        "passes that a run may make over a corpus: a number for all corpora, or corpus → number "
+        description="passes that a run may make over a corpus: a number for all corpora, or corpus → number "
         "(1 for those that are "
         "not named); null: no limit. A run that needs more is refused before it starts",
     )
@@ -150,11 +150,16 @@ def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) 
     by_name = limits if isinstance(limits, dict) else dict.fromkeys(names, limits)
     sums = [math.fsum(stage.weights.values()) for stage in stages]
     return MixtureSettings(
-        tuple(MixtureSource(corpora[name], by_name.get(name, 1.0)) for name in names),
         tuple(
+            MixtureSource(corpora[name], maximum_repetitions=by_name.get(name, 1.0))
+            for name in names
+        ),
+        stages=tuple(
             MixtureStage(
                 stage.tokens,
-                tuple(round(stage.weights.get(name, 0) / total, SHARE_DIGITS) for name in names),
+                weights=tuple(
+                    round(stage.weights.get(name, 0) / total, SHARE_DIGITS) for name in names
+                ),
             )
             for stage, total in zip(stages, sums, strict=True)
         ),
@@ -168,51 +173,55 @@ def find_mixture_problems(named: NamedMixture) -> Iterator[tuple[str, str]]:
         hint = both if named.weights else "weights: {CORPUS: 0.7, OTHER: 0.3}"
         yield "weights", f"a mixture has either `weights` or `stages`: {hint}"
         return
-    *earlier, last = [stage.tokens for stage in named.stages] or [None]
-    for number, tokens in enumerate(earlier):
+    yield from _find_stage_problems(named)
+    for key, weights in named.weights_by_key.items():
+        yield from _find_weight_problems(key, weights)
+    yield from _find_repetition_problems(named)
+
+
+def _find_stage_problems(named: NamedMixture) -> Iterator[tuple[str, str]]:
+    lengths = [stage.tokens for stage in named.stages]
+    for number, tokens in enumerate(lengths[:-1]):
         if tokens is None:
             yield f"stages.{number}.tokens", "a stage needs its length in tokens"
-    if last is not None:
-        yield (
-            f"stages.{len(earlier)}.tokens",
-            "the last stage of a mixture lasts to the end: remove `tokens`",
-        )
-    for key, weights in named.weights_by_key.items():
-        wrong = [
-            name
-            for name, weight in weights.items()
-            if not (_is_number(weight) and 0 <= weight <= LARGEST_WEIGHT)
-        ]
-        for name in wrong:
-            yield (
-                f"{key}.{name}",
-                f"a weight is a number from 0 to {LARGEST_WEIGHT:g}, not {weights[name]!r}",
-            )
-        total = 0 if wrong else math.fsum(weights.values())
-        if not total and not wrong:
-            yield key, "the weights of a mixture add up to 0: give a corpus a weight above 0"
-        for name in weights if total else ():
-            if 0 < weights[name] / total < SMALLEST_SHARE:
-                text = (
-                    f"below {SMALLEST_SHARE:g} of the sum no share can be kept exactly: use "
-                    "more, or 0"
-                )
-                yield f"{key}.{name}", text
+    if lengths and lengths[-1] is not None:
+        last = len(lengths) - 1
+        text = "the last stage of a mixture lasts to the end: remove `tokens`"
+        yield f"stages.{last}.tokens", text
+
+
+def _find_weight_problems(key: str, weights: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    wrong = [
+        name
+        for name, weight in weights.items()
+        if not (_is_number(weight) and 0 <= weight <= LARGEST_WEIGHT)
+    ]
+    for name in wrong:
+        text = f"a weight is a number from 0 to {LARGEST_WEIGHT:g}, not {weights[name]!r}"
+        yield f"{key}.{name}", text
+    if wrong:
+        return
+    total = math.fsum(weights.values())
+    if not total:
+        yield key, "the weights of a mixture add up to 0: give a corpus a weight above 0"
+        return
+    for name, weight in weights.items():
+        if 0 < weight / total < SMALLEST_SHARE:
+            text = f"below {SMALLEST_SHARE:g} of the sum no share can be kept exactly"
+            yield f"{key}.{name}", f"{text}: use more, or 0"
+
+
+def _find_repetition_problems(named: NamedMixture) -> Iterator[tuple[str, str]]:
     limits = named.maximum_repetitions
-    by_key = (
-        {f".{name}": limit for name, limit in limits.items()}
-        if isinstance(limits, dict)
-        else {"": limits}
-    )
-    for key, limit in by_key.items():
-        if key and key[1:] not in named.names:
-            yield f"maximum_repetitions{key}", "the mixture has no such corpus"
+    if not isinstance(limits, dict):
+        limits = {"": limits}
+    for name, limit in limits.items():
+        key = f"maximum_repetitions.{name}" if name else "maximum_repetitions"
+        if name and name not in named.names:
+            yield key, "the mixture has no such corpus"
         elif limit is not None and not (_is_number(limit) and 0 < limit <= LARGEST_WEIGHT):
-            yield (
-                f"maximum_repetitions{key}",
-                f"a number of passes is above 0 (null: no limit), not {limit!r}",
-            )
+            yield key, f"a number of passes is above 0 (null: no limit), not {limit!r}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

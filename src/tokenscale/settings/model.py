@@ -44,66 +44,106 @@ class ModelSettings:
     """
 
     name: str = option(
-        "custom", "label, such as the name of a preset", science=False, pattern=NAME_PATTERN
+        "custom",
+        description="label, such as the name of a preset",
+        science=False,
+        pattern=NAME_PATTERN,
     )
-    dimension: int = option(64, "width of the residual stream", ge=8, le=MOST)
-    layers: int = option(2, "number of blocks", ge=1, le=1 << 16)
-    heads: int = option(4, "query heads per layer", ge=1, le=MOST)
+    dimension: int = option(
+        64,
+        description="width of the residual stream",
+        ge=8,
+        le=MOST,
+    )
+    layers: int = option(
+        2,
+        description="number of blocks",
+        ge=1,
+        le=1 << 16,
+    )
+    heads: int = option(
+        4,
+        description="query heads per layer",
+        ge=1,
+        le=MOST,
+    )
     key_value_heads: int = option(
-        2, "key and value heads per layer; a divisor of `heads`", ge=1, le=MOST
+        2,
+        description="key and value heads per layer; a divisor of `heads`",
+        ge=1,
+        le=MOST,
     )
     head_dim: int | None = option(
-        None, "width of one head; by default dimension / heads", ge=1, le=MOST
+        None,
+        description="width of one head; by default dimension / heads",
+        ge=1,
+        le=MOST,
     )
-    hidden: int = option(192, "width of the feed-forward layer", ge=1, le=MOST)
+    hidden: int = option(
+        192,
+        description="width of the feed-forward layer",
+        ge=1,
+        le=MOST,
+    )
     vocabulary_size: int | None = option(
-        None, "embedding rows; else the tokenizer's", ge=2, le=LARGEST_VOCABULARY
+        None,
+        description="embedding rows; else the tokenizer's",
+        ge=2,
+        le=LARGEST_VOCABULARY,
     )
     tied_embeddings: bool = option(
-        False, "share one matrix between the input embedding and the output head"
+        False, description="share one matrix between the input embedding and the output head"
     )
-    rope_theta: float = option(500_000.0, "base of the rotary frequencies", gt=0)
+    rope_theta: float = option(500_000.0, description="base of the rotary frequencies", gt=0)
     norm_epsilon: float = option(
-        1e-5, "added to the mean square (RMSNorm) or the variance (LayerNorm)", gt=0
+        1e-5, description="added to the mean square (RMSNorm) or the variance (LayerNorm)", gt=0
     )
     initial_deviation: float = option(
-        0.02, "standard deviation of the initial weights (GPT-2's)", gt=0
+        0.02, description="standard deviation of the initial weights (GPT-2's)", gt=0
     )
     norm: Literal["rms", "layer"] = option(
-        "rms", "rms: RMSNorm; layer: LayerNorm (with a bias if `biases`)"
+        "rms", description="rms: RMSNorm; layer: LayerNorm (with a bias if `biases`)"
     )
     positions: Literal["rotary", "learned"] = option(
-        "rotary", "rotary embedding, or learned vectors"
+        "rotary", description="rotary embedding, or learned vectors"
     )
     maximum_positions: int | None = option(
-        None, "positions learned: their number; else sequence_length", ge=1, le=MOST
+        None,
+        description="positions learned: their number; else sequence_length",
+        ge=1,
+        le=MOST,
     )
     activation: Literal["swiglu", "gelu"] = option(
-        "swiglu", "swiglu: gated feed-forward; gelu: GELU (tanh form)"
+        "swiglu", description="swiglu: gated feed-forward; gelu: GELU (tanh form)"
     )
-    biases: bool = option(False, "use biases in the linear layers and in LayerNorm")
+    biases: bool = option(False, description="use biases in the linear layers and in LayerNorm")
     attention_biases: Literal["all", "inputs"] | None = option(
         None,
-        (
+        description=(
             "biases in attention alone; all: its four linear layers; inputs: query, key and value "
             "(Qwen2's)"
         ),
     )
     query_key_norm: bool = option(
-        False, "RMSNorm of each query and key head before the rotation (Qwen3's)"
+        False, description="RMSNorm of each query and key head before the rotation (Qwen3's)"
     )
     dropout: float = option(
-        0.0, "dropout of embeddings, attention weights and the output of each sublayer", ge=0, lt=1
+        0.0,
+        description="dropout of embeddings, attention weights and the output of each sublayer",
+        ge=0,
+        lt=1,
     )
     rope_scaling: Literal["none", "llama3"] = option(
-        "none", "llama3: scaled rotary frequencies of Llama 3.1 and 3.2"
+        "none", description="llama3: scaled rotary frequencies of Llama 3.1 and 3.2"
     )
     rope_factor: float = option(
-        32.0, "rope_scaling llama3: divisor of the lowest frequencies; 8 in Llama 3.1", ge=1
+        32.0,
+        description="rope_scaling llama3: divisor of the lowest frequencies; 8 in Llama 3.1",
+        ge=1,
     )
     transformers: str | None = option(
         None,
-        "model type of the library `transformers` (distilbert, bert, qwen2, …), built with its "
+        description="model type of the library `transformers` (distilbert, bert, qwen2, …), built with its "
         "own configuration class "
         "from dimension, layers, heads, key_value_heads, hidden and vocabulary_size; null: this "
         "project's decoder",
@@ -139,6 +179,11 @@ class ModelSettings:
             yield "attention_biases", "biases: true covers attention: remove one of the two"
         if self.heads % self.key_value_heads:
             yield "key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"
+        yield from self._position_problems()
+        if self.transformers is not None:
+            yield from self._library_problems()
+
+    def _position_problems(self) -> Iterator[tuple[str, str]]:
         rotary = self.positions == "rotary"
         if self.transformers is None and rotary and self.maximum_positions is not None:
             yield "maximum_positions", "applies to positions: learned only"
@@ -146,20 +191,13 @@ class ModelSettings:
             yield "rope_scaling", "applies to positions: rotary only"
         if self.rope_scaling == "none" and self.rope_factor != type(self).rope_factor:
             yield "rope_factor", "applies to rope_scaling: llama3 only"
-        if self.transformers is not None:
-            own = next(
-                (
-                    f.name
-                    for f in fields(self)
-                    if f.name in OWN and getattr(self, f.name) != f.default
-                ),
-                None,
-            )
-            if own is not None:
-                yield (
-                    own,
-                    f"a model of transformers ({self.transformers}) defines it itself: remove it",
-                )
+
+    def _library_problems(self) -> Iterator[tuple[str, str]]:
+        for field in fields(self):
+            if field.name in OWN and getattr(self, field.name) != field.default:
+                text = f"a model of transformers ({self.transformers}) defines it itself"
+                yield field.name, f"{text}: remove it"
+                return
 
     def with_positions(self, sequence_length: int) -> "ModelSettings":
         """Return the model with `maximum_positions` set to the sequence length, if it is needed and

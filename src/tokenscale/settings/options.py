@@ -43,10 +43,8 @@ REMOVED = {
 #: pydantic's error types for an unknown key
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 #: pydantic's name of a bound → its sign; beginning of its error types → what a text should be
-SIGNS, EXPECTED = (
-    {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"},
-    {"int": "an integer", "float": "a number"},
-)
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+EXPECTED = {"int": "an integer", "float": "a number"}
 #: number of further errors that a message lists
 MAX_LISTED = 20
 #: functions that return where a key belongs that is unknown where it stands (see
@@ -55,7 +53,7 @@ HOMES: list[Callable[[str], list[str]]] = []
 
 
 def option(
-    default: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
     description: str = "",
     *,
     science: bool = True,
@@ -75,7 +73,7 @@ def option(
 class _Size:
     """Rule for the integers of a list, which bounds of its field do not reach: 0 to `MOST`."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
         return {**handler(source), "strict": True, "ge": 0, "le": MOST}
 
 
@@ -85,7 +83,7 @@ class _Rule:
     def __init__(self, read: Callable[[Any], Any]):
         self._read = read
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
         function = {"type": "no-info", "function": self._read}
         return {"type": "function-before", "function": function, "schema": handler(source)}
 
@@ -98,19 +96,19 @@ class SynonymRule:
     def __init__(self, synonyms: Mapping[str, str]):
         self._synonyms = synonyms
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        def read(value: Any) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
+        def read(value: object) -> Any:
             return self._synonyms.get(value, value) if isinstance(value, str) else value
 
         return _Rule(read).__get_pydantic_core_schema__(source, handler)
 
 
-def _read_boolean(value: Any) -> Any:
+def _read_boolean(value: object) -> Any:
     """Return the boolean that a text names: Snakemake passes `--config key=true` as text."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
-def _refuse_boolean(value: Any) -> Any:
+def _refuse_boolean(value: object) -> Any:
     """Return the value unless it is a boolean, which Python reads as the number 1 or 0."""
     if isinstance(value, bool):
         raise ValueError("a number")
@@ -122,7 +120,7 @@ class PathRule:
     list.
     """
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
         function = {"type": "no-info", "function": _expand}
         return {"type": "function-after", "function": function, "schema": handler(source)}
 
@@ -210,7 +208,7 @@ def _fields(cls: type) -> tuple[tuple[str, Any, bool, bool], ...]:
     )
 
 
-def _to_plain(value: Any, science_only: bool) -> Any:
+def _to_plain(value: object, science_only: bool) -> Any:
     if isinstance(value, (tuple, list)):
         return [_to_plain(v, science_only) for v in value]
     return to_dict(value, science_only=science_only) if dataclasses.is_dataclass(value) else value
@@ -228,7 +226,13 @@ def type_adapter(hint: Any) -> "pydantic.TypeAdapter":
 
 
 def decode(
-    hint: Any, values: Any, form: str = "python", *, key: str = "", label: str = "key", **where: Any
+    hint: object,
+    values: object,
+    form: str = "python",
+    *,
+    key: str = "",
+    label: str = "key",
+    **where: Any,
 ) -> Any:
     """Return values of a form (`python`, `json`: text, `strings`: each value as text) as settings.
 
@@ -248,7 +252,7 @@ def decode(
 
 def from_json(cls: type[T], text: str) -> T:
     """Return a settings object from JSON. Raises UserError for other text and invalid values."""
-    return decode(cls, text, "json")
+    return decode(cls, values=text, form="json")
 
 
 def as_list(function: Callable[..., Iterator[T]]) -> Callable[..., list[T]]:
@@ -299,7 +303,8 @@ def combine(
     that sets it.
     """
     lines: list[str] = []
-    source, first = where.pop("file", None), found[0][2]
+    source = where.pop("file", None)
+    first = found[0][2]
     for key, what, facts in found:
         file = facts.setdefault("file", source(key) if callable(source) else source)
         line = facts.get("reason") or what.removeprefix(f"{key} ").rstrip(".")
@@ -312,7 +317,9 @@ def combine(
         lines.append(": ".join(filter(None, [file if file != first["file"] else "", key, line])))
         lines += facts.get("also", "").splitlines()
     own, *lines = dict.fromkeys(lines)
-    lines[MAX_LISTED:] = [f"{len(lines) - MAX_LISTED} more errors"] * (len(lines) > MAX_LISTED)
+    lines[MAX_LISTED:] = (
+        [f"{len(lines) - MAX_LISTED} more errors"] if len(lines) > MAX_LISTED else []
+    )
     key, what, facts = found[0]
     shown = {
         "file": facts.pop("file"),
@@ -326,7 +333,9 @@ def combine(
 
 def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]:
     """Return (key, what is wrong, facts) of one of pydantic's errors."""
-    where, value, context = join_key(key, *entry["loc"]), entry["input"], entry.get("ctx", {})
+    where = join_key(key, *entry["loc"])
+    value = entry["input"]
+    context = entry.get("ctx", {})
     if entry["type"] == "json_invalid":
         facts = {"found": str(value)[:200], "reason": context["error"]}
         return (
@@ -335,53 +344,63 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
             facts | {"next": "use text that this project has written"},
         )
     if entry["type"] in UNKNOWN_KEY:
-        word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
-        homes = [home for find in HOMES for home in find(word)]
-        # a key that belongs elsewhere is not taken for one that is only similar
-        near = find_nearest(word, fields, 0.8 if homes else 0.6)
-        hints = [f"did you mean {near!r}?"] * bool(near) + [
-            f"write it as {' or '.join(homes)}"
-        ] * bool(homes)
-        next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
-        return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
+        return where, *_describe_unknown_key(cls, location=entry["loc"])
     if entry["type"] in ("missing", "missing_argument"):
         return where, "a key is missing.", {"next": "add it"}
     expected = context.get("expected", "").replace("'", "")
-    if expected and isinstance(value, str) and value in REMOVED:
-        return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
-    near = (
-        find_nearest(value, expected.replace(" or ", ", ").split(", "))
-        if isinstance(value, str)
-        else None
-    )
-    message = entry["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    message = message.removeprefix("String should have ")
-    message = (
-        "".join(f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context)
-        or message
-    )
-    message = (
-        EXPECTED.get(entry["type"].partition("_")[0], message)
-        if "parsing" in entry["type"]
-        else message
-    )
-    message = "true or false" if entry["type"].startswith("bool") else message
-    message = message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
-    message = NAME_RULE if context.get("pattern") == NAME_PATTERN else message
-    shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}…"
-    next = f"did you mean {near!r}?" if near else "use an expected value"
-    return (
-        where,
-        f"{where or 'the settings'} cannot be {shown}.",
-        {"expected": expected or message, "next": next},
-    )
+    near = None
+    if isinstance(value, str):
+        if expected and value in REMOVED:
+            return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
+        near = find_nearest(value, words=expected.replace(" or ", ", ").split(", "))
+    shown = repr(value)
+    if len(shown) > 200:
+        shown = f"{shown[:200]}…"
+    facts = {
+        "expected": expected or _describe_expected(entry["type"], entry["msg"], context=context),
+        "next": f"did you mean {near!r}?" if near else "use an expected value",
+    }
+    return where, f"{where or 'the settings'} cannot be {shown}.", facts
+
+
+def _describe_unknown_key(cls: object, location: tuple) -> tuple[str, dict[str, Any]]:
+    """Return (what is wrong, facts) of a key that a class lacks."""
+    word = str(location[-1])
+    fields = _list_fields(cls, location=location[:-1])
+    homes = [home for find in HOMES for home in find(word)]
+    # a key that belongs elsewhere is not taken for one that is only similar
+    near = find_nearest(word, words=fields, cutoff=0.8 if homes else 0.6)
+    hints = []
+    if near:
+        hints.append(f"did you mean {near!r}?")
+    if homes:
+        hints.append(f"write it as {' or '.join(homes)}")
+    next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
+    return f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
+
+
+def _describe_expected(kind: str, message: str, context: dict[str, Any]) -> str:
+    """Return what a value must be, from pydantic's kind of error, its message and its context."""
+    if context.get("pattern") == NAME_PATTERN:
+        return NAME_RULE
+    if kind.startswith("bool"):
+        return "true or false"
+    family = kind.partition("_")[0]
+    if "parsing" in kind and family in EXPECTED:
+        return EXPECTED[family]
+    bounds = [f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context]
+    if bounds:
+        return "".join(bounds)
+    for prefix in ("Input should be ", "Value error, ", "String should have "):
+        message = message.removeprefix(prefix)
+    return message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
 
 
 def join_key(*parts: Any) -> str:
     return ".".join(str(part) for part in parts if str(part))
 
 
-def _list_fields(cls: Any, location: tuple) -> list[str]:
+def _list_fields(cls: object, location: tuple) -> list[str]:
     """Return the names of the fields of the class at a location below `cls`."""
     for part in location:
         if (origin := typing.get_origin(cls)) in (dict, tuple):

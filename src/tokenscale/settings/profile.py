@@ -36,9 +36,11 @@ def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
     return functools.reduce(merge_settings, [*read, parse_config(file, values)])
 
 
-def list_texts(value: Any) -> list[str]:
+def list_texts(value: object) -> list[str]:
     """Return the texts of an option of a profile, which may be one value or a list."""
-    return [str(one) for one in (value if isinstance(value, list) else [value] if value else [])]
+    if not value:
+        return []
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
 
 
 def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
     return (
         dict(config)
         if isinstance(config, Mapping)
-        else dict(parse_pair(t, str(file)) for t in list_texts(config))
+        else dict(parse_pair(t, file=str(file)) for t in list_texts(config))
     )
 
 
@@ -63,7 +65,7 @@ def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, 
     available = sorted({path.parent.name for path in Path(root).glob("profiles/*/*.yaml")})
     expected = f"config.yaml in {Path(root) / profile} or {Path(root) / 'profiles' / profile}"
     facts = {"expected": expected, "found": ", ".join(available) or "no profile"}
-    near = find_nearest(profile, available)
+    near = find_nearest(profile, words=available)
     following = f"did you mean {near}?" if near else "use a profile's name or folder"
     raise UserError("there is no such profile.", profile=profile, **facts, next=following)
 
@@ -72,13 +74,14 @@ def _load_known(profile: str | None, root: Path | str = ".") -> tuple[Path | str
     """Return a profile's file and its values; empty without a profile, and for one that Snakemake
     finds elsewhere.
     """
-    folders = [Path(root) / profile, Path(root) / "profiles" / profile] if profile else []
+    if not profile:
+        return "", {}
     patterns = [pattern for name in BASENAMES for pattern in (f"{name}.v*+.yaml", f"{name}.yaml")]
-    files = (
-        path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))
-    )
-    file = next(files, None)
-    return (file, read_yaml(file)) if file else ("", {})
+    for folder in (Path(root) / profile, Path(root) / "profiles" / profile):
+        for pattern in patterns:
+            for file in sorted(folder.glob(pattern)):
+                return file, read_yaml(file)
+    return "", {}
 
 
 def parse_pair(text: str, file: str = "--config") -> tuple[str, Any]:
@@ -176,7 +179,7 @@ class Call:
         # lists come first: an option behind them lets targets follow
         return (
             files
-            + ["--config", *values] * bool(values)
+            + (["--config", *values] if values else [])
             + (["--profile", self.profile] if self.profile else [])
         )
 
@@ -205,7 +208,8 @@ def parse_call(
 
     The profile is stored in `environment` for the jobs, which are started without it.
     """
-    here, profile = Path.cwd(), find_profile(argv, environment)
+    here = Path.cwd()
+    profile = find_profile(argv, environment)
     if profile:
         environment[PROFILE_VARIABLE] = profile
     # Snakemake appends the workflow's own file to what the command line names
@@ -213,4 +217,4 @@ def parse_call(
     files = tuple(
         str(path.relative_to(here) if path.is_relative_to(here) else path) for path in named
     )
-    return Call(files, dict(config), profile)
+    return Call(configfiles=files, config=dict(config), profile=profile)

@@ -83,20 +83,37 @@ SOURCES = {
     "docstrings": SourceSpec(
         "docstrings of installed packages, one per document", options=("packages",)
     ),
-    "files": SourceSpec("Parquet, JSONL, TSV or text files", ("files",), _READ, splittable=True),
+    "files": SourceSpec(
+        description="Parquet, JSONL, TSV or text files",
+        needs=("files",),
+        options=_READ,
+        splittable=True,
+    ),
     "url": SourceSpec(
-        "such files from the web", ("files",), _FETCHED, downloaded=True, splittable=True
+        description="such files from the web",
+        needs=("files",),
+        options=_FETCHED,
+        downloaded=True,
+        splittable=True,
     ),
     "bucket": SourceSpec(
-        "such files from an S3 bucket", ("files",), _FETCHED, downloaded=True, splittable=True
+        description="such files from an S3 bucket",
+        needs=("files",),
+        options=_FETCHED,
+        downloaded=True,
+        splittable=True,
     ),
     "hub": SourceSpec(
-        "files of a Hugging Face dataset", ("repository", "revision", "files"), _FETCHED, True, True
+        description="files of a Hugging Face dataset",
+        needs=("repository", "revision", "files"),
+        options=_FETCHED,
+        downloaded=True,
+        splittable=True,
     ),
     "stream": SourceSpec(
-        "documents of a Hugging Face dataset, streamed",
-        ("repository",),
-        (
+        description="documents of a Hugging Face dataset, streamed",
+        needs=("repository",),
+        options=(
             "revision",
             "subset",
             "split",
@@ -106,39 +123,41 @@ SOURCES = {
             "published_documents",
         ),
     ),
-    "dummy": SourceSpec("random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")),
+    "dummy": SourceSpec(
+        description="random numbers",
+        needs=("documents",),
+        options=("vocabulary_size", "lengths", "seed"),
+    ),
 }
 #: tokenizer kind → its options and engines
 TOKENIZERS = {
     "tekken": TokenizerSpec(engines=("gigatoken", "tiktoken", "tokenizers", "mistral-common")),
     "huggingface": TokenizerSpec(
-        ("source",), ("revision", "bos", "eos"), ("gigatoken", "tokenizers")
+        needs=("source",), options=("revision", "bos", "eos"), engines=("gigatoken", "tokenizers")
     ),
     "bpe": TokenizerSpec(("corpus", "vocabulary_size"), engines=("gigatoken", "tokenizers")),
     "numbers": TokenizerSpec(("vocabulary_size",)),
 }
-#: module that loads tokenizers, by name, so that trainings that read stores do not have it as code
-TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
 #: store format → its reader, its writer and its options (`data/stores/manifest.py` resolves them)
 FORMATS = {
     "padded": Format(
-        "tokenscale.data.stores.parquet:PaddedStore",
-        "tokenscale.data.stores.write_parquet:write_padded",
-        ("split", "sequence_length", "eos", *_PARQUET),
+        reader="tokenscale.data.stores.parquet:PaddedStore",
+        writer="tokenscale.data.stores.write_parquet:write_padded",
+        options=("split", "sequence_length", "eos", *_PARQUET),
         splittable=True,
     ),
     "token-list": Format(
-        "tokenscale.data.stores.parquet:TokenListStore",
-        "tokenscale.data.stores.write_parquet:write_token_list",
-        ("split", "eos", *_PARQUET),
+        reader="tokenscale.data.stores.parquet:TokenListStore",
+        writer="tokenscale.data.stores.write_parquet:write_token_list",
+        options=("split", "eos", *_PARQUET),
         streamed=True,
         splittable=True,
     ),
     "packed": Format(
-        "tokenscale.data.stores.packed:PackedStore",
-        "tokenscale.data.stores.write_packed:write_packed",
-        ("split", "sequence_length", "eos", "packing"),
+        reader="tokenscale.data.stores.packed:PackedStore",
+        writer="tokenscale.data.stores.write_packed:write_packed",
+        options=("split", "sequence_length", "eos", "packing"),
         splittable=True,
     ),
 }

@@ -44,18 +44,31 @@ def reads_parquet(approach: str) -> bool:
 class OptimizerSettings:
     """AdamW. Weight decay applies to matrices only, not to norms."""
 
-    learning_rate: float = option(3e-4, "peak learning rate", gt=0)
-    beta1: float = option(0.9, "decay of the first moment", ge=0, lt=1)
-    beta2: float = option(0.95, "decay of the second moment", ge=0, lt=1)
-    epsilon: float = option(1e-8, "added to the root of the second moment", gt=0)
-    weight_decay: float = option(0.1, "decoupled weight decay", ge=0)
-    clip_norm: float | None = option(1.0, "largest global gradient norm; null: no clipping", gt=0)
+    learning_rate: float = option(3e-4, description="peak learning rate", gt=0)
+    beta1: float = option(
+        0.9,
+        description="decay of the first moment",
+        ge=0,
+        lt=1,
+    )
+    beta2: float = option(
+        0.95,
+        description="decay of the second moment",
+        ge=0,
+        lt=1,
+    )
+    epsilon: float = option(1e-8, description="added to the root of the second moment", gt=0)
+    weight_decay: float = option(0.1, description="decoupled weight decay", ge=0)
+    clip_norm: float | None = option(
+        1.0, description="largest global gradient norm; null: no clipping", gt=0
+    )
     moments: Literal["weights", "fp32"] = option(
         "weights",
-        "number format: that of the weights, or fp32 over weights in bf16 (precision bf16-true)",
+        description="number format: that of the weights, or fp32 over weights in bf16 (precision bf16-true)",
     )
     fused: bool = option(
-        True, "update all weights in one kernel, which also clips and unscales the gradients"
+        True,
+        description="update all weights in one kernel, which also clips and unscales the gradients",
     )
 
 
@@ -63,29 +76,50 @@ class OptimizerSettings:
 class ScheduleSettings:
     """Learning rate by step: linear warm-up, then decay to a floor."""
 
-    shape: Literal["constant", "linear", "cosine"] = option("cosine", "decay after the warm-up")
-    warmup_steps: int = option(
-        10, "steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0
+    shape: Literal["constant", "linear", "cosine"] = option(
+        "cosine", description="decay after the warm-up"
     )
-    floor: float = option(0.1, "final learning rate as a share of the peak", ge=0, le=1)
+    warmup_steps: int = option(
+        10, description="steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0
+    )
+    floor: float = option(
+        0.1,
+        description="final learning rate as a share of the peak",
+        ge=0,
+        le=1,
+    )
 
 
 @settings_class
 class BudgetSettings:
     """Length of a run: `steps`, or one of the other budgets instead."""
 
-    steps: int = option(100, "optimizer steps; used when no other budget is set", ge=1, le=10**12)
+    steps: int = option(
+        100,
+        description="optimizer steps; used when no other budget is set",
+        ge=1,
+        le=10**12,
+    )
     epochs: float | None = option(
-        None, "passes over the training data, rounded up to whole steps", gt=0, le=10**9
+        None,
+        description="passes over the training data, rounded up to whole steps",
+        gt=0,
+        le=10**9,
     )
     useful_tokens: int | None = option(
-        None, "target tokens that count in the loss, all ranks; rounded up to steps", ge=1
+        None,
+        description="target tokens that count in the loss, all ranks; rounded up to steps",
+        ge=1,
     )
     flops: float | None = option(
-        None, "training FLOPs (convention `full`, with padding), rounded up to steps", gt=0
+        None,
+        description="training FLOPs (convention `full`, with padding), rounded up to steps",
+        gt=0,
     )
     wall_s: float | None = option(
-        None, "seconds of training steps; the first step that begins later is the last", gt=0
+        None,
+        description="seconds of training steps; the first step that begins later is the last",
+        gt=0,
     )
 
     @property
@@ -103,18 +137,30 @@ class ValidationSettings:
     approach.
     """
 
-    rows: int = option(64, "sequences in the slice; 0: no validation", ge=0, le=MOST)
-    every: int = option(0, "steps between validations; 0: only at the start and the end", ge=0)
-    each_epoch: bool = option(False, "also validate after the last step of each epoch")
-    at_start: bool = option(True, "validate before the first step")
-    at_end: bool = option(True, "validate after the last step")
+    rows: int = option(
+        64,
+        description="sequences in the slice; 0: no validation",
+        ge=0,
+        le=MOST,
+    )
+    every: int = option(
+        0, description="steps between validations; 0: only at the start and the end", ge=0
+    )
+    each_epoch: bool = option(False, description="also validate after the last step of each epoch")
+    at_start: bool = option(True, description="validate before the first step")
+    at_end: bool = option(True, description="validate after the last step")
     accuracy: bool = option(
-        False, "also measure accuracy: the share of targets with the largest logit"
+        False, description="also measure accuracy: the share of targets with the largest logit"
     )
     bleu: int = option(
-        0, "validation pairs to translate at the end, for BLEU; 0: none", ge=0, le=MOST
+        0,
+        description="validation pairs to translate at the end, for BLEU; 0: none",
+        ge=0,
+        le=MOST,
     )
-    bleu_each_epoch: bool = option(False, "also translate them after the last step of each epoch")
+    bleu_each_epoch: bool = option(
+        False, description="also translate them after the last step of each epoch"
+    )
 
 
 @settings_class
@@ -122,20 +168,29 @@ class CheckpointSettings:
     """Weights and resume states that a run writes to `results/runs/<run id>/checkpoints/`."""
 
     every: int = option(
-        0, "steps between resume states; 0: none, and an interrupted run starts over", ge=0
+        0,
+        description="steps between resume states; 0: none, and an interrupted run starts over",
+        ge=0,
     )
-    each_epoch: bool = option(False, "write a resume state after the last step of each epoch")
+    each_epoch: bool = option(
+        False, description="write a resume state after the last step of each epoch"
+    )
     at_start: bool = option(
-        False, "write a resume state before the first step: the seed checkpoint for other layouts"
+        False,
+        description="write a resume state before the first step: the seed checkpoint for other layouts",
     )
-    keep_last: int = option(1, "newest resume states to keep", ge=1)
+    keep_last: int = option(1, description="newest resume states to keep", ge=1)
     keep_resume_state: bool = option(
-        False, "keep resume states after the run has ended, and write one at its end"
+        False, description="keep resume states after the run has ended, and write one at its end"
     )
-    final: bool = option(False, "write the final weights, for `evaluate`, `generate` and `export`")
-    best: bool = option(False, "keep the weights with the lowest validation loss so far")
+    final: bool = option(
+        False, description="write the final weights, for `evaluate`, `generate` and `export`"
+    )
+    best: bool = option(
+        False, description="keep the weights with the lowest validation loss so far"
+    )
     asynchronous: bool = option(
-        True, "write a copy in a background thread while training continues"
+        True, description="write a copy in a background thread while training continues"
     )
 
 
@@ -147,7 +202,10 @@ class MaskingSettings:
     """
 
     share: float = option(
-        0.15, "share of useful tokens to predict: 80 % masked, 10 % random, 10 % as is", gt=0, le=1
+        0.15,
+        description="share of useful tokens to predict: 80 % masked, 10 % random, 10 % as is",
+        gt=0,
+        le=1,
     )
 
 
@@ -155,8 +213,8 @@ class MaskingSettings:
 class ProfileSettings:
     """Trace of torch.profiler for each rank, in `attempt=NN/rank=NNNNN/trace.json.gz`."""
 
-    first: int = option(10, "first step of the trace", ge=0)
-    steps: int = option(0, "steps in the trace; 0: no trace", ge=0)
+    first: int = option(10, description="first step of the trace", ge=0)
+    steps: int = option(0, description="steps in the trace; 0: no trace", ge=0)
 
 
 #: other words for the device `auto`, which is what ids and records hold
@@ -168,116 +226,134 @@ class RunSettings:
     """Scientific settings of one run. Where and how it is started is not part of them."""
 
     corpus: CorpusSettings = option(
-        CorpusSettings, "text to train on: a corpus or a mixture of config.yaml"
+        CorpusSettings, description="text to train on: a corpus or a mixture of config.yaml"
     )
-    tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
-    model: ModelSettings = option(ModelSettings, "shape of the model")
+    tokenizer: TokenizerSettings = option(TokenizerSettings, description="tokenizer of the text")
+    model: ModelSettings = option(ModelSettings, description="shape of the model")
     approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
-        "packed", "data-loading strategy: how documents become sequences"
+        "packed", description="data-loading strategy: how documents become sequences"
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
-        "library that tokenizes during training, without effect if tokens are read; auto: the "
+        description="library that tokenizes during training, without effect if tokens are read; auto: the "
         "fastest installed one "
         "with exact ids; tokenizers: the one of the source studies",
     )
-    sequence_length: int = option(1024, "tokens per sequence", ge=8, le=MOST)
-    eos: bool = option(
-        False, "end each document with EOS; every document begins with BOS in any case"
+    sequence_length: int = option(
+        1024,
+        description="tokens per sequence",
+        ge=8,
+        le=MOST,
     )
-    storage: StorageSettings = option(StorageSettings, "storage options of the Parquet formats")
+    eos: bool = option(
+        False, description="end each document with EOS; every document begins with BOS in any case"
+    )
+    storage: StorageSettings = option(
+        StorageSettings, description="storage options of the Parquet formats"
+    )
     packing: Literal["best-fit", "concatenate"] = option(
         "best-fit",
-        "approach packed. best-fit: fill sequences, cut only documents that are longer than one; "
+        description="approach packed. best-fit: fill sequences, cut only documents that are longer than one; "
         "concatenate: cut "
         "wherever a sequence ends",
     )
     arm: str = option(
-        OURS, "trainer: tokenscale, or a folder in workflow/arms", pattern=NAME_PATTERN
+        OURS, description="trainer: tokenscale, or a folder in arms/", pattern=NAME_PATTERN
     )
     global_batch: int = option(
-        8, "global batch size: sequences per optimizer step, over all ranks", ge=1, le=MOST
+        8,
+        description="global batch size: sequences per optimizer step, over all ranks",
+        ge=1,
+        le=MOST,
     )
     micro_batch: int = option(
-        8, "largest number of sequences per forward pass of one rank", ge=1, le=MOST
+        8,
+        description="largest number of sequences per forward pass of one rank",
+        ge=1,
+        le=MOST,
     )
     prefetch: bool | None = option(
-        None, "read one batch ahead in a thread; by default on GPUs only"
+        None, description="read one batch ahead in a thread; by default on GPUs only"
     )
-    layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
+    layout: LayoutSettings = option(LayoutSettings, description="parallel degrees")
     device: Literal["auto", "cpu"] = option(
         "auto",
-        "auto (or cuda, gpu): one GPU per rank if there are GPUs; cpu: never a GPU",
+        description="auto (or cuda, gpu): one GPU per rank if there are GPUs; cpu: never a GPU",
         synonyms=GPU,
     )
     precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = option(
         "fp32",
-        "bf16: autocast with fp32 weights; fp16: the same with loss scaling; bf16-true: weights, "
+        description="bf16: autocast with fp32 weights; fp16: the same with loss scaling; bf16-true: weights, "
         "gradients and "
         "optimizer moments in bf16, as in the source studies",
     )
     float8: bool = option(
-        False, "float8 matrix products in the blocks (Hopper GPUs or later, needs torchao)"
+        False,
+        description="float8 matrix products in the blocks (Hopper GPUs or later, needs torchao)",
     )
     objective: Literal[*OBJECTIVES] = option(  # type: ignore[valid-type]
-        "causal", "objective: predict the next token, or masked ones"
+        "causal", description="objective: predict the next token, or masked ones"
     )
     masking: MaskingSettings = option(
-        MaskingSettings, "objective masked: which tokens are predicted"
+        MaskingSettings, description="objective masked: which tokens are predicted"
     )
     labels: Literal["all", "target", "stream"] = option(
         "all",
-        "tokens that are predicted. all: those of documents, but not their first; target: of a "
+        description="tokens that are predicted. all: those of documents, but not their first; target: of a "
         "translation pair only "
         "the target, which follows the first EOS; stream: first tokens too, as trainers do that "
         "read one stream of "
         "tokens (packing concatenate)",
     )
     document_mask: bool = option(
-        False, "restrict attention to tokens of the same document; approach packed only"
+        False, description="restrict attention to tokens of the same document; approach packed only"
     )
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
         "auto",
-        (
+        description=(
             "attention kernel; auto: the fastest that device and mask allow. The run's records "
             "name "
             "the kernel used"
         ),
     )
-    loss_chunk: int = option(0, "positions whose logits are computed at once; 0: all", ge=0)
+    loss_chunk: int = option(
+        0, description="positions whose logits are computed at once; 0: all", ge=0
+    )
     activation_checkpointing: Literal["none", "block", "selective"] = option(
         "none",
-        "activations recomputed in the backward pass. block: whole blocks; selective: all but "
+        description="activations recomputed in the backward pass. block: whole blocks; selective: all but "
         "matrix products and "
         "attention",
     )
-    compile: bool = option(False, "apply torch.compile to each block and to the loss")
-    optimizer: OptimizerSettings = option(OptimizerSettings, "AdamW")
-    schedule: ScheduleSettings = option(ScheduleSettings, "learning rate by step")
-    budget: BudgetSettings = option(BudgetSettings, "length of the run")
-    validation: ValidationSettings = option(ValidationSettings, "held-out validation")
+    compile: bool = option(False, description="apply torch.compile to each block and to the loss")
+    optimizer: OptimizerSettings = option(OptimizerSettings, description="AdamW")
+    schedule: ScheduleSettings = option(ScheduleSettings, description="learning rate by step")
+    budget: BudgetSettings = option(BudgetSettings, description="length of the run")
+    validation: ValidationSettings = option(ValidationSettings, description="held-out validation")
     checkpoints: CheckpointSettings = option(
-        CheckpointSettings, "weights and resume states on disk"
+        CheckpointSettings, description="weights and resume states on disk"
     )
     resume_from: str | None = option(
         None,
-        "folder of another run's resume state to continue from; layout, budget and evaluation "
+        description="folder of another run's resume state to continue from; layout, budget and evaluation "
         "may differ. In an "
         "experiment's file also `run` and `step` of a run of the same experiment",
         path=True,
     )
     log_every: int = option(
-        10, "steps between readings of device counters; every step is logged in any case", ge=1
+        10,
+        description="steps between readings of device counters; every step is logged in any case",
+        ge=1,
     )
     garbage_every: int = option(
-        100, "steps between garbage collections; 0: Python's automatic collection", ge=0
+        100, description="steps between garbage collections; 0: Python's automatic collection", ge=0
     )
-    profile: ProfileSettings = option(ProfileSettings, "profiler trace of some steps")
+    profile: ProfileSettings = option(ProfileSettings, description="profiler trace of some steps")
     mixture: MixtureSettings | None = option(
-        None, "corpora and weights, if `corpus` is a mixture; filled in"
+        None, description="corpora and weights, if `corpus` is a mixture; filled in"
     )
-    seed: int = option(0, "seed of the initial weights and of the sample order", ge=0)
-    repeat: int = option(0, "number of the repeat; added to the seed", ge=0)
+    seed: int = option(0, description="seed of the initial weights and of the sample order", ge=0)
+    repeat: int = option(0, description="number of the repeat; added to the seed", ge=0)
 
     @property
     def effective_seed(self) -> int:
@@ -296,7 +372,11 @@ class RunSettings:
     @property
     def number_format(self) -> str:
         """Number format of most matrix products, as the table of peaks names it."""
-        return "fp8" if self.float8 else "bf16" if self.precision == "bf16-true" else self.precision
+        if self.float8:
+            return "fp8"
+        if self.precision == "bf16-true":
+            return "bf16"
+        return self.precision
 
     @property
     def identity(self) -> str:
@@ -373,88 +453,84 @@ class RunSettings:
         return self.store is None or self.validation.bleu > 0
 
     @as_list
-    def problems(self) -> Iterator[tuple[str, str]]:  # noqa: C901
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Violations of rules over several fields, as (field, what is wrong)."""
         yield from ((f"model.{f}", text) for f, text in self.model.problems())
         yield from ((f"tokenizer.{f}", text) for f, text in self.tokenizer.problems())
-        if (
-            self.model.maximum_positions is not None
-            and self.model.maximum_positions < self.sequence_length
-        ):
-            text = (
-                f"{self.model.maximum_positions} is less than sequence_length "
-                f"{self.sequence_length}"
-            )
+        yield from self._model_problems()
+        yield from ((f"layout.{f}", text) for f, text in self._layout_problems())
+        yield from self._budget_problems()
+        yield from self._document_mask_problems()
+        yield from self._label_problems()
+        yield from self._mixture_problems()
+        yield from ((f"validation.{f}", text) for f, text in self._translation_problems())
+        if self.checkpoints.best and self.validation.rows == 0:
+            yield "checkpoints.best", "needs a validation loss: set validation.rows"
+        yield from self._kernel_problems()
+        yield from self._store_problems()
+        if self.objective != "masked" and self.masking != MaskingSettings():
+            yield "masking", f"objective {self.objective} does not mask tokens"
+        if self.optimizer.moments != "weights" and self.precision != "bf16-true":
+            text = f"precision {self.precision} has fp32 weights, and moments like them"
+            yield "optimizer.moments", text
+        if self.arm != OURS:
+            yield from self._arm_problems()
+
+    def _model_problems(self) -> Iterator[tuple[str, str]]:
+        positions = self.model.maximum_positions
+        if positions is not None and positions < self.sequence_length:
+            text = f"{positions} is less than sequence_length {self.sequence_length}"
             yield "model.maximum_positions", text
         if self.model.transformers and self.attention not in ("auto", "sdpa"):
-            yield (
-                "attention",
-                f"models of transformers ({self.model.transformers}) use their own attention",
-            )
-        yield from [(f"layout.{field}", text) for field, text in self._layout_problems()]
-        if self.budget.kind == "steps" and self.schedule.warmup_steps > self.budget.steps:
-            text = f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"
+            text = f"models of transformers ({self.model.transformers}) use their own attention"
+            yield "attention", text
+
+    def _budget_problems(self) -> Iterator[tuple[str, str]]:
+        warmup = self.schedule.warmup_steps
+        if self.budget.kind == "steps" and warmup > self.budget.steps:
+            text = f"{warmup} is more than budget.steps = {self.budget.steps}"
             yield "schedule.warmup_steps", text
         budgets = [name for name in BUDGETS if getattr(self.budget, name) is not None]
         if len(budgets) > 1 or (budgets and self.budget.steps != BudgetSettings().steps):
             yield f"budget.{budgets[0]}", "a run has one budget: remove the others"
-        if self.document_mask and self.approach != "packed":
-            yield (
-                "document_mask",
-                f"approach {self.approach} does not record document boundaries; packed does",
-            )
-        if self.document_mask and self.model.transformers:
-            yield (
-                "document_mask",
-                f"models of transformers ({self.model.transformers}) do not support document_mask",
-            )
-        if self.labels == "target":
-            if BATCHES[self.approach].streams or self.packing == "concatenate":
-                cuts = (
-                    f"approach {self.approach}"
-                    if self.packing == "best-fit"
-                    else "packing concatenate"
-                )
-                yield (
-                    "labels",
-                    f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin",
-                )
-            if not self.eos:
-                yield "labels", "the target of a pair follows EOS: set eos: true"
-            if not OBJECTIVES[self.objective].causal:
-                yield "labels", f"objective {self.objective} chooses its own targets"
         if self.effective_seed > LARGEST:
             yield "seed", f"seed + repeat is {self.effective_seed}, more than {LARGEST}"
+
+    def _document_mask_problems(self) -> Iterator[tuple[str, str]]:
+        if not self.document_mask:
+            return
+        if self.approach != "packed":
+            text = f"approach {self.approach} does not record document boundaries; packed does"
+            yield "document_mask", text
+        if self.model.transformers:
+            text = (
+                f"models of transformers ({self.model.transformers}) do not support document_mask"
+            )
+            yield "document_mask", text
+
+    def _label_problems(self) -> Iterator[tuple[str, str]]:
+        if self.labels == "target":
+            yield from self._target_problems()
+        if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
+            yield "labels", "stream needs approach packed and packing concatenate"
         pairs = [corpus.name for corpus in self.corpora if corpus.source.pairs]
         if pairs and not self.eos:
             yield "eos", f"the two texts of a pair (corpus {pairs[0]}) end with EOS: set eos: true"
-        yield from self._mixture_problems()
-        yield from [(f"validation.{field}", text) for field, text in self._translation_problems()]
-        if self.checkpoints.best and self.validation.rows == 0:
-            yield "checkpoints.best", "needs a validation loss: set validation.rows"
-        if (
-            self.attention in ("flex", "varlen")
-            and not self.document_mask
-            and not self.model.transformers
-        ):
-            yield (
-                "attention",
-                f"{self.attention} is used only with document_mask: set it, or remove attention",
-            )
-        yield from self._kernel_problems()
-        if self.objective != "masked" and self.masking != MaskingSettings():
-            yield "masking", f"objective {self.objective} does not mask tokens"
+
+    def _target_problems(self) -> Iterator[tuple[str, str]]:
+        concatenates = self.packing == "concatenate"
+        if BATCHES[self.approach].streams or concatenates:
+            cuts = "packing concatenate" if concatenates else f"approach {self.approach}"
+            text = f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin"
+            yield "labels", text
+        if not self.eos:
+            yield "labels", "the target of a pair follows EOS: set eos: true"
+        if not OBJECTIVES[self.objective].causal:
+            yield "labels", f"objective {self.objective} chooses its own targets"
+
+    def _store_problems(self) -> Iterator[tuple[str, str]]:
         if not reads_parquet(self.approach) and self.storage != StorageSettings():
             yield "storage", f"approach {self.approach} does not read a Parquet store"
-        if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
-            yield "labels", "stream needs approach packed and packing concatenate"
-        if self.optimizer.moments != "weights" and self.precision != "bf16-true":
-            yield (
-                "optimizer.moments",
-                f"precision {self.precision} has fp32 weights, and moments like them",
-            )
-        if self.arm != OURS:
-            yield from self._arm_problems()
         if self.packing != "best-fit" and self.approach != "packed":
             yield "packing", f"approach {self.approach} does not pack documents"
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
@@ -465,27 +541,31 @@ class RunSettings:
         optimizer's values.
         """
         no = "not supported"
-        wrong = {
-            "labels": self.labels != "stream"
-            and "needs stream: other trainers cannot ignore labels",
-            "objective": self.objective != "causal" and no,
-            "budget": self.budget.kind != "steps" and no,
-            "validation.rows": self.validation.rows and "needs 0: only training is compared",
-            "model.transformers": self.model.transformers and no,
-            "model.dropout": self.model.dropout and "needs 0: random numbers differ",
-            "document_mask": self.document_mask and no,
-            "float8": self.float8 and no,
-            "precision": self.precision not in ("fp32", "bf16")
-            and f"needs fp32 or bf16, not {self.precision}",
-            "checkpoints": self.checkpoints != CheckpointSettings() and no,
-            "profile": self.profile != ProfileSettings() and no,
-            "resume_from": self.resume_from and no,
-            "layout": self.layout.world_size != self.layout.data and "needs data parallelism alone",
-        }
-        return [(name, f"arm {self.arm}: {text}") for name, text in wrong.items() if text]
+        labels = "needs stream: other trainers cannot ignore labels"
+        precision = f"needs fp32 or bf16, not {self.precision}"
+        rules = [
+            ("labels", self.labels != "stream", labels),
+            ("objective", self.objective != "causal", no),
+            ("budget", self.budget.kind != "steps", no),
+            ("validation.rows", self.validation.rows > 0, "needs 0: only training is compared"),
+            ("model.transformers", self.model.transformers is not None, no),
+            ("model.dropout", self.model.dropout > 0, "needs 0: random numbers differ"),
+            ("document_mask", self.document_mask, no),
+            ("float8", self.float8, no),
+            ("precision", self.precision not in ("fp32", "bf16"), precision),
+            ("checkpoints", self.checkpoints != CheckpointSettings(), no),
+            ("profile", self.profile != ProfileSettings(), no),
+            ("resume_from", self.resume_from is not None, no),
+            ("layout", self.layout.world_size != self.layout.data, "needs data parallelism alone"),
+        ]
+        return [(name, f"arm {self.arm}: {text}") for name, wrong, text in rules if wrong]
 
     def _kernel_problems(self) -> Iterator[tuple[str, str]]:
         kernel = self.attention
+        masks = self.document_mask or self.model.transformers
+        if kernel in ("flex", "varlen") and not masks:
+            text = f"{kernel} is used only with document_mask: set it, or remove attention"
+            yield "attention", text
         if self.device == "cpu":
             if kernel not in ("auto", "sdpa"):
                 yield "attention", f"{kernel} needs a GPU, and device is cpu: use sdpa"
@@ -569,9 +649,8 @@ class RunSettings:
             yield from [
                 (name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1
             ]
-            yield from [("sharding", text)] * (
-                self.layout.shard > 1 and self.layout.sharding != "zero1"
-            )
+            if self.layout.shard > 1 and self.layout.sharding != "zero1":
+                yield ("sharding", text)
         if self.layout.gather == "bf16" and self.precision != "bf16":
             yield "gather", f"bf16 needs precision bf16, not {self.precision}: use stored"
         if self.layout.gather == "bf16" and self.validation.bleu:
@@ -660,7 +739,8 @@ def find_other_schedule(theirs: RunSettings, mine: RunSettings, steps: int) -> d
     """
 
     def followed(run: RunSettings) -> dict[str, Any]:
-        schedule, kind = run.schedule, run.budget.kind
+        schedule = run.schedule
+        kind = run.budget.kind
         found = {"schedule.warmup_steps": schedule.warmup_steps, "schedule.shape": schedule.shape}
         if schedule.shape == "constant":
             return found

@@ -46,7 +46,7 @@ class TrainOptions:
 
     dataset: str = option(
         "dummy",
-        (
+        description=(
             "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or "
             "mixture in "
             "config/config.yaml"
@@ -54,25 +54,29 @@ class TrainOptions:
         path=True,
     )
     data_path: str | None = option(
-        None, "local file instead of the corpus's download", metavar="FILE", path=True
+        None,
+        description="local file instead of the corpus's download",
+        metavar="FILE",
+        path=True,
     )
     dataset_type: (
         Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None
     ) = option(
         None,
-        "how documents become sequences (default: packed, or the format of a pretokenized file)",
+        description="how documents become sequences (default: packed, or the format of a pretokenized file)",
     )
     approach: Literal[*dict.fromkeys(APPROACH_OF.values())] | None = option(  # type: ignore[valid-type]
         None,
-        "the setting `approach`, in place of --dataset-type and --pretokenized",
+        description="the setting `approach`, in place of --dataset-type and --pretokenized",
         metavar="NAME",
     )
     pretokenized: bool = option(
-        False, "the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before"
+        False,
+        description="the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before",
     )
     tokenizer_name: str | None = option(
         None,
-        "a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of "
+        description="a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of "
         "Mistral-Nemo (the same), "
         "or NAME@COMMIT on the Hugging Face hub (default: that of the pretokenized file; else "
         "tekken, or, if the "
@@ -81,40 +85,65 @@ class TrainOptions:
         path=True,
     )
     text_column: str | None = option(
-        None, "column or key of a file's text (default text)", metavar="NAME"
+        None, description="column or key of a file's text (default text)", metavar="NAME"
     )
-    target_column: str | None = option(None, "column or key of the translations", metavar="NAME")
+    target_column: str | None = option(
+        None, description="column or key of the translations", metavar="NAME"
+    )
     separator: str | None = option(
-        None, "separator of documents in a text file (default: one document per file)"
+        None, description="separator of documents in a text file (default: one document per file)"
     )
-    model: str | None = option(None, f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET")
-    model_size: Literal["small", "medium"] | None = option(None, "short for --model study-SIZE")
-    batch_size: int | None = option(None, "sequences per forward pass of one rank", ge=1)
+    model: str | None = option(
+        None, description=f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET"
+    )
+    model_size: Literal["small", "medium"] | None = option(
+        None, description="short for --model study-SIZE"
+    )
+    batch_size: int | None = option(
+        None, description="sequences per forward pass of one rank", ge=1
+    )
     gradient_accumulation_steps: int | None = option(
-        None, "forward passes per optimizer step", ge=1
+        None, description="forward passes per optimizer step", ge=1
     )
     epochs: float | None = option(
-        None, "passes over the training data, instead of --training-steps", gt=0, le=10**9
+        None,
+        description="passes over the training data, instead of --training-steps",
+        gt=0,
+        le=10**9,
     )
-    world_size: int | None = option(None, "number of ranks to start here; sets --layout.data", ge=1)
-    distributed: bool = option(False, "use the ranks of torchrun; implied under torchrun")
+    world_size: int | None = option(
+        None, description="number of ranks to start here; sets --layout.data", ge=1
+    )
+    distributed: bool = option(
+        False, description="use the ranks of torchrun; implied under torchrun"
+    )
     config: str | None = option(
-        None, "preset file such as config/presets/small_model.yaml", metavar="FILE", path=True
+        None,
+        description="preset file such as config/presets/small_model.yaml",
+        metavar="FILE",
+        path=True,
     )
-    output_dir: str = option("results/runs", "parent of the run's folder", metavar="DIR", path=True)
+    output_dir: str = option(
+        "results/runs",
+        description="parent of the run's folder",
+        metavar="DIR",
+        path=True,
+    )
     n_epochs: int | None = option(
-        None, "study 003: --epochs; --batch-size counts the sequences of all ranks", ge=1
+        None,
+        description="study 003: --epochs; --batch-size counts the sequences of all ranks",
+        ge=1,
     )
-    model_max_length: int | None = option(None, "study 003: --sequence-length", ge=8)
+    model_max_length: int | None = option(None, description="study 003: --sequence-length", ge=8)
     model_parallel_mode: Literal["model_parallel", "pipeline_parallel"] | None = option(
         None,
-        "study 003: split the layers over all ranks (by default 2, else --world-size). "
+        description="study 003: split the layers over all ranks (by default 2, else --world-size). "
         "model_parallel: one batch at a "
         "time (--layout.schedule naive); pipeline_parallel: --n-chunk micro-batches "
         "(--layout.schedule gpipe)",
     )
     n_chunk: int | None = option(
-        None, f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1
+        None, description=f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1
     )
 
     @property
@@ -170,15 +199,16 @@ def translate_study_flags(
     """
     if words.flag_of_study_003 is None:
         return words, stated, ()
-    values, notes = dict(stated), []
-    for flag, other, both in (
+    values = dict(stated)
+    excluded = (
         ("--n-epochs", "--epochs", words.n_epochs and words.epochs),
         (
             "--model-max-length",
             "--sequence-length",
             words.model_max_length and "sequence_length" in stated,
         ),
-    ):
+    )
+    for flag, other, both in excluded:
         if both:
             raise UserError(
                 f"{flag} and {other} exclude each other.", flag=flag, next="remove one of them"
@@ -187,37 +217,46 @@ def translate_study_flags(
         words = replace(words, epochs=float(words.n_epochs))
     if words.model_max_length is not None:
         values["sequence_length"] = words.model_max_length
-    mode, flag = words.model_parallel_mode, f"--model-parallel-mode {words.model_parallel_mode}"
+    mode = words.model_parallel_mode
     if words.n_chunk is not None and (mode != "pipeline_parallel" or "micro_batch" in stated):
         what = "--n-chunk needs --model-parallel-mode pipeline_parallel and excludes --micro-batch."
-        found = (
-            "--micro-batch" if "micro_batch" in stated else flag.replace(" None", " was not given")
-        )
+        found = f"--model-parallel-mode {mode or 'was not given'}"
+        if "micro_batch" in stated:
+            found = "--micro-batch"
         next = "remove --n-chunk, or use that mode without --micro-batch"
         raise UserError(what, flag=f"--n-chunk {words.n_chunk}", found=found, next=next)
     if mode is None:
         return words, values, ()
+    layout, notes = _translate_mode(mode, stated=stated, ranks=ranks)
+    return words, values | layout, notes
+
+
+def _translate_mode(
+    mode: str, stated: dict[str, Any], ranks: int | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Translate --model-parallel-mode: (settings of the layout by dotted key, notes)."""
     order = {"model_parallel": "naive", "pipeline_parallel": "gpipe"}[mode]
-    if mode == "model_parallel" and (given := stated.get("layout.schedule", order)) != order:
+    given = stated.get("layout.schedule", order)
+    if mode == "model_parallel" and given != order:
         what = "--model-parallel-mode model_parallel supports the schedule naive only."
         next = "remove --layout.schedule, or use --model-parallel-mode pipeline_parallel"
         raise UserError(what, flag=f"--layout.schedule {given}", next=next)
-    values.setdefault("layout.schedule", order)
-    if "layout.pipeline" not in stated:
-        others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
-        stages = 2 if ranks is None else ranks // others
-        if ranks is None:
-            notes.append(
-                f"--model-parallel-mode: {stages} ranks; --world-size N changes the number"
-            )
-        if stages < 2:
-            found = f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank"
-            next = f"use --world-size {2 * others}, or remove --model-parallel-mode"
-            raise UserError(
-                "splitting a model needs at least 2 ranks.", flag=flag, found=found, next=next
-            )
-        values["layout.pipeline"] = stages
-    return words, values, tuple(notes)
+    layout: dict[str, Any] = {"layout.schedule": given}
+    if "layout.pipeline" in stated:
+        return layout, ()
+    if ranks is None:
+        layout["layout.pipeline"] = 2
+        return layout, ("--model-parallel-mode: 2 ranks; --world-size N changes the number",)
+    others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
+    stages = ranks // others
+    if stages < 2:
+        raise UserError(
+            "splitting a model needs at least 2 ranks.",
+            flag=f"--model-parallel-mode {mode}",
+            found=f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank",
+            next=f"use --world-size {2 * others}, or remove --model-parallel-mode",
+        )
+    return layout | {"layout.pipeline": stages}, ()
 
 
 @settings_class
@@ -226,39 +265,43 @@ class StudyModel:
     head.
     """
 
-    hidden_size: int = option(768, "width of the residual stream", ge=8)
-    num_layers: int = option(12, "number of blocks", ge=1)
-    num_heads: int = option(12, "attention heads a layer", ge=1)
+    hidden_size: int = option(768, description="width of the residual stream", ge=8)
+    num_layers: int = option(12, description="number of blocks", ge=1)
+    num_heads: int = option(12, description="attention heads a layer", ge=1)
     vocab_size: int | None = option(
-        None, "rows of the embedding; by default the tokenizer's size", ge=2
+        None, description="rows of the embedding; by default the tokenizer's size", ge=2
     )
-    max_seq_len: int | None = option(None, "positions a row", ge=8)
+    max_seq_len: int | None = option(None, description="positions a row", ge=8)
 
 
 @settings_class
 class StudyTraining:
     """Section `training`."""
 
-    batch_size: int | None = option(None, "rows of one rank in a forward pass", ge=1)
-    gradient_accumulation_steps: int | None = option(None, "forward passes an optimizer step", ge=1)
-    learning_rate: float | None = option(None, "peak learning rate", gt=0)
-    max_steps: int | None = option(None, "optimizer steps", ge=1)
-    warmup_steps: int | None = option(None, "steps of linear warm-up", ge=0)
+    batch_size: int | None = option(None, description="rows of one rank in a forward pass", ge=1)
+    gradient_accumulation_steps: int | None = option(
+        None, description="forward passes an optimizer step", ge=1
+    )
+    learning_rate: float | None = option(None, description="peak learning rate", gt=0)
+    max_steps: int | None = option(None, description="optimizer steps", ge=1)
+    warmup_steps: int | None = option(None, description="steps of linear warm-up", ge=0)
 
 
 @settings_class
 class StudyDistributed:
     """Section `distributed`."""
 
-    backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
+    backend: Literal["nccl", "gloo"] | None = option(
+        None, description="for information: the device decides"
+    )
     mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(
-        None, "16 bits: autocast over fp32 weights"
+        None, description="16 bits: autocast over fp32 weights"
     )
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] | None = option(
-        None, "FSDP over all ranks: zero3, zero2, or replicas"
+        None, description="FSDP over all ranks: zero3, zero2, or replicas"
     )
     activation_checkpointing: bool | None = option(
-        None, "compute the activations of each block again"
+        None, description="compute the activations of each block again"
     )
 
 
@@ -266,9 +309,9 @@ class StudyDistributed:
 class StudyFile:
     """A preset file."""
 
-    model: StudyModel | None = option(None, "the decoder's shape")
-    training: StudyTraining = option(StudyTraining, "batch, learning rate and length")
-    distributed: StudyDistributed = option(StudyDistributed, "backend and precision")
+    model: StudyModel | None = option(None, description="the decoder's shape")
+    training: StudyTraining = option(StudyTraining, description="batch, learning rate and length")
+    distributed: StudyDistributed = option(StudyDistributed, description="backend and precision")
 
     def model_settings(self, name: str) -> ModelSettings | None:
         """Return the model settings, named as a matching preset; None if the file has no section
@@ -276,7 +319,8 @@ class StudyFile:
         """
         if self.model is None:
             return None
-        wide, heads = self.model.hidden_size, self.model.num_heads
+        wide = self.model.hidden_size
+        heads = self.model.num_heads
         shape = {"dimension": wide, "layers": self.model.num_layers, "hidden": 4 * wide}
         shape |= {"heads": heads, "key_value_heads": heads}
         common = {
@@ -337,5 +381,10 @@ def load_preset_file(path: str) -> StudyFile:
 def find_preset(name: str, flag: str) -> ModelSettings:
     """Return the model preset with this name. Raises UserError for an unknown name."""
     if name not in PRESETS:
-        raise unknown("model preset", name, PRESETS, flag=flag)
+        raise unknown(
+            "model preset",
+            word=name,
+            words=PRESETS,
+            flag=flag,
+        )
     return PRESETS[name]

@@ -70,14 +70,14 @@ def parse_yaml(text: str, *, file: str, key: str = "") -> Any:
     return value
 
 
-def find_foreign_values(value: Any, key: str = "") -> list[UserError]:
+def find_foreign_values(value: object, key: str = "") -> list[UserError]:
     """Return an error for each value that settings, which are JSON, cannot hold, from YAML, TOML or
     Snakemake.
     """
     found: list[UserError] = []
     complete: dict[int, bool] = {}
 
-    def visit(value: Any, key: str) -> None:
+    def visit(value: object, key: str) -> None:
         def refuse(what: str, next: str) -> None:
             found.append(UserError(what, key=key or None, next=next))
 
@@ -139,11 +139,15 @@ class _Loader(yaml.SafeLoader):
         quoted = f'"{shown}" in quotes, if it is text'
         if tag == "timestamp":
             return _Refused(
-                shown, f"{shown} is read as a date, which no setting is.", f"write {quoted}"
+                text=shown,
+                what=f"{shown} is read as a date, which no setting is.",
+                next=f"write {quoted}",
             )
         if tag not in ("str", "int", "float", "bool", "null", "map", "seq"):
             return _Refused(
-                shown, f"values with the YAML tag {tag} are not read.", "write them without the tag"
+                text=shown,
+                what=f"values with the YAML tag {tag} are not read.",
+                next="write them without the tag",
             )
         try:
             value = super().construct_object(node, deep)
@@ -151,13 +155,15 @@ class _Loader(yaml.SafeLoader):
             if not text:
                 raise
             return _Refused(
-                shown, f"{shown} cannot be of the YAML type {tag}: {error}.", f"write {quoted}"
+                text=shown,
+                what=f"{shown} cannot be of the YAML type {tag}: {error}.",
+                next=f"write {quoted}",
             )
         octal = re.fullmatch("[-+]?0[0-9_]+", text)
         if tag in ("int", "float") and (octal or ":" in text):
             meant = int(text.replace("_", "")) if octal else "one number"
             what = f"{shown} cannot be read as it is written: in YAML 1.1 it is {value}."
-            return _Refused(shown, what, f"write {meant}; or {quoted}")
+            return _Refused(text=shown, what=what, next=f"write {meant}; or {quoted}")
         return value
 
     def construct_mapping(self, node, deep=False):

@@ -32,7 +32,10 @@ class Budget:
         *,
         counts: bool = True,
     ):
-        self.steps, self._world, self._warmup, self._counts = steps, world, warmup_steps, counts
+        self.steps = steps
+        self._world = world
+        self._warmup = warmup_steps
+        self._counts = counts
         if steps is not None and warmup_steps > steps:
             raise UserError(
                 "the warm-up is longer than the run.",
@@ -60,12 +63,23 @@ class Budget:
     def learning_rate(self, step: int, peak: float, schedule: ScheduleSettings) -> float:
         """Return the learning rate of step `step`; call it once a step, in their order."""
         if self.steps is not None:
-            return learning_rate(step, self.steps, peak, schedule)
+            return learning_rate(
+                step,
+                self.steps,
+                peak,
+                schedule=schedule,
+            )
         share = self.share(step)
         if step <= max(self._warmup - 1, 0):
             self._warm = share
         since = (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0  # the peak
-        return learning_rate(step, None, peak, schedule, since)
+        return learning_rate(
+            step,
+            steps=None,
+            peak=peak,
+            schedule=schedule,
+            share=since,
+        )
 
     def exchange(self, useful_tokens: int, stop_requested: bool = False) -> Tensor:
         """Return the useful tokens of the global batch, from those of this rank: a scalar in fp32
@@ -90,10 +104,8 @@ class Budget:
         if self._world.size > 1:
             torch.distributed.all_reduce(sums)
         self._tokens += sums[0]
-        self._previous, self._exchanged = (
-            self._exchanged,
-            (sums.to("cpu", non_blocking=True), _event(device)),
-        )
+        self._previous = self._exchanged
+        self._exchanged = (sums.to("cpu", non_blocking=True), _event(device))
         return sums[0].float()
 
     def after(self, step: int, seconds: float) -> bool:
@@ -106,7 +118,8 @@ class Budget:
             self._done = self._done + useful if self._counts_tokens else clock
         if self._previous is not None:
             useful, _, stop_requested = _read(*self._previous)
-            self._unlabelled, self.stop = 0 if useful else self._unlabelled + 1, stop_requested > 0
+            self._unlabelled = 0 if useful else self._unlabelled + 1
+            self.stop = stop_requested > 0
         return self.ended(step + 1)
 
     def check_labels(self, ended: bool) -> None:
@@ -144,7 +157,8 @@ class Budget:
     def load(self, state: dict[str, float]) -> None:
         """Restore what `state` returned on rank 0, of a run with this budget or another."""
         self._tokens.fill_(state["useful_tokens"])
-        self._seconds, self._warm = state["seconds"], state["warm"]
+        self._seconds = state["seconds"]
+        self._warm = state["warm"]
         self._done = (
             state["useful_tokens"] if self._counts_tokens else state.get("clock", state["seconds"])
         )

@@ -91,7 +91,11 @@ class State:
     def snapshot(self) -> "State":
         """The same in memory of its own on the CPU, so that training can go on."""
         copied = {
-            name: Piece(p.tensor.detach().to("cpu", copy=True).contiguous(), p.offsets, p.whole)
+            name: Piece(
+                tensor=p.tensor.detach().to("cpu", copy=True).contiguous(),
+                offsets=p.offsets,
+                whole=p.whole,
+            )
             for name, p in self.pieces.items()
         }
         return State(copied, self.rank_record)
@@ -126,7 +130,7 @@ def write_rank(folder: Path, rank: int, state: State) -> None:
         "index": index,
         "state": state.rank_record,
     }
-    write_json(partial / f"{name}.json", facts)
+    write_json(partial / f"{name}.json", value=facts)
 
 
 def commit(
@@ -138,7 +142,8 @@ def commit(
     Raises TimeoutError where a rank's files do not come: that rank has failed, and its own error
     says why.
     """
-    partial, deadline = partial_of(folder), time.monotonic() + patience_s
+    partial = partial_of(folder)
+    deadline = time.monotonic() + patience_s
     names = [f"rank={r:05d}.json" for r in range(world_size)]
     while missing := [name for name in names if not (partial / name).is_file()]:
         if time.monotonic() > deadline:
@@ -148,7 +153,8 @@ def commit(
         time.sleep(0.02)
     ranks = {name: _fingerprint(partial / name) for name in names}
     write_sealed(
-        partial / RECORD, {"schema": VERSION, **record, "world_size": world_size, "ranks": ranks}
+        partial / RECORD,
+        record={"schema": VERSION, **record, "world_size": world_size, "ranks": ranks},
     )
     if folder.exists():  # an older one of the same name, such as `best`
         old = folder.with_name(folder.name + ".old")
@@ -198,9 +204,9 @@ class Checkpoint:
         self.dtypes: dict[str, torch.dtype] = {}
         self._parts: defaultdict[str, list[_Part]] = defaultdict(list)
         self._indices: dict[str, dict[str, Any]] = {}
-        with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
+        with report_malformed(self.folder / RECORD, what="checkpoint's record", next=NEXT):
             known = {"begins_at_useful_tokens": 0} | self.record  # states of earlier code lack it
-            check_types(known, RESUME if self.record["kind"] == "resume" else WEIGHTS)
+            check_types(known, fields=RESUME if self.record["kind"] == "resume" else WEIGHTS)
             if (stated := re.fullmatch(r"step=(\d{8})", self.folder.name)) and self.record[
                 "step"
             ] != int(stated[1]):
@@ -212,9 +218,11 @@ class Checkpoint:
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(partial(self._read_rank, verify=verify), names))
         for name, (rank, header) in zip(names, found, strict=True):
-            with report_malformed(self.folder / name, "checkpoint's record of a rank", NEXT):
+            with report_malformed(
+                self.folder / name, what="checkpoint's record of a rank", next=NEXT
+            ):
                 self._add(rank, header)
-        with report_malformed(self.folder / RECORD, "checkpoint", NEXT):
+        with report_malformed(self.folder / RECORD, what="checkpoint", next=NEXT):
             self._check_pieces()
 
     def _read_rank(
@@ -223,11 +231,11 @@ class Checkpoint:
         """Return a rank's record, and its tensors' header where it is verified or the index lacks
         shapes (earlier code).
         """
-        with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
+        with report_malformed(self.folder / RECORD, what="checkpoint's record", next=NEXT):
             self._check(name, self.record["ranks"][name], verify)
-        with report_malformed(self.folder / name, "checkpoint's record of a rank", NEXT):
+        with report_malformed(self.folder / name, what="checkpoint's record of a rank", next=NEXT):
             rank = self._json(name)
-            check_types(rank, RANK)
+            check_types(rank, fields=RANK)
             self._check(rank["file"], rank, verify)
             if verify or not all("shape" in entry for entry in rank["index"].values()):
                 with self._reading(rank["file"]):
@@ -236,9 +244,10 @@ class Checkpoint:
 
     def _add(self, rank: dict[str, Any], header: dict[str, Tensor] | None) -> None:
         if self.record["kind"] == "resume":
-            check_types(rank["state"], RANK_RESUME)
+            check_types(rank["state"], fields=RANK_RESUME)
         self.ranks.append(rank["state"])
-        file, index = rank["file"], rank["index"]
+        file = rank["file"]
+        index = rank["index"]
         self._indices[file] = index
         if header is not None:
             self._compare_header(file, header)
@@ -259,14 +268,16 @@ class Checkpoint:
                 raise ValueError(f"{key} has the type {entry['dtype']}")
             if self.dtypes.setdefault(key, dtype) != dtype:
                 raise ValueError(f"{key} is {dtype} and {self.dtypes[key]}")
-            self._parts[key].append(_Part(file, offsets, shape))
+            self._parts[key].append(_Part(file=file, offsets=offsets, shape=shape))
 
     def _compare_header(self, file: str, header: dict[str, Tensor]) -> None:
         index = self._indices[file]
         if header.keys() != index.keys():
             raise ValueError(f"{file} and its index differ in {min(header.keys() ^ index.keys())}")
         for name, stored in header.items():
-            offsets, whole, shape = index[name]["offsets"], index[name]["whole"], list(stored.shape)
+            offsets = index[name]["offsets"]
+            whole = index[name]["whole"]
+            shape = list(stored.shape)
             inside = len(shape) == len(whole) and all(
                 o + n <= w for o, n, w in zip(offsets, shape, whole, strict=True)
             )
@@ -291,7 +302,13 @@ class Checkpoint:
                     if not p.shape or p.offsets[0] + p.shape[0] > part.offsets[0]
                 ]
                 full = full and not any(
-                    _overlap(p.offsets, p.shape, part.offsets, part.shape) for p in reaching
+                    _overlap(
+                        p.offsets,
+                        p.shape,
+                        others=part.offsets,
+                        extent=part.shape,
+                    )
+                    for p in reaching
                 )
                 reaching.append(part)
             if not full:
@@ -325,9 +342,14 @@ class Checkpoint:
         for name, offsets, into in wanted:
             filled = 0
             for part in self._find(name):
-                if box := _overlap(offsets, tuple(into.shape), part.offsets, part.shape):
-                    here = into[_slices(box, offsets)]
-                    boxes[part.file].append((name, part, _slices(box, part.offsets), here))
+                if box := _overlap(
+                    offsets,
+                    shape=tuple(into.shape),
+                    others=part.offsets,
+                    extent=part.shape,
+                ):
+                    here = into[_slices(box, origin=offsets)]
+                    boxes[part.file].append((name, part, _slices(box, origin=part.offsets), here))
                     filled += here.numel()
             if filled != into.numel():
                 raise self._error("pieces of a tensor are missing.", tensor=name)
@@ -340,7 +362,7 @@ class Checkpoint:
     ) -> None:
         with self._reading(file):
             stored = _map(self.folder / file)
-            self._compare_header(file, stored)
+            self._compare_header(file, header=stored)
             for name, part, there, here in sorted(boxes, key=lambda box: stored[box[0]].data_ptr()):
                 if (found := list(stored[name].shape)) != part.shape:
                     raise ValueError(f"{name} is of shape {found}, its index says {part.shape}")
@@ -368,7 +390,7 @@ class Checkpoint:
             following = "name one of those that `ls -d results/runs/*/checkpoints/*` lists"
             facts = {"checkpoint": self.folder, "expected": f"a folder with {RECORD}"}
             raise UserError("this is no checkpoint.", **facts, next=following)
-        return read_json(self.folder / name, "checkpoint's record", NEXT)
+        return read_json(self.folder / name, what="checkpoint's record", next=NEXT)
 
     def _check(self, name: str, stated: dict[str, Any], verify: bool) -> None:
         path = self.folder / name
@@ -398,7 +420,7 @@ def _map(path: Path) -> dict[str, Tensor]:
     they are used.
     """
     with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file}
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
 def _overlap(
@@ -430,8 +452,8 @@ def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
     resolved.
     """
     checkpoint = Checkpoint(folder)
-    with report_malformed(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
-        shape = decode(ModelSettings, checkpoint.record["model"])
+    with report_malformed(checkpoint.folder / RECORD, what="checkpoint's record", next=NEXT):
+        shape = decode(ModelSettings, values=checkpoint.record["model"])
     weights = {
         name: torch.empty(
             checkpoint.shapes["model." + name], dtype=checkpoint.dtypes["model." + name]

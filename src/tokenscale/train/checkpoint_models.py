@@ -82,7 +82,7 @@ def open_checkpoint(
         shape, weights, record, run = read_published(folder)
     else:
         shape, weights = read_model(folder)
-        record = read_json(folder / RECORD, "checkpoint's record")
+        record = read_json(folder / RECORD, what="checkpoint's record")
         run = RunSettings.from_json(canonical_json(record["run"]))
     # whatever its loss was, what it left answers as any causal model
     if OBJECTIVES[run.objective].causal:
@@ -115,13 +115,22 @@ def open_checkpoint(
     )
     positions = max(run.sequence_length, sequence_length)
     model = build(
-        shape, positions, objective=run.objective, kernel="sdpa" if shape.transformers else kernel
+        shape,
+        sequence_length=positions,
+        objective=run.objective,
+        kernel="sdpa" if shape.transformers else kernel,
     )
     check_weights(folder, model, weights)
     for name, weight in model.named_parameters():
         weight.data = weights[name]
     return CheckpointModel(
-        folder, model.to(where).eval(), run, record, tokenizer or held, where, positions
+        folder=folder,
+        model=model.to(where).eval(),
+        run=run,
+        record=record,
+        tokenizer=tokenizer or held,
+        device=where,
+        positions=positions,
     )
 
 
@@ -151,9 +160,9 @@ def read_published(
             "copy the model's config.json of transformers beside .metadata, which does not state "
             "the shape"
         )
-    config = read_json(folder / CONFIG, "model's configuration", hint)
+    config = read_json(folder / CONFIG, what="model's configuration", next=hint)
     weights = _read_files(folder, hint)
-    with report_malformed(folder / CONFIG, "model's configuration", hint):
+    with report_malformed(folder / CONFIG, what="model's configuration", next=hint):
         try:
             if "tok_embeddings.weight" in weights:
                 from tokenscale.train.models.dcp import from_titan
@@ -184,15 +193,16 @@ def read_published(
 
 def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
     """Return the tensors of model.safetensors, or of the files that its index names, or of DCP."""
-    index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
     if not (folder / names[0]).is_file():
         if (folder / METADATA).is_file():
             from tokenscale.train.models.dcp import read_dcp
 
             return read_dcp(folder)
         if index.is_file():
-            with report_malformed(index, "index of the weights", hint):
-                files = read_json(index, "index of the weights")["weight_map"].values()
+            with report_malformed(index, what="index of the weights", next=hint):
+                files = read_json(index, what="index of the weights")["weight_map"].values()
                 names = sorted({check_file_name(name) for name in files})
     weights: dict[str, Tensor] = {}
     for name in names:
@@ -272,7 +282,8 @@ def continue_prompt(
             next="shorten it",
         )
     new: list[int] = []
-    before, shown = len(engine.decode(ids)), 0
+    before = len(engine.decode(ids))
+    shown = 0
 
     def text_behind() -> str:  # decoded with the prompt: some tokenizers drop a leading space
         ended = new[-1:] == [engine.eos_id]
@@ -289,7 +300,7 @@ def continue_prompt(
     on_text(prompt)
     generate(
         opened.model,
-        ids,
+        prompt=ids,
         max_new_tokens=max_new_tokens,
         positions=opened.positions,
         vocabulary_size=engine.vocabulary_size,

@@ -26,7 +26,7 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> "Compilation":
     """Compile each block: equal blocks share one graph. Return the counts from here on."""
     compilation = Compilation(blocks)
     for block in compilation.blocks:
-        replace_forward(block, _observed)
+        replace_forward(block, make=_observed)
         block.compile(backend=_inductor)
     return compilation
 
@@ -164,7 +164,7 @@ def checkpoint_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
     if mode == "none":
         return
     for block in blocks:
-        replace_forward(block, _selective if mode == "selective" else _checkpointed)
+        replace_forward(block, make=_selective if mode == "selective" else _checkpointed)
 
 
 def _checkpointed(block_class: type[nn.Module], **contexts: Any) -> Callable:

@@ -29,6 +29,7 @@ from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.compilation import describe_compilation
 from tokenscale.train.evaluation.held_out import HeldOut
 from tokenscale.train.models.attention import choose_kernel
+from tokenscale.train.models.build import resolve_shape
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
@@ -56,7 +57,15 @@ def train(
     Interrupted where a signal ended it (`watchdog.py`), with a resume state on disk and the record
     not sealed. `hang_s` seconds without a step end the process (`watchdog.py`).
     """
-    return Training(run, inputs, directory, world, attempt, signals=signals, hang_s=hang_s).run()
+    return Training(
+        run=run,
+        inputs=inputs,
+        directory=directory,
+        world=world,
+        attempt=attempt,
+        signals=signals,
+        hang_s=hang_s,
+    ).run()
 
 
 class Training:
@@ -74,12 +83,15 @@ class Training:
         hang_s: float = 0,
     ):
         started = time.monotonic()
-        self.settings, self.world, self.directory, self.attempt = run, world, directory, attempt
+        self.settings = run
+        self.world = world
+        self.directory = directory
+        self.attempt = attempt
         self.signals = signals or Signals()
         folder = directory / f"attempt={attempt:02d}"
         self.launched = record.launched(folder)
         self.writer = Writer(folder / f"rank={world.rank:05d}")
-        self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
+        self.watch = Watchdog(self.writer.directory / "stacks.txt", limit_s=hang_s)
         self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
 
         # build: data, model and optimizer, budget, held-out rows
@@ -99,10 +111,19 @@ class Training:
         }
         state = self._find_state()
         self.trainer = Trainer(
-            run, shape, world, _kernel(run, world.device), unset=state is not None
+            run=run,
+            shape=shape,
+            world=world,
+            kernel=_kernel(run, world.device),
+            unset=state is not None,
         )
         self.rows_per_epoch = self._rows_per_epoch()
-        per_token = flops_per_token(shape, run.sequence_length, Convention.FULL, run.objective)
+        per_token = flops_per_token(
+            shape,
+            run.sequence_length,
+            convention=Convention.FULL,
+            objective=run.objective,
+        )
         self.steps = steps_of(
             run.budget,
             rows_per_epoch=self.rows_per_epoch,
@@ -110,18 +131,33 @@ class Training:
             flops_per_row=run.sequence_length * per_token,
         )
         leads = self.place.is_group_leader
-        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps, counts=leads)
+        self.budget = Budget(
+            settings=run.budget,
+            steps=self.steps,
+            world=world,
+            warmup_steps=run.schedule.warmup_steps,
+            counts=leads,
+        )
         self.held_out = HeldOut(
-            run, inputs, self.batches.vocabulary_size, self.trainer, self.writer, self.watch.beat
+            run=run,
+            inputs=inputs,
+            vocabulary_size=self.batches.vocabulary_size,
+            trainer=self.trainer,
+            writer=self.writer,
+            beat=self.watch.beat,
         )
 
         # what is written and measured
         self.running = self._start_record(shape)
         self.clock = timer_of(world.device)
         self.log = StepLog(
-            self.writer, self.clock, world, scaled=run.precision == "fp16", counts=leads
+            writer=self.writer,
+            timer=self.clock,
+            world=world,
+            scaled=run.precision == "fp16",
+            counts=leads,
         )
-        self.trace = Trace(run.profile, self.writer.directory, world.device)
+        self.trace = Trace(settings=run.profile, folder=self.writer.directory, device=world.device)
         self.energy = Energy(record.pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
         self.progress = Progress(self.steps, enabled=world.rank == 0)
@@ -155,7 +191,8 @@ class Training:
         """Write the running record and return it; only rank 0."""
         if self.world.rank != 0:
             return {}
-        run, batches = self.settings, self.batches
+        run = self.settings
+        batches = self.batches
         facts = {"budget_steps": self.steps, **self.trainer.facts()}
         facts |= record.costs(run, shape) | {
             f"text_{share}": value for share, value in batches.lost.items()
@@ -166,11 +203,20 @@ class Training:
             facts["earlier_schedule"] = earlier
         # of all ranks, found at the end; null where nothing was to be compiled
         facts["compilation"] = None
-        return record.start(run, self.directory, self.attempt, self.world, self.launched, facts)
+        return record.start(
+            run,
+            self.directory,
+            attempt=self.attempt,
+            world=self.world,
+            launched=self.launched,
+            facts=facts,
+        )
 
     def _describe(self, inputs: Inputs, *, counts_rows: bool) -> None:
         """Print what is trained, and what of its data needs caution."""
-        run, world, log = self.settings, self.world, self.progress.log
+        run = self.settings
+        world = self.world
+        log = self.progress.log
         ranks = f"{world.size} rank(s) on {record.device_name(world.device)}"
         log(
             f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by "
@@ -197,7 +243,8 @@ class Training:
             self.watch.close()
 
     def _run(self) -> torch.nn.Module:
-        run, joules = self.settings, self.energy.joules()
+        run = self.settings
+        joules = self.energy.joules()
         # killed between its last step and its seal
         ended = self.done > 0 and self.budget.ended(self.done)
         self.clock.elapsed()  # what came before the first step is no part of a budget in seconds
@@ -226,18 +273,26 @@ class Training:
         """Run an optimizer step, and validation and checkpoints that are due. Return whether the
         run has ended.
         """
-        run, step, clock = self.settings, self.done, self.clock
+        run = self.settings
+        step = self.done
+        clock = self.clock
         self.watch.beat()
         self.trace.before(step)
         # memory is measured in the first step of an attempt
-        probe = None if self.log.last else memory.Probe(self.trainer.model, self.world.device, run)
+        probe = (
+            None
+            if self.log.last
+            else memory.Probe(model=self.trainer.model, device=self.world.device, run=run)
+        )
 
         # batch: this rank's rows, the useful tokens of all ranks, and the learning rate
         batch = clock.wait_for(self.batches.next)
         useful = self.budget.exchange(
             batch.useful_tokens, stop_requested=self.signals.stop_requested is not None
         )
-        rate = self.budget.learning_rate(step, run.optimizer.learning_rate, run.schedule)
+        rate = self.budget.learning_rate(
+            step, peak=run.optimizer.learning_rate, schedule=run.schedule
+        )
 
         # forward and backward, clip, update
         self.trainer.seed(step)
@@ -262,7 +317,8 @@ class Training:
 
     def _due(self, last: bool) -> set[str]:
         """Return what is due after the steps that are done: validate, translate, save."""
-        run, done = self.settings, self.done
+        run = self.settings
+        done = self.done
         epoch_ended = done > 0 and epoch_ends(done - 1, self.rows_per_epoch, run.global_batch)
         asked = {
             "validate": self.held_out.due(done, epoch_ended=epoch_ended, last=last),
@@ -302,12 +358,12 @@ class Training:
                 and (best is None or loss < best)
             ):
                 self.checkpoints.best = loss
-                self._save("best", "model")
+                self._save("best", kind="model")
         # before the resume state, behind which nothing of this step is done again
         if "translate" in due:
             self.held_out.translate(self.done)
         if "save" in due:
-            self._save(f"step={self.done:08d}", "resume")
+            self._save(f"step={self.done:08d}", kind="resume")
         log_checkpoints(self.writer.event, self.checkpoints)
 
     def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
@@ -321,7 +377,13 @@ class Training:
             "tokenizer": run.tokenizer.name,
             **{key: self.launched.get(key) for key in ("digest", "code_sha256", "inputs")},
         }
-        return Checkpoints(run, self.directory, self.world, facts, inputs.tokenizer)
+        return Checkpoints(
+            run=run,
+            directory=self.directory,
+            world=self.world,
+            record=facts,
+            tokenizer=inputs.tokenizer,
+        )
 
     def _save(self, name: str, kind: str) -> None:
         resume = kind == "resume"
@@ -347,9 +409,10 @@ class Training:
             self.earlier = {name: found.record.get(name) for name in self.earlier}
         elif self.settings.resume_from is not None:
             found = self.checkpoints.named(self.settings.resume_from)
-            step, tokens = found.record["step"], round(found.record["budget"]["useful_tokens"])
+            step = found.record["step"]
+            tokens = round(found.record["budget"]["useful_tokens"])
             theirs = find_other_schedule(
-                decode(RunSettings, found.record["run"]), self.settings, step
+                decode(RunSettings, values=found.record["run"]), mine=self.settings, steps=step
             )
             theirs = (found.record.get("earlier_schedule") or {}) | theirs
             self.earlier = {
@@ -389,8 +452,8 @@ class Training:
         ranks have written.
         """
         if self._state_after != self.done:
-            self._save(f"step={self.done:08d}", "resume")
-        self._close("interrupted", self.done, joules)
+            self._save(f"step={self.done:08d}", kind="resume")
+        self._close("interrupted", step=self.done, joules=joules)
         if self.world.rank == 0:
             self.status.update(force=True, step=self.done, steps=self.steps, state="interrupted")
             stop_requested = self.signals.stop_requested or "a signal to another rank"
@@ -414,14 +477,14 @@ class Training:
         stopped = self.log.stopped_at
         done, state = (self.done, "complete") if stopped is None else (stopped["step"], "nonfinite")
         if stopped is None and self.settings.checkpoints.final:
-            self._save("final", "model")
+            self._save("final", kind="model")
         self._log_compilation()
         if self._compiled:
             totals = self.world.sum(*self._compiled.values(), integer=True)
             self.running["compilation"] = dict(zip(self._compiled, totals, strict=True))
         if stopped is None and self.held_out.pairs:
             self.held_out.translate(done)
-        self._close(state, done, joules)
+        self._close(state, step=done, joules=joules)
         energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
         if self.world.rank == 0:
             outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
@@ -439,7 +502,9 @@ class Training:
                     f"  next    rm -r {self.directory}, and train it again"
                 )
             provenance.seal_record(
-                self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)}
+                self.directory,
+                record=self.running,
+                outcome=outcome | {"logs": record.log_hashes(self.directory)},
             )
             if stopped is None:
                 self.checkpoints.forget()
@@ -470,12 +535,12 @@ def _kernel(run: RunSettings, device: torch.device) -> str:
 
 
 def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:
-    shape = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
-    if shape.vocabulary_size < vocabulary_size:
+    entries = run.model.vocabulary_size
+    if entries is not None and entries < vocabulary_size:
         raise UserError(
             "the tokenizer has more entries than the model's embedding.",
-            run=f"{run.identity} has model.vocabulary_size {shape.vocabulary_size}",
+            run=f"{run.identity} has model.vocabulary_size {entries}",
             tokenizer=f"{run.tokenizer.name} has {vocabulary_size}",
             next="leave model.vocabulary_size out: it is then the tokenizer's",
         )
-    return shape
+    return resolve_shape(run, vocabulary_size)

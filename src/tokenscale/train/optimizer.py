@@ -69,7 +69,9 @@ class Fp32MomentsAdamW(torch.optim.AdamW):
                         name: torch.zeros_like(weight, dtype=torch.float32)
                         for name in ("exp_avg", "exp_avg_sq")
                     }
-                exact, first, second = weight.float(), [state["exp_avg"]], [state["exp_avg_sq"]]
+                exact = weight.float()
+                first = [state["exp_avg"]]
+                second = [state["exp_avg_sq"]]
                 adamw_function(
                     [exact], [weight.grad.float()], first, second, [], [state["step"]], **options
                 )
@@ -106,7 +108,8 @@ def update(
         return norm, norm / divisor, bad
     # attributes that torch.optim.AdamW reads for the fused kernel, as torch.amp.GradScaler sets
     # them
-    optimizer.grad_scale, optimizer.found_inf = divisor * loss_scale, bad  # type: ignore[attr-defined]
+    optimizer.grad_scale = divisor * loss_scale  # type: ignore[attr-defined]
+    optimizer.found_inf = bad  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:

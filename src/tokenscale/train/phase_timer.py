@@ -55,11 +55,15 @@ class HostTimer:
 
     def end(self) -> None:
         now = time.monotonic()
-        self._steps.append(Laps(self._laps, now - self._began, now))
-        self._began, self._last, self._laps, self._handed = now, now, {}, now
+        self._steps.append(Laps(seconds=self._laps, step_s=now - self._began, ended_mono_s=now))
+        self._began = now
+        self._last = now
+        self._laps = {}
+        self._handed = now
 
     def read(self) -> list[Laps]:
-        steps, self._steps = self._steps, []
+        steps = self._steps
+        self._steps = []
         return steps
 
     def wait_for(self, result: Callable[[], Result]) -> Result:
@@ -77,7 +81,8 @@ class HostTimer:
 
     def elapsed(self) -> float:
         """Return the seconds since the last call, without pauses."""
-        before, self._counted = self._counted, time.monotonic()
+        before = self._counted
+        self._counted = time.monotonic()
         return self._counted - before
 
     @contextmanager
@@ -88,7 +93,8 @@ class HostTimer:
         began = time.monotonic()
         yield
         paused = time.monotonic() - began
-        self._handed, self._counted = self._handed + paused, self._counted + paused
+        self._handed = self._handed + paused
+        self._counted = self._counted + paused
         self.restart()
 
 
@@ -103,7 +109,8 @@ class CudaTimer(HostTimer):
         super().__init__()
 
     def restart(self) -> None:
-        self._began, self._laps = self._record(), []
+        self._began = self._record()
+        self._laps = []
 
     def lap(self, part: str) -> None:
         self._laps.append((part, self._record()))
@@ -111,14 +118,18 @@ class CudaTimer(HostTimer):
     def end(self) -> None:
         end = self._record()
         self._steps.append((self._began, self._laps, end))
-        self._began, self._laps, self._handed = end, [], time.monotonic()
+        self._began = end
+        self._laps = []
+        self._handed = time.monotonic()
 
     def read(self) -> list[Laps]:
         if not self._steps:
             return []
-        asked, last = time.monotonic(), self._steps[-1][2]
+        asked = time.monotonic()
+        last = self._steps[-1][2]
         last.synchronize()
-        now, result = time.monotonic(), []
+        now = time.monotonic()
+        result = []
         self._handed += now - asked
         for began, laps, end in self._steps:
             seconds: dict[str, float] = {}
@@ -127,7 +138,9 @@ class CudaTimer(HostTimer):
                 seconds[part] = seconds.get(part, 0.0) + before.elapsed_time(event) / 1e3
                 before = event
             ended = now - end.elapsed_time(last) / 1e3 if end is not last else now
-            result.append(Laps(seconds, began.elapsed_time(end) / 1e3, ended))
+            result.append(
+                Laps(seconds=seconds, step_s=began.elapsed_time(end) / 1e3, ended_mono_s=ended)
+            )
         # an event can be recorded anew once it has been read; the last end is the beginning of the
         # step to come
         used = {

@@ -29,7 +29,8 @@ class Trace:
     """
 
     def __init__(self, settings: ProfileSettings, folder: Path, device: torch.device):
-        self._first, self._after = settings.first, settings.first + settings.steps
+        self._first = settings.first
+        self._after = settings.first + settings.steps
         self._path = folder / "trace.json.gz"
         self._activities = [
             ProfilerActivity.CPU,
@@ -66,7 +67,8 @@ class Garbage:
     """
 
     def __init__(self, every: int):
-        self._every, self._was = every, gc.isenabled()
+        self._every = every
+        self._was = gc.isenabled()
         if every:
             gc.collect()
             gc.freeze()  # what is there now stays: no collection looks at it again
@@ -101,12 +103,10 @@ class Probe:
     """
 
     def __init__(self, model: nn.Module, device: torch.device, run: RunSettings):
-        self._model, self._device, self._compiled, self._reshard_to = (
-            model,
-            device,
-            run.compile,
-            run.layout.reshard_to,
-        )
+        self._model = model
+        self._device = device
+        self._compiled = run.compile
+        self._reshard_to = run.layout.reshard_to
         self.bytes: dict[str, int] = {}
 
     @contextmanager

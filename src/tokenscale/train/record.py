@@ -28,7 +28,7 @@ from tokenscale.train.trainer import StepResult
 def launched(attempt_directory: Path) -> dict[str, Any]:
     """Return the facts that the launcher wrote for this attempt: digests of its code and inputs."""
     prepared = attempt_directory / "attempt.json"
-    return read_record(prepared, "attempt's record") if prepared.is_file() else {}
+    return read_record(prepared, what="attempt's record") if prepared.is_file() else {}
 
 
 def start(
@@ -51,7 +51,7 @@ def start(
     }
     return provenance.start_record(
         directory,
-        {
+        record={
             **launched,
             "run_id": run.identity,
             "run": to_dict(run),
@@ -68,10 +68,20 @@ def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
     when the record is read.
     """
     counted = {
-        c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention
+        c.value: flops_per_token(
+            shape,
+            run.sequence_length,
+            convention=c,
+            objective=run.objective,
+        )
+        for c in Convention
     }
     repeated = hardware_flops_per_token(
-        shape, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
+        shape,
+        run.sequence_length,
+        convention=Convention.FULL,
+        checkpointing=run.activation_checkpointing,
+        objective=run.objective,
     )
     return {"flops_per_token": counted | {"hardware": repeated}, "number_format": run.number_format}
 
@@ -119,7 +129,10 @@ class StepLog:
     def __init__(
         self, writer: Writer, timer: HostTimer, world: World, *, scaled: bool, counts: bool = True
     ):
-        self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
+        self._writer = writer
+        self._timer = timer
+        self._world = world
+        self._scaled = scaled
         self._share = int(counts)
         self._pending: list[tuple[dict[str, Any], StepResult]] = []
         self._overflows = 0
@@ -200,7 +213,9 @@ class Progress:
     """
 
     def __init__(self, steps: int | None, *, enabled: bool, every_s: float = 30.0):
-        self.steps, self.enabled, self.every_s = steps, enabled, every_s
+        self.steps = steps
+        self.enabled = enabled
+        self.every_s = every_s
         self.live = enabled and sys.stdout.isatty()
         self._start = time.monotonic()
         self._last = 0.0
@@ -220,7 +235,8 @@ class Progress:
         last = done == self.steps
         # the first step warms everything up, and a resumed run begins where it was
         if self._first is None:
-            self._first, self._start = share, now
+            self._first = share
+            self._start = now
         if not last and now - self._last < (0.2 if self.live else self.every_s) and done > 1:
             return
         self._last = now

@@ -30,7 +30,8 @@ from tokenscale.train.parallel.world import World
 
 #: name of a resume state in the event of its writing
 _STATE = re.compile(r'"status":"(step=\d{8})"')
-FOLDER, DAMAGED = "checkpoints", ".damaged"
+FOLDER = "checkpoints"
+DAMAGED = ".damaged"
 
 
 class Checkpoints:
@@ -46,8 +47,12 @@ class Checkpoints:
         record: dict[str, Any],
         tokenizer: Path | None,
     ):
-        self.settings, self.folder, self._run = run.checkpoints, directory / FOLDER, run
-        self._world, self._record, self._tokenizer = world, record, tokenizer
+        self.settings = run.checkpoints
+        self.folder = directory / FOLDER
+        self._run = run
+        self._world = world
+        self._record = record
+        self._tokenizer = tokenizer
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.best: float | None = None  # validation loss, nats a useful token
@@ -119,17 +124,18 @@ class Checkpoints:
                 what, checkpoint=where, next="run the other one with checkpoints.keep_resume_state"
             )
         if (
-            other := find_difference(decode(RunSettings, found.record["run"]), self._run)
+            other := find_difference(
+                decode(RunSettings, values=found.record["run"]), mine=self._run
+            )
         ) is not None:
             setting, there, here = other
-            what, next = (
-                "the checkpoint is of another run.",
-                "name a checkpoint of the same run, or start without one",
-            )
+            what = "the checkpoint is of another run."
+            next = "name a checkpoint of the same run, or start without one"
             raise UserError(
                 what, checkpoint=where, setting=setting, found=there, expected=here, next=next
             )
-        theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
+        theirs = found.record.get("inputs") or {}
+        mine = self._record.get("inputs") or {}
         # which inputs there are follows from settings that may differ; held-out rows are not
         # trained on
         differing = [
@@ -187,7 +193,8 @@ class Checkpoints:
             self._writing.join()
             self._writing = None
         if self._failed is not None:
-            failed, self._failed = self._failed, None
+            failed = self._failed
+            self._failed = None
             raise failed
 
     def forget(self) -> None:

@@ -71,7 +71,10 @@ class Trainer:
         *,
         unset: bool = False,
     ):
-        self.run, self.world, self.mesh, self.kernel = run, world, Mesh(run.layout, world), kernel
+        self.run = run
+        self.world = world
+        self.mesh = Mesh(run.layout, world)
+        self.kernel = kernel
         keeps_initial = OBJECTIVES[run.objective].whole_model
         whole = shape.transformers is not None or keeps_initial
         with nullcontext() if whole else torch.device("meta"):
@@ -96,7 +99,7 @@ class Trainer:
         self.shards = self.parallel.shards
         if not whole and not unset:
             self._initialise(shape, run.effective_seed)
-        self.optimizer = adamw(self.shards.tensors, run.optimizer)
+        self.optimizer = adamw(self.shards.tensors, settings=run.optimizer)
         self.autocast = autocast_of(run.precision, world.device) if run.autocasts else nullcontext
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(
@@ -105,7 +108,14 @@ class Trainer:
 
     def _initialise(self, shape: ModelSettings, seed: int) -> None:
         for name, shard in self.shards.by_name.items():
-            initialise_part(shape, seed, name, shard.tensor, shard.offsets, shard.global_shape)
+            initialise_part(
+                shape,
+                seed,
+                name=name,
+                into=shard.tensor,
+                offsets=shard.offsets,
+                whole=shard.global_shape,
+            )
         self.shards.all_gather_parameters()
 
     def seed(self, step: int) -> None:
@@ -154,7 +164,12 @@ class Trainer:
         norm = total_norm(gradients, self.shards.group, self.world.device) / scale
 
         # clip and update; ranks that update a part of the parameters gather the rest
-        norm, clipped, bad = update(self.optimizer, norm, self.run.optimizer.clip_norm, scale)
+        norm, clipped, bad = update(
+            self.optimizer,
+            norm,
+            limit=self.run.optimizer.clip_norm,
+            loss_scale=scale,
+        )
         self.shards.all_gather_parameters()
         self.loss_scale.update(bad)
         if probe is not None:
@@ -162,7 +177,13 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)  # where shards are other tensors than the parameters
         timer.lap("optimizer")
-        return StepResult(loss_sum, norm, clipped, bad, scale)
+        return StepResult(
+            loss_sum=loss_sum,
+            norm=norm,
+            norm_clipped=clipped,
+            bad=bad,
+            loss_scale=scale,
+        )
 
     def pieces(self, *, resume: bool) -> dict[str, Piece]:
         """Return the tensors that this rank writes: its share of parameters, for `resume` also of
@@ -173,13 +194,17 @@ class Trainer:
             mine = shard.first and number % self.shards.replicas == self.shards.replica
             if not mine or not shard.tensor.numel():
                 continue
-            found["model." + name] = Piece(shard.tensor.detach(), shard.offsets, shard.global_shape)
+            found["model." + name] = Piece(
+                tensor=shard.tensor.detach(), offsets=shard.offsets, whole=shard.global_shape
+            )
             for moment, value in (
                 self.optimizer.state.get(shard.tensor, {}).items() if resume else ()
             ):
                 key = f"optimizer.{moment}.{name}"
                 if value.dim():
-                    found[key] = Piece(value.detach(), shard.offsets, shard.global_shape)
+                    found[key] = Piece(
+                        tensor=value.detach(), offsets=shard.offsets, whole=shard.global_shape
+                    )
                 # the count of steps: whoever has the beginning writes it
                 elif not any(shard.offsets):
                     found[key] = Piece.of(value.detach())
@@ -211,7 +236,8 @@ class Trainer:
             moment, name = key.split(".", 1)
             if name not in shards:  # another rank's
                 continue
-            shard, key = shards[name], "optimizer." + key
+            shard = shards[name]
+            key = "optimizer." + key
             scalar = not checkpoint.shapes[key]  # the number of steps
             shape = () if scalar else shard.tensor.shape
             value = torch.empty(shape, dtype=checkpoint.dtypes[key], device=shard.tensor.device)
@@ -254,7 +280,9 @@ def forward_backward(
     """
 
     def inputs(k: int) -> MicroBatch:
-        return micro_batch(batch, slice(k * micro_batch_size, (k + 1) * micro_batch_size), device)
+        return micro_batch(
+            batch, rows=slice(k * micro_batch_size, (k + 1) * micro_batch_size), device=device
+        )
 
     if parallel.pipeline is not None:
         return parallel.pipeline.step(

@@ -29,12 +29,14 @@ class Watchdog:
     """
 
     def __init__(self, file: Path, limit_s: float):
-        self.limit_s, self.path = limit_s, file
-        self._until, self._armed = float("inf"), -float("inf")
+        self.limit_s = limit_s
+        self.path = file
+        self._until = float("inf")
+        self._armed = -float("inf")
         if limit_s:
             file.parent.mkdir(parents=True, exist_ok=True)
             # kept open: it must be writable when nothing else works
-            descriptor = open_file(file, REPLACE, follow=False)
+            descriptor = open_file(file, flags=REPLACE, follow=False)
             self._file = open(descriptor, "w", encoding="utf-8")  # noqa: SIM115
             self.beat()
             threading.Thread(target=self._end, name="watchdog", daemon=True).start()
@@ -52,7 +54,8 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching. Remove an empty file."""
         if self.limit_s:
-            self.limit_s, self._until = 0.0, float("inf")
+            self.limit_s = 0.0
+            self._until = float("inf")
             faulthandler.cancel_dump_traceback_later()
             self._file.close()
             if self.path.stat().st_size == 0:

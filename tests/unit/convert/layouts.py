@@ -118,7 +118,8 @@ def write_litdata(folder, chunks, form="no_header_tensor:18", dtype="<i8", **con
         items = [np.array(ids, dtype).tobytes() for ids in documents]
         offsets = np.cumsum([4 * (len(items) + 2), *map(len, items)])
         data = np.array([len(items), *offsets], "<u4").tobytes() + b"".join(items)
-        name, tokens = f"chunk-0-{number}.bin", sum(map(len, documents))
+        name = f"chunk-0-{number}.bin"
+        tokens = sum(map(len, documents))
         (folder / name).write_bytes(data)
         listed.append(
             {"chunk_bytes": len(data), "chunk_size": len(items), "dim": tokens, "filename": name}

@@ -48,7 +48,8 @@ def test_a_store_comes_back_equal_through_each_format_and_no_flag_is_needed(
     run(store, tmp_path / "theirs.bin", to=foreign)
     run(tmp_path / "theirs.bin", tmp_path / "back", to="token-list")
     assert digest(tmp_path / "back") == digest(store)
-    made, back = read_store_manifest(store), read_store_manifest(tmp_path / "back")
+    made = read_store_manifest(store)
+    back = read_store_manifest(tmp_path / "back")
     same = (
         "tokenizer",
         "vocabulary_size",
@@ -86,7 +87,8 @@ def test_a_store_becomes_another_store(lab, tmp_path, form):
         to=form,
         **({"sequence_length": T} if form != "token-list" else {}),
     )
-    right, found = read_store_manifest(ours(lab, form)), read_store_manifest(tmp_path / "new")
+    right = read_store_manifest(ours(lab, form))
+    found = read_store_manifest(tmp_path / "new")
     # the date of the text, which Parquet files hold and their manifests do not, is lost
     if form != "packed":
         for manifest in (right, found):

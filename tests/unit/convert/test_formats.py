@@ -176,7 +176,8 @@ def test_a_shard_that_was_decompressed_in_the_folder_is_read(tmp_path):
 )
 def test_broken_compressed_shards_are_refused(tmp_path, bytes_, change, words):
     source = write_tokens(tmp_path / "m", [[[5, 6] * 99]], compression="zstd")
-    file, index = source / "shard.00000.mds.zstd", json.loads((source / "index.json").read_text())
+    file = source / "shard.00000.mds.zstd"
+    index = json.loads((source / "index.json").read_text())
     if change:
         file.write_bytes(change(file.read_bytes()))
     index["shards"][0]["raw_data"]["bytes"] += bytes_

@@ -136,7 +136,8 @@ def test_a_store_of_a_rule_is_made_again_by_the_rule(tmp_path):
 
 
 def test_nothing_makes_a_tokenizer_that_is_unknown(here):
-    path, odd = Path("config/config.yaml"), '"odd": {"kind": "unknown", "vocabulary_size": 300}'
+    path = Path("config/config.yaml")
+    odd = '"odd": {"kind": "unknown", "vocabulary_size": 300}'
     path.write_text(path.read_text().replace('"tekken": {"kind": "tekken"}', odd))
     with pytest.raises(UserError, match="unknown tokenizer kind 'unknown'"):
         asked("--dataset", "tinystories", "--tokenizer-name", "tekken")

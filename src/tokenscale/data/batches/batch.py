@@ -88,7 +88,8 @@ class Batches:
     _step = 0
 
     def __init__(self, run: RunSettings, vocabulary_size: int, inputs: Inputs):
-        self.vocabulary_size, self._global_batch = vocabulary_size, run.global_batch
+        self.vocabulary_size = vocabulary_size
+        self._global_batch = run.global_batch
         #: places of this rank in each global batch, int64
         self.slots = np.array(
             rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64
@@ -166,7 +167,8 @@ class ChangedBatches(WrappedBatches):
 
     def __init__(self, batches: Batches, change: RowChange, run: RunSettings, inputs: Inputs):
         Batches.__init__(self, run, change.vocabulary_size or batches.vocabulary_size, inputs)
-        self._batches, self._change = batches, change
+        self._batches = batches
+        self._change = change
 
     def next(self) -> Batch:
         numbers = self._batches.state()["step"] * self._global_batch + self.slots
@@ -251,7 +253,8 @@ class Prefetcher(WrappedBatches):
 
 #: steps whose order is computed at once, to share NumPy's overhead: BLOCK_STEPS after a seek, which
 #: must be fast, then the steps of BLOCK_ROWS rows
-BLOCK_STEPS, BLOCK_ROWS = 64, 8192
+BLOCK_STEPS = 64
+BLOCK_ROWS = 8192
 
 
 class RowBatches(Batches):
@@ -308,6 +311,6 @@ class RowBatches(Batches):
             self.prepare(indices)
             self._first, self._digests = int(steps[0]), row_digests(steps, self.slots, indices)
             i = step - self._first
-        batch = self.batch(i, step, self._digests[i])
+        batch = self.batch(i, step, order_digest=self._digests[i])
         self._step = step + 1
         return batch

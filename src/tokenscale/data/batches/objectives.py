@@ -15,8 +15,10 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.run import RunSettings
 
 #: shares of the chosen tokens that become the mask token and a random token; the rest is unchanged
-MASKED, RANDOM = 0.8, 0.1
-_HALF, _ALL = 1 << 32, (1 << 64) - 1
+MASKED = 0.8
+RANDOM = 0.1
+_HALF = 1 << 32
+_ALL = (1 << 64) - 1
 #: seed for held-out rows, so that every run predicts the same positions
 HELD_OUT_SEED = 0x6D61736B
 
@@ -95,7 +97,8 @@ def mask_tokens(
     changed = np.where(kind < round((MASKED + RANDOM) * _HALF), drawn, originals)
     changed = np.where(kind < round(MASKED * _HALF), mask_id, changed)
 
-    inputs, labels = tokens_bt.astype(np.int64), np.full((n, T), IGNORED, dtype=np.int64)
+    inputs = tokens_bt.astype(np.int64)
+    labels = np.full((n, T), IGNORED, dtype=np.int64)
     inputs[rows, columns], labels[rows, columns] = changed, originals
     return inputs, labels
 
@@ -125,10 +128,8 @@ def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
             "labels: target needs different ids for BOS and EOS, but the tokenizer has one for "
             "both."
         )
-        next, name = (
-            "use another tokenizer (kind bpe trains one on the corpus), or labels: all",
-            run.tokenizer.name,
-        )
+        next = "use another tokenizer (kind bpe trains one on the corpus), or labels: all"
+        name = run.tokenizer.name
         raise UserError(
             what, run=run.identity, tokenizer=f"{name}, id {manifest['bos_id']}", next=next
         )

@@ -32,11 +32,13 @@ def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, run.engine)
     documents = [
-        OnlineDocuments(run, manifest_path(path).parent, loaded)
-        for path in list_sources(run, corpus)
+        OnlineDocuments(run=run, corpus_directory=manifest_path(path).parent, tokenizer=loaded)
+        for path in list_sources(run, where=corpus)
     ]
     for source in documents:
-        found = measure(loaded, draw_sample(source.text.directory), source.text.manifest["name"])
+        found = measure(
+            loaded, sample=draw_sample(source.text.directory), corpus=source.text.manifest["name"]
+        )
         inputs.losses.append(found)
     return documents
 
@@ -45,16 +47,16 @@ class OnlineDocuments:
     """Whole documents, tokenized on the fly."""
 
     def __init__(self, run: RunSettings, corpus_directory: Path, tokenizer: Tokenizer):
-        self.text = RawText(corpus_directory, "train")
+        self.text = RawText(corpus_directory, split="train")
         self._read_text = self.text.open_documents()
-        self.tokenizer, self.eos, self._sequence_length = tokenizer, run.eos, run.sequence_length
+        self.tokenizer = tokenizer
+        self.eos = run.eos
+        self._sequence_length = run.sequence_length
         check_eos(self.tokenizer, self.eos, self.text.pairs)
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:
-            what, next = (
-                "the model's vocabulary is smaller than the tokenizer's.",
-                "remove model.vocabulary_size, or raise it",
-            )
+            what = "the model's vocabulary is smaller than the tokenizer's."
+            next = "remove model.vocabulary_size, or raise it"
             has = f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids"
             raise UserError(
                 what,
@@ -78,15 +80,15 @@ class OnlineDocuments:
         """Return the ids of several documents, tokenized in one call."""
         return encode_documents(
             self.tokenizer,
-            [self._read_text(i) for i in np.asarray(indices).tolist()],
-            self.eos,
-            self.text.pairs,
+            texts=[self._read_text(i) for i in np.asarray(indices).tolist()],
+            eos=self.eos,
+            pairs=self.text.pairs,
         )
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
         return pad_documents(
-            self.documents(indices), self._sequence_length + 1, self.tokenizer.pad_id
+            self.documents(indices), width=self._sequence_length + 1, pad_id=self.tokenizer.pad_id
         )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
@@ -101,11 +103,12 @@ class PaddedBatches(RowBatches):
 
     def __init__(self, run: RunSettings, inputs: Inputs):
         sources = open_documents(run, inputs)
-        order = open_order(run, [len(source) for source in sources])
+        order = open_order(run, sizes=[len(source) for source in sources])
         super().__init__(
             join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs
         )
-        self._run, self._sources = run, sources
+        self._run = run
+        self._sources = sources
 
     def count_cut(self) -> dict[str, float]:
         """Return the shares in documents with `CUT_BYTES` of text; see `Batches`."""
@@ -123,7 +126,12 @@ class PaddedBatches(RowBatches):
 
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
     sources = open_documents(run, inputs)
-    return StreamBatches(sources, run, sources[0].tokenizer.vocabulary_size, inputs)
+    return StreamBatches(
+        sources=sources,
+        run=run,
+        vocabulary_size=sources[0].tokenizer.vocabulary_size,
+        inputs=inputs,
+    )
 
 
 #: approach → function that opens its batches

@@ -34,7 +34,12 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     unsuitable inputs.
     """
     if run.approach not in BATCHES:
-        raise unknown("approach", run.approach, BATCHES, run=run.identity)
+        raise unknown(
+            "approach",
+            word=run.approach,
+            words=BATCHES,
+            run=run.identity,
+        )
     openers = OPENERS
     if BATCHES[run.approach].format is None:
         # with the tokenizers, which are no code of other runs
@@ -44,9 +49,18 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     inputs = replace(inputs, losses=[])
     batches = openers[run.approach](run, inputs)
     change = open_change(
-        run, inputs, _read_manifests(run, inputs) if run.labels == "target" else []
+        run, inputs, manifests=_read_manifests(run, inputs) if run.labels == "target" else []
     )
-    batches = batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
+    batches = (
+        batches
+        if change is UNCHANGED
+        else ChangedBatches(
+            batches=batches,
+            change=change,
+            run=run,
+            inputs=inputs,
+        )
+    )
     batches.lost = {
         share: max(found[share] for found in inputs.losses) for share in LOST if inputs.losses
     }
@@ -64,7 +78,9 @@ def count_labelled_rows(
     """
     if run.labels == "all" and run.objective not in OBJECTIVES:
         return None
-    batches, labelled, rows = open_batches(run, replace(inputs, rank=0, world_size=1)), 0, 0
+    batches = open_batches(run, inputs=replace(inputs, rank=0, world_size=1))
+    labelled = 0
+    rows = 0
     while rows < most:
         labels = batches.next().labels_bt
         labelled += int((labels != IGNORED).any(axis=1).sum())
@@ -79,7 +95,7 @@ def count_few_rows(run: RunSettings, inputs: Inputs, batches: Batches) -> float:
     if run.store is None and BATCHES[run.approach].streams:
         corpora = [
             read_corpus_manifest(manifest_path(where).parent)
-            for where in list_sources(run, inputs.corpus)
+            for where in list_sources(run, where=inputs.corpus)
         ]
         most = BYTES_PER_TOKEN * run.global_batch * run.sequence_length
         if sum(corpus["splits"]["train"]["utf8_bytes"] for corpus in corpora) > most:
@@ -90,11 +106,11 @@ def count_few_rows(run: RunSettings, inputs: Inputs, batches: Batches) -> float:
 def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:
     """Return the facts of each source that `open_change` reads."""
     if run.store is not None:
-        return [read_store_manifest(where) for where in list_sources(run, inputs.store)]
+        return [read_store_manifest(where) for where in list_sources(run, where=inputs.store)]
     tokenizer = read_tokenizer_manifest(inputs.tokenizer)
     corpora = [
         read_corpus_manifest(manifest_path(where).parent)
-        for where in list_sources(run, inputs.corpus)
+        for where in list_sources(run, where=inputs.corpus)
     ]
     return [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
 
@@ -123,13 +139,13 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
     if the store is missing, changed, or does not match the run.
     """
     sources = list_sources(
-        run, inputs.require("validation_store", run, "validation"), held_out=True
+        run, where=inputs.require("validation_store", run, "validation"), held_out=True
     )
     slices = []
     for where, corpus in zip(sources, run.corpora, strict=True):
         manifest = open_store(
             where,
-            run.validation_store,
+            expected=run.validation_store,
             requested_by=run.identity,
             tokenizer_name=run.tokenizer.name,
             vocabulary_size=vocabulary_size,
@@ -138,8 +154,21 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
         rows = min(run.validation.rows, len(store))
         numbers = np.array(rank_slots(rows, inputs.rank, inputs.world_size), dtype=np.int64)
         tokens_bt, labels_bt = store.rows(numbers)
-        change = open_change(run, inputs, [manifest], held_out=True)
+        change = open_change(
+            run,
+            inputs,
+            manifests=[manifest],
+            held_out=True,
+        )
         tokens_bt, labels_bt = change.apply(tokens_bt, labels_bt, numbers)
         ids = document_ids(store.starts(numbers)) if run.document_mask else None
-        slices.append(HeldOutSlice(tokens_bt, labels_bt, rows, ids, corpus.name))
+        slices.append(
+            HeldOutSlice(
+                tokens_bt=tokens_bt,
+                labels_bt=labels_bt,
+                global_rows=rows,
+                document_ids_bt=ids,
+                corpus=corpus.name,
+            )
+        )
     return slices

@@ -43,10 +43,18 @@ def recount_steps(run: RunSettings, inputs: Inputs, first: int, stop: int) -> Re
     for place, step in enumerate(steps.tolist()):
         if step != following:
             batches.seek({"step": step})
-        batch, following = batches.next(), step + 1
+        batch = batches.next()
+        following = step + 1
         counts[place] = batch.useful_tokens, batch.total_tokens, batch.order_digest
     epoch = batches.rows_per_epoch() if BATCHES[run.approach].format is not None else float("nan")
-    return Recount(steps, counts[:, 0], counts[:, 1], counts[:, 2], batches.vocabulary_size, epoch)
+    return Recount(
+        steps=steps,
+        useful=counts[:, 0],
+        total=counts[:, 1],
+        digests=counts[:, 2],
+        vocabulary_size=batches.vocabulary_size,
+        rows_per_epoch=epoch,
+    )
 
 
 def recount_held_out(

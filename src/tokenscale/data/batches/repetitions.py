@@ -28,12 +28,13 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
     sources = mixture.trained_sources
     if all(source.maximum_repetitions is None for source in sources):
         return  # the run may have another budget than steps
-    order = open_order(run, [1] * len(sources))
+    order = open_order(run, sizes=[1] * len(sources))
     assert isinstance(order, MixtureOrder)
     needed = order.count(run.budget.steps * run.global_batch).tolist()
     available = count_sequences(run, manifests, needed)
     for source, sequences, per_pass in zip(sources, needed, available, strict=True):
-        limit, name = source.maximum_repetitions, source.corpus.name
+        limit = source.maximum_repetitions
+        name = source.corpus.name
         if limit is not None and sequences > limit * per_pass:
             passes = (
                 f"{sequences / per_pass:.3g} passes over its {per_pass:,.0f}"
@@ -59,15 +60,17 @@ def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[i
     assert run.mixture is not None
     streams = BATCHES[run.approach].streams
     if run.store is not None:
-        stores = [read_store_manifest(path) for path in list_sources(run, manifests["store"])]
+        stores = [read_store_manifest(path) for path in list_sources(run, where=manifests["store"])]
         return [m["tokens_total"] / run.sequence_length if streams else m["rows"] for m in stores]
     if not streams:
-        folders = [path.parent for path in list_sources(run, manifests["corpus"])]
+        folders = [path.parent for path in list_sources(run, where=manifests["corpus"])]
         return [read_corpus_manifest(folder)["splits"]["train"]["rows"] for folder in folders]
     from tokenscale.data.batches.batch import Inputs
     from tokenscale.data.batches.online import open_documents
 
-    opened = open_documents(run, Inputs(manifests["corpus"], manifests["tokenizer"].parent))
+    opened = open_documents(
+        run, inputs=Inputs(manifests["corpus"], tokenizer=manifests["tokenizer"].parent)
+    )
     return [
         documents.total_tokens / run.sequence_length
         if source.maximum_repetitions is not None and sequences

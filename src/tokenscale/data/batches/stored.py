@@ -30,18 +30,18 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
     and tokenizer are compared if their folders are given. Raises UserError for any mismatch (see
     `stores.manifest.open_store`).
     """
-    stores = list_sources(run, inputs.require("store", run, f"approach {run.approach}"))
+    stores = list_sources(run, where=inputs.require("store", run, f"approach {run.approach}"))
     tokenizer_sha256 = None
     if _exists(inputs.tokenizer):
         tokenizer_sha256 = read_tokenizer_manifest(inputs.tokenizer)["file"]["sha256"]
     corpora: list[Path | None] = [None] * len(stores)
     if _exists(inputs.corpus):
-        corpora = [manifest_path(path) for path in list_sources(run, inputs.corpus)]
+        corpora = [manifest_path(path) for path in list_sources(run, where=inputs.corpus)]
     opened: list[tuple[Path, dict[str, Any]]] = []
     for where, corpus in zip(stores, corpora, strict=True):
         manifest = open_store(
             where,
-            run.store,
+            expected=run.store,
             requested_by=run.identity,
             tokenizer_name=run.tokenizer.name,
             # the stores of a mixture have the same tokenizer
@@ -72,14 +72,25 @@ def _open_readers(run: RunSettings, inputs: Inputs) -> tuple[list[Any], int]:
 def open_pretokenized_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
     """Open the rows of a `padded` store, bit-identical to those of the approach `padded`."""
     stores, vocabulary_size = _open_readers(run, inputs)
-    order = open_order(run, [len(store) for store in stores])
-    return RowBatches(join(stores).rows, order, run, vocabulary_size, inputs)
+    order = open_order(run, sizes=[len(store) for store in stores])
+    return RowBatches(
+        read=join(stores).rows,
+        order=order,
+        run=run,
+        vocabulary_size=vocabulary_size,
+        inputs=inputs,
+    )
 
 
 def open_streamed(run: RunSettings, inputs: Inputs) -> StreamBatches:
     """Open endless streams of a store's documents, bit-identical to those of `padding-free`."""
     stores, vocabulary_size = _open_readers(run, inputs)
-    return StreamBatches(stores, run, vocabulary_size, inputs)
+    return StreamBatches(
+        sources=stores,
+        run=run,
+        vocabulary_size=vocabulary_size,
+        inputs=inputs,
+    )
 
 
 #: batches that the kernel reads ahead from a large store
@@ -123,12 +134,19 @@ class PackedBatches(RowBatches):
         ids = self._ids[step & 1]
         if ids is not None:
             document_ids(self._store.starts(self._plan.indices[i]), out=ids)
-        return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest, ids)
+        return Batch(
+            tokens_bt=into.tokens_bt,
+            labels_bt=into.labels_bt,
+            useful_tokens=useful,
+            total_tokens=self._total,
+            order_digest=order_digest,
+            document_ids_bt=ids,
+        )
 
 
 def open_packed(run: RunSettings, inputs: Inputs) -> PackedBatches:
     (first, *others) = open_run_stores(run, inputs)
-    return PackedBatches(PackedStore(*first, others=others), run, inputs)
+    return PackedBatches(store=PackedStore(*first, others=others), run=run, inputs=inputs)
 
 
 #: global batches whose documents are sorted together
@@ -150,14 +168,16 @@ class BucketedBatches(RowBatches):
         self, stores: "list[TokenListStore]", vocabulary_size: int, run: RunSettings, inputs: Inputs
     ):
         super().__init__(
-            None, open_order(run, [len(store) for store in stores]), run, vocabulary_size, inputs
+            None,
+            open_order(run, sizes=[len(store) for store in stores]),
+            run,
+            vocabulary_size,
+            inputs,
         )
         self._pad_id: int = stores[0].manifest["padding"]["id"]
-        self._store, self._sequence_length, self._seed = (
-            join(stores),
-            run.sequence_length,
-            run.effective_seed,
-        )
+        self._store = join(stores)
+        self._sequence_length = run.sequence_length
+        self._seed = run.effective_seed
         self._lengths_by_corpus = {
             c.name: s.lengths for c, s in zip(run.trained_corpora, stores, strict=True)
         }
@@ -180,7 +200,14 @@ class BucketedBatches(RowBatches):
         )
         lengths = self._store.lengths_of(documents)
         by_length = np.argsort(lengths, kind="stable").reshape(WINDOW, self._global_batch)
-        shuffled = by_length[permute(np.arange(WINDOW), WINDOW, self._seed, epoch=window)]
+        shuffled = by_length[
+            permute(
+                np.arange(WINDOW),
+                n=WINDOW,
+                seed=self._seed,
+                epoch=window,
+            )
+        ]
         self._lengths = lengths[shuffled]
         return steps, documents[shuffled][:, self.slots]
 

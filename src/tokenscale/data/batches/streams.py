@@ -71,7 +71,8 @@ class JoinedSources:
 
 
 #: documents per slot, and steps of a mixture, whose order is computed at once
-BLOCK_DOCUMENTS, BLOCK_STEPS = 256, 64
+BLOCK_DOCUMENTS = 256
+BLOCK_STEPS = 64
 
 
 class StreamBatches(Batches):
@@ -87,7 +88,8 @@ class StreamBatches(Batches):
         self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, inputs: Inputs
     ):
         super().__init__(run, vocabulary_size, inputs)
-        self._sources, self._sequence_length = sources, run.sequence_length
+        self._sources = sources
+        self._sequence_length = run.sequence_length
         sizes = [len(documents) for documents in sources]
         order = open_order(run, sizes)
         #: None without a mixture
@@ -97,7 +99,11 @@ class StreamBatches(Batches):
         self._streams = [
             [
                 _Stream(
-                    documents, slot, run.global_batch, order.source_seed(number), firsts[number]
+                    documents=documents,
+                    slot=slot,
+                    global_batch=run.global_batch,
+                    seed=order.source_seed(number),
+                    first_document=firsts[number],
                 )
                 for number, documents in enumerate(sources)
             ]
@@ -131,7 +137,8 @@ class StreamBatches(Batches):
     def seek(self, state: dict[str, Any]) -> None:
         """Continue at a state of any world size, or at a step: {"step": k}."""
         super().seek(state)
-        known, unknown = state.get("slots", {}), []
+        known = state.get("slots", {})
+        unknown = []
         for n, slot in enumerate(self.slots.tolist()):
             if (positions := known.get(str(slot))) is None:
                 unknown.append(n)
@@ -142,7 +149,9 @@ class StreamBatches(Batches):
                 stream.seek(*position)
         rows = np.full((len(unknown), 1), self._step, dtype=np.int64)
         if unknown and self._order:
-            rows = self._order.count_by_slot(self._step, self._global_batch, self.slots[unknown])
+            rows = self._order.count_by_slot(
+                self._step, self._global_batch, slots=self.slots[unknown]
+            )
         for n, counts in zip(unknown, rows.tolist(), strict=True):
             for stream, count in zip(self._streams[n], counts, strict=True):
                 stream.seek_token(count * self._sequence_length)
@@ -172,9 +181,13 @@ class _Stream:
     def __init__(
         self, documents: Any, slot: int, global_batch: int, seed: int, first_document: int
     ):
-        self._documents, self._slot, self._stride, self._seed = documents, slot, global_batch, seed
+        self._documents = documents
+        self._slot = slot
+        self._stride = global_batch
+        self._seed = seed
         self._first_document = first_document
-        self._block_start, self._block = 0, np.zeros(0, dtype=np.int64)
+        self._block_start = 0
+        self._block = np.zeros(0, dtype=np.int64)
         self._ids: np.ndarray | None = None
         # document of this stream, and the next row's first token in it
         self._number = self._offset = 0
@@ -197,7 +210,9 @@ class _Stream:
             raise ValueError(
                 f"document {document} is not in the stream of slot {self._slot} of {self._stride}"
             )
-        self._number, self._offset, self._ids = number, offset, None
+        self._number = number
+        self._offset = offset
+        self._ids = None
 
     def seek_token(self, position: int) -> None:
         """Continue at token `position` of the stream, found from document lengths."""
@@ -208,16 +223,20 @@ class _Stream:
             if position < ends[-1]:
                 inside = int(np.searchsorted(ends, position, side="right"))
                 before = int(ends[inside] - lengths[inside])
-                self._number, self._offset, self._ids = number + inside, position - before, None
+                self._number = number + inside
+                self._offset = position - before
+                self._ids = None
                 return
             position -= int(ends[-1])
             number += len(lengths)
 
     def fill(self, tokens: np.ndarray) -> np.ndarray:
         """Write the next T + 1 tokens and advance by T. Returns the starts of documents."""
-        filled, width = 0, len(tokens)
+        filled = 0
+        width = len(tokens)
         starts: list[int] = []
-        number, offset = self._number, self._offset
+        number = self._number
+        offset = self._offset
         ids = self._ids if self._ids is not None else self._document(number)
         while True:
             if offset == 0:
@@ -226,9 +245,12 @@ class _Stream:
             tokens[filled : filled + count] = ids[offset : offset + count]
             filled += count
             if filled == width:
-                self._number, self._offset, self._ids = number, offset + count - 1, ids
+                self._number = number
+                self._offset = offset + count - 1
+                self._ids = ids
                 return np.array(starts, dtype=np.int64)
-            number, offset = number + 1, 0
+            number = number + 1
+            offset = 0
             ids = self._document(number)
 
     def _document(self, number: int) -> np.ndarray:
@@ -241,6 +263,6 @@ class _Stream:
             positions = self._slot + numbers * self._stride
             self._block_start, self._block = (
                 number,
-                get_samples(positions, len(self._documents), self._seed),
+                get_samples(positions, n=len(self._documents), seed=self._seed),
             )
         return self._block[number - self._block_start :]

@@ -36,7 +36,8 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     """
 
     def __init__(self, where: str | Path, *, bounds: bool = False):
-        self.where, self.bounds = Path(where), bounds
+        self.where = Path(where)
+        self.bounds = bounds
         declared = read_store_manifest(self.where)
         if bounds and declared["format"] != "packed":
             what = "only rows of a packed store hold several documents."
@@ -45,7 +46,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
                 what, store=f"{self.where} has the format {declared['format']}", next=next
             )
         self.manifest = open_store(
-            self.where, StoreSettings(declared["format"], **declared["options"])
+            self.where, expected=StoreSettings(declared["format"], **declared["options"])
         )
         self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
@@ -105,7 +106,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
             raise UserError(
                 what, global_batch=global_batch, world_size=world_size, next="raise global_batch"
             )
-        self._rows, self._global_batch, self._seed = rows, global_batch, seed
+        self._rows = rows
+        self._global_batch = global_batch
+        self._seed = seed
         self._slots = np.array(rank_slots(global_batch, rank, world_size), dtype=np.int64)
         self._step = 0
 
@@ -113,7 +116,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
         while True:
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
             rows = get_samples(
-                steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed
+                steps[:, None] * self._global_batch + self._slots[None, :],
+                n=self._rows,
+                seed=self._seed,
             )
             for step, indices in zip(steps.tolist(), rows.tolist(), strict=True):
                 if step != self._step:  # a state was loaded
@@ -147,7 +152,9 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     """
 
     def __init__(self, run: RunSettings, inputs: Inputs, *, steps: int | None = None):
-        self._run, self._inputs, self._steps = run, inputs, steps
+        self._run = run
+        self._inputs = inputs
+        self._steps = steps
         self._state: dict[str, Any] = {"step": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,7 +166,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         batches = open_batches(self._run, self._inputs)
         batches.seek(self._state)
         end = None if self._steps is None else self._state["step"] + self._steps
-        skip_batches(batches, worker)
+        skip_batches(batches, count=worker)
         while end is None or batches.state()["step"] < end:
             batch = batches.next().copy()
             yield {
@@ -170,7 +177,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
                 "order_digest": batch.order_digest,
                 "state": batches.state(),
             }
-            skip_batches(batches, workers - 1)
+            skip_batches(batches, count=workers - 1)
 
 
 def skip_batches(batches: Any, count: int) -> None:

@@ -130,7 +130,12 @@ def clean(
                 counts["duplicates"] += 1
                 continue
         counts["kept"] += 1
-        yield Document(text, origin, encoded, sha256)
+        yield Document(
+            text=text,
+            origin=origin,
+            encoded=encoded,
+            sha256=sha256,
+        )
 
 
 def collapse(text: str) -> str:
@@ -203,7 +208,7 @@ class Source(NamedTuple):
         ):
             next = "run this command again when the files are complete"
             raise UserError(
-                "a source file changed while it was read.", files=few(changed, 8), next=next
+                "a source file changed while it was read.", files=few(changed, shown=8), next=next
             )
         hashes = {
             (key, file["name"]): file["sha256"]
@@ -227,7 +232,12 @@ def open_source(
 ) -> Source:
     source = settings.source
     if source.kind not in SOURCES:
-        raise unknown("corpus source", source.kind, SOURCES, key="corpus.source.kind")
+        raise unknown(
+            "corpus source",
+            word=source.kind,
+            words=SOURCES,
+            key="corpus.source.kind",
+        )
 
     def list_stamps() -> dict[tuple[str, str], tuple[int, int]]:
         lists = (
@@ -238,11 +248,19 @@ def open_source(
         stats = {(key, name): path.stat() for key, listed in lists.items() for name, path in listed}
         return {key: (stat.st_size, stat.st_mtime_ns) for key, stat in stats.items()}
 
-    functions, stamps = find_source(source.kind), list_stamps()
+    functions = find_source(source.kind)
+    stamps = list_stamps()
     arguments = (source, downloads, *([part] if part is not None else []))
-    description, documents = functions.describe(*arguments), functions.documents(*arguments)
+    description = functions.describe(*arguments)
+    documents = functions.documents(*arguments)
     validation = functions.validation_documents(*arguments) if source.has_own_validation else None
-    return Source(documents, description, validation, list_stamps, stamps)
+    return Source(
+        documents=documents,
+        description=description,
+        validation=validation,
+        list_stamps=list_stamps,
+        stamps=stamps,
+    )
 
 
 def build(
@@ -259,7 +277,13 @@ def build(
     which is recorded. Raises UserError for an unknown source, missing or unreadable files or
     packages, a source file that changes while it is read, or an empty training split.
     """
-    return write_corpus(open_source(settings, downloads), settings, directory, report, content)
+    return write_corpus(
+        open_source(settings, downloads),
+        settings,
+        directory=directory,
+        report=report,
+        content=content,
+    )
 
 
 def build_from(
@@ -295,10 +319,8 @@ def describe_corpus(
 ) -> dict[str, Any]:
     """Return the manifest of a corpus. Raises UserError if there are no training documents."""
     if splits["train"]["rows"] == 0:
-        found, next = (
-            ", ".join(f"{k} {v}" for k, v in counts.items()),
-            "check corpus.source and corpus.cleaning",
-        )
+        found = ", ".join(f"{k} {v}" for k, v in counts.items())
+        next = "check corpus.source and corpus.cleaning"
         raise UserError(
             "the corpus has no training documents.", corpus=directory, documents=found, next=next
         )
@@ -338,8 +360,8 @@ def write_manifest(
         "machine": platform.node(),
         "platform": platform.platform(),
     }
-    write_sealed(directory / "build.json", facts)
-    write_json(directory / "manifest.json", manifest)
+    write_sealed(directory / "build.json", record=facts)
+    write_json(directory / "manifest.json", value=manifest)
 
 
 def assign_split(sha256: bytes, validation_share: float) -> str:
@@ -386,11 +408,9 @@ class SplitWriter:
     compares_splits = True
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
-        self.directory, self.name, self.row_group_rows = (
-            directory,
-            name,
-            min(row_group_rows, SHARD_DOCUMENTS),
-        )
+        self.directory = directory
+        self.name = name
+        self.row_group_rows = min(row_group_rows, SHARD_DOCUMENTS)
         self.texts: list[str] = []
         self.origins: list[str] = []
         self.lengths = Counter[int]()
@@ -420,7 +440,11 @@ class SplitWriter:
         self._pool.shutdown()
         rows = sum(file["rows"] for file in self.files)
         return describe_split(
-            rows, self.utf8_bytes, self.digest.hexdigest(), self.lengths, self.files
+            rows,
+            self.utf8_bytes,
+            text_sha256=self.digest.hexdigest(),
+            lengths=self.lengths,
+            files=self.files,
         )
 
     def _flush(self) -> None:
@@ -434,7 +458,9 @@ class SplitWriter:
             self.writer.write_table, table, row_group_size=len(self.texts)
         )
         self.shard_rows += len(self.texts)
-        self.texts, self.origins, self.group_bytes = [], [], 0
+        self.texts = []
+        self.origins = []
+        self.group_bytes = 0
 
     def _close_shard(self) -> None:
         self._flush()
@@ -451,7 +477,8 @@ class SplitWriter:
                 "sha256": sha256_file(path),
             }
         )
-        self.writer, self.shard_rows = None, 0
+        self.writer = None
+        self.shard_rows = 0
 
 
 def open_shard(path: Path) -> pq.ParquetWriter:
@@ -488,12 +515,19 @@ def write_corpus(
     """
     started = time.monotonic()
     counts = dict.fromkeys(FATES, 0)
-    by_hash, trained = source.validation is None, set[bytes]()
+    by_hash = source.validation is None
+    trained = set[bytes]()
     with building_folder(directory) as building:
         writers = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
         for split, texts in (("train", source.documents), ("validation", source.validation or ())):
             seen = set[bytes]() if settings.cleaning.deduplicate or not by_hash else None
-            for document in clean(texts, settings.cleaning, counts, seen, trained):
+            for document in clean(
+                texts,
+                settings=settings.cleaning,
+                counts=counts,
+                seen=seen,
+                trained=trained,
+            ):
                 if by_hash:
                     split = assign_split(document.sha256, settings.validation_share)
                 writers[split].add(document)
@@ -503,6 +537,13 @@ def write_corpus(
         splits = {name: of_split.close() for name, of_split in writers.items()}
         manifest = describe(settings, source.description, counts, splits, directory)
         read = source.list_read_files()
-        replace_files(building, directory, sorted(path.name for path in building.iterdir()))
-    write_manifest(directory, manifest, settings, started, files=read, content=content)
+        replace_files(building, directory, names=sorted(path.name for path in building.iterdir()))
+    write_manifest(
+        directory,
+        manifest,
+        settings=settings,
+        started=started,
+        files=read,
+        content=content,
+    )
     return manifest

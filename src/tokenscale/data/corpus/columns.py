@@ -27,7 +27,7 @@ def get_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     if name in schema.names:
         return schema.field(name).type
     parent, _, field = name.rpartition(".")
-    parent_type = get_type(schema, parent) if parent else None
+    parent_type = get_type(schema, name=parent) if parent else None
     if (
         parent_type is None
         or not pa.types.is_struct(parent_type)
@@ -42,7 +42,7 @@ def get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name in batch.schema.names:
         return batch.column(name)
     parent, _, field = name.rpartition(".")
-    return pc.struct_field(get_column(batch, parent), field)
+    return pc.struct_field(get_column(batch, name=parent), field)
 
 
 def get_value(row: dict[str, Any], name: str) -> Any:
@@ -54,7 +54,7 @@ def get_value(row: dict[str, Any], name: str) -> Any:
     parent, _, field = name.rpartition(".")
     if not parent:
         raise KeyError(name)
-    value = get_value(row, parent)
+    value = get_value(row, name=parent)
     return None if value is None else value[field]
 
 
@@ -66,27 +66,41 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
     first.
     """
     numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
-    positions, width = [], 0
+    positions = []
+    width = 0
     for number, line in enumerate(lines, start=1):
         cells = line.removesuffix("\r").split("\t")
         if number > 1 and line.startswith("\ufeff"):
-            raise damaged(path, "byte order mark", repr(line[:60]), line=number)
+            raise damaged(
+                path,
+                what="byte order mark",
+                found=repr(line[:60]),
+                line=number,
+            )
         if numbered and cells == [""]:
             continue
         if not width:
             if "\r" in line.removesuffix("\r"):
-                raise damaged(path, "line ends", repr(line[:60]))
-            header, width = (
-                [str(n) for n in range(1, len(cells) + 1)] if numbered else cells,
-                len(cells),
-            )
+                raise damaged(path, what="line ends", found=repr(line[:60]))
+            header = [str(n) for n in range(1, len(cells) + 1)] if numbered else cells
+            width = len(cells)
             for option, name in names.items():
                 if header.count(name) > 1:
                     raise damaged(
-                        path, "same columns", ", ".join(header), name=name, key=f"source.{option}"
+                        path,
+                        what="same columns",
+                        found=", ".join(header),
+                        name=name,
+                        key=f"source.{option}",
                     )
                 if name not in header:
-                    raise missing_column(path, name, header, option, line=number)
+                    raise missing_column(
+                        path,
+                        name,
+                        names=header,
+                        option=option,
+                        line=number,
+                    )
                 positions.append(header.index(name))
             if not numbered:
                 continue
@@ -95,9 +109,9 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
         if len(cells) != width:
             raise damaged(
                 path,
-                "fields",
-                f"{len(cells)} in {line[:60]!r}",
-                f"{width}, as in the first line",
+                what="fields",
+                found=f"{len(cells)} in {line[:60]!r}",
+                expected=f"{width}, as in the first line",
                 line=number,
             )
         yield tuple(cells[position] for position in positions)
@@ -132,7 +146,12 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
             yield None
             continue
         if PAIR in "".join(row):
-            raise damaged(path, "pair", name=PAIR, document=f"{number:,}")
+            raise damaged(
+                path,
+                what="pair",
+                name=PAIR,
+                document=f"{number:,}",
+            )
         yield PAIR.join(row)
 
 
@@ -147,9 +166,13 @@ def read_line_pairs(
             longer = count + 1 + sum(1 for _ in (second if line is None else first))
             counts = (count, longer) if line is None else (longer, count)
             raise damaged(
-                path, "lines", f"{counts[0]:,} lines", f"{counts[1]:,} lines, as in {target}"
+                path,
+                what="lines",
+                found=f"{counts[0]:,} lines",
+                expected=f"{counts[1]:,} lines, as in {target}",
             )
-        source, target_text = line.removesuffix("\r"), translation.removesuffix("\r")
+        source = line.removesuffix("\r")
+        target_text = translation.removesuffix("\r")
         yield source if source.strip() else None, target_text if target_text.strip() else None
 
 
@@ -160,10 +183,8 @@ def match_targets(
     targets differ.
     """
     if targets and len(files) != len(targets):
-        what, next = (
-            "each file of texts goes with one of translations.",
-            "name as many, in the same order",
-        )
+        what = "each file of texts goes with one of translations."
+        next = "name as many, in the same order"
         raise UserError(
             what, key=f"source.{key}", found=f"{len(targets)} for {len(files)} files", next=next
         )

@@ -73,7 +73,7 @@ def _read_package(name: str) -> Iterator[tuple[str, str]]:
         files |= {prefix + path.relative_to(root).as_posix(): path for path in paths}
     for origin, path in sorted(files.items()):
         if (tree := _parse(path)) is not None:
-            yield from _read_docstrings(tree, origin, "")
+            yield from _read_docstrings(tree, origin, name="")
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -96,7 +96,7 @@ def _read_docstrings(node: ast.AST, origin: str, name: str) -> Iterator[tuple[st
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from _read_docstrings(
-                child, origin, f"{name}.{child.name}" if name else child.name
+                child, origin, name=f"{name}.{child.name}" if name else child.name
             )
         elif isinstance(child, (ast.If, ast.Try, ast.With)):
             yield from _read_docstrings(child, origin, name)
@@ -144,10 +144,8 @@ def _find_root(name: str) -> Path:
     except ValueError:
         spec = None
     if spec is None or spec.origin is None:
-        what, next = (
-            f"the package {name!r} is not installed.",
-            f"install {name}, or take it off the list",
-        )
+        what = f"the package {name!r} is not installed."
+        next = f"install {name}, or take it off the list"
         raise UserError(what, key="corpus.source.packages", next=next)
     origin = Path(spec.origin)
     return origin.parent if spec.submodule_search_locations else origin

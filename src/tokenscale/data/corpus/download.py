@@ -39,15 +39,18 @@ from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 
 VERSION = 1
-RECORD, MANIFEST = "hashes.json", "manifest.json"
+RECORD = "hashes.json"
+MANIFEST = "manifest.json"
 #: while many files arrive, their hashes are recorded this often
 RECORD_S = 10.0
 #: attempts in a row without progress, and the bytes that count as progress
-TRIES, PROGRESS_BYTES = 6, 1 << 20
+TRIES = 6
+PROGRESS_BYTES = 1 << 20
 #: longest pause that a server may demand (Retry-After)
 LONGEST_PAUSE_S = 600.0
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
-CHUNK_BYTES, BUCKET_CHUNK_BYTES = 1 << 20, 1 << 22
+CHUNK_BYTES = 1 << 20
+BUCKET_CHUNK_BYTES = 1 << 22
 #: maximum length of a local file name; with prefix and suffix it fits the file system's limit of
 #: 255
 LONGEST_NAME_BYTES = 200
@@ -61,7 +64,8 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     Existing files with the right hash are kept. Raises UserError if a file cannot be downloaded or
     its hash differs from the declared or recorded one. A file with a wrong hash is deleted.
     """
-    directory, source = Path(directory), settings.source
+    directory = Path(directory)
+    source = settings.source
     if source.kind not in DOWNLOADS:
         next = "tokenscale corpus --help makes the corpus"
         raise UserError(
@@ -77,9 +81,13 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         if source.kind == "hub"
         else {}
     )
-    with lock_folder(directory, f"the download of {settings.name}"):
-        record, recorded_at, used_names = directory / RECORD, monotonic(), {RECORD, MANIFEST}
-        hashes: dict[str, str] = read_json(record, "record of hashes") if record.exists() else {}
+    with lock_folder(directory, what=f"the download of {settings.name}"):
+        record = directory / RECORD
+        recorded_at = monotonic()
+        used_names = {RECORD, MANIFEST}
+        hashes: dict[str, str] = (
+            read_json(record, what="record of hashes") if record.exists() else {}
+        )
         try:
             for key in FILE_LISTS:
                 declared = dict(file.partition("#sha256=")[::2] for file in getattr(source, key))
@@ -89,7 +97,12 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                     used_names.add(_check_local_name(local, name))
                     target = directory / local
                     hashes[name] = _fetch_file(
-                        fetch, source, name, target, declared.get(name), hashes.get(name)
+                        fetch,
+                        source,
+                        name=name,
+                        target=target,
+                        declared=declared.get(name),
+                        recorded=hashes.get(name),
                     )
                     entry = {
                         "name": local,
@@ -99,12 +112,12 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                     }
                     manifest.setdefault(key, []).append(entry)
                     if monotonic() - recorded_at > RECORD_S:
-                        write_json(record, hashes)
+                        write_json(record, value=hashes)
                         recorded_at = monotonic()
         finally:
             if hashes:
-                write_json(record, hashes)
-        write_sealed(directory / MANIFEST, manifest)
+                write_json(record, value=hashes)
+        write_sealed(directory / MANIFEST, record=manifest)
     return manifest
 
 
@@ -113,10 +126,8 @@ def _check_local_name(local: str, name: str) -> str:
     be untrusted.
     """
     if "\0" in local or any(part in ("", ".", "..") for part in local.split("/")):
-        what, next = (
-            "a file of the source would be written outside of its folder.",
-            "name the file by another path",
-        )
+        what = "a file of the source would be written outside of its folder."
+        next = "name the file by another path"
         raise UserError(what, file=repr(name), found=repr(local), next=next)
     return local
 
@@ -139,7 +150,8 @@ def _fetch_file(
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
     fetch(source, name, part, bool(expected))
-    digest, size = sha256_file(part), part.stat().st_size
+    digest = sha256_file(part)
+    size = part.stat().st_size
     if expected and digest != expected:
         part.unlink()
         what = (
@@ -150,10 +162,8 @@ def _fetch_file(
             f"the source has changed; to accept it, remove its line from {RECORD} in the folder "
             "of the download"
         )
-        next, found = (
-            "check the declared hash and the address" if declared else changed,
-            f"{digest}  ({size:,} bytes)",
-        )
+        next = "check the declared hash and the address" if declared else changed
+        found = f"{digest}  ({size:,} bytes)"
         raise UserError(
             what, address=name, file=target, expected=f"sha256 {expected}", found=found, next=next
         )
@@ -183,7 +193,9 @@ class Retry(Exception):
 
     def __init__(self, reason: str, pause_s: float | None = None, restart: bool = False):
         super().__init__(reason)
-        self.reason, self.pause_s, self.restart = reason, pause_s, restart
+        self.reason = reason
+        self.pause_s = pause_s
+        self.restart = restart
 
 
 #: (address, first byte, version that these bytes must have) → the file from there on, or from its
@@ -199,15 +211,23 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
     `resumable`, when the caller checks a hash. Raises UserError if the server refuses, and after
     `TRIES` attempts in a row without progress.
     """
-    record, failures = part.with_name(part.name + ".json"), 0
+    record = part.with_name(part.name + ".json")
+    failures = 0
     while True:
         before = _size(part)
         try:
-            _receive(open_file, address, part, record, resumable)
+            _receive(
+                open_file,
+                address,
+                part=part,
+                record=record,
+                resumable=resumable,
+            )
             record.unlink(missing_ok=True)
             return
         except Retry as retry:
-            reason, pause = retry.reason, retry.pause_s
+            reason = retry.reason
+            pause = retry.pause_s
             if retry.restart:
                 part.unlink(missing_ok=True)
                 record.unlink(missing_ok=True)
@@ -218,7 +238,8 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
                 if _size(part)
                 else None
             )
-            what, tried = "a download fails again and again.", f"{failures} times in a row"
+            what = "a download fails again and again."
+            tried = f"{failures} times in a row"
             next = "check the network, the address and, of a bucket, AWS_ENDPOINT_URL"
             raise UserError(what, address=address, tried=tried, reason=reason, kept=kept, next=next)
         kept = f" ({_size(part):,} bytes so far)" if _size(part) else ""
@@ -234,7 +255,7 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
 
 def _receive(open_file: Opener, address: str, part: Path, record: Path, resumable: bool) -> None:
     """Request the missing bytes once and append them. Raises Retry if bytes are missing."""
-    known = read_json(record, "record of a begun download") if record.exists() else {}
+    known = read_json(record, what="record of a begun download") if record.exists() else {}
     named = sha256_text(address)  # an address may hold a signature
     received = (
         _size(part)
@@ -250,15 +271,17 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
         )
         if changed or answer.start != received:
             raise Retry(
-                "the server sends other bytes than before; starting over", 0.0, restart=True
+                reason="the server sends other bytes than before; starting over",
+                pause_s=0.0,
+                restart=True,
             )
         facts = {key: known.get(key) if value is None else value for key, value in facts.items()}
     progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=facts["size"])
     how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if answer.start else os.O_TRUNC)
-    with open(open_regular(part, how, follow=False), "ab" if answer.start else "wb") as file:
+    with open(open_regular(part, flags=how, follow=False), "ab" if answer.start else "wb") as file:
         # bytes of an earlier version are gone before the new one is recorded
         os.fsync(file.fileno())
-        write_json(record, facts)
+        write_json(record, value=facts)
         for piece in answer.pieces:
             file.write(piece)
             progress(0, len(piece))
@@ -300,12 +323,12 @@ def _expand_patterns(
                 flush=True,
             )
         if not matches:
-            near = find_nearest(pattern, names)
+            near = find_nearest(pattern, words=names)
             next = f"did you mean {near}?" if near else "correct `files` of the source"
             raise UserError(
                 "no file of the source fits its pattern.",
                 requested=pattern,
-                has=few(names, 8),
+                has=few(names, shown=8),
                 next=next,
             )
         found |= dict.fromkeys(sorted(matches))
@@ -351,7 +374,8 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
     with _translate_web_errors(address):
         response = requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S)
     _check_response(address, response)
-    first, size = 0, response.headers.get("Content-Length", "")
+    first = 0
+    size = response.headers.get("Content-Length", "")
     if response.status_code == 206:
         sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         first, size = (int(sent[1]), sent[2]) if sent else (-1, "")
@@ -362,7 +386,10 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
         encoding.endswith("gzip") and urlsplit(address).path.endswith((".gz", ".tgz"))
     ):
         return Answer(
-            _read(address, response), first, int(size) if size.isdigit() else None, version
+            pieces=_read(address, response),
+            start=first,
+            size=int(size) if size.isdigit() else None,
+            version=version,
         )
     if encoding not in ("gzip", "x-gzip", "deflate"):
         next = "download the file with another program, and use its path"
@@ -373,8 +400,15 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
             next=next,
         )
     if first:
-        raise Retry("the server compresses the file; starting over", 0.0, restart=True)
-    return Answer(_read(address, response, decode=True), 0, None, None)
+        raise Retry(
+            reason="the server compresses the file; starting over", pause_s=0.0, restart=True
+        )
+    return Answer(
+        pieces=_read(address, response, decode=True),
+        start=0,
+        size=None,
+        version=None,
+    )
 
 
 def _read(address: str, response: requests.Response, decode: bool = False) -> Iterator[bytes]:
@@ -389,10 +423,8 @@ def _translate_web_errors(address: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, requests.TooManyRedirects) as error:  # such as a redirect to `file:`
-        what, next = (
-            "a download leads to something that is not a web address.",
-            "use the address of the file itself",
-        )
+        what = "a download leads to something that is not a web address."
+        next = "use the address of the file itself"
         raise UserError(what, address=address, reason=first_line(error), next=next) from None
     except urllib3.exceptions.TimeoutError:
         raise Retry("the connection timed out") from None
@@ -408,17 +440,18 @@ def _check_response(address: str, response: requests.Response) -> None:
         except urllib3.exceptions.InvalidHeader:
             pause = None
         raise Retry(
-            f"the server answers {response.status_code}", pause and min(LONGEST_PAUSE_S, pause)
+            f"the server answers {response.status_code}",
+            pause_s=pause and min(LONGEST_PAUSE_S, pause),
         )
     if response.status_code == 416:
         raise Retry(
-            "the partial file is not shorter than the server's; starting over", 0.0, restart=True
+            reason="the partial file is not shorter than the server's; starting over",
+            pause_s=0.0,
+            restart=True,
         )
     if not response.ok:
-        answer, next = (
-            f"{response.status_code} {response.reason}",
-            "check the address, and whether it needs a login",
-        )
+        answer = f"{response.status_code} {response.reason}"
+        next = "check the address, and whether it needs a login"
         raise UserError("a server does not give a file.", address=address, answer=answer, next=next)
     if "html" in content_type and not urlsplit(address).path.endswith((".html", ".htm")):
         next = "use the address of the file itself (often called `raw` or `resolve`)"
@@ -447,10 +480,15 @@ def resolve_objects(
         folder = re.split(r"[*?[]", path)[0].rpartition("/")[0]
         return [], [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
 
-    system = open_system(files[0], "s3") if files else None
+    system = open_system(files[0], extra="s3") if files else None
     paths = {
         name: name.split("://", 1)[1]
-        for name in _expand_patterns(files, recorded, find, access_error)
+        for name in _expand_patterns(
+            files,
+            recorded,
+            find,
+            error_of=access_error,
+        )
     }
     keys = {address: path.partition("/")[2] for address, path in paths.items()}
     return keys if len(set(keys.values())) == len(keys) else paths  # of several buckets
@@ -460,7 +498,7 @@ def open_object(address: str, start: int, version: str | None) -> Answer:
     """Open an object of a bucket. Raises UserError if it is missing or not allowed, and Retry for
     other errors.
     """
-    system = open_system(address, "s3")
+    system = open_system(address, extra="s3")
 
     def inspect() -> tuple[int, str]:
         with _translate_bucket_errors(address):
@@ -479,11 +517,18 @@ def open_object(address: str, start: int, version: str | None) -> Answer:
             yield piece
             first += len(piece)
         if inspect() != (size, now):
-            raise Retry("the file changed meanwhile; starting over", 0.0, restart=True)
+            raise Retry(
+                reason="the file changed meanwhile; starting over", pause_s=0.0, restart=True
+            )
 
     size, now = inspect()
     first = start if version == now and start <= size else 0
-    return Answer(read(first), first, size, now)
+    return Answer(
+        pieces=read(first),
+        start=first,
+        size=size,
+        version=now,
+    )
 
 
 @contextmanager
@@ -517,7 +562,10 @@ def resolve_hub_files(
         return [name for name in list_files() if fnmatch(name, pattern)], sorted(list_files())
 
     names = _expand_patterns(
-        files, recorded, find, lambda pattern, error: _hub_error(source, pattern, error)
+        files,
+        recorded,
+        find,
+        error_of=lambda pattern, error: _hub_error(source, name=pattern, error=error),
     )
     return {name: name for name in names}
 
@@ -550,10 +598,8 @@ def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError
         next = (
             "unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
         )
-    dataset, reason = (
-        f"{source.repository} at {source.revision}",
-        f"{type(error).__name__}: {first_line(error)}",
-    )
+    dataset = f"{source.repository} at {source.revision}"
+    reason = f"{type(error).__name__}: {first_line(error)}"
     what = "the hub does not give a file of the dataset."
     return UserError(what, dataset=dataset, file=name, reason=reason, next=next)
 

@@ -59,15 +59,14 @@ def shorten_paths(paths: list[Path]) -> dict[str, Path]:
 def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
-        what, next = (
-            "a source names a folder, not files.",
-            f"name its files: {Path(pattern) / '*.parquet'}",
-        )
+        what = "a source names a folder, not files."
+        next = f"name its files: {Path(pattern) / '*.parquet'}"
         if not Path(matches[0]).is_dir():
-            what, next = "this is not a regular file.", "name a file"
+            what = "this is not a regular file."
+            next = "name a file"
         return UserError(what, key=f"source.{key}", found=pattern, next=next)
     names = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
-    near = find_nearest(Path(pattern).name, names)
+    near = find_nearest(Path(pattern).name, words=names)
     return UserError(
         MISSING if not glob.has_magic(pattern) else NO_MATCH,
         key=f"source.{key}",
@@ -101,8 +100,15 @@ def describe_downloads(
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:
-            path, next = downloads / file["name"], f"snakemake -f {downloads / 'manifest.json'}"
-            check_file(path, file["bytes"], file["sha256"], what="download", next=next)
+            path = downloads / file["name"]
+            next = f"snakemake -f {downloads / 'manifest.json'}"
+            check_file(
+                path,
+                size=file["bytes"],
+                sha256=file["sha256"],
+                what="download",
+                next=next,
+            )
     return {k: v for k, v in manifest.items() if k != "schema_version"}
 
 
@@ -112,13 +118,26 @@ def documents(
     """Yield (text, origin) of every training document. Patterns keep their order; matches of a glob
     are sorted.
     """
-    return islice(_read_documents(source, downloads, "files", part), source.maximum_documents)
+    return islice(
+        _read_documents(
+            source,
+            downloads,
+            key="files",
+            part=part,
+        ),
+        source.maximum_documents,
+    )
 
 
 def validation_documents(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    return _read_documents(source, downloads, "validation_files", part)
+    return _read_documents(
+        source,
+        downloads,
+        key="validation_files",
+        part=part,
+    )
 
 
 def list_files(
@@ -144,19 +163,20 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
     for key in ("files", "validation_files"):
         try:
             paths, targets = (
-                expand_patterns(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key])
+                expand_patterns(getattr(corpus.source, k), key=k)
+                for k in (key, TRANSLATION_KEYS[key])
             )
             if key == "files" and len(paths) < corpus.parts:
-                raise too_many_parts_error(corpus, len(paths))
+                raise too_many_parts_error(corpus, files=len(paths))
             pairs = list(
-                match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key])
+                match_targets(
+                    list(shorten_paths(paths).items()), targets, key=TRANSLATION_KEYS[key]
+                )
             )
             nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if nonempty and not any(nonempty):
-                found, next = (
-                    f"{len(paths)} file(s), all empty",
-                    "put text there, or name other files",
-                )
+                found = f"{len(paths)} file(s), all empty"
+                next = "put text there, or name other files"
                 raise UserError(
                     "a source has no documents.",
                     file=paths[0],
@@ -186,12 +206,12 @@ def _read_documents(
 ) -> Iterator[tuple[str | None, str]]:
     if source.kind == "files":
         files = list_files(source, key)
-        targets = expand_patterns(getattr(source, TRANSLATION_KEYS[key]), TRANSLATION_KEYS[key])
+        targets = expand_patterns(getattr(source, TRANSLATION_KEYS[key]), key=TRANSLATION_KEYS[key])
     else:
         manifest = _read_manifest(downloads)
         files = [(file["name"], downloads / file["name"]) for file in manifest.get(key, ())]
         targets = [downloads / file["name"] for file in manifest.get(TRANSLATION_KEYS[key], ())]
-    pairs = list(match_targets(files, targets, TRANSLATION_KEYS[key]))
+    pairs = list(match_targets(files, targets, key=TRANSLATION_KEYS[key]))
     for (name, path), target in select_part(pairs, part):
         for number, text in enumerate(read_texts(path, source, target)):
             yield text, f"{name}::{number}"
@@ -202,4 +222,4 @@ def _read_manifest(downloads: Path | None) -> dict[str, Any]:
         next = "--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)"
         raise UserError("the corpus has a remote source, and --downloads is missing.", next=next)
     path = downloads / "manifest.json"
-    return read_record(path, "manifest of the download", f"snakemake -f {path}")
+    return read_record(path, what="manifest of the download", next=f"snakemake -f {path}")

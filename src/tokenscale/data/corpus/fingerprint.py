@@ -52,15 +52,13 @@ def fingerprint_sources(
     except UserError:
         return recorded.get("content") or "missing"
     if number is not None and number >= corpus.parts:
-        what, expected = (
-            f"the corpus {corpus.name} has no part {number:05d}.",
-            f"00000 to {corpus.parts - 1:05d}",
-        )
+        what = f"the corpus {corpus.name} has no part {number:05d}."
+        expected = f"00000 to {corpus.parts - 1:05d}"
         raise UserError(
             what, expected=expected, next="name one of these, or change `parts` of the corpus"
         )
     if len(listed["files"]) < corpus.parts:
-        raise too_many_parts_error(corpus, len(listed["files"]))
+        raise too_many_parts_error(corpus, files=len(listed["files"]))
     part = None if number is None else (number, corpus.parts)
     paths = {
         (key, name): path
@@ -87,7 +85,8 @@ def _list_named_paths(corpus: CorpusSettings) -> dict[str, list[tuple[str, Path]
 
 def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
     """Return the hash of each file, from the cache `memory` or by reading it."""
-    cache, changed = _load_json(memory), False
+    cache = _load_json(memory)
+    changed = False
     for path in paths.values():
         stat = path.stat()
         stamp = [stat.st_size, stat.st_mtime_ns]
@@ -105,12 +104,12 @@ def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
             cache[str(path)], changed = {"stamp": stamp, "sha256": sha256_file(path)}, True
     if changed:
         with suppress(OSError):  # read-only project: the next parse hashes again
-            write_json(memory, cache)
+            write_json(memory, value=cache)
     return {key: cache[str(path)]["sha256"] for key, path in paths.items()}
 
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        return read_record(path, "record of hashes", unsealed=True)
+        return read_record(path, what="record of hashes", unsealed=True)
     except UserError:
         return {}

@@ -79,10 +79,10 @@ def build_part(
     Duplicates within the part are dropped. Arguments and errors as of `build.build`. A part without
     training documents is allowed, but not one without files.
     """
-    source = open_source(settings, downloads, (number, settings.parts))
+    source = open_source(settings, downloads, part=(number, settings.parts))
     if not source.description.get("files"):
         raise too_many_parts_error(
-            settings, len(open_source(settings, downloads).description.get("files", []))
+            settings, files=len(open_source(settings, downloads).description.get("files", []))
         )
 
     def describe(
@@ -102,7 +102,15 @@ def build_part(
     # recorded without the files of all parts, which the hash of the settings includes
     lists: dict[str, Any] = dict.fromkeys(FILE_LISTS, ())
     own = replace(settings, source=replace(settings.source, **lists))
-    return write_corpus(source, own, directory, report, content, _PartWriter, describe)
+    return write_corpus(
+        source,
+        settings=own,
+        directory=directory,
+        report=report,
+        content=content,
+        writer=_PartWriter,
+        describe=describe,
+    )
 
 
 class _PartWriter(SplitWriter):
@@ -114,7 +122,9 @@ class _PartWriter(SplitWriter):
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         super().__init__(directory, name, row_group_rows)
-        self._hashes, self._characters, self._utf8_bytes = bytearray(), array("I"), array("I")
+        self._hashes = bytearray()
+        self._characters = array("I")
+        self._utf8_bytes = array("I")
 
     def add(self, document: Document) -> None:
         super().add(document)
@@ -126,7 +136,10 @@ class _PartWriter(SplitWriter):
         hashes = np.frombuffer(self._hashes, dtype=np.uint8).reshape(-1, 32)
         path = self.directory / f"{self.name}.documents"
         write_table(
-            path, hashes, np.array(self._characters, "<u4"), np.array(self._utf8_bytes, "<u4")
+            path,
+            hashes,
+            characters=np.array(self._characters, "<u4"),
+            utf8_bytes=np.array(self._utf8_bytes, "<u4"),
         )
         table = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
         return super().close() | {"tables": [table]}
@@ -165,13 +178,13 @@ class Duplicates:
 
         limits: dict[str, Any] = {"memory_limit": MEMORY, "threads": min(8, threads)}
         limits["temp_directory"] = str(folder / "duckdb")
-        self._database, self._folder, self._error = (
-            duckdb.connect(config=limits),
-            folder,
-            duckdb.Error,
-        )
+        self._database = duckdb.connect(config=limits)
+        self._folder = folder
+        self._error = duckdb.Error
         self._execute("SET enable_progress_bar = false")
-        self._execute("SET VARIABLE tables = ?", [[glob.escape(str(table)) for table in tables]])
+        self._execute(
+            "SET VARIABLE tables = ?", parameters=[[glob.escape(str(table)) for table in tables]]
+        )
         query = """CREATE TEMP TABLE dropped AS
             SELECT file_index AS number, file_row_number AS document
             FROM read_parquet(getvariable('tables'), file_row_number = true)
@@ -179,14 +192,12 @@ class Duplicates:
             ORDER BY ALL"""
         self._execute(query)
 
-    def _execute(self, query: str, parameters: Any = None) -> Any:
+    def _execute(self, query: str, parameters: object = None) -> Any:
         try:
             return self._database.execute(query, parameters)
         except self._error as error:
-            what, next = (
-                "duplicates cannot be found.",
-                "free space on the disk of this folder, and try again",
-            )
+            what = "duplicates cannot be found."
+            next = "free space on the disk of this folder, and try again"
             raise UserError(
                 what, folder=self._folder, reason=first_line(error), next=next
             ) from None
@@ -194,7 +205,7 @@ class Duplicates:
     def read(self, number: int) -> np.ndarray:
         """Return the documents to drop from a table, int64 [n], ascending."""
         query = "SELECT document FROM dropped WHERE number = ? ORDER BY ALL"
-        return self._execute(query, [number]).fetchnumpy()["document"]
+        return self._execute(query, parameters=[number]).fetchnumpy()["document"]
 
     def count_shared(self, first: int) -> int:
         """Return how many distinct hashes of the tables from `first` on are also in a table before
@@ -203,7 +214,7 @@ class Duplicates:
         query = """SELECT count(*) FROM (
             SELECT 1 FROM read_parquet(getvariable('tables')) GROUP BY high, low
             HAVING min(file_index) < $first AND max(file_index) >= $first)"""
-        return self._execute(query, {"first": first}).fetchone()[0]
+        return self._execute(query, parameters={"first": first}).fetchone()[0]
 
 
 def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -> dict[str, Any]:
@@ -225,10 +236,15 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
     counts = {
         name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]
     }
-    own, deduplicate = settings.source.has_own_validation, settings.cleaning.deduplicate
+    own = settings.source.has_own_validation
+    deduplicate = settings.cleaning.deduplicate
     with building_folder(directory) as building:
         (building / "deduplicated").mkdir()
-        duplicates = Duplicates(tables, building, processes) if deduplicate or own else None
+        duplicates = (
+            Duplicates(tables=tables, folder=building, threads=processes)
+            if deduplicate or own
+            else None
+        )
         if own and (shared := duplicates.count_shared(len(parts))):
             counts[HELD_OUT_IN_TRAINING] = shared
         dropped = (
@@ -248,12 +264,29 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         lost = counts["kept"] - sum(split["rows"] for split in splits.values())
         counts["duplicates"] += lost
         counts["kept"] -= lost
-        manifest = describe_corpus(settings, _merge_sources(parts), counts, splits, directory)
+        manifest = describe_corpus(
+            settings,
+            description=_merge_sources(parts),
+            counts=counts,
+            splits=splits,
+            directory=directory,
+        )
         manifest["parts"] = settings.parts
         for job in rewrites:  # `replace_files` writes the folder with their names
             sync(building / job.entry["name"])
-        replace_files(building, directory, ["deduplicated"] if rewrites else [], settings.parts)
-    write_manifest(directory, manifest, settings, started, dropped_while_merging=lost)
+        replace_files(
+            building,
+            directory,
+            names=["deduplicated"] if rewrites else [],
+            parts=settings.parts,
+        )
+    write_manifest(
+        directory,
+        manifest,
+        settings=settings,
+        started=started,
+        dropped_while_merging=lost,
+    )
     return manifest
 
 
@@ -275,13 +308,11 @@ def _merge_split(
 
     `given` yields the table of each part and its documents to drop, int64 [n], ascending.
     """
-    digest, lengths, files, rows, utf8_bytes = (
-        hashlib.sha256(),
-        Counter[int](),
-        list[dict[str, Any]](),
-        0,
-        0,
-    )
+    digest = hashlib.sha256()
+    lengths = Counter[int]()
+    files = list[dict[str, Any]]()
+    rows = 0
+    utf8_bytes = 0
     for number, split in enumerate(parts):
         table, lost = next(given)
         columns = {
@@ -302,11 +333,24 @@ def _merge_split(
             entry = {**file, "name": f"{part_folder(Path(), number)}/{file['name']}"}
             if begin < end < begin + file["rows"]:
                 entry["name"] = f"deduplicated/{number:05d}-{file['name']}"
-                rewrites.append(_Rewrite(entry, file["name"], number, lost[begin:end] - first))
+                rewrites.append(
+                    _Rewrite(
+                        entry=entry,
+                        name=file["name"],
+                        number=number,
+                        dropped=lost[begin:end] - first,
+                    )
+                )
             if end < begin + file["rows"]:
                 files.append(entry)
             first += file["rows"]
-    return describe_split(rows, utf8_bytes, digest.hexdigest(), lengths, files)
+    return describe_split(
+        rows,
+        utf8_bytes,
+        text_sha256=digest.hexdigest(),
+        lengths=lengths,
+        files=files,
+    )
 
 
 def _rewrite_shard(
@@ -318,12 +362,20 @@ def _rewrite_shard(
     dropped: np.ndarray,
 ) -> dict[str, Any]:
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
-    source, target = part_folder(directory, number) / name, building / entry["name"]
+    source = part_folder(directory, number) / name
+    target = building / entry["name"]
     next = rebuild_command(part_folder(directory, number))
-    check_file(source, entry["bytes"], entry["sha256"], what="corpus", next=next)
+    check_file(
+        source,
+        size=entry["bytes"],
+        sha256=entry["sha256"],
+        what="corpus",
+        next=next,
+    )
     kept = np.ones(entry["rows"], dtype=bool)
     kept[dropped] = False
-    file, first = pq.ParquetFile(source, pre_buffer=False), 0
+    file = pq.ParquetFile(source, pre_buffer=False)
+    first = 0
     with open_shard(target) as writer:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, use_threads=False)
@@ -338,14 +390,19 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
     """Read the manifest of a part. Raises UserError for a missing part, or one of another corpus or
     other settings.
     """
-    path, next = (
-        part_folder(directory, number) / "manifest.json",
-        rebuild_command(part_folder(directory, number)),
+    path = part_folder(directory, number) / "manifest.json"
+    next = rebuild_command(part_folder(directory, number))
+    manifest = read_manifest_file(
+        path,
+        what="part of the corpus",
+        newest=VERSION,
+        next=next,
+        oldest=VERSION,
     )
-    manifest = read_manifest_file(path, "part of the corpus", VERSION, next, oldest=VERSION)
-    with report_malformed(path, "manifest of the part", next):
+    with report_malformed(path, what="manifest of the part", next=next):
         check_types(
-            manifest, {"part": int, "parts": int, "documents": dict, "splits": dict, "source": dict}
+            manifest,
+            fields={"part": int, "parts": int, "documents": dict, "splits": dict, "source": dict},
         )
         facts = [
             ("part", f"{manifest['part']} of {manifest['parts']}", f"{number} of {settings.parts}"),
@@ -353,7 +410,8 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
         ]
         for name, found, expected in facts:
             if found != expected:
-                what, wanted = "a part does not belong to the corpus.", f"{name}: {expected}"
+                what = "a part does not belong to the corpus."
+                wanted = f"{name}: {expected}"
                 raise UserError(
                     what, part=path.parent, expected=wanted, found=f"{name}: {found}", next=next
                 )
@@ -362,7 +420,11 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
                 for file in manifest["splits"][split][key]:
                     sha256 = file["sha256"] if key == "tables" else None
                     check_file(
-                        path.parent / file["name"], file["bytes"], sha256, what="corpus", next=next
+                        path.parent / file["name"],
+                        size=file["bytes"],
+                        sha256=sha256,
+                        what="corpus",
+                        next=next,
                     )
     return manifest
 

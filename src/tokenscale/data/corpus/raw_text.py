@@ -54,13 +54,20 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
     this code.
     """
     path = Path(directory) / "manifest.json"
-    manifest = read_manifest_file(path, "corpus", VERSION, rebuild_command(directory))
-    with report_malformed(path, "manifest of the corpus", rebuild_command(directory)):
-        check_types(manifest, {"name": str, "splits": {"train": dict, "validation": dict}})
+    manifest = read_manifest_file(
+        path,
+        what="corpus",
+        newest=VERSION,
+        next=rebuild_command(directory),
+    )
+    with report_malformed(path, what="manifest of the corpus", next=rebuild_command(directory)):
+        check_types(manifest, fields={"name": str, "splits": {"train": dict, "validation": dict}})
         for split in manifest["splits"].values():
-            check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
+            check_types(
+                split, fields={"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list}
+            )
             for file in split["files"]:
-                check_types(file, {"name": str, "rows": int, "bytes": int, "sha256": str})
+                check_types(file, fields={"name": str, "rows": int, "bytes": int, "sha256": str})
                 check_relative_path(file["name"])
     return manifest
 
@@ -71,12 +78,18 @@ def check_file(path: Path, size: int, sha256: str | None = None, *, what: str, n
         raise UserError(
             f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next
         )
-    expected, found = f"{size:,} bytes", f"{path.stat().st_size:,} bytes"
+    expected = f"{size:,} bytes"
+    found = f"{path.stat().st_size:,} bytes"
     if found == expected and sha256:
-        expected, found = f"sha256 {sha256}", f"sha256 {sha256_file(path)}"
+        expected = f"sha256 {sha256}"
+        found = f"sha256 {sha256_file(path)}"
     if found != expected:
         raise changed_error(
-            f"a file of the {what}", path, f"{expected}  (manifest.json)", found, next
+            f"a file of the {what}",
+            file=path,
+            expected=f"{expected}  (manifest.json)",
+            found=found,
+            next=next,
         )
 
 
@@ -91,15 +104,16 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     One file per shard, uncompressed UTF-8, written by `processes` processes. Returns and writes the
     manifest. Raises UserError for a changed corpus.
     """
-    text, path = RawText(directory, "train"), records_manifest(directory)
+    text = RawText(directory, split="train")
+    path = records_manifest(directory)
     remove_manifest(path)
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(parents=True)
     files = list(
         map_processes(
             _write_records_of_shard,
-            [(directory, n) for n in range(len(text._first) - 1)],
-            processes,
+            jobs=[(directory, n) for n in range(len(text._first) - 1)],
+            processes=processes,
         )
     )
     manifest = {
@@ -108,13 +122,13 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
         "files": files,
     }
     sync_tree(path.parent)
-    write_sealed(path, manifest)
+    write_sealed(path, record=manifest)
     return manifest
 
 
 @cache
 def _open_train_split(directory: Path) -> "RawText":
-    return RawText(directory, "train")
+    return RawText(directory, split="train")
 
 
 def _write_records_of_shard(directory: Path, number: int) -> dict[str, Any]:
@@ -123,7 +137,9 @@ def _write_records_of_shard(directory: Path, number: int) -> dict[str, Any]:
     name = Path(text.split["files"][number]["name"].replace("/", "-")).with_suffix(".bin")
     target = records_manifest(directory).with_name(str(name))
     return write_records(
-        target, map(text_bytes, text.columns(RECORDS_BATCH, first, last)), np.dtype("u1")
+        target,
+        parts=map(text_bytes, text.columns(RECORDS_BATCH, first, last)),
+        dtype=np.dtype("u1"),
     )
 
 
@@ -151,7 +167,9 @@ class RawText:
     """
 
     def __init__(self, directory: Path, split: str = "train", *, verify: bool = True):
-        self.directory, self._name, self._verify = Path(directory), split, verify
+        self.directory = Path(directory)
+        self._name = split
+        self._verify = verify
         self.manifest = read_corpus_manifest(directory)
         self.pairs: bool = self.manifest.get("pairs", False)
         self.split = self.manifest["splits"][split]
@@ -221,7 +239,8 @@ class RawText:
             for batch in parquet.iter_batches(
                 documents, row_groups=groups, columns=["text"], use_threads=False
             ):
-                column, start = batch.column(0), at
+                column = batch.column(0)
+                start = at
                 at += len(column)
                 if start >= last:
                     break
@@ -237,8 +256,15 @@ class RawText:
         return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)
 
     def _check(self, file: dict[str, Any], sha256: str | None) -> None:
-        path, next = self.directory / file["name"], rebuild_command(self.directory, file["name"])
-        check_file(path, file["bytes"], sha256, what="corpus", next=next)
+        path = self.directory / file["name"]
+        next = rebuild_command(self.directory, file=file["name"])
+        check_file(
+            path,
+            size=file["bytes"],
+            sha256=sha256,
+            what="corpus",
+            next=next,
+        )
 
     def open_records(self) -> Records | None:
         """Open the records files, or return None if this split and build have none."""
@@ -246,17 +272,32 @@ class RawText:
         if self._name != "train" or not path.exists():
             return None
         next = f"snakemake -f {path}"
-        manifest = read_manifest_file(path, "corpus records", RECORDS_VERSION, next, sealed=True)
-        with report_malformed(path, "manifest of the corpus records", next):
+        manifest = read_manifest_file(
+            path,
+            what="corpus records",
+            newest=RECORDS_VERSION,
+            next=next,
+            sealed=True,
+        )
+        with report_malformed(path, what="manifest of the corpus records", next=next):
             if manifest["text_sha256"] != self.split["text_sha256"]:
                 return None  # records of an earlier build of this corpus
             for entry in manifest["files"]:
-                check_types(entry, {"name": str, "records": int, "bytes": int})
+                check_types(entry, fields={"name": str, "records": int, "bytes": int})
                 check_relative_path(entry["name"])
-                check_file(path.parent / entry["name"], entry["bytes"], what="corpus", next=next)
+                check_file(
+                    path.parent / entry["name"],
+                    size=entry["bytes"],
+                    what="corpus",
+                    next=next,
+                )
             entries = manifest["files"]
         return Records(
-            path.parent, entries, np.dtype("u1"), what="corpus", rebuild=lambda name: next
+            folder=path.parent,
+            entries=entries,
+            dtype=np.dtype("u1"),
+            what="corpus",
+            rebuild=lambda name: next,
         )
 
     def _decode_all(self) -> Callable[[int], str]:

@@ -44,7 +44,8 @@ MAGIC = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x
 CHUNK_BYTES = 1 << 20
 #: compressed bytes decoded at once: a few KB can hold 128 MiB of zeros
 ZSTD_BYTES = 1 << 14
-BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
+BATCH_ROWS = 512
+BATCH_BYTES = 64 << 20
 #: maximum length of a document; tokenizer engines and id lists are unreliable beyond it
 LONGEST_CHARACTERS = 1 << 30
 #: maximum length of a JSON array, which is decoded as a whole
@@ -66,7 +67,10 @@ def read_texts(
     form = "pairs" if target is not None else detect_format(path, source)
     if target is not None:  # text whatever the file ending, such as europarl.de and europarl.en
         rows: Rows = read_line_pairs(
-            _split_text(path, "\n"), _split_text(target, "\n"), path, target
+            _split_text(path, separator="\n"),
+            second=_split_text(target, separator="\n"),
+            path=path,
+            target=target,
         )
     elif form != "text":
         rows = FORMATS[form].read(path, list_columns(source), span)
@@ -82,10 +86,10 @@ def read_texts(
             next=next,
         )
     elif source.separator is not None:
-        yield from _split_text(path, source.separator.replace("\r\n", "\n"), span)
+        yield from _split_text(path, separator=source.separator.replace("\r\n", "\n"), span=span)
         return
     else:
-        yield _read_whole(path, "too long", LONGEST_CHARACTERS)
+        yield _read_whole(path, what="too long", maximum=LONGEST_CHARACTERS)
         return
     yield from join_pairs(rows, path)
 
@@ -106,7 +110,7 @@ def has_documents(path: Path, source: SourceSettings, target: Path | None = None
     """
     form = "pairs" if target is not None else detect_format(path, source)
     if form == "parquet":
-        return _open_parquet(path, list_columns(source)).metadata.num_rows > 0
+        return _open_parquet(path, columns=list_columns(source)).metadata.num_rows > 0
     if form == "text" and source.separator is None and source.target_column is None:
         return any(characters.strip() for characters in _read_characters(path))
     return any(True for _ in read_texts(path, source, target))
@@ -127,10 +131,8 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
     for form, endings in ENDINGS.items():
         if name.endswith(endings):
             return form
-    what, next = (
-        "the ending of a source file does not say what it holds.",
-        "set `format` of the source to one of ",
-    )
+    what = "the ending of a source file does not say what it holds."
+    next = "set `format` of the source to one of "
     known = (
         ", ".join(e for endings in ENDINGS.values() for e in endings)
         + "; each but Parquet also .gz, .zst"
@@ -153,24 +155,45 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
         names = file.schema_arrow.names  # raises for a name that is not UTF-8
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         begins = repr(path.open("rb").read(24))
-        raise damaged(path, "parquet", reason=str(error).splitlines()[0], begins=begins) from None
+        raise damaged(
+            path,
+            what="parquet",
+            reason=str(error).splitlines()[0],
+            begins=begins,
+        ) from None
     groups = range(file.metadata.num_row_groups)
-    _check_rows(file, path, sum(file.metadata.row_group(number).num_rows for number in groups))
+    _check_rows(file, path, rows=sum(file.metadata.row_group(number).num_rows for number in groups))
     for option, column in columns.items():
         if names.count(column) > 1:
             raise damaged(
-                path, "same columns", ", ".join(names), name=column, key=f"source.{option}"
+                path,
+                what="same columns",
+                found=", ".join(names),
+                name=column,
+                key=f"source.{option}",
             )
-        kind = get_type(file.schema_arrow, column)
+        kind = get_type(file.schema_arrow, name=column)
         if kind is None:
-            raise missing_column(path, column, names, option)
+            raise missing_column(
+                path,
+                name=column,
+                names=names,
+                option=option,
+            )
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (
             pa.types.is_string(kind)
             or pa.types.is_large_string(kind)
             or pa.types.is_string_view(kind)
         ):
-            raise damaged(path, "no text", kind, "string", name=column, key=f"source.{option}")
+            raise damaged(
+                path,
+                what="no text",
+                found=kind,
+                expected="string",
+                name=column,
+                key=f"source.{option}",
+            )
     return file
 
 
@@ -180,7 +203,10 @@ def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
     """
     if file.metadata.num_rows != rows:
         raise damaged(
-            path, "rows", f"{rows:,} rows", f"{file.metadata.num_rows:,} rows, as its footer counts"
+            path,
+            what="rows",
+            found=f"{rows:,} rows",
+            expected=f"{file.metadata.num_rows:,} rows, as its footer counts",
         )
 
 
@@ -188,20 +214,27 @@ def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Row
     file = _open_parquet(path, columns)
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     first, last = span or (0, len(groups))
-    names, row = list(columns.values()), sum(group.num_rows for group in groups[:first])
+    names = list(columns.values())
+    row = sum(group.num_rows for group in groups[:first])
     # fewer rows per batch for long documents
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
     try:
         for batch in file.iter_batches(size, range(first, last), names, use_threads=False):
             yield from zip(
-                *(_decode_texts(get_column(batch, name), row, path) for name in names), strict=True
+                *(_decode_texts(get_column(batch, name), first=row, path=path) for name in names),
+                strict=True,
             )
             row += len(batch)
         if last == len(groups):
-            _check_rows(file, path, row)
+            _check_rows(file, path, rows=row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        raise damaged(path, "damaged", first_line(error), row=f"{row:,} or after") from None
+        raise damaged(
+            path,
+            what="damaged",
+            found=first_line(error),
+            row=f"{row:,} or after",
+        ) from None
 
 
 def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
@@ -211,7 +244,7 @@ def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
     try:
         texts = column.to_pylist()
         _check_length(
-            max((len(text) for text in texts if text is not None), default=0), path, first
+            max((len(text) for text in texts if text is not None), default=0), path, number=first
         )
         return texts
     except UnicodeDecodeError:
@@ -221,7 +254,10 @@ def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
             except UnicodeDecodeError as error:
                 begins = repr(value.as_buffer().to_pybytes()[:60])
                 raise damaged(
-                    path, "utf-8", f"{error.reason}: {begins}", row=f"{number:,}"
+                    path,
+                    what="utf-8",
+                    found=f"{error.reason}: {begins}",
+                    row=f"{number:,}",
                 ) from None
         raise
 
@@ -256,18 +292,42 @@ def _read_json(path: Path, keys: dict[str, str], span: Span | None) -> Rows:
         done = 0
         with suppress(ValueError, RecursionError):  # plans read the first element alone
             first = _DECODER.raw_decode(next(_read_characters(path)).lstrip()[1:].lstrip())[0]
-            yield _get_texts(first, keys, path, "element", 1)
+            yield _get_texts(
+                first,
+                keys,
+                path=path,
+                label="element",
+                number=1,
+            )
             done = 1
-        rows = _decode_json(_read_whole(path, "array", ARRAY_CHARACTERS), path, "array")
+        rows = _decode_json(
+            _read_whole(path, what="array", maximum=ARRAY_CHARACTERS), path, what="array"
+        )
         for number, row in enumerate(rows[done:], start=done + 1):
-            yield _get_texts(row, keys, path, "element", number)
+            yield _get_texts(
+                row,
+                keys,
+                path=path,
+                label="element",
+                number=number,
+            )
         return
     label = "line" if span is None else f"line after byte {span[0]:,}"
-    for number, line in enumerate(_split_text(path, "\n", span), start=1):
+    for number, line in enumerate(_split_text(path, separator="\n", span=span), start=1):
         line = line.removeprefix("\ufeff")  # of files that were joined
         if line.strip():
             yield _get_texts(
-                _decode_json(line, path, "json", label, number), keys, path, label, number
+                _decode_json(
+                    line,
+                    path,
+                    what="json",
+                    label=label,
+                    number=number,
+                ),
+                keys,
+                path=path,
+                label=label,
+                number=number,
             )
 
 
@@ -278,7 +338,13 @@ def _decode_json(text: str, path: Path, what: str, label: str = "", number: int 
     except (ValueError, RecursionError) as error:
         what = "same keys" if isinstance(error, _SameKeysError) else what
         place: dict[str, Any] = {label: number} if label else {}
-        raise damaged(path, what, first_line(error), **place, begins=repr(text[:60])) from None
+        raise damaged(
+            path,
+            what,
+            found=first_line(error),
+            **place,
+            begins=repr(text[:60]),
+        ) from None
 
 
 def _get_texts(
@@ -287,10 +353,17 @@ def _get_texts(
     texts = []
     for option, key in keys.items():
         try:
-            text = get_value(row, key)
+            text = get_value(row, name=key)
         except (KeyError, TypeError):
             names = list(row) if isinstance(row, dict) else []
-            raise missing_column(path, key, names, option, "key", **{label: number}) from None
+            raise missing_column(
+                path,
+                name=key,
+                names=names,
+                option=option,
+                kind="key",
+                **{label: number},
+            ) from None
         if text is not None and not isinstance(text, str):
             terms: dict[str, Any] = {
                 label: number,
@@ -298,7 +371,13 @@ def _get_texts(
                 "name": key,
                 "key": f"source.{option}",
             }
-            raise damaged(path, "no text", type(text).__name__, "a string, or null", **terms)
+            raise damaged(
+                path,
+                what="no text",
+                found=type(text).__name__,
+                expected="a string, or null",
+                **terms,
+            )
         texts.append(text)
     return tuple(texts)
 
@@ -309,11 +388,18 @@ def _get_texts(
 
 def _read_whole(path: Path, what: str, maximum: int) -> str:
     """Return the text of a file. Raises the refusal `what` for more than `maximum` characters."""
-    parts, length = [], 0
+    parts = []
+    length = 0
     for characters in _read_characters(path):
         parts.append(characters)
         length += len(characters)
-        _check_length(length, path, 0, what, maximum)
+        _check_length(
+            length,
+            path,
+            number=0,
+            what=what,
+            maximum=maximum,
+        )
     return "".join(parts)
 
 
@@ -336,7 +422,8 @@ def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterato
             continue
         yield "".join(partial) + pieces[0]
         yield from pieces[1:-1]
-        partial, rest = [], pieces[-1]
+        partial = []
+        rest = pieces[-1]
     last = "".join(partial) + rest
     if last:
         yield last
@@ -364,7 +451,8 @@ def find_start(path: Path, position: int, source: SourceSettings) -> int:
             for found in pattern.finditer(data):
                 if start + found.end() >= position:
                     return start + found.end()
-            start, data = start + max(0, len(data) - longest), data[-longest:]
+            start = start + max(0, len(data) - longest)
+            data = data[-longest:]
         return file.tell()
 
 
@@ -394,13 +482,16 @@ def _read_characters(path: Path, span: Span | None = None, nul: bool = False) ->
             characters = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             compressed = path.suffix.lower() not in COMPRESSION and _detect_compression(path)
-            what, byte = (
-                "compression" if compressed else "utf-8",
-                f"{done - pending + error.start:,}",
-            )
-            raise damaged(path, what, compressed or error.reason, byte=byte) from None
+            what = "compression" if compressed else "utf-8"
+            byte = f"{done - pending + error.start:,}"
+            raise damaged(
+                path,
+                what,
+                found=compressed or error.reason,
+                byte=byte,
+            ) from None
         if b"\0" in data and not nul:
-            raise damaged(path, "nul", byte=f"{done + data.index(0):,}")
+            raise damaged(path, what="nul", byte=f"{done + data.index(0):,}")
         # holds back "\r" at the end of a chunk until the next character is known
         characters = newlines.decode(characters, final=not data).replace("\r\n", "\n")
         if characters:
@@ -417,7 +508,9 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
     uncompressed files.
     """
     name = path.name.lower().removesuffix(".bin")  # litdata writes chunk.zstd.bin
-    kind, done, (first, last) = COMPRESSION.get(Path(name).suffix), 0, span or (0, sys.maxsize)
+    kind = COMPRESSION.get(Path(name).suffix)
+    done = 0
+    (first, last) = span or (0, sys.maxsize)
     try:
         if kind and not path.stat().st_size:
             raise EOFError("0 bytes")
@@ -456,7 +549,8 @@ def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
     frame, and ZstdError.
     """
     context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame, rest = None, b""
+    frame = None
+    rest = b""
     while data := rest or file.read(ZSTD_BYTES):
         frame = frame or context.decompressobj()
         if content := frame.decompress(data):
@@ -480,32 +574,43 @@ class Format(NamedTuple):
 _ENCODING = 'a byte order mark at the beginning is removed; "\\r\\n" becomes "\\n"'
 #: format → its reader; all but Parquet may be followed by `.gz`, `.zst` or `.zstd`
 FORMATS = {
-    "parquet": Format((".parquet", ".pq"), _read_parquet, "", ("no_text",)),
+    "parquet": Format(
+        endings=(".parquet", ".pq"),
+        read=_read_parquet,
+        changes="",
+        counts=("no_text",),
+    ),
     "jsonl": Format(
-        (".jsonl", ".ndjson", ".json"),
-        _read_json,
-        (
+        endings=(".jsonl", ".ndjson", ".json"),
+        read=_read_json,
+        changes=(
             "byte order marks before lines are removed; blank lines are skipped; keys that are not "
             "named are not read"
         ),
-        ("no_text", "not_unicode"),
+        counts=("no_text", "not_unicode"),
     ),
     "tsv": Format(
-        (".tsv",),
-        lambda path, columns, _: read_tsv(_split_text(path, "\n"), columns, path),
-        f"{_ENCODING}; blank lines are skipped; quotes are text",
+        endings=(".tsv",),
+        read=lambda path, columns, _: read_tsv(
+            _split_text(path, separator="\n"), names=columns, path=path
+        ),
+        changes=f"{_ENCODING}; blank lines are skipped; quotes are text",
     ),
     "text": Format(
-        (".txt", ".text", ".md", ".rst"), None, f"{_ENCODING}; the separator is removed"
+        endings=(".txt", ".text", ".md", ".rst"),
+        read=None,
+        changes=f"{_ENCODING}; the separator is removed",
     ),
     "mds": Format(
-        (".mds",), lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path), ""
+        endings=(".mds",),
+        read=lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path),
+        changes="",
     ),
     "litdata": Format(
-        (".bin",),
-        lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path),
-        "",
-        ("no_text",),
+        endings=(".bin",),
+        read=lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path),
+        changes="",
+        counts=("no_text",),
     ),
 }
 ENDINGS = {name: form.endings for name, form in FORMATS.items()}

@@ -24,121 +24,149 @@ AGAIN = "copy the file again, or write it again"
 SHARDS = "mds litdata convert-mds convert-litdata"
 #: reason → `Refusal`; docs/generate.py makes the table of docs/data.md from it
 REFUSALS = {
-    "damaged": Refusal(f"parquet jsonl tsv text {SHARDS}", "is truncated or damaged", AGAIN),
+    "damaged": Refusal(
+        readers=f"parquet jsonl tsv text {SHARDS}", what="is truncated or damaged", next=AGAIN
+    ),
     "compression": Refusal(
-        "jsonl tsv text mds litdata",
-        "has an ending of another compression than its content",
-        "rename it: .gz, .zst, or neither",
+        readers="jsonl tsv text mds litdata",
+        what="has an ending of another compression than its content",
+        next="rename it: .gz, .zst, or neither",
     ),
     "dictionary": Refusal(
-        "jsonl tsv text mds litdata",
-        "was compressed with a dictionary, which is not in the file",
-        "decompress it: zstd -d --long=31 -D DICTIONARY FILE",
+        readers="jsonl tsv text mds litdata",
+        what="was compressed with a dictionary, which is not in the file",
+        next="decompress it: zstd -d --long=31 -D DICTIONARY FILE",
     ),
     "parquet": Refusal(
-        "parquet", "is not readable Parquet", "replace it, or set `format` of the source"
+        readers="parquet",
+        what="is not readable Parquet",
+        next="replace it, or set `format` of the source",
     ),
-    "rows": Refusal("parquet", "does not hold the rows that its footer counts", AGAIN),
-    "missing column": Refusal("parquet jsonl tsv mds litdata stream", "has no {kind} {name!r}", ""),
+    "rows": Refusal(
+        readers="parquet", what="does not hold the rows that its footer counts", next=AGAIN
+    ),
+    "missing column": Refusal(
+        readers="parquet jsonl tsv mds litdata stream", what="has no {kind} {name!r}", next=""
+    ),
     "same columns": Refusal(
-        "parquet tsv", "has several columns {name!r}", "write the file again with one of them"
+        readers="parquet tsv",
+        what="has several columns {name!r}",
+        next="write the file again with one of them",
     ),
     "no text": Refusal(
-        "parquet jsonl mds litdata stream",
-        "does not hold text in the {kind} {name!r}",
-        "name a {kind} of strings; for ids: tokenscale convert --help",
+        readers="parquet jsonl mds litdata stream",
+        what="does not hold text in the {kind} {name!r}",
+        next="name a {kind} of strings; for ids: tokenscale convert --help",
     ),
     "utf-8": Refusal(
-        "parquet jsonl tsv text mds",
-        "holds text that is not UTF-8",
-        "convert it (iconv -f ENCODING -t UTF-8), or correct or remove the text",
+        readers="parquet jsonl tsv text mds",
+        what="holds text that is not UTF-8",
+        next="convert it (iconv -f ENCODING -t UTF-8), or correct or remove the text",
     ),
     "nul": Refusal(
-        "jsonl tsv text",
-        "holds a NUL byte, as UTF-16 and binary files do",
-        (
+        readers="jsonl tsv text",
+        what="holds a NUL byte, as UTF-16 and binary files do",
+        next=(
             "UTF-16: {cat} | iconv -f UTF-16LE -t UTF-8 > {new}\nstray NUL bytes: {cat} | tr -d "
             "'\\000' > {new}"
         ),
     ),
     "too long": Refusal(
-        "parquet jsonl tsv text",
-        "holds a document that is too long",
-        "cut it, or set `separator` of the source to what stands between documents",
+        readers="parquet jsonl tsv text",
+        what="holds a document that is too long",
+        next="cut it, or set `separator` of the source to what stands between documents",
     ),
     "json": Refusal(
-        "jsonl",
-        "holds a line that is not JSON",
-        "correct or remove the line; values of several lines: {cat} | jq -c . > {new}",
+        readers="jsonl",
+        what="holds a line that is not JSON",
+        next="correct or remove the line; values of several lines: {cat} | jq -c . > {new}",
     ),
-    "same keys": Refusal("jsonl", "repeats a key within one JSON object", "keep one of them"),
+    "same keys": Refusal(
+        readers="jsonl", what="repeats a key within one JSON object", next="keep one of them"
+    ),
     "array": Refusal(
-        "jsonl",
-        "is a JSON array that is not readable as a whole",
-        "correct it, or write JSON lines: {cat} | jq -c '.[]' > {new}",
+        readers="jsonl",
+        what="is a JSON array that is not readable as a whole",
+        next="correct it, or write JSON lines: {cat} | jq -c '.[]' > {new}",
     ),
     "fields": Refusal(
-        "tsv",
-        "holds a line with more or fewer fields than its first line",
-        "correct or remove the line: fields are separated by tabs, and quotes have no meaning",
+        readers="tsv",
+        what="holds a line with more or fewer fields than its first line",
+        next="correct or remove the line: fields are separated by tabs, and quotes have no meaning",
     ),
-    "line ends": Refusal("tsv", "ends its lines with \\r alone", "{cat} | tr '\\r' '\\n' > {new}"),
+    "line ends": Refusal(
+        readers="tsv", what="ends its lines with \\r alone", next="{cat} | tr '\\r' '\\n' > {new}"
+    ),
     "byte order mark": Refusal(
-        "tsv",
-        "holds a byte order mark after its beginning, as joined files do",
-        "name the files before they were joined, or remove this header line",
+        readers="tsv",
+        what="holds a byte order mark after its beginning, as joined files do",
+        next="name the files before they were joined, or remove this header line",
     ),
     "pair": Refusal(
-        "parquet jsonl tsv text mds litdata",
-        "holds {name!r}, which separates the two texts of a pair",
-        "replace that character",
+        readers="parquet jsonl tsv text mds litdata",
+        what="holds {name!r}, which separates the two texts of a pair",
+        next="replace that character",
     ),
     "lines": Refusal(
-        "text",
-        "has another number of lines than its file of translations",
-        "name files in which line n of one translates line n of the other",
+        readers="text",
+        what="has another number of lines than its file of translations",
+        next="name files in which line n of one translates line n of the other",
     ),
-    "offsets": Refusal(SHARDS, "holds other items than its offsets and its index describe", AGAIN),
-    "index": Refusal(SHARDS, "does not have the expected content", AGAIN),
+    "offsets": Refusal(
+        readers=SHARDS, what="holds other items than its offsets and its index describe", next=AGAIN
+    ),
+    "index": Refusal(readers=SHARDS, what="does not have the expected content", next=AGAIN),
     "compressed items": Refusal(
-        "litdata convert-litdata",
-        "is part of a litdata folder whose items are compressed or encrypted",
-        (
+        readers="litdata convert-litdata",
+        what="is part of a litdata folder whose items are compressed or encrypted",
+        next=(
             'write it again without, or with litdata.optimize(…, compression="zstd", '
             'compression_level="chunk") for text'
         ),
     ),
     "size": Refusal(
-        "convert-mds convert-litdata", "is missing, or has another size than its index says", AGAIN
+        readers="convert-mds convert-litdata",
+        what="is missing, or has another size than its index says",
+        next=AGAIN,
     ),
     "items": Refusal(
-        "mds litdata convert-mds", "holds an item that does not fit its columns", AGAIN
+        readers="mds litdata convert-mds",
+        what="holds an item that does not fit its columns",
+        next=AGAIN,
     ),
     "ids": Refusal(
-        "convert-mds convert-litdata convert-hf-datasets",
-        "has no column of ids, or several",
-        "--column NAME; text has to be tokenized first: tokenscale pretokenize --help",
+        readers="convert-mds convert-litdata convert-hf-datasets",
+        what="has no column of ids, or several",
+        next="--column NAME; text has to be tokenized first: tokenscale pretokenize --help",
     ),
     "no ids": Refusal(
-        "convert-mds convert-litdata convert-hf-datasets",
-        "holds no lists of ids in the column {name!r}",
-        "--column NAME",
+        readers="convert-mds convert-litdata convert-hf-datasets",
+        what="holds no lists of ids in the column {name!r}",
+        next="--column NAME",
     ),
     "padding": Refusal(
-        "convert-mds", "has an attention mask: its samples are padded", "write them without padding"
+        readers="convert-mds",
+        what="has an attention mask: its samples are padded",
+        next="write them without padding",
     ),
     "arrow": Refusal(
-        "convert-hf-datasets",
-        "is not a complete Arrow stream",
-        "save it again with Dataset.save_to_disk",
+        readers="convert-hf-datasets",
+        what="is not a complete Arrow stream",
+        next="save it again with Dataset.save_to_disk",
     ),
     "mask": Refusal(
-        "convert-hf-datasets", "has attention masks of other lengths than its ids", AGAIN
+        readers="convert-hf-datasets",
+        what="has attention masks of other lengths than its ids",
+        next=AGAIN,
     ),
     "null": Refusal(
-        "convert-hf-datasets", "holds a null in the column {name!r}", "filter such rows out"
+        readers="convert-hf-datasets",
+        what="holds a null in the column {name!r}",
+        next="filter such rows out",
     ),
-    "hash": Refusal("convert-mds", "has changed since its index was written", AGAIN),
+    "hash": Refusal(
+        readers="convert-mds", what="has changed since its index was written", next=AGAIN
+    ),
 }
 #: compression of a source file → command that prints its content
 _PRINT = {".gz": "gzip -dc", ".zst": "zstd -dc --long=31", ".zstd": "zstd -dc --long=31"}
@@ -181,10 +209,10 @@ def missing_column(
     file: Path, name: str, names: Sequence[str], option: str, kind: str = "column", **place: object
 ) -> UserError:
     """Return the error for a missing column, with the nearest existing name."""
-    near = find_nearest(name, names)
+    near = find_nearest(name, words=names)
     return damaged(
         file,
-        "missing column",
+        what="missing column",
         kind=kind,
         name=name,
         key=f"source.{option}",

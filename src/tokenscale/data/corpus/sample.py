@@ -60,13 +60,33 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
     arrays = any(form == "jsonl" and is_array(path) for path, form in forms.items())
     size = sum(path.stat().st_size for path in paths)
     if kinds == {"parquet"}:
-        found = _sample_row_groups(paths, source, documents, seed)
+        found = _sample_row_groups(
+            paths,
+            source,
+            documents,
+            seed=seed,
+        )
     elif kinds == {"text"} and source.separator is None:
-        found = _sample_files(paths, source, documents, seed)
+        found = _sample_files(
+            paths,
+            source,
+            documents,
+            seed=seed,
+        )
     elif size <= READ_BYTES or packed or arrays or kinds not in ({"jsonl"}, {"text"}):
-        found = _sample_all(paths, source, documents, seed)
+        found = _sample_all(
+            paths,
+            source,
+            documents,
+            seed=seed,
+        )
     else:
-        found = _sample_stretches(paths, source, documents, seed)
+        found = _sample_stretches(
+            paths,
+            source,
+            documents,
+            seed=seed,
+        )
     if len(found.texts) < 2:
         raise UserError(
             "the input holds no documents."
@@ -102,7 +122,12 @@ def _sample_row_groups(
                 sizes.append(column.total_uncompressed_size)
     rows = sum(n for _, _, n in groups)
     if not rows:
-        return Sample([], 0.0, True, "")
+        return Sample(
+            texts=[],
+            documents=0.0,
+            counted=True,
+            where="",
+        )
     chosen = np.arange(len(groups))
     wanted = max(LEAST_GROUPS, int(READ_BYTES / np.mean(sizes)))
     if sum(sizes) > READ_BYTES and wanted < len(groups):
@@ -135,7 +160,12 @@ def _sample_row_groups(
     where = f"{len(chosen):,} of {len(groups):,} row groups" + (
         "" if share == 1 else ", of each its beginning"
     )
-    return Sample(kept, rows * len(kept) / len(texts), len(kept) == len(texts), where)
+    return Sample(
+        texts=kept,
+        documents=rows * len(kept) / len(texts),
+        counted=len(kept) == len(texts),
+        where=where,
+    )
 
 
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
@@ -144,7 +174,12 @@ def _sample_files(paths: list[Path], source: SourceSettings, documents: int, see
     limit = min(documents, max(2, int(SAMPLE_BYTES / mean)))
     chosen = random.Random(seed).sample(paths, min(limit, len(paths)))
     texts = [text for path in sorted(chosen) for text in read_texts(path, source)]
-    return Sample(texts, len(paths), True, f"{len(texts):,} of {len(paths):,} files")
+    return Sample(
+        texts=texts,
+        documents=len(paths),
+        counted=True,
+        where=f"{len(texts):,} of {len(paths):,} files",
+    )
 
 
 def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
@@ -169,7 +204,12 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
     if share < 1:
         kept = draw.sample(kept, max(2, int(len(kept) * share)))
     texts = [text for _, text in sorted(kept)]
-    return Sample(texts, number, True, "all of it read")
+    return Sample(
+        texts=texts,
+        documents=number,
+        counted=True,
+        where="all of it read",
+    )
 
 
 def _sample_stretches(
@@ -179,7 +219,7 @@ def _sample_stretches(
     long documents.
     """
     total = sum(path.stat().st_size for path in paths)
-    beginning = find_start(paths[0], 1 << 18, source)
+    beginning = find_start(paths[0], position=1 << 18, source=source)
     mean = beginning / max(1, sum(1 for _ in read_texts(paths[0], source, span=(0, beginning))))
     part = total // STRETCHES
     length = int(min(part, max(1 << 14, min(documents * mean, SAMPLE_BYTES) / STRETCHES)))
@@ -189,11 +229,20 @@ def _sample_stretches(
         first = stretch * part + draw.randrange(part - length + 1)
         for path in paths:
             size = path.stat().st_size
-            begin, end = max(first, 0), min(first + length, size)
+            begin = max(first, 0)
+            end = min(first + length, size)
             first -= size
             if begin < end:
-                span = find_start(path, begin, source), find_start(path, end, source)
+                span = (
+                    find_start(path, position=begin, source=source),
+                    find_start(path, position=end, source=source),
+                )
                 texts += read_usable_texts(path, source, span)
     estimated = len(texts) * total / (STRETCHES * length)
     where = f"{STRETCHES} stretches of {length / 1e3:,.0f} kB"
-    return Sample(texts, estimated, False, where)
+    return Sample(
+        texts=texts,
+        documents=estimated,
+        counted=False,
+        where=where,
+    )

@@ -43,7 +43,12 @@ def check_size(file: Path, expected: int) -> None:
     size = file.stat().st_size if file.is_file() else None
     if size != expected:
         found = "no such file" if size is None else f"{size:,} bytes"
-        raise damaged(file, "size", found, f"{expected:,} bytes  ({INDEX})")
+        raise damaged(
+            file,
+            what="size",
+            found=found,
+            expected=f"{expected:,} bytes  ({INDEX})",
+        )
 
 
 def read_offsets(data: np.ndarray, file: Path, items: int | None = None) -> np.ndarray:
@@ -53,17 +58,19 @@ def read_offsets(data: np.ndarray, file: Path, items: int | None = None) -> np.n
     `data` is the shard, uint8; `items` is their number in the index. Raises UserError if they
     contradict each other.
     """
-    count = (
-        items
-        if items is not None
-        else int.from_bytes(data[:4].tobytes(), "little")
-        if len(data) >= 4
-        else -1
-    )
+    if items is not None:
+        count = items
+    elif len(data) >= 4:
+        count = int.from_bytes(data[:4].tobytes(), "little")
+    else:
+        count = -1
     end = 4 * (count + 2)
     if count < 0 or len(data) < end:
         raise damaged(
-            file, "offsets", f"{len(data):,} bytes", f"{end:,} or more for {count:,} items"
+            file,
+            what="offsets",
+            found=f"{len(data):,} bytes",
+            expected=f"{end:,} or more for {count:,} items",
         )
     stored = data[:end].view("<u4").astype(np.int64)
     offsets = stored[1:]
@@ -77,7 +84,12 @@ def read_offsets(data: np.ndarray, file: Path, items: int | None = None) -> np.n
         ordered = (
             f"{count:,} items one after another, from byte {end:,} or later to byte {len(data):,}"
         )
-        raise damaged(file, "offsets", found, ordered)
+        raise damaged(
+            file,
+            what="offsets",
+            found=found,
+            expected=ordered,
+        )
     return offsets
 
 
@@ -89,9 +101,17 @@ def find_columns(
     `sizes` are the bytes of each column, None where each item begins with its uint32 size. Raises
     UserError for items of another size.
     """
-    starts, head = offsets[:-1] + 4 * sizes.count(None), 4 * sizes.count(None)
-    check_items(starts <= offsets[1:], file, "ends inside the sizes of its columns")
-    stored = iter(read_integers(data, offsets[:-1], head // 4, 4).T)
+    starts = offsets[:-1] + 4 * sizes.count(None)
+    head = 4 * sizes.count(None)
+    check_items(starts <= offsets[1:], file, problem="ends inside the sizes of its columns")
+    stored = iter(
+        read_integers(
+            data,
+            starts=offsets[:-1],
+            number=head // 4,
+            width=4,
+        ).T
+    )
     columns = []
     for size in sizes:
         lengths = next(stored) if size is None else np.full(len(starts), size)
@@ -100,7 +120,7 @@ def find_columns(
     check_items(
         starts == offsets[1:],
         file,
-        "does not have the bytes that the sizes of its columns describe",
+        problem="does not have the bytes that the sizes of its columns describe",
     )
     return columns
 
@@ -117,7 +137,13 @@ def check_items(right: np.ndarray, file: Path, problem: str, next: str | None = 
     """Raise UserError with the first item of a shard that is not `right`."""
     if not right.all():
         place = f"{int(np.flatnonzero(~right)[0]):,} of {len(right):,} in this shard (from 0)"
-        raise damaged(file, "items", problem, item=place, next=next)
+        raise damaged(
+            file,
+            what="items",
+            found=problem,
+            item=place,
+            next=next,
+        )
 
 
 ARROW_END = b"LDARW01\0"
@@ -131,19 +157,34 @@ def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple
     `data` is the decompressed shard, and `path` its file for messages. Raises UserError for a
     missing column, a column that is not text, a damaged shard, and malformed UTF-8.
     """
-    offsets = read_offsets(np.frombuffer(data, np.uint8), path)
+    offsets = read_offsets(np.frombuffer(data, np.uint8), file=path)
     config_at = 4 * (len(offsets) + 1)
-    with report_malformed(path, "description of the columns of the MDS shard", AGAIN):
+    with report_malformed(path, what="description of the columns of the MDS shard", next=AGAIN):
         config = json.loads(data[config_at : offsets[0]])
-        check_types(config, {"column_names": list, "column_encodings": list, "column_sizes": list})
+        check_types(
+            config, fields={"column_names": list, "column_encodings": list, "column_sizes": list}
+        )
         encodings = dict(zip(config["column_names"], config["column_encodings"], strict=True))
         sizes = [int(size) if size else None for size in config["column_sizes"]]
         if len(sizes) != len(encodings):
             raise ValueError(f"{len(sizes)} column_sizes for {len(encodings)} columns")
     places = [
-        _find_text(name, option, encodings, ("str",), path) for option, name in columns.items()
+        _find_text(
+            name,
+            option,
+            encodings=encodings,
+            text=("str",),
+            path=path,
+        )
+        for option, name in columns.items()
     ]
-    yield from _read_items(data, offsets, sizes, places, path)
+    yield from _read_items(
+        data,
+        offsets,
+        sizes=sizes,
+        places=places,
+        path=path,
+    )
 
 
 def read_litdata(
@@ -157,10 +198,12 @@ def read_litdata(
     """
     index = path.with_name(INDEX)
     config = read_json(
-        index, "index of the litdata folder", f"put the folder's {INDEX} next to {path.name}"
+        index,
+        what="index of the litdata folder",
+        next=f"put the folder's {INDEX} next to {path.name}",
     )
-    with report_malformed(index, "index of the litdata folder", AGAIN):
-        check_types(config, {"config": {"data_format": list, "data_spec": str}})
+    with report_malformed(index, what="index of the litdata folder", next=AGAIN):
+        check_types(config, fields={"config": {"data_format": list, "data_spec": str}})
         config = config["config"]
         formats = dict(
             zip(
@@ -175,18 +218,29 @@ def read_litdata(
         )
         raise damaged(
             path,
-            "compressed items",
-            found,
-            "no encryption, and compression of whole chunks or none",
+            what="compressed items",
+            found=found,
+            expected="no encryption, and compression of whole chunks or none",
         )
     if data[-len(ARROW_END) :] == ARROW_END:
         yield from _read_arrow(data, columns, path)
         return
     places = [
-        _find_text(name, option, formats, LITDATA_TEXT, path) for option, name in columns.items()
+        _find_text(
+            name,
+            option,
+            encodings=formats,
+            text=LITDATA_TEXT,
+            path=path,
+        )
+        for option, name in columns.items()
     ]
     yield from _read_items(
-        data, read_offsets(np.frombuffer(data, np.uint8), path), [None] * len(formats), places, path
+        data,
+        offsets=read_offsets(np.frombuffer(data, np.uint8), file=path),
+        sizes=[None] * len(formats),
+        places=places,
+        path=path,
     )
 
 
@@ -197,9 +251,21 @@ def _find_text(
     than `text`.
     """
     if name not in encodings:
-        raise missing_column(path, name, list(encodings), option)
+        raise missing_column(
+            path,
+            name,
+            names=list(encodings),
+            option=option,
+        )
     if encodings[name] not in text:
-        raise damaged(path, "no text", encodings[name], "str", name=name, key=f"source.{option}")
+        raise damaged(
+            path,
+            what="no text",
+            found=encodings[name],
+            expected="str",
+            name=name,
+            key=f"source.{option}",
+        )
     return list(encodings).index(name)
 
 
@@ -207,7 +273,12 @@ def _read_items(
     data: bytes, offsets: np.ndarray, sizes: list[int | None], places: list[int], path: Path
 ) -> Iterator[tuple[str, ...]]:
     """Yield the columns `places` of each item; `sizes` as in `find_columns`."""
-    columns = find_columns(np.frombuffer(data, np.uint8), offsets, sizes, path)
+    columns = find_columns(
+        np.frombuffer(data, np.uint8),
+        offsets,
+        sizes,
+        file=path,
+    )
     spans = [
         zip(a.tolist(), (a + size).tolist(), strict=True)
         for a, size in (columns[place] for place in places)
@@ -216,7 +287,12 @@ def _read_items(
         try:
             yield tuple(data[begin:end].decode() for begin, end in row)
         except UnicodeDecodeError as error:
-            raise damaged(path, "utf-8", error.reason, row=f"{number:,}") from None
+            raise damaged(
+                path,
+                what="utf-8",
+                found=error.reason,
+                row=f"{number:,}",
+            ) from None
 
 
 def _read_arrow(
@@ -227,15 +303,29 @@ def _read_arrow(
     start = end - int.from_bytes(data[end : end + 4], "little")
     if start < 0:
         raise damaged(
-            path, "damaged", f"an Arrow file of {end - start:,} bytes", f"at most {end:,} bytes"
+            path,
+            what="damaged",
+            found=f"an Arrow file of {end - start:,} bytes",
+            expected=f"at most {end:,} bytes",
         )
     try:
         file = pa.ipc.open_file(pa.py_buffer(data)[start:end])
         for option, name in columns.items():
             kind = get_type(file.schema, name)
             if kind is None:
-                raise missing_column(path, name, file.schema.names, option)
-            _find_text(name, option, {name: str(kind)}, ("string", "large_string", "null"), path)
+                raise missing_column(
+                    path,
+                    name,
+                    file.schema.names,
+                    option=option,
+                )
+            _find_text(
+                name,
+                option,
+                encodings={name: str(kind)},
+                text=("string", "large_string", "null"),
+                path=path,
+            )
         for number in range(file.num_record_batches):
             batch = file.get_batch(number)
             batch.validate(full=True)
@@ -243,7 +333,7 @@ def _read_arrow(
                 *(get_column(batch, name).to_pylist() for name in columns.values()), strict=True
             )
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise damaged(path, "damaged", str(error).splitlines()[0]) from None
+        raise damaged(path, what="damaged", found=str(error).splitlines()[0]) from None
 
 
 def _list_leaves(spec: dict[str, Any], name: str = "") -> list[str]:
@@ -263,5 +353,5 @@ def _list_leaves(spec: dict[str, Any], name: str = "") -> list[str]:
     return [
         leaf
         for key, child in named
-        for leaf in _list_leaves(child, f"{name}.{key}" if name else str(key))
+        for leaf in _list_leaves(child, name=f"{name}.{key}" if name else str(key))
     ]

@@ -38,10 +38,8 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
             {"name": str(path.relative_to(folder)), "sha256": sha256_file(path)} for path in files
         ]
     elif source.revision is None:
-        what, next = (
-            "a dataset of the hub needs its commit.",
-            "set revision to its 40 hex digits, or name a folder",
-        )
+        what = "a dataset of the hub needs its commit."
+        next = "set revision to its 40 hex digits, or name a folder"
         raise UserError(what, key="source.revision", dataset=source.repository, next=next)
     return facts
 
@@ -49,18 +47,19 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 def documents(
     source: SourceSettings, downloads: Path | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    return islice(_stream(source, source.split, "split"), source.maximum_documents)
+    return islice(_stream(source, source.split, option="split"), source.maximum_documents)
 
 
 def validation_documents(
     source: SourceSettings, downloads: Path | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    return _stream(source, str(source.validation_split), "validation_split")
+    return _stream(source, split=str(source.validation_split), option="validation_split")
 
 
 def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[str | None, str]]:
     dataset = _open_dataset(source, split, option)
-    columns, number = list_columns(source), -1
+    columns = list_columns(source)
+    number = -1
 
     def rows() -> Iterator[tuple[str | None, ...]]:
         nonlocal number
@@ -70,14 +69,22 @@ def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[s
                 row = next(iterator, None)
             except Exception as error:  # errors of the library have no common base but Exception
                 raise _stream_error(
-                    source, f"document {number + 1:,} of split {split}", error
+                    source, what=f"document {number + 1:,} of split {split}", error=error
                 ) from None
             if row is None:
                 return
             number += 1
-            yield tuple(_get_text(row, name, key, source) for key, name in columns.items())
+            yield tuple(
+                _get_text(
+                    row,
+                    name,
+                    option=key,
+                    source=source,
+                )
+                for key, name in columns.items()
+            )
 
-    for text in join_pairs(rows(), Path(f"{source.repository}, split {split}")):
+    for text in join_pairs(rows(), path=Path(f"{source.repository}, split {split}")):
         yield text, f"{source.repository}/{split}::{number}"
 
 
@@ -120,17 +127,27 @@ def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
             raise UserError(
                 f"the dataset has no split {split!r}.", **facts, next="choose one of its splits"
             ) from None
-        raise _stream_error(source, f"split {split}", error) from None
+        raise _stream_error(source, what=f"split {split}", error=error) from None
 
 
 def _get_text(row: dict[str, Any], name: str, option: str, source: SourceSettings) -> str | None:
     try:
         value = get_value(row, name)
     except (KeyError, TypeError):
-        raise missing_column(Path(source.repository), name, list(row), option) from None
+        raise missing_column(
+            Path(source.repository),
+            name,
+            names=list(row),
+            option=option,
+        ) from None
     if value is not None and not isinstance(value, str):
         facts = {"found": type(value).__name__, "expected": "a string", "key": f"source.{option}"}
-        raise damaged(Path(source.repository), "no text", name=name, **facts)
+        raise damaged(
+            Path(source.repository),
+            what="no text",
+            name=name,
+            **facts,
+        )
     return value
 
 

@@ -18,11 +18,13 @@ from tokenscale.data.order.permutation import get_samples, mix64
 
 #: shortest block. A longer one is used if the smallest weight would have less than `LEAST` samples
 #: in it
-BLOCK, LEAST = 1000, 10
+BLOCK = 1000
+LEAST = 10
 #: between the seeds of sources, so that sources of equal size are in different orders
 SEED_STEP = 0x632BE59BD9B4E019
 #: positions whose order is computed at once: in one call, and for batches read ahead
-CHUNK, AHEAD = 1 << 20, 1 << 17
+CHUNK = 1 << 20
+AHEAD = 1 << 17
 
 
 @cache
@@ -51,7 +53,8 @@ class _Stage:
     def __init__(
         self, number: int, first: int, weights: Sequence[float], before: np.ndarray, seed: int
     ):
-        self.first, self.before = first, before
+        self.first = first
+        self.before = before
         self.counts = block_counts(tuple(weights))
         self.length = int(self.counts.sum())
         # sample of a block → its source, and its number among the source's samples in the block
@@ -94,7 +97,8 @@ class MixtureOrder:
     def __init__(
         self, sizes: Sequence[int], stages: Sequence[tuple[int, Sequence[float]]], seed: int
     ):
-        self.sizes, self._seed = np.array(sizes, dtype=np.int64), seed
+        self.sizes = np.array(sizes, dtype=np.int64)
+        self._seed = seed
         #: sample of the first sample of each source
         self.first_samples = np.concatenate(([0], np.cumsum(self.sizes)[:-1]))
         self.rows = int(self.sizes.sum())
@@ -105,7 +109,15 @@ class MixtureOrder:
                 raise ValueError("a source with a weight has no samples")
             if self._stages:
                 before = before + self._stages[-1].count(first - self._stages[-1].first)
-            self._stages.append(_Stage(number, first, weights, before, seed))
+            self._stages.append(
+                _Stage(
+                    number=number,
+                    first=first,
+                    weights=weights,
+                    before=before,
+                    seed=seed,
+                )
+            )
         self._firsts = np.array([stage.first for stage in self._stages], dtype=np.int64)
 
     def source_seed(self, source: int) -> int:
@@ -116,7 +128,8 @@ class MixtureOrder:
         of their shape.
         """
         flat = np.asarray(positions, dtype=np.int64).reshape(-1)
-        sources, numbers = np.empty_like(flat), np.empty_like(flat)
+        sources = np.empty_like(flat)
+        numbers = np.empty_like(flat)
         stages = np.searchsorted(self._firsts, flat, side="right") - 1
         for number in np.unique(stages).tolist():
             stage = self._stages[number]
@@ -131,7 +144,8 @@ class MixtureOrder:
                     if len(found) <= at_once
                     else (rows >= first) & (rows < first + at_once)
                 )
-                row, place = rows[own] - first, inside[own]
+                row = rows[own] - first
+                place = inside[own]
                 chosen = source_of[row, place]
                 sources[places[own]] = chosen
                 base = stage.before[chosen] + blocks[own] * stage.counts[chosen]
@@ -144,7 +158,7 @@ class MixtureOrder:
         for source in np.unique(sources).tolist():
             own = sources == source
             found[own] = self.first_samples[source] + get_samples(
-                numbers[own], int(self.sizes[source]), self.source_seed(source)
+                numbers[own], n=int(self.sizes[source]), seed=self.source_seed(source)
             )
         return found
 

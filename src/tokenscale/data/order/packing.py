@@ -48,7 +48,8 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
             if not by_space[space]:
                 spaces ^= 1 << space
         else:
-            space, row = capacity, rows
+            space = capacity
+            row = rows
             rows += 1
         space -= length
         if space:
@@ -64,7 +65,9 @@ def pack(
     lengths: np.ndarray, capacity: int, window: int = 1 << 18
 ) -> tuple[np.ndarray, np.ndarray]:
     """Apply `best_fit_decreasing` to windows of pieces, in order, so that memory is bounded."""
-    pieces, rows, before = [], [np.zeros(1, dtype=np.int64)], 0
+    pieces = []
+    rows = [np.zeros(1, dtype=np.int64)]
+    before = 0
     for first in range(0, len(lengths), window):
         found, pointers = best_fit_decreasing(lengths[first : first + window], capacity)
         pieces.append(found + first)

@@ -8,12 +8,12 @@ _MASK = (1 << 64) - 1
 _ROUNDS = 8
 # constants of splitmix64 as NumPy scalars, to avoid conversions in hundreds of calls per block of
 # the order
-_ADD, _M1, _M2 = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_ADD = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_S30 = np.uint64(30)
+_S27 = np.uint64(27)
+_S31 = np.uint64(31)
 _SALTS = np.array(
     [(number * 0xD1342543DE82EF95) & _MASK for number in range(_ROUNDS)], dtype=np.uint64
 )[:, None]
@@ -57,7 +57,9 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
     values = _feistel(index.ravel().astype(np.uint64), keys, bits)
     outside = np.flatnonzero(values >= np.uint64(n))
     while outside.size:
-        walked = _feistel(values[outside], keys if key.size == 1 else keys[:, outside], bits)
+        walked = _feistel(
+            values[outside], keys=keys if key.size == 1 else keys[:, outside], bits=bits
+        )
         values[outside] = walked
         outside = outside[walked >= np.uint64(n)]
     return values.astype(np.int64).reshape(index.shape)
@@ -70,7 +72,8 @@ def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-    high, low = values >> low_bits, values & low_mask
+    high = values >> low_bits
+    low = values & low_mask
     for number, round_keys in enumerate(keys):
         if number % 2:
             high ^= mix64(low ^ round_keys) & high_mask
@@ -88,10 +91,20 @@ def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
     found = np.empty_like(positions)
     first, last = (int(epochs.min()), int(epochs.max())) if epochs.size else (0, -1)
     if last - first > 8:  # small data, many epochs
-        return permute(indices, n, seed, epochs)
+        return permute(
+            indices,
+            n,
+            seed,
+            epoch=epochs,
+        )
     for epoch in range(first, last + 1):  # one key per epoch is far cheaper than one per index
         in_epoch = slice(None) if first == last else epochs == epoch
-        found[in_epoch] = permute(indices[in_epoch], n, seed, epoch).reshape(found[in_epoch].shape)
+        found[in_epoch] = permute(
+            indices[in_epoch],
+            n,
+            seed,
+            epoch=epoch,
+        ).reshape(found[in_epoch].shape)
     return found
 
 
@@ -102,11 +115,12 @@ class ShuffledOrder:
     positions_ahead = 1 << 62
 
     def __init__(self, rows: int, seed: int):
-        self.rows, self._seed = rows, seed
+        self.rows = rows
+        self._seed = seed
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
         """Return the sample at each position p >= 0, int64 of the shape of `positions`."""
-        return get_samples(positions, self.rows, self._seed)
+        return get_samples(positions, n=self.rows, seed=self._seed)
 
     def source_seed(self, source: int) -> int:
         """Return the seed of a source's own order."""

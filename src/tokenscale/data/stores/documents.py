@@ -30,7 +30,7 @@ class Chunk:
         ends = np.cumsum(self.lengths)
         start = int(ends[first - 1]) if first else 0
         end = int(ends[last - 1]) if last > first else start
-        return Chunk(self.ids[start:end], self.lengths[first:last])
+        return Chunk(self.ids[start:end], lengths=self.lengths[first:last])
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,11 @@ class DocumentRange:
     """
 
     def __init__(self, documents: Documents, number: int, parts: int):
-        self.documents, self.number, self.parts = documents, number, parts
-        self.origin, self.report = documents.origin, documents.report
+        self.documents = documents
+        self.number = number
+        self.parts = parts
+        self.origin = documents.origin
+        self.report = documents.report
         groups = -(-len(documents) // GROUP_DOCUMENTS)
         self.first, self.last = (
             min(len(documents), groups * k // parts * GROUP_DOCUMENTS) for k in (number, number + 1)
@@ -103,7 +106,7 @@ def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: i
         written += length + more
         if eos_id is not None:
             result[written - 1] = eos_id
-    return Chunk(result, lengths + more)
+    return Chunk(result, lengths=lengths + more)
 
 
 def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) -> Chunk:
@@ -113,10 +116,15 @@ def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) 
     >>> frame_pairs(np.array([5, 6, 7], np.int32), np.array([2, 1]), 0, 1).ids.tolist()
     [0, 5, 6, 1, 7, 1]
     """
-    parts = frame_documents(ids, lengths, bos_id, eos_id)
+    parts = frame_documents(
+        ids,
+        lengths,
+        bos_id,
+        eos_id=eos_id,
+    )
     keep = np.ones(len(parts.ids), dtype=bool)
     keep[(np.cumsum(parts.lengths) - parts.lengths)[1::2]] = False  # drop the BOS of targets
-    return Chunk(parts.ids[keep], parts.lengths[0::2] + parts.lengths[1::2] - 1)
+    return Chunk(parts.ids[keep], lengths=parts.lengths[0::2] + parts.lengths[1::2] - 1)
 
 
 class IdsDigest:
@@ -153,7 +161,9 @@ class IdsDigest:
         if self._documents:
             self._ids.update(np.ascontiguousarray(np.concatenate(self._lengths), dtype="<i8"))
             self.groups.append(self._ids.digest())
-        self._ids, self._lengths, self._documents = xxh3_128(), [], 0
+        self._ids = xxh3_128()
+        self._lengths = []
+        self._documents = 0
         return self.groups
 
     @staticmethod

@@ -92,25 +92,35 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
     """
     path = resolve_store(where)[1]
     manifest = read_manifest_file(
-        path, "token store", VERSION, rebuild_command(where), oldest=VERSION
+        path,
+        what="token store",
+        newest=VERSION,
+        next=rebuild_command(where),
+        oldest=VERSION,
     )
-    if not is_sealed(manifest, SEAL) or read_file(path) != pretty_json(manifest).encode():
-        expected, next = f"the content of {SEAL}, as it was written", rebuild_command(where)
+    if not is_sealed(manifest, key=SEAL) or read_file(path) != pretty_json(manifest).encode():
+        expected = f"the content of {SEAL}, as it was written"
+        next = rebuild_command(where)
         raise changed_error(
-            "the manifest of the token store", path, expected, "other content", next
+            "the manifest of the token store",
+            file=path,
+            expected=expected,
+            found="other content",
+            next=next,
         )
     del manifest[SEAL]
-    with report_malformed(path, "manifest of the token store", rebuild_command(where)):
+    with report_malformed(path, what="manifest of the token store", next=rebuild_command(where)):
         if manifest["format"] not in FORMATS:
             raise unknown_format_error(manifest["format"], store=path)
         for file in manifest["files"]:
-            check_types(file, {"name": str, "bytes": int, "sha256": str})
+            check_types(file, fields={"name": str, "bytes": int, "sha256": str})
             check_relative_path(file["name"])
         check_types(
-            manifest.get("text_sample", dict.fromkeys(LOST, 0)), dict.fromkeys(LOST, (int, float))
+            manifest.get("text_sample", dict.fromkeys(LOST, 0)),
+            fields=dict.fromkeys(LOST, (int, float)),
         )
         for file in manifest.get("records", {}).get("files", []):
-            check_types(file, {"name": str, "records": int, "bytes": int})
+            check_types(file, fields={"name": str, "records": int, "bytes": int})
             check_relative_path(file["name"])
     return manifest
 
@@ -172,9 +182,15 @@ def open_store(
     # their readers verify what they read
     read = manifest["format"] == "packed" or "records" in manifest
     for file in (*manifest.get("records", {}).get("files", []), *manifest["files"]):
-        restore = rebuild_command(where, file["name"]) if "parts" in manifest else next
+        restore = rebuild_command(where, file=file["name"]) if "parts" in manifest else next
         sha256 = None if read else file.get("sha256")
-        check_file(folder / file["name"], file["bytes"], sha256, what="token store", next=restore)
+        check_file(
+            folder / file["name"],
+            size=file["bytes"],
+            sha256=sha256,
+            what="token store",
+            next=restore,
+        )
     return manifest
 
 
@@ -188,9 +204,9 @@ def open_records(where: Path, manifest: dict[str, Any]) -> Records:
             "the token store has no records files, which are read.", store=where, next=next
         )
     return Records(
-        resolve_store(where)[0],
-        manifest["records"]["files"],
-        np.dtype(manifest["records"]["dtype"]).newbyteorder("<"),
+        folder=resolve_store(where)[0],
+        entries=manifest["records"]["files"],
+        dtype=np.dtype(manifest["records"]["dtype"]).newbyteorder("<"),
         what="token store",
         rebuild=partial(rebuild_command, where),
         vocabulary_size=manifest["vocabulary_size"],

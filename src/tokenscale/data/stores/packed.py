@@ -67,7 +67,8 @@ class Buffers:
         self.ids = np.empty((rows, sequence_length + 1), dtype=dtype)
         self.tokens_bt: np.ndarray = np.empty((rows, sequence_length), dtype=out)
         self.labels_bt: np.ndarray = np.empty((rows, sequence_length), dtype=out)
-        self.inputs, self.targets = self.ids[:, :-1], self.ids[:, 1:]
+        self.inputs = self.ids[:, :-1]
+        self.targets = self.ids[:, 1:]
         self.labels = self.labels_bt.reshape(-1)
         self.row_bytes = [memoryview(row) for row in self.ids]
 
@@ -86,8 +87,10 @@ class Plan:
         ends: list[int],
         checksums: list[list[int]] | None,
     ):
-        self.indices, self.checksums = indices, checksums
-        self._ignored, self._ends = ignored, ends
+        self.indices = indices
+        self.checksums = checksums
+        self._ignored = ignored
+        self._ends = ends
 
     def ignored(self, i: int) -> np.ndarray:
         """Return the ignored labels of batch i, as indices into the flattened [n, T]."""
@@ -112,17 +115,26 @@ class _Part:
     def __init__(
         self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int
     ):
-        self.where, self.first_row, self.first_document = where, first_row, first_document
+        self.where = where
+        self.first_row = first_row
+        self.first_document = first_document
         self.tokens_path = where / "tokens.bin"
         self._files = {Path(file["name"]).name: file for file in files}
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name not in self.__annotations__:
             raise AttributeError(name)
-        path, file = self.where / f"{name}.npy", self._files.get(f"{name}.npy")
+        path = self.where / f"{name}.npy"
+        file = self._files.get(f"{name}.npy")
         if file is not None:
             next = rebuild_command(self.where)
-            check_file(path, file["bytes"], file["sha256"], what="token store", next=next)
+            check_file(
+                path,
+                size=file["bytes"],
+                sha256=file["sha256"],
+                what="token store",
+                next=next,
+            )
         # indexing this object costs many times as much as a plain view
         table = np.load(path, mmap_mode="r")
         self.__dict__[name] = np.frombuffer(_map_file(path), table.dtype, table.size, table.offset)
@@ -166,8 +178,15 @@ class PackedStore:
         self._parts: list[_Part] = []
         row = document = 0
         for folder, content in stores:
-            self._parts += _list_parts(folder, content, verify, row, document)
-            row, document = row + content["rows"], document + content["documents"]
+            self._parts += _list_parts(
+                folder,
+                manifest=content,
+                verify=verify,
+                row=row,
+                document=document,
+            )
+            row = row + content["rows"]
+            document = document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
         self._small = (
             len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES
@@ -188,7 +207,12 @@ class PackedStore:
         """Return buffers for batches of `rows` rows; use `out` int32 to widen ids later, on a
         device.
         """
-        return Buffers(rows, self.sequence_length, self._dtype, out)
+        return Buffers(
+            rows=rows,
+            sequence_length=self.sequence_length,
+            dtype=self._dtype,
+            out=out,
+        )
 
     def plan(self, indices: np.ndarray) -> Plan:
         """Prepare reading batches of rows, `indices` [batches, n]. Raises IndexError for a row that
@@ -198,10 +222,15 @@ class PackedStore:
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"a row outside 0 … {len(self) - 1}")
         batches, rows = indices.shape
-        flat, pointers = self._ignored(indices.reshape(-1), rows)
+        flat, pointers = self._ignored(indices.reshape(-1), batch=rows)
         ends = pointers[::rows].tolist() if rows else [0] * (batches + 1)
         fresh = bool(self._is_unseen(indices).any())
-        return Plan(indices, flat, ends, self._row_checksums(indices).tolist() if fresh else None)
+        return Plan(
+            indices=indices,
+            ignored=flat,
+            ends=ends,
+            checksums=self._row_checksums(indices).tolist() if fresh else None,
+        )
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
         """Read batch i of a plan into the buffers; labels are −100 on padding and on each piece's
@@ -214,16 +243,22 @@ class PackedStore:
             self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
         else:  # page faults of a mapping would read a row's pages one by one
             for (number, position), target in zip(
-                self._places(indices, self._row_bytes), into.row_bytes, strict=True
+                self._places(indices, size=self._row_bytes), into.row_bytes, strict=True
             ):
                 os.preadv(self._open[number], [target], position)
         if plan.checksums is not None:
             if (hashes := list(map(xxh3_64_intdigest, into.row_bytes))) != plan.checksums[i]:
-                raise self._changed_row_error(indices, hashes, plan.checksums[i])
+                raise self._changed_row_error(indices, hashes, right=plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 part = self._parts[self._part_numbers(indices[into.ids.max(axis=1).argmax()])]
-                size, next = self.manifest["vocabulary_size"], rebuild_command(part.where)
-                raise vocabulary_error(part.tokens_path, largest, size, next)
+                size = self.manifest["vocabulary_size"]
+                next = rebuild_command(part.where)
+                raise vocabulary_error(
+                    part.tokens_path,
+                    found=largest,
+                    vocabulary_size=size,
+                    next=next,
+                )
             np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
         into.tokens_bt[...] = into.inputs
         into.labels_bt[...] = into.targets
@@ -241,10 +276,10 @@ class PackedStore:
         self._calls += 1
         if self._in_memory and self._calls % 8:
             return
-        place = next(self._places(indices[:1], self._row_bytes))
+        place = next(self._places(indices[:1], size=self._row_bytes))
         self._resident = self._resident + 1 if self._is_resident(*place) else 0
         if not self._in_memory:
-            for number, position in self._places(indices, self._row_bytes):
+            for number, position in self._places(indices, size=self._row_bytes):
                 os.posix_fadvise(
                     self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED
                 )
@@ -290,15 +325,15 @@ class PackedStore:
         for part, end in zip(self._parts, ends, strict=True):
             if part.first_document < last and end > first:
                 begin = part.first_document
-                yield from self._chunks_of(part, max(0, first - begin), min(end, last) - begin)
+                yield from self._chunks_of(
+                    part, first=max(0, first - begin), last=min(end, last) - begin
+                )
 
     def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
-        all_pieces, pointers, documents, starts = (
-            part.pieces,
-            part.rows,
-            part.documents,
-            part.starts,
-        )
+        all_pieces = part.pieces
+        pointers = part.rows
+        documents = part.documents
+        starts = part.starts
         order = np.lexsort((starts, documents))
         bounds = np.searchsorted(np.asarray(documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
@@ -309,7 +344,8 @@ class PackedStore:
         row_of = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
         ends = np.cumsum(all_pieces, dtype=np.int64)
         in_row = ends - all_pieces - (ends - all_pieces)[pointers[:-1]][row_of]
-        rows, begins = row_of[order], (row_of * (self.sequence_length + 1) + in_row)[order] + shared
+        rows = row_of[order]
+        begins = (row_of * (self.sequence_length + 1) + in_row)[order] + shared
         flat = np.frombuffer(_map_file(part.tokens_path), dtype=self._dtype)
         lengths = (
             np.add.reduceat(sizes, bounds[:-1], dtype=np.int64)
@@ -330,7 +366,7 @@ class PackedStore:
             positions = np.repeat(begins[pieces] - offsets, piece_sizes) + np.arange(
                 piece_sizes.sum()
             )
-            yield Chunk(flat[positions].astype(np.int32), lengths[begin:end])
+            yield Chunk(flat[positions].astype(np.int32), lengths=lengths[begin:end])
             begin = end
 
     @cached_property
@@ -386,7 +422,8 @@ class PackedStore:
         """Return (ignored labels of n rows as indices into the flattened [batch, T], their offsets
         per row [n + 1]).
         """
-        n, T = len(indices), self.sequence_length
+        n = len(indices)
+        T = self.sequence_length
         counts, ends = self._piece_ends(indices)
         final = np.cumsum(counts) - 1
         # after each piece one label is ignored: the next first token
@@ -402,7 +439,8 @@ class PackedStore:
     def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (pieces of each row [n], end of each of these pieces in its row [pieces])."""
         if len(self._parts) == 1:
-            pieces, pointers = self._parts[0].pieces, self._parts[0].rows
+            pieces = self._parts[0].pieces
+            pointers = self._parts[0].rows
             first = pointers[indices]
             counts = pointers[indices + 1] - first
             begins = np.cumsum(counts) - counts
@@ -423,7 +461,8 @@ class PackedStore:
         sizes: list[int] = []
         for number, row in self._places(indices):  # a few rows of each of many parts
             pointers, pieces = self._parts[number].views
-            first, last = pointers[row], pointers[row + 1]
+            first = pointers[row]
+            last = pointers[row + 1]
             counts.append(last - first)
             sizes += pieces[first:last]
         return np.array(counts, dtype=np.int64), np.array(sizes, dtype=np.int64)
@@ -432,12 +471,19 @@ class PackedStore:
         self, indices: np.ndarray, hashes: list[int], right: list[int]
     ) -> UserError:
         n = int(np.flatnonzero(np.array(hashes, np.uint64) != np.array(right, np.uint64))[0])
-        row, part = int(indices[n]), self._parts[self._part_numbers(indices[n])]
+        row = int(indices[n])
+        part = self._parts[self._part_numbers(indices[n])]
         place = f"{row:,} of {len(self):,}, byte {(row - part.first_row) * self._row_bytes:,} on"
-        expected, found = f"XXH3 {right[n]:016x}  (checksums.npy)", f"XXH3 {hashes[n]:016x}"
+        expected = f"XXH3 {right[n]:016x}  (checksums.npy)"
+        found = f"XXH3 {hashes[n]:016x}"
         next = rebuild_command(part.where)
         return changed_error(
-            "a row of the token store", part.tokens_path, expected, found, next, row=place
+            "a row of the token store",
+            file=part.tokens_path,
+            expected=expected,
+            found=found,
+            next=next,
+            row=place,
         )
 
 
@@ -454,6 +500,14 @@ def _list_parts(
     parts = []
     for part in manifest.get("parts", [manifest | {"folder": "."}]):
         folder = resolve_store(where)[0] / part["folder"]
-        parts.append(_Part(folder, files.get(part["folder"], []), row, document))
-        row, document = row + part["rows"], document + part["documents"]
+        parts.append(
+            _Part(
+                where=folder,
+                files=files.get(part["folder"], []),
+                first_row=row,
+                first_document=document,
+            )
+        )
+        row = row + part["rows"]
+        document = document + part["documents"]
     return parts

@@ -38,7 +38,7 @@ class PaddedStore:
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
         documents = [self._records.read(i) for i in np.asarray(indices).tolist()]
-        return pad_documents(documents, self.sequence_length + 1, self._pad_id)
+        return pad_documents(documents, width=self.sequence_length + 1, pad_id=self._pad_id)
 
 
 class TokenListStore:
@@ -71,5 +71,5 @@ class TokenListStore:
         for begin in range(first, last, CHUNK_DOCUMENTS):
             found = [self.document(i) for i in range(begin, min(begin + CHUNK_DOCUMENTS, last))]
             yield Chunk(
-                np.concatenate(found), np.array([len(ids) for ids in found], dtype=np.int64)
+                np.concatenate(found), lengths=np.array([len(ids) for ids in found], dtype=np.int64)
             )

@@ -29,7 +29,14 @@ def encode_documents(
     """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS;
     see `check_eos`.
     """
-    return list(encode_chunk(tokenizer, texts, eos, pairs).documents())
+    return list(
+        encode_chunk(
+            tokenizer,
+            texts,
+            eos,
+            pairs=pairs,
+        ).documents()
+    )
 
 
 def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> Chunk:
@@ -37,8 +44,18 @@ def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = Fa
     check_eos(tokenizer, eos, pairs)
     ids, lengths = tokenizer.encode(split_pairs(texts) if pairs else texts)
     if pairs:
-        return frame_pairs(ids, lengths, tokenizer.bos_id, tokenizer.eos_id)
-    return frame_documents(ids, lengths, tokenizer.bos_id, tokenizer.eos_id if eos else None)
+        return frame_pairs(
+            ids,
+            lengths,
+            tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+        )
+    return frame_documents(
+        ids,
+        lengths,
+        tokenizer.bos_id,
+        eos_id=tokenizer.eos_id if eos else None,
+    )
 
 
 def split_pairs(pairs: Texts) -> Texts:
@@ -71,11 +88,9 @@ class EngineDiffers(UserError):
 
 def _no_documents(manifest: dict[str, Any], split: str, corpus: Path) -> UserError:
     """Return the error for a split without documents, with the key that gives it some."""
-    counts, share, key = (
-        manifest["cleaning"]["documents"],
-        manifest["validation_share"],
-        f"corpora.{manifest['name']}",
-    )
+    counts = manifest["cleaning"]["documents"]
+    share = manifest["validation_share"]
+    key = f"corpora.{manifest['name']}"
     kept = sum(each["rows"] for each in manifest["splits"].values())
     found = (
         f"{kept} documents, of {counts['read']} that were read; {counts['duplicates']} "
@@ -119,7 +134,8 @@ class HeldDocuments:
     """
 
     def __init__(self, chunk: Chunk, origin: Origin):
-        self.chunk, self.origin = chunk, origin
+        self.chunk = chunk
+        self.origin = origin
         self.report: Callable[[int, int], None] | None = None
 
     def __len__(self) -> int:
@@ -154,17 +170,19 @@ class TextDocuments:
     ):
         self.text = RawText(corpus_directory, split)
         if len(self.text) == 0:
-            raise _no_documents(self.text.manifest, split, corpus_directory)
+            raise _no_documents(self.text.manifest, split, corpus=corpus_directory)
         self._sample = draw_sample(corpus_directory, split)
         check_eos(tokenizer, eos, self.text.pairs)
-        self.tokenizer, self.eos, self.report = tokenizer, eos, report
+        self.tokenizer = tokenizer
+        self.eos = eos
+        self.report = report
         mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))
         self.batch_documents = batch_documents or max(1, min(BATCH_BYTES // mean, 100_000))
         source = {
             "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
             "text_sha256": self.text.split["text_sha256"],
             **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
-            "text_sample": measure(tokenizer, self._sample, self.text.manifest["name"]),
+            "text_sample": measure(tokenizer, self._sample, corpus=self.text.manifest["name"]),
         }
         self.origin = describe_origin(tokenizer, source)
         self._comparison_pool = ThreadPoolExecutor(1, "gate")
@@ -207,9 +225,12 @@ class TextDocuments:
             )
 
     def _encode(self, column: pa.Array) -> tuple[Chunk, int]:
-        return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), len(
-            text_bytes(column)[0]
-        )
+        return encode_chunk(
+            self.tokenizer,
+            texts=column,
+            eos=self.eos,
+            pairs=self.text.pairs,
+        ), len(text_bytes(column)[0])
 
     def _compare_engines(self) -> dict[str, str] | None:
         """Compare the engine with the reference on the sample; None if there is no difference."""

@@ -40,12 +40,16 @@ def write_packed(store: StoreSettings, documents: Documents, directory: Path) ->
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
         lengths = []
-        with open(open_file(writer.folder / IDS, REPLACE, follow=False), "wb") as ids:
+        with open(open_file(writer.folder / IDS, flags=REPLACE, follow=False), "wb") as ids:
             for chunk in writer.chunks():
                 ids.write(chunk.ids.view("<u4") if dtype.itemsize == 4 else chunk.ids.astype(dtype))
                 lengths.append(chunk.lengths)
         facts, sha256 = _write_rows(
-            writer.folder, np.concatenate(lengths), dtype, store, documents.origin.pad_id
+            writer.folder,
+            lengths=np.concatenate(lengths),
+            dtype=dtype,
+            store=store,
+            pad_id=documents.origin.pad_id,
         )
         return writer.finish(
             list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy"
@@ -60,14 +64,19 @@ def _write_rows(
     """
     sequence_length = store.sequence_length
     if store.packing == "concatenate":
-        order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
+        order = permute(
+            np.arange(len(lengths)),
+            n=len(lengths),
+            seed=STORAGE_SEED,
+            epoch=1,
+        )
         document, starts, sizes, pointers = concatenate(lengths, sequence_length, order)
         packed = np.arange(len(sizes))
     else:
         document, starts, sizes = split_documents(lengths, sequence_length)
-        packed, pointers = pack(sizes, sequence_length + 1)
+        packed, pointers = pack(sizes, capacity=sequence_length + 1)
     rows = len(pointers) - 1
-    stored = permute(np.arange(rows), rows, STORAGE_SEED)
+    stored = permute(np.arange(rows), n=rows, seed=STORAGE_SEED)
     counts = np.diff(pointers)[stored]
     new_pointers = np.concatenate(([0], np.cumsum(counts)))
     order = (
@@ -76,15 +85,19 @@ def _write_rows(
         - np.repeat(new_pointers[:-1], counts)
     )
     packed = packed[order]
-    document, starts, sizes = document[packed], starts[packed], sizes[packed]
+    document = document[packed]
+    starts = starts[packed]
+    sizes = sizes[packed]
     origins = (np.cumsum(lengths) - lengths)[document] + starts
     checksums = np.empty(rows, dtype="<u8")
     with HashedFile(folder / "tokens.bin") as file, open(folder / IDS, "rb", buffering=0) as ids:
         for first in range(0, rows, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, rows)
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
-            flat, width = memoryview(block).cast("B"), block.strides[0]
-            at, previous = 0, -1
+            flat = memoryview(block).cast("B")
+            width = block.strides[0]
+            at = 0
+            previous = -1
             row_of = np.repeat(
                 np.arange(last - first), np.diff(new_pointers[first : last + 1])
             ).tolist()
@@ -93,7 +106,8 @@ def _write_rows(
                 row_of, sizes[pieces].tolist(), origins[pieces].tolist(), strict=True
             ):
                 at = row * width if row != previous else at
-                previous, size = row, size * dtype.itemsize
+                previous = row
+                size = size * dtype.itemsize
                 # positioned reads, since a mapping would count as memory of the process
                 if os.preadv(ids.fileno(), [flat[at : at + size]], origin * dtype.itemsize) != size:
                     raise OSError("the ids are shorter than their lengths say")

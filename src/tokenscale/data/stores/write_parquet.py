@@ -32,7 +32,8 @@ def write_padded(
     store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
     """Write the store, or with `single` one file, and return its manifest. Row i is document i."""
-    width, pad_id = store.sequence_length + 1, documents.origin.pad_id
+    width = store.sequence_length + 1
+    pad_id = documents.origin.pad_id
     counts = {"tokens_useful": 0, "tokens_cut": 0, "documents_cut": 0}
 
     def pad(chunk: Chunk) -> dict[str, Lists]:
@@ -52,9 +53,20 @@ def write_padded(
         mask = group["attention_mask"][0].astype(bool)
         return group["input_ids"][0][mask], np.count_nonzero(mask.reshape(-1, width), axis=1)
 
-    with open_store_writer(store, documents, directory, single) as writer:
+    with open_store_writer(
+        store,
+        documents,
+        directory,
+        single=single,
+    ) as writer:
         types = {"input_ids": store.dtype, "attention_mask": "int8"}
-        names, records = _write_shards(writer, single, types, pad, strip_padding)
+        names, records = _write_shards(
+            writer,
+            single,
+            types=types,
+            to_columns=pad,
+            to_documents=strip_padding,
+        )
         facts = {
             "sequence_length": store.sequence_length,
             "dtype": store.dtype,
@@ -78,13 +90,18 @@ def write_token_list(
         read.add(Chunk(ids.astype(np.int32), lengths))
         return ids, lengths
 
-    with open_store_writer(store, documents, directory, single) as writer:
+    with open_store_writer(
+        store,
+        documents,
+        directory,
+        single=single,
+    ) as writer:
         names, records = _write_shards(
             writer,
             single,
-            {"tokens": store.dtype},
-            lambda chunk: {"tokens": (chunk.ids, chunk.lengths)},
-            add_to_digest,
+            types={"tokens": store.dtype},
+            to_columns=lambda chunk: {"tokens": (chunk.ids, chunk.lengths)},
+            to_documents=add_to_digest,
         )
         if read.close() != writer.digest.close():
             next = "check the disk and the memory of this machine, and build the store again"
@@ -114,18 +131,27 @@ def _write_shards(
     ids of documents of the columns that are read back. Returns the names of the shards, and the
     entries of records files.
     """
-    dtype, count = smallest_dtype(writer.documents.origin.vocabulary_size), len(writer.documents)
-    names, records = [], []
+    dtype = smallest_dtype(writer.documents.origin.vocabulary_size)
+    count = len(writer.documents)
+    names = []
+    records = []
     for number, first in enumerate(range(0, count, count if single else SHARD_ROWS)):
         path = writer.folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
-        shard = Shard(path, writer.store, types, writer.documents.origin.tokenizer["name"])
+        shard = Shard(
+            path=path,
+            store=writer.store,
+            columns=types,
+            tokenizer=writer.documents.origin.tokenizer["name"],
+        )
         for chunk in writer.chunks(first, count if single else min(first + SHARD_ROWS, count)):
             shard.add(**to_columns(chunk))
         shard.close()
         # FILE.bin would be the name of a file of nanoGPT's
         target = path.with_suffix(".records" if single else ".bin")
         records.append(
-            write_records(target, map(to_documents, read_back(path, list(types))), dtype)
+            write_records(
+                target, parts=map(to_documents, read_back(path, columns=list(types))), dtype=dtype
+            )
         )
         names.append(path.name)
     return names, records
@@ -137,7 +163,8 @@ class Shard:
     """
 
     def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], tokenizer: str):
-        self.path, self._group_rows = path, store.row_group_rows
+        self.path = path
+        self._group_rows = store.row_group_rows
         fields = [
             pa.field(
                 name,
@@ -182,17 +209,16 @@ class Shard:
             self._writer.write_table(
                 pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=self._rows
             )
-        self._pending, self._rows = [], 0
+        self._pending = []
+        self._rows = 0
 
     def _array(self, field: pa.Field) -> pa.ListArray:
         lengths = np.concatenate([part[field.name].lengths for part in self._pending])
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         if offsets[-1] > GROUP_VALUES:
             rows = f"{len(lengths):,} in a group, row_group_rows is {self._group_rows:,}"
-            found, expected = (
-                f"{offsets[-1]:,} ids in the column {field.name}",
-                f"at most {GROUP_VALUES:,}",
-            )
+            found = f"{offsets[-1]:,} ids in the column {field.name}"
+            expected = f"at most {GROUP_VALUES:,}"
             facts = {"file": self.path, "rows": rows, "found": found, "expected": expected}
             next = (
                 "set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the "

@@ -57,7 +57,9 @@ class StoreWriter:
     """Reader of the documents to write and manifest builder, common to all formats."""
 
     def __init__(self, store: StoreSettings, documents: Documents, folder: Path):
-        self.store, self.documents, self.folder = store, documents, folder
+        self.store = store
+        self.documents = documents
+        self.folder = folder
         self.manifest: dict[str, Any] | None = None
         #: digest of the documents read so far
         self.digest = IdsDigest()
@@ -90,11 +92,15 @@ class StoreWriter:
         at once. `records` are the entries of records files.
         """
         self.documents.confirm()
-        origin, groups = self.documents.origin, self.digest.close()
+        origin = self.documents.origin
+        groups = self.digest.close()
         with ThreadPoolExecutor(2) as pool:
             files = list(
                 pool.map(
-                    lambda name: _describe_file(self.folder / name, (hashes or {}).get(name)), names
+                    lambda name: _describe_file(
+                        self.folder / name, sha256=(hashes or {}).get(name)
+                    ),
+                    names,
                 )
             )
         if checks is not None:
@@ -184,7 +190,7 @@ def open_store_writer(
     manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
     shutil.rmtree(folder, ignore_errors=True)  # of a killed writer
     folder.mkdir()
-    writer = StoreWriter(store, documents, folder)
+    writer = StoreWriter(store=store, documents=documents, folder=folder)
     try:
         yield writer
     except BaseException:
@@ -197,11 +203,16 @@ def open_store_writer(
     if single is None:
         _remove_data(directory, keep=names)
         shutil.rmtree(directory / "parts", ignore_errors=True)  # of an earlier store in parts
-    move_files(folder, directory, sorted(names))
+    move_files(folder, directory, names=sorted(names))
     shutil.rmtree(folder, ignore_errors=True)
     command = single.command if single else documents.origin.command
-    write_build_record(manifest, time.monotonic() - started, documents.origin.engine, command)
-    write_sealed(manifest, writer.manifest, SEAL)
+    write_build_record(
+        manifest,
+        duration_s=time.monotonic() - started,
+        engine=documents.origin.engine,
+        command=command,
+    )
+    write_sealed(manifest, record=writer.manifest, key=SEAL)
 
 
 def _remove_data(directory: Path, keep: Container[str] = ()) -> None:
@@ -226,7 +237,9 @@ def write_build_record(
         "machine": platform.node(),
         "manifest": manifest.name,
     }
-    write_sealed(build_record_path(manifest), record | ({"command": command} if command else {}))
+    write_sealed(
+        build_record_path(manifest), record=record | ({"command": command} if command else {})
+    )
 
 
 #: counts that are added over parts
@@ -257,12 +270,20 @@ def merge_store(
     corpus = sha256_file(Path(corpus_directory) / "manifest.json")
     first: dict[str, Any] | None = None
     merged: dict[str, Any] = {}
-    listed, documents, occurrences = [], 0, np.zeros(0, dtype=np.int64)
+    listed = []
+    documents = 0
+    occurrences = np.zeros(0, dtype=np.int64)
     groups: list[bytes] = []
     for number in range(parts):
         folder = part_folder(directory, number)
         manifest = read_store_manifest(folder)
-        _check_part(folder, manifest, (number, parts, documents), corpus, first)
+        _check_part(
+            folder,
+            manifest,
+            expected=(number, parts, documents),
+            corpus=corpus,
+            first=first,
+        )
         documents += manifest["documents"]
         if manifest["documents"] == 0:
             continue
@@ -275,21 +296,19 @@ def merge_store(
             merged |= {key: merged[key] + manifest[key] for key in SUMMED if key in merged}
         groups += [bytes.fromhex(group) for group in manifest["part"]["groups"]]
         occurrences += np.load(folder / OCCURRENCES)
-        merged["files"] += [_move_file(file, name) for file in manifest["files"]]
+        merged["files"] += [_move_file(file, folder=name) for file in manifest["files"]]
         if "records" in manifest:
             merged.setdefault("records", {"dtype": manifest["records"]["dtype"], "files": []})
             merged["records"]["files"] += [
-                _move_file(file, name) for file in manifest["records"]["files"]
+                _move_file(file, folder=name) for file in manifest["records"]["files"]
             ]
         listed.append(
             {"folder": name, "rows": manifest["rows"], "documents": manifest["documents"]}
         )
     expected = read_corpus_manifest(Path(corpus_directory))["splits"][store.split]["rows"]
     if first is None or documents != expected:
-        what, whole = (
-            "the parts of the token store do not have all documents.",
-            f"{expected:,} documents of the split",
-        )
+        what = "the parts of the token store do not have all documents."
+        whole = f"{expected:,} documents of the split"
         next = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
         found = f"{documents:,} in {parts} parts"
         raise UserError(
@@ -307,14 +326,16 @@ def merge_store(
     remove_other_parts(directory, parts)
     records = [build_record_path(directory / part["folder"] / "manifest.json") for part in listed]
     built = [
-        read_record(r, "build record of the part", unsealed=True) if r.is_file() else {}
+        read_record(r, what="build record of the part", unsealed=True) if r.is_file() else {}
         for r in records
     ]
     seconds = [record.get("duration_s") for record in built]
     engines = sorted({record.get("engine", "") for record in built} - {""})
     # of all jobs together
-    write_build_record(path, None if None in seconds else sum(seconds), ", ".join(engines))
-    write_sealed(path, merged, SEAL)
+    write_build_record(
+        path, duration_s=None if None in seconds else sum(seconds), engine=", ".join(engines)
+    )
+    write_sealed(path, record=merged, key=SEAL)
     return merged
 
 
@@ -340,7 +361,7 @@ def write_empty_part(
         "part": {"number": number, "parts": parts},
     }
     build_record_path(directory / "manifest.json").unlink(missing_ok=True)
-    write_sealed(directory / "manifest.json", manifest, SEAL)
+    write_sealed(directory / "manifest.json", record=manifest, key=SEAL)
     return manifest
 
 
@@ -366,18 +387,16 @@ def _check_part(
             facts += [(key, manifest.get(key), first.get(key)) for key in same]
     for name, found, wanted in facts:
         if found != wanted:
-            what, both = (
-                "a part does not belong to the token store.",
-                {"expected": wanted, "found": found},
-            )
+            what = "a part does not belong to the token store."
+            both = {"expected": wanted, "found": found}
             stated = {label: f"{name}: {value}" for label, value in both.items()}
             raise UserError(what, part=folder, **stated, next=rebuild_command(folder))
     for file in list_files(manifest):
         sha256 = file["sha256"] if file["name"] == OCCURRENCES else None
         check_file(
             folder / file["name"],
-            file["bytes"],
-            sha256,
+            size=file["bytes"],
+            sha256=sha256,
             what="token store",
             next=rebuild_command(folder),
         )
@@ -418,9 +437,14 @@ def write_store(
     def write(tokenizer: Tokenizer) -> dict[str, Any]:
         documents: Documents
         documents = TextDocuments(
-            corpus_directory, tokenizer, store.split, store.eos, report, batch_documents
+            corpus_directory=corpus_directory,
+            tokenizer=tokenizer,
+            split=store.split,
+            eos=store.eos,
+            report=report,
+            batch_documents=batch_documents,
         )
-        log(describe(tokenizer, documents.origin.source["text_sample"]))
+        log(describe(tokenizer, found=documents.origin.source["text_sample"]))
         if part is not None and len(documents):
             documents = DocumentRange(documents, *part)
             if len(documents) == 0:
@@ -433,4 +457,13 @@ def write_store(
         if engine != "auto":
             raise
         log(f"{error.render()}\nstarting over with {REFERENCE}")
-    return write(load_tokenizer(tokenizer_directory, REFERENCE))
+    return write(load_tokenizer(tokenizer_directory, engine=REFERENCE))
+
+
+def describe_store(manifest: dict[str, Any]) -> str:
+    """Return the counts of a store in one line."""
+    tokens = f"{manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens"
+    return (
+        f"{manifest['rows']:,} rows, {tokens} (fill {manifest['fill']:.2%}), "
+        f"{manifest['tokens_cut']:,} cut"
+    )

@@ -200,14 +200,15 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     also has a role. The model then has no unknown token, and drops or refuses what it does not
     know.
     """
-    control, model = find_control(data, manifest), dict(data["model"])
-    roles, unknown = {manifest.get(role) for role in ROLES}, find_unknown(model)
+    control = find_control(data, manifest)
+    model = dict(data["model"])
+    roles = {manifest.get(role) for role in ROLES}
+    unknown = find_unknown(model)
     if unknown in roles:
-        model |= (
-            {"unk_id": None}
-            if "unk_id" in model
-            else {"unk_token": None if model["type"] == "BPE" else ""}
-        )
+        if "unk_id" in model:
+            model["unk_id"] = None
+        else:
+            model["unk_token"] = None if model["type"] == "BPE" else ""
         unknown = None
     # other letters stay letters
     silent = {i for i, text in control.items() if len(text) > 1 or i in roles}
@@ -216,7 +217,8 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     added = [token for token in data["added_tokens"] if token["id"] not in control]
     # Unigram: ids are places in the list, and an empty piece matches nothing
     if isinstance(model["vocab"], list):
-        entries, beyond = list(model["vocab"]), {token["id"]: token["content"] for token in added}
+        entries = list(model["vocab"])
+        beyond = {token["id"]: token["content"] for token in added}
         least = min((score for _, score in entries), default=0.0)
         entries += [
             [beyond.get(i, ""), least] for i in range(len(entries), max(beyond, default=-1) + 1)
@@ -279,10 +281,12 @@ def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
     """Open gigatoken, tens of times as fast as `tokenizers`: a tokenizer.json, or the ranks of
     Tekken.
     """
-    gigatoken, first_id = _import("gigatoken"), 0
+    gigatoken = _import("gigatoken")
+    first_id = 0
     try:
         if manifest["kind"] == "tekken":  # loading ranks takes a third of the time
-            first_id, ranks = manifest["control_ids"], str(folder / "ranks.tiktoken")
+            first_id = manifest["control_ids"]
+            ranks = str(folder / "ranks.tiktoken")
             tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=TEKKENS_PATTERN)
         else:
             tokenizer = gigatoken.Tokenizer.from_json(load_fast_json(folder, manifest))
@@ -483,7 +487,8 @@ class EngineTokenizer(Tokenizer):
     def __init__(self, path: Path, manifest: dict[str, Any], requested: str = "auto"):
         super().__init__(manifest)
         self.notes: list[str] = []
-        self.path, self.manifest = path, manifest
+        self.path = path
+        self.manifest = manifest
         self._engines = TOKENIZERS[self.kind].engines
         self.engine, self._engine = self._choose(requested)
         self.engine_version = self._engine.version
@@ -511,7 +516,7 @@ class EngineTokenizer(Tokenizer):
         """
         if self.engine == REFERENCE:
             return None
-        return find_difference(self._engine, self._open(REFERENCE), texts)
+        return find_difference(self._engine, reference=self._open(REFERENCE), texts=texts)
 
     def _choose(self, requested: str) -> tuple[str, Engine]:
         """Return the requested engine with its name; for auto, the fastest that is installed and
@@ -548,7 +553,7 @@ class EngineTokenizer(Tokenizer):
         """
         path = self.path.parent / "build.json"
         known = (
-            read_json(path, "record of the tokenizer's build").get("engines", {})
+            read_json(path, what="record of the tokenizer's build").get("engines", {})
             if path.is_file()
             else {}
         )
@@ -559,7 +564,9 @@ class EngineTokenizer(Tokenizer):
         except Unavailable:
             return False
         return (
-            find_difference(engine, reference, _list_encodable(reference, make_fuzz_texts()))
+            find_difference(
+                engine, reference, texts=_list_encodable(reference, texts=make_fuzz_texts())
+            )
             is None
         )
 
@@ -588,13 +595,14 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. Raises
     UserError if the reference gives other ids a second time.
     """
-    reference, names = ENGINES[REFERENCE](folder, manifest), {}
+    reference = ENGINES[REFERENCE](folder, manifest)
+    names = {}
     if "derived" not in manifest:  # those of Tekken are known
         data = read_fast_json(folder / manifest["file"]["name"])
         names = find_control(data, manifest) | {
             token["id"]: token["content"] for token in data["added_tokens"]
         }
-    texts = _list_encodable(reference, make_fuzz_texts(list(names.values())))
+    texts = _list_encodable(reference, texts=make_fuzz_texts(list(names.values())))
     if difference := find_difference(reference, reference, texts):
         raise random_error(manifest["name"], **difference)
     results: dict[str, Any] = {}

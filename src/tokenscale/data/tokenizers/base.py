@@ -106,11 +106,17 @@ def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
     unsupported version.
     """
     path = Path(directory) / "manifest.json"
-    manifest = read_manifest_file(path, "tokenizer", VERSION, rebuild_command(directory), oldest=2)
-    with report_malformed(path, "manifest of the tokenizer", rebuild_command(directory)):
-        check_types(manifest, FIELDS)
+    manifest = read_manifest_file(
+        path,
+        what="tokenizer",
+        newest=VERSION,
+        next=rebuild_command(directory),
+        oldest=2,
+    )
+    with report_malformed(path, what="manifest of the tokenizer", next=rebuild_command(directory)):
+        check_types(manifest, fields=FIELDS)
         for file in [manifest["file"], *manifest.get("derived", [])]:
-            check_types(file, {"name": str, "bytes": int, "sha256": str})
+            check_types(file, fields={"name": str, "bytes": int, "sha256": str})
             check_file_name(file["name"])
         ids = [manifest.get(role) or 0 for role in ROLES]
         if not all(0 <= found < manifest["vocabulary_size"] for found in ids):

@@ -46,7 +46,8 @@ CUSTOMARY = {
 WORD_CHARACTERS = 1000
 #: white space between words in Unicode, without the control characters that only Python counts, and
 #: other characters
-SPACE, OTHER = re.compile(r"[^\S\x1c-\x1f]"), re.compile(r"[\S\x1c-\x1f]")
+SPACE = re.compile(r"[^\S\x1c-\x1f]")
+OTHER = re.compile(r"[\S\x1c-\x1f]")
 
 
 def make(
@@ -126,7 +127,7 @@ def train_bpe(
         )
         raise UserError(what, next=f"--corpus results/corpus/{settings.corpus}/manifest.json")
     tokenizers = import_library("bpe")
-    text = RawText(corpus_directory, "train")
+    text = RawText(corpus_directory, split="train")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     words = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = words
@@ -139,7 +140,11 @@ def train_bpe(
     )
     cuts: list[int] = []
     pieces = (
-        [piece for document in documents for piece in _cut_words(document, words, cuts)]
+        [
+            piece
+            for document in documents
+            for piece in _cut_words(document, pre_tokenizer=words, cuts=cuts)
+        ]
         for documents in text.batches()
     )
     tokenizer.train_from_iterator(pieces, trainer=trainer, length=len(text))
@@ -193,7 +198,8 @@ class JsonTokenizer(backends.EngineTokenizer):
         """
         tokenizers = import_library(self.kind)
         tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
-        decoders, decoder = tokenizers.decoders, repr(tokenizer.decoder)
+        decoders = tokenizers.decoders
+        decoder = repr(tokenizer.decoder)
         makes_bytes = "ByteLevel" in f"{tokenizer.normalizer!r} {tokenizer.pre_tokenizer!r}"
         if makes_bytes and "ByteLevel" not in decoder:
             tokenizer.decoder = decoders.ByteLevel()
@@ -291,8 +297,10 @@ def _download_error(settings: TokenizerSettings, error: Exception) -> UserError:
 def _read_token_names(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
-        values = read_json(path, "tokenizer's file", "replace it") if path.exists() else {}
-        with report_malformed(path, "tokenizer's file", "replace it"):
+        values = (
+            read_json(path, what="tokenizer's file", next="replace it") if path.exists() else {}
+        )
+        with report_malformed(path, what="tokenizer's file", next="replace it"):
             named = {role: values.get(f"{role}_token") for role in CUSTOMARY}
         texts = {
             role: value.get("content") if isinstance(value, dict) else value
@@ -364,13 +372,16 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
     for folder in (Path(text), built / text):
         path = folder / "manifest.json"
         # corpora and stores also have manifests
-        if path.is_file() and "kind" in read_json(path, "manifest"):
+        if path.is_file() and "kind" in read_json(path, what="manifest"):
             manifest = read_tokenizer_manifest(folder)
             return ResolvedTokenizer(
                 make_settings(
-                    manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest
+                    manifest["name"],
+                    kind=manifest["kind"],
+                    vocabulary_size=manifest["vocabulary_size"],
+                    facts=manifest,
                 ),
-                folder,
+                directory=folder,
             )
     if text.lower() == "tekken":
         return ResolvedTokenizer(TokenizerSettings(name="tekken", kind="tekken"))
@@ -393,12 +404,17 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
             TokenizerSettings(name=name, kind="huggingface", source=source, revision=revision)
         )
     known = sorted({"tekken", *(path.parent.name for path in built.glob("*/manifest.json"))})
-    near = find_nearest(text, known)
+    near = find_nearest(text, words=known)
     hub = f"a name of the hub needs its revision: --tokenizer-name {source}@COMMIT"
     other = (
         "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
     )
-    next = f"did you mean {near!r}?" if near else hub if "/" in text else other
+    if near:
+        next = f"did you mean {near!r}?"
+    elif "/" in text:
+        next = hub
+    else:
+        next = other
     raise UserError(
         f"there is no tokenizer {text!r}.",
         flag="--tokenizer-name",
@@ -480,12 +496,12 @@ def export_tokenizer(
     data |= {
         "truncation": None,
         "padding": None,
-        "post_processor": _bos_template(tokens["bos"], ids["bos"]),
+        "post_processor": _bos_template(tokens["bos"], number=ids["bos"]),
     }
-    write_text(folder / "tokenizer.json", json.dumps(data, ensure_ascii=False) + "\n")
+    write_text(folder / "tokenizer.json", text=json.dumps(data, ensure_ascii=False) + "\n")
     write_json(
         folder / "tokenizer_config.json",
-        {
+        value={
             "tokenizer_class": "PreTrainedTokenizerFast",
             **{f"{role}_token": text for role, text in tokens.items()},
             "model_max_length": sequence_length,
@@ -494,7 +510,7 @@ def export_tokenizer(
             "split_special_tokens": not masked,  # the mask token occurs in the text
         },
     )
-    _compare(tokenizer, folder / "tokenizer.json", list(tokens.values()))
+    _compare(tokenizer, path=folder / "tokenizer.json", control=list(tokens.values()))
     return ids
 
 
@@ -507,12 +523,10 @@ def _load_json(directory: Path) -> dict[str, Any]:
     if "control_ids" in manifest:
         names = control_names(manifest["control_ids"])
         data["model"]["vocab"] |= {name: i for i, name in enumerate(names)}
-        data["added_tokens"] = [_special_token(i, name) for i, name in enumerate(names)]
+        data["added_tokens"] = [_special_token(i, text=name) for i, name in enumerate(names)]
     else:
-        plain, control = (
-            backends.remove_control(data, manifest),
-            backends.find_control(data, manifest),
-        )
+        plain = backends.remove_control(data, manifest)
+        control = backends.find_control(data, manifest)
         added = {i: _special_token(i, text) for i, text in control.items()}
         added |= {
             token["id"]: token | {"special": token["id"] in control}
@@ -533,7 +547,7 @@ def _add_mask(directory: Path, data: dict[str, Any]) -> int:
         return manifest["mask_id"]
     used_names = {*data["model"]["vocab"], *(token["content"] for token in data["added_tokens"])}
     name = next(name for name in ("[MASK]", "<mask>", "<|mask|>") if name not in used_names)
-    data["added_tokens"].append(_special_token(manifest["vocabulary_size"], name))
+    data["added_tokens"].append(_special_token(manifest["vocabulary_size"], text=name))
     return manifest["vocabulary_size"]
 
 

@@ -44,10 +44,10 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "tekken": Kind(tekken.make, tekken.Tekken),
-    "huggingface": Kind(huggingface.make, huggingface.JsonTokenizer),
-    "bpe": Kind(huggingface.train_bpe, huggingface.JsonTokenizer),
-    "numbers": Kind(numbers.make, numbers.Numbers),
+    "tekken": Kind(tekken.make, load=tekken.Tekken),
+    "huggingface": Kind(huggingface.make, load=huggingface.JsonTokenizer),
+    "bpe": Kind(huggingface.train_bpe, load=huggingface.JsonTokenizer),
+    "numbers": Kind(numbers.make, load=numbers.Numbers),
 }
 
 
@@ -73,12 +73,15 @@ def build(
     """
     directory = Path(directory)
     if settings.kind not in TOKENIZERS:
-        raise unknown("tokenizer kind", settings.kind, TOKENIZERS, key="tokenizer.kind")
-    for field, problem in settings.problems():
-        what, next = (
-            "the tokenizer settings do not fit together.",
-            f"correct it for tokenizer {settings.name}",
+        raise unknown(
+            "tokenizer kind",
+            word=settings.kind,
+            words=TOKENIZERS,
+            key="tokenizer.kind",
         )
+    for field, problem in settings.problems():
+        what = "the tokenizer settings do not fit together."
+        next = f"correct it for tokenizer {settings.name}"
         raise UserError(what, key=f"tokenizer.{field}", problem=problem, next=next)
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,7 @@ def build(
     }
     write_sealed(
         directory / "build.json",
-        {
+        record={
             "manifest_sha256": sha256_text(canonical_json(manifest)),
             "created_utc": utc_now(),
             "duration_s": time.monotonic() - started,
@@ -110,7 +113,7 @@ def build(
             else {},
         },
     )
-    write_json(directory / "manifest.json", manifest)
+    write_json(directory / "manifest.json", value=manifest)
     return manifest
 
 
@@ -124,8 +127,20 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
     directory = Path(directory)
     manifest = read_tokenizer_manifest(directory)
     if manifest["kind"] not in TOKENIZERS:
-        raise unknown("tokenizer kind", manifest["kind"], TOKENIZERS, tokenizer=directory)
+        raise unknown(
+            "tokenizer kind",
+            word=manifest["kind"],
+            words=TOKENIZERS,
+            tokenizer=directory,
+        )
     for file in [manifest["file"], *manifest.get("derived", [])]:
-        path, next = directory / file["name"], rebuild_command(directory)
-        check_file(path, file["bytes"], file["sha256"], what="tokenizer", next=next)
+        path = directory / file["name"]
+        next = rebuild_command(directory)
+        check_file(
+            path,
+            size=file["bytes"],
+            sha256=file["sha256"],
+            what="tokenizer",
+            next=next,
+        )
     return _find_kind(manifest["kind"]).load(directory / manifest["file"]["name"], manifest, engine)

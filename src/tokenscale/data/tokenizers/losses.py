@@ -28,7 +28,9 @@ from tokenscale.settings.data import LOSS_CAUTION
 
 #: places of a corpus that a sample is drawn from, documents at each, and bytes at each; longer
 #: documents are cut
-PLACES, DOCUMENTS, PLACE_BYTES = 16, 16, 32 << 10
+PLACES = 16
+DOCUMENTS = 16
+PLACE_BYTES = 32 << 10
 
 
 def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
@@ -36,7 +38,7 @@ def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
     in total.
     """
     # the whole files are checked when they are read in order
-    text = RawText(corpus_directory, split, verify=False)
+    text = RawText(directory=corpus_directory, split=split, verify=False)
     places = np.linspace(0, len(text), PLACES + 1, dtype=np.int64).tolist()
     # a long document fills a place
     step = DOCUMENTS if text.split["utf8_bytes"] < PLACE_BYTES * len(text) else 1
@@ -61,7 +63,8 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
     differently a second time, or makes BOS or EOS from text.
     """
     texts = [part for text in sample for part in text.split(PAIR)]
-    documents, again = tokenizer.encode_batch(texts), tokenizer.encode(texts)[0]
+    documents = tokenizer.encode_batch(texts)
+    again = tokenizer.encode(texts)[0]
     ids = np.concatenate([np.zeros(0, dtype=np.int32), *documents])
     if not np.array_equal(ids, again):
         raise random_error(tokenizer.name, corpus=corpus)
@@ -94,7 +97,12 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         else 0.0,
     }
     if found["lost"] > tokenizer.accepted_loss:
-        raise _loss_error(tokenizer, found, lost, corpus)
+        raise _loss_error(
+            tokenizer,
+            found,
+            lost,
+            corpus=corpus,
+        )
     return found
 
 
@@ -120,7 +128,9 @@ def _find_removed(tokenizer: Tokenizer, text: str, normal: str) -> Counter[str]:
     """Return what the normalisation removes of a text: characters that it removes anywhere, and of
     the others, if there are fewer afterwards, an equal share of each.
     """
-    before, after, frame = _count(text, "NFKC"), _count(normal, "NFKC"), tokenizer.normalize("aa")
+    before = _count(text, form="NFKC")
+    after = _count(normal, form="NFKC")
+    frame = tokenizer.normalize("aa")
     gone = before - after
     removed = Counter({c: n for c, n in gone.items() if tokenizer.normalize(f"a{c}a") == frame})
     others = gone - removed

@@ -24,7 +24,7 @@ def make(
     """
     path = directory / "numbers.json"
     numbers = settings.vocabulary_size - len(CONTROL)
-    write_json(path, {"control": list(CONTROL), "numbers": numbers})
+    write_json(path, value={"control": list(CONTROL), "numbers": numbers})
     return path, {
         "vocabulary_size": settings.vocabulary_size,
         "bos_id": 0,
@@ -40,7 +40,7 @@ class Numbers(Tokenizer):
 
     def __init__(self, path: Path, manifest: dict[str, Any], engine: str = "auto"):
         super().__init__(manifest)
-        self._numbers: int = read_json(path, "tokenizer's file")["numbers"]
+        self._numbers: int = read_json(path, what="tokenizer's file")["numbers"]
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts; see `Tokenizer.encode`. Raises UserError for non-numbers and too large

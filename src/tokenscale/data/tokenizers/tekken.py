@@ -49,9 +49,9 @@ def make(
     with atomic(path) as temporary:
         shutil.copyfile(source, temporary)
     data = json.loads(path.read_text(encoding="utf-8"))
-    write_text(directory / "tokenizer.json", canonical_json(make_fast_tokenizer(data)))
+    write_text(directory / "tokenizer.json", text=canonical_json(make_fast_tokenizer(data)))
     lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _list_entries(data)]
-    write_text(directory / "ranks.tiktoken", "".join(lines))
+    write_text(directory / "ranks.tiktoken", text="".join(lines))
     derived = [directory / "tokenizer.json", directory / "ranks.tiktoken"]
     facts = {
         "vocabulary_size": data["config"]["default_vocab_size"],

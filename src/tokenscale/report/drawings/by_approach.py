@@ -13,7 +13,7 @@ class ByApproach(Figure):
     def draw(self) -> Drawing:
         drawing = panels.strips(self)
         if self.cores_matter and len(self.first):
-            panels.heading(drawing.axes[-1], captions.crowded(self.inventory), ends=True)
+            panels.heading(drawing.axes[-1], text=captions.crowded(self.inventory), ends=True)
         return drawing
 
 
@@ -25,7 +25,8 @@ class TokensPerSecondComparison(ByApproach):
         "total_tokens_per_s": ("total tokens / s (padding included)", 1.0),
     }
     columns = ("series", "repeat", "run_id", *measures, "not_useful_share", "steps", "seconds")
-    main, found = "useful_tokens_per_s", "Useful tokens per second:"
+    main = "useful_tokens_per_s"
+    found = "Useful tokens per second:"
     words = (
         f"One process; {{counted}}. {DOTS}Open markers tokenize while training, filled ones read "
         f"a store. {RATES}"
@@ -54,7 +55,8 @@ class DataStallShare(ByApproach):
         "largest_gain",
     )
     cores_matter = False  # a share says the same where ranks share cores
-    main, unit = "data_stall_share", (100, " %")
+    main = "data_stall_share"
+    unit = (100, " %")
 
     def finding(self) -> str:
         most = 100 * self.rows["data_stall_share"].max()
@@ -99,7 +101,9 @@ class PaddingShare(ByApproach):
         "not_useful_share": ("positions that are not useful / all processed positions (%)", 100.0)
     }
     cores_matter = False
-    main, unit, found = "not_useful_share", (100, " %"), "Processed tokens that are not useful:"
+    main = "not_useful_share"
+    unit = (100, " %")
+    found = "Processed tokens that are not useful:"
     words = (
         "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as "
         "lines; {counted}. "
@@ -120,7 +124,8 @@ class PaddingShare(ByApproach):
             return made
         (axes,) = made.axes
         for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
-            begin, here = 0.0, panels.at(self.rows, cell).dropna(subset=list(_PARTS))
+            begin = 0.0
+            here = panels.at(self.rows, cell).dropna(subset=list(_PARTS))
             for column, (colour, _) in _PARTS.items() if len(here) else ():
                 width = 100 * here[column].median()
                 axes.barh(y, width, left=begin, height=0.62, color=colour, alpha=0.55, zorder=0.5)
@@ -150,7 +155,9 @@ class BatchSizeComparison(Figure):
         "not_useful_share",
         "sequence_length",
     )
-    cores_matter, main, by = False, "useful_tokens_per_s", ("series", "micro_batch")
+    cores_matter = False
+    main = "useful_tokens_per_s"
+    by = ("series", "micro_batch")
 
     def prepare(self) -> None:
         """Choose runs at the smallest world size, comparable along micro-batches and along
@@ -160,15 +167,17 @@ class BatchSizeComparison(Figure):
         rows, self.inventory = (
             rows[rows["world_size"] == smallest] for rows in (self.first, self.inventory)
         )
-        rows, along = captions.comparable(rows, self.inventory, "micro_batch")
-        rows, across = captions.comparable(rows, self.inventory, "approach")
+        rows, along = captions.comparable(rows, self.inventory, factor="micro_batch")
+        rows, across = captions.comparable(rows, self.inventory, factor="approach")
         self.refusals = along if along == across else f"{along} {across}".strip()
         rows = rows.merge(self.inventory[["run_id", "micro_batch", "sequence_length"]], on="run_id")
-        series = captions.without(rows["series"], "micro_batch")
+        series = captions.without(rows["series"], key="micro_batch")
         self.rows = rows.assign(series=series).dropna(subset=["micro_batch"])
 
     def draw(self) -> Drawing:
-        return panels.joined_panels(self, "micro_batch", "micro-batch (rows of a forward pass)")
+        return panels.joined_panels(
+            self, key="micro_batch", label="micro-batch (rows of a forward pass)"
+        )
 
     def sentences(self) -> str:
         text = (

@@ -44,7 +44,9 @@ class InferenceTokensPerSecond(Figure):
         "formula_bytes",
         "peak_bytes",
     )
-    main, unit, by = "tokens_per_s", (1, " tokens/s"), ("label",)
+    main = "tokens_per_s"
+    unit = (1, " tokens/s")
+    by = ("label",)
     inference_steps: pd.DataFrame
 
     def prepare(self) -> None:
@@ -61,7 +63,8 @@ class InferenceTokensPerSecond(Figure):
             f"{cell} tokens, {_cache(cached)}"
             for cell, cached in zip(cells, rows["cached"], strict=True)
         ]
-        self.rows, self.refusals = rows.assign(cell=cells, label=labels, repeat=rows["round"]), ""
+        self.rows = rows.assign(cell=cells, label=labels, repeat=rows["round"])
+        self.refusals = ""
 
     def data(self) -> pd.DataFrame:
         """Return one row per cell and round; below them, with a `position`, one per stretch of
@@ -92,7 +95,7 @@ class InferenceTokensPerSecond(Figure):
             axes.set_xlabel("position" if place % 2 else "new tokens")
             axes.set_ylabel("ms / new token" if place % 2 else "tokens / s\n(log scale)")
             if not shown:
-                no_data(axes, "no data: 0 of 0 rounds")
+                no_data(axes, text="no data: 0 of 0 rounds")
         colours = {
             n: PALETTE[i % len(PALETTE)]
             for i, n in enumerate(sorted(self.rows["prompt_tokens"].unique()))
@@ -106,9 +109,11 @@ class InferenceTokensPerSecond(Figure):
                 here = frame[(frame["run_id"] == run) & (frame["batch"] == batch)]
                 for (prompt, cached), rows in here.groupby(["prompt_tokens", "cached"]):
                     draw(axes, rows, _look(colours[prompt], cached))
-            panels.heading(left, f"{self.called[run]}, {captions.count(batch, 'prompt')} at once")
+            panels.heading(
+                left, text=f"{self.called[run]}, {captions.count(batch, 'prompt')} at once"
+            )
             panels.doublings(
-                left, sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique())
+                left, sizes=sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique())
             )
             left.set_yscale("log")
             plain(left.yaxis, log=True)
@@ -121,13 +126,14 @@ class InferenceTokensPerSecond(Figure):
                 every[0].plot(
                     [], [], **_look(colour, cached), label=f"prompt of {prompt}, {_cache(cached)}"
                 )
-        panels.legend(made, every[0], 4)
+        panels.legend(made, axes=every[0], most=4)
         return made
 
     def caption(self) -> str:
         if self.rows.empty:
             return "No inference benchmark was given for this experiment."
-        first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
+        first = self.rows.iloc[0]
+        n = int(self.rows["round"].nunique())
         counts = sorted(self.rows["threads"].dropna().unique())
         threads = captions.listing([captions.count(int(t), "thread") for t in counts])
         where = (
@@ -152,8 +158,8 @@ class InferenceTokensPerSecond(Figure):
             )
         else:
             text += "With the cache and without it the texts are the same, token by token. "
-        text += captions.reasons(self.first[self.first["left_out"].notna()], "model")
-        return text + captions.kinds(self.groups(), "round")
+        text += captions.reasons(self.first[self.first["left_out"].notna()], column="model")
+        return text + captions.kinds(self.groups(), one="round")
 
     def numbers(self) -> str:
         longest = self.rows["new_tokens"] == self.rows.groupby("run_id")["new_tokens"].transform(
@@ -187,7 +193,8 @@ class InferenceTokensPerSecond(Figure):
         )
         rows = []
         for (_, run_id, batch, prompt, new), cell in self.rows.groupby(_CELL):
-            kept, without = cell[cell["cached"]], cell[~cell["cached"]]
+            kept = cell[cell["cached"]]
+            without = cell[~cell["cached"]]
             same = (
                 "equal"
                 if cell["same_text"].all()
@@ -219,7 +226,7 @@ class InferenceTokensPerSecond(Figure):
             "positions × bytes of a "
             "number × prompts. Peak: allocated beside the weights, on devices that count it."
         )
-        return Table(heads, rows, caption)
+        return Table(columns=heads, rows=rows, caption=caption)
 
 
 def _look(colour: str, cached: bool) -> dict:
@@ -235,7 +242,8 @@ def _look(colour: str, cached: bool) -> dict:
 
 
 def _draw_rates(axes, rows: pd.DataFrame, look: dict) -> None:
-    same, others = rows[rows["same_text"]], rows[~rows["same_text"]]
+    same = rows[rows["same_text"]]
+    others = rows[~rows["same_text"]]
     axes.plot(same["new_tokens"], same["tokens_per_s"], **look | {"linestyle": "none"})
     axes.plot(same.groupby("new_tokens")["tokens_per_s"].median(), **look | {"marker": ""})
     axes.plot(

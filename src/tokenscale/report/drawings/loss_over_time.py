@@ -18,10 +18,8 @@ def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["world_size"] == smallest) & rows["loss"].notna()]
 
 
-_TOKENS, _SECONDS = (
-    ("useful_tokens_seen", "useful tokens trained on"),
-    ("training_s", "seconds of training steps"),
-)
+_TOKENS = ("useful_tokens_seen", "useful tokens trained on")
+_SECONDS = ("training_s", "seconds of training steps")
 
 
 class LossOverTime(Figure):
@@ -57,7 +55,7 @@ class LossOverTime(Figure):
 
     def finding(self) -> str:
         found = captions.common_extremes(
-            self.held_out[self.held_out["last"].astype(bool)], "loss", " nats"
+            self.held_out[self.held_out["last"].astype(bool)], column="loss", unit=" nats"
         )
         return f"Final validation loss: {found}" if found else self.title
 
@@ -73,10 +71,13 @@ class LossOverTime(Figure):
         Repeats are thin, their median point by point bold, over the repeats that all series have. A
         cross is a stop.
         """
-        train, held_out, stopped = self.training, self.held_out, self.stopped
+        train = self.training
+        held_out = self.held_out
+        stopped = self.stopped
         names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
-        found, every = panels.layered(looks(names)), panels.thinned(train, 2)
-        common = captions.common_repeats(train, ["series"])
+        found = panels.layered(looks(names))
+        every = panels.thinned(train, times=2)
+        common = captions.common_repeats(train, by=["series"])
         made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
         last = axes_of[2]
         for axes, (_, label) in zip(axes_of, (_TOKENS, _SECONDS, _TOKENS), strict=True):
@@ -95,7 +96,15 @@ class LossOverTime(Figure):
                 for _, run in here.drop(alike.index).groupby("run_id"):
                     axes.plot(run[x].iloc[::every], run["loss"].iloc[::every], **thin)
                 if len(alike):
-                    panels.curve(axes, alike, x, "loss", options, name, every)
+                    panels.curve(
+                        axes,
+                        rows=alike,
+                        x=x,
+                        y="loss",
+                        options=options,
+                        label=name,
+                        every=every,
+                    )
                 elif len(here):
                     axes.plot([], [], **options, label=name)
                 for _, run in stopped[stopped["series"] == name].groupby("run_id"):
@@ -118,13 +127,14 @@ class LossOverTime(Figure):
                 self.no_data(made, axes)
                 continue
             axes.set_xlim(left=0)
-            panels.steps_of(axes.xaxis, 3)
+            panels.steps_of(axes.xaxis, most=3)
             plain(axes.yaxis)
-        panels.legend(made, axes_of[0], order=names)
+        panels.legend(made, axes=axes_of[0], order=names)
         return made
 
     def sentences(self) -> str:
-        train, stopped = self.training, self.stopped["run_id"].nunique()
+        train = self.training
+        stopped = self.stopped["run_id"].nunique()
         listed = self.inventory.dropna(subset=["series", "world_size"])
         expected = listed[
             listed["world_size"] == listed.groupby("series")["world_size"].transform("min")
@@ -135,7 +145,9 @@ class LossOverTime(Figure):
             f"world size; {captions.counted(train['run_id'].nunique(), expected)}. "
         )
         if train["run_id"].nunique() > train["series"].nunique():
-            text += CURVES + captions.over(train, captions.common_repeats(train, ["series"]))
+            text += CURVES + captions.over(
+                train, shared=captions.common_repeats(train, by=["series"])
+            )
         if stopped:
             runs = captions.count(stopped, "run")
             text += (
@@ -162,14 +174,19 @@ class LossOverTime(Figure):
 
     def numbers(self) -> str:
         return captions.medians(
-            self.training.groupby("run_id").tail(1), "loss", 1, " nats", ["series"]
+            self.training.groupby("run_id").tail(1),
+            column="loss",
+            factor=1,
+            unit=" nats",
+            by=["series"],
         )
 
 
 class DdpVerificationLoss(Figure):
     title = "Loss of several ranks against the fewest, step by step"
     queries = ("loss_difference", "inventory")
-    factor, cores_matter = "world_size", False
+    factor = "world_size"
+    cores_matter = False
 
     def finding(self) -> str:
         text = (
@@ -203,7 +220,8 @@ class DdpVerificationLoss(Figure):
         above = self.rows.loc[self.rows["largest_difference"] > 0, "largest_difference"]
         floor = above.min() / 3 if len(above) else 1e-9  # where zeros stand, below all that differ
         names = ordered(self.rows["series"])
-        found, every = panels.layered(looks(names)), panels.thinned(self.rows)
+        found = panels.layered(looks(names))
+        every = panels.thinned(self.rows)
         for name, options in found.items():
             line = {
                 "color": options["color"],
@@ -220,20 +238,19 @@ class DdpVerificationLoss(Figure):
             "largest_difference"
         ].max()
         for y, cell in enumerate(cells):
-            values, options = (
-                panels.at(largest, cell)["largest_difference"],
-                found[cell[0]] | {"linestyle": "none"},
-            )
+            values = panels.at(largest, cell)["largest_difference"]
+            options = found[cell[0]] | {"linestyle": "none"}
             right.plot(
                 values.clip(lower=floor),
                 [y + o for o in jitter(len(values))],
                 **options,
                 clip_on=False,
             )
-        panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
+        panels.name_rows(right, texts=panels.names(cells, ranks_only=len(names) > 1))
         left.set_yscale("log")
         right.set_xscale("log")
-        low, high = floor / 2, max(10 * floor, 3 * self.rows["largest_difference"].max())
+        low = floor / 2
+        high = max(10 * floor, 3 * self.rows["largest_difference"].max())
         left.set_ylim(low, high)
         right.set_xlim(low, high)
         for axis in (left.yaxis, right.xaxis):  # powers of ten as `1e-6`
@@ -253,7 +270,7 @@ class DdpVerificationLoss(Figure):
             left.text(0.99, floor, "no difference", **look)
         left.set_xlim(left=0)
         panels.steps_of(left.xaxis)
-        panels.legend(made, left, order=names)
+        panels.legend(made, axes=left, order=names)
         return made
 
     def sentences(self) -> str:

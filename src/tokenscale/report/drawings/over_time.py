@@ -42,32 +42,44 @@ class TokensPerSecondOverTime(Figure):
 
     def draw(self) -> Drawing:
         """Draw a panel per world size, a line a series."""
-        rows, worlds = self.rows, sorted(int(w) for w in self.rows["world_size"].unique())
+        rows = self.rows
+        worlds = sorted(int(w) for w in self.rows["world_size"].unique())
         made, every = panels.grid(
-            len(worlds), 2.7, "seconds of training steps", "useful tokens / s", sharey=True
+            len(worlds),
+            height=2.7,
+            x="seconds of training steps",
+            y="useful tokens / s",
+            sharey=True,
         )
         if not worlds:
             return self.no_data(made)
         names = style.ordered(rows["series"])
-        found, nth = panels.layered(style.looks(names)), panels.thinned(rows)
+        found = panels.layered(style.looks(names))
+        nth = panels.thinned(rows)
         for axes, world in zip(every, worlds, strict=True):
             here = rows[rows["world_size"] == world]
             for name, options in found.items():
                 if len(line := here[here["series"] == name]):
                     panels.curve(
-                        axes, line, "training_s", "useful_tokens_per_s", options, name, nth
+                        axes,
+                        rows=line,
+                        x="training_s",
+                        y="useful_tokens_per_s",
+                        options=options,
+                        label=name,
+                        every=nth,
                     )
             if len(worlds) > 1:
-                panels.heading(axes, panels.ranks(world))
+                panels.heading(axes, text=panels.ranks(world))
             axes.set_xlim(left=0)
             axes.set_ylim(0, 1.08 * rows["useful_tokens_per_s"].max())
-            panels.steps_of(axes.xaxis, 4)
+            panels.steps_of(axes.xaxis, most=4)
             style.plain(axes.yaxis)
-        panels.legend(made, every, order=names)
+        panels.legend(made, axes=every, order=names)
         return made
 
     def counted(self) -> str:
-        return captions.counted(self.rows["run_id"].nunique(), self.inventory)
+        return captions.counted(self.rows["run_id"].nunique(), runs=self.inventory)
 
     def sentences(self) -> str:
         text = f"Useful tokens per second of all ranks; {self.counted()}. {POINTS}"
@@ -78,14 +90,15 @@ class TokensPerSecondOverTime(Figure):
         return f"{text}A point is {point}; the first includes the warm-up. {CURVES}"
 
     def numbers(self) -> str:
-        texts, common = [], captions.common_repeats(self.rows)
+        texts = []
+        common = captions.common_repeats(self.rows)
         for name, world, rows in captions.cells(common):
             middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
             texts.append(
                 f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}"
             )
         return captions.listing(texts) + captions.in_brackets(
-            captions.name_common(self.rows, common)
+            captions.name_common(self.rows, shared=common)
         )
 
 
@@ -106,14 +119,16 @@ class StepTimeBreakdown(Figure):
     title = "What a step's time is made of"
     queries = ("phases", "inventory")
     factor = "approach"
-    main, unit = "step_s", (1e3, " ms")
+    main = "step_s"
+    unit = (1e3, " ms")
     read = "Stacked bars of a step's time. Median step: {}."
 
     def finding(self) -> str:
         shares = self.rows[list(PARTS)].div(self.rows["step_s"], axis=0).median().dropna()
         if shares.empty:
             return self.title
-        part, share = PARTS[shares.idxmax()][0], number(100 * shares.max(), 2)
+        part = PARTS[shares.idxmax()][0]
+        share = number(100 * shares.max(), digits=2)
         return f"The largest part of a step is {part}: {share} % of its time"
 
     def draw(self) -> Drawing:
@@ -128,9 +143,10 @@ class StepTimeBreakdown(Figure):
         for y, cell in enumerate(listed):
             here = panels.at(self.rows, cell).sort_values("step_s")
             if here.empty:
-                panels.write_note(axes, y, "no data")
+                panels.write_note(axes, y, text="no data")
                 continue
-            begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
+            begin = 0.0
+            median = here.iloc[(len(here) - 1) // 2]
             for part, (_, colour, hatch) in PARTS.items():
                 width = 1e3 * max(0.0, median[part])
                 axes.barh(
@@ -144,15 +160,17 @@ class StepTimeBreakdown(Figure):
                     linewidth=0,
                 )
                 begin += width
-            axes.plot(1e3 * here["step_s"], [y + o for o in jitter(len(here), 0.4)], **OPEN_DOTS)
+            axes.plot(
+                1e3 * here["step_s"], [y + o for o in jitter(len(here), width=0.4)], **OPEN_DOTS
+            )
         for part, (label, colour, hatch) in PARTS.items():
             if (self.rows[part] > 0).any():
                 axes.barh(
                     [0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label
                 )
-        panels.finish_rows(axes, panels.names(listed), 6)
-        panels.legend(made, axes, 4)
-        panels.heading(axes, captions.crowded(self.inventory))
+        panels.finish_rows(axes, texts=panels.names(listed), most=6)
+        panels.legend(made, axes, most=4)
+        panels.heading(axes, text=captions.crowded(self.inventory))
         return made
 
     def sentences(self) -> str:
@@ -167,6 +185,6 @@ class StepTimeBreakdown(Figure):
             "no named part. "
         )
         if len(over := self.rows[self.rows["rest_s"] < -0.01 * self.rows["step_s"]]):
-            several = "s" * (len(over) > 1)
+            several = "s" if len(over) > 1 else ""
             text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
         return text

@@ -38,7 +38,8 @@ class Speeds(Figure):
     all cells as bars.
     """
 
-    main, by = "useful_tokens_per_s", ("label",)
+    main = "useful_tokens_per_s"
+    by = ("label",)
     #: columns that name a cell; the first parts blocks of rows
     keys: tuple[str, ...]
     heading = ""
@@ -67,7 +68,8 @@ class Speeds(Figure):
         if not self.cells:
             return self.no_data(made)
         for y, group in enumerate(self.cells):
-            (colour, face), places = self.look(group), [y + offset for offset in jitter(len(group))]
+            (colour, face) = self.look(group)
+            places = [y + offset for offset in jitter(len(group))]
             axes.plot(
                 group[self.main], places, "o", color=colour, markerfacecolor=face, markersize=5
             )
@@ -75,9 +77,9 @@ class Speeds(Figure):
             axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
             if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
                 axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
-        panels.finish_rows(axes, [group["label"].iloc[0] for group in self.cells])
+        panels.finish_rows(axes, texts=[group["label"].iloc[0] for group in self.cells])
         axes.invert_yaxis()
-        panels.heading(axes, self.heading)
+        panels.heading(axes, text=self.heading)
         return made
 
 
@@ -99,13 +101,18 @@ def _difference(group: pd.DataFrame) -> str:
 
 def _same(group: pd.DataFrame) -> str:
     known = group["same_data"].dropna()
-    return "–" if known.empty else "yes" if known.astype(bool).all() else "no"
+    if known.empty:
+        return "–"
+    if known.astype(bool).all():
+        return "yes"
+    return "no"
 
 
 class ParallelMethods(Speeds):
     title = "Throughput of parallel methods"
     queries = ("parallelism", "inventory")
-    factor, cores_matter = "layout", False
+    factor = "layout"
+    cores_matter = False
     keys = ("world_size", "approach", "factors", "storage", "method", "layout")
 
     def prepare(self) -> None:
@@ -129,7 +136,7 @@ class ParallelMethods(Speeds):
         ]
         self.rows = self.rows.assign(name=named)
         return [
-            n + f", {panels.ranks(w)}" * (w > 1)
+            n + (f", {panels.ranks(w)}" if w > 1 else "")
             for n, w in zip(named, self.rows["world_size"], strict=True)
         ]
 
@@ -216,7 +223,8 @@ class ParallelMethods(Speeds):
         )
         rows = []
         for group in self.cells:
-            world, alike = group["world_size"].iloc[0], self.compared(group)
+            world = group["world_size"].iloc[0]
+            alike = self.compared(group)
             rows.append(
                 [
                     str(world),
@@ -228,7 +236,7 @@ class ParallelMethods(Speeds):
                     number(1e-6 * group["memory_bytes"].max()),
                     captions.spread(100 * alike["efficiency"].dropna()),
                 ]
-                + [_measure(group), captions.spread(alike["final_loss"], 5)]
+                + [_measure(group), captions.spread(alike["final_loss"], digits=5)]
                 + ["reference" if world == 1 else _difference(group), _same(group)]
             )
         text = (
@@ -239,13 +247,14 @@ class ParallelMethods(Speeds):
             "difference is the largest "
             "of all steps and repeats, the last step included, against the run on one rank."
         )
-        return Table(heads, rows, text)
+        return Table(columns=heads, rows=rows, caption=text)
 
 
 class MemoryByMethod(Figure):
     title = "Memory by parallel method, measured and predicted"
     queries = ("memory", "inventory")
-    factor, cores_matter = "layout", False
+    factor = "layout"
+    cores_matter = False
 
     def prepare(self) -> None:
         """Read bytes as numbers with gaps, and name the cells: method or levels of the layout, and
@@ -256,7 +265,8 @@ class MemoryByMethod(Figure):
             name for name in self.rows if name.endswith("bytes") or name == "predicted_per_measured"
         ]
         self.rows = self.rows.astype(dict.fromkeys(numbers, float))
-        several, found = self.rows["approach"].nunique() > 1, []
+        several = self.rows["approach"].nunique() > 1
+        found = []
         for (world, method, series), rows in self.rows.groupby(["world_size", "method", "series"]):
             name = f"{rows['approach'].iloc[0]}, " * several + (series.partition(", ")[2] or method)
             found.append(((name, int(world)), rows))
@@ -266,11 +276,11 @@ class MemoryByMethod(Figure):
     def finding(self) -> str:
         rows = self.rows.dropna(subset=["bytes"])
         rows = captions.common_repeats(
-            rows[rows["world_size"] == rows["world_size"].max()], ["method"]
+            rows[rows["world_size"] == rows["world_size"].max()], by=["method"]
         )
         if rows["method"].nunique() < 2:
             return self.title
-        found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), " MB")
+        found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), unit=" MB")
         return (
             "Memory of the fullest of "
             f"{captions.count(int(rows['world_size'].iloc[0]), 'rank')}: {found}"
@@ -307,7 +317,7 @@ class MemoryByMethod(Figure):
                         fontsize=8,
                     )
             axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), **OPEN_DOTS)
-        panels.finish_rows(axes, [text for text, _ in self.cells[::-1]], 6)
+        panels.finish_rows(axes, texts=[text for text, _ in self.cells[::-1]], most=6)
         for part, colour in PARTS.items():
             axes.barh([0], [0], color=colour, label=part)
         axes.barh(
@@ -327,10 +337,12 @@ class MemoryByMethod(Figure):
             "itself are in neither. "
         )
         known = self.rows["predicted_per_measured"].dropna()
-        low, high = number(known.min()), number(known.max())
-        return text + f"Predicted over measured: {low if low == high else f'{low} to {high}'}. " * (
-            len(known) > 0
-        )
+        low = number(known.min())
+        high = number(known.max())
+        if len(known) > 0:
+            range_of_ratios = low if low == high else f"{low} to {high}"
+            text += f"Predicted over measured: {range_of_ratios}. "
+        return text
 
     def numbers(self) -> str:
         most = [
@@ -438,7 +450,7 @@ class Frameworks(Speeds):
                     captions.spread(1e3 * alike["median_step_s"]),
                     number(1e-6 * group["memory_bytes"].max()),
                 ]
-                + [captions.spread(alike["final_loss"], 6), str(len(group))]
+                + [captions.spread(alike["final_loss"], digits=6), str(len(group))]
             )
         listed = self.inventory[~self.inventory["cell"].isin(self.rows["cell"])]
         for (arm, model, _), group in listed.groupby(["arm", "model", "cell"], sort=False):
@@ -451,7 +463,7 @@ class Frameworks(Speeds):
             "steps with this project's trainer (A) on the same weights and batches, against a "
             "measured rounding floor."
         )
-        return Table(heads, rows, text)
+        return Table(columns=heads, rows=rows, caption=text)
 
 
 _KEYS = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
@@ -468,7 +480,12 @@ def _predict(ranks: int, schedule: str, chunks: int, micro_batches: int) -> dict
     them wait.
     """
     waiting, naive = (
-        bubble_share(name, ranks, micro_batches, v)
+        bubble_share(
+            name,
+            ranks,
+            micro_batches,
+            chunks=v,
+        )
         for name, v in ((schedule, chunks), ("naive", 1))
     )
     return {"bubble_share": waiting, "speed_up": (1 - waiting) / (1 - naive)}
@@ -482,7 +499,9 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
 class PipelineBubble(Figure):
     title = "Pipelines: waiting, and speed over model parallelism"
     queries = ("pipeline", "inventory")
-    factor, main, by = "layout", "bubble_share", ("label",)
+    factor = "layout"
+    main = "bubble_share"
+    by = ("label",)
     unit = (100, " %")
 
     def prepare(self) -> None:
@@ -559,13 +578,12 @@ class PipelineBubble(Figure):
             return self.no_data(made)
         series = list(dict.fromkeys(key[1:3] for key in self.cells))
         for place, axes in enumerate(axes_of):
-            ranks, (column, (_, factor)) = sizes[place // 2], list(_DRAWN.items())[place % 2]
+            ranks = sizes[place // 2]
+            (column, (_, factor)) = list(_DRAWN.items())[place % 2]
             for (schedule, chunks), shift in zip(series, panels.shifts(len(series)), strict=True):
                 rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
-                (colour, marker, dash), predicted = (
-                    SCHEDULES[schedule],
-                    [_predict(*key) for key in rows.values()],
-                )
+                (colour, marker, dash) = SCHEDULES[schedule]
+                predicted = [_predict(*key) for key in rows.values()]
                 look: dict = {
                     "color": colour,
                     "markerfacecolor": "none",
@@ -578,12 +596,12 @@ class PipelineBubble(Figure):
                 for count, key in rows.items():
                     values = factor * self.cells[key][column].dropna().astype(float)
                     axes.plot([count * shift] * len(values), values, marker, **look)
-            panels.from_zero(axes, sorted({key[3] for key in self.cells if key[0] == ranks}))
+            panels.from_zero(axes, sizes=sorted({key[3] for key in self.cells if key[0] == ranks}))
             if len(sizes) > 1:
-                panels.heading(axes, f"{ranks} ranks in the pipeline")
-        panels.legend(made, axes_of, order=[_name(*key) for key in series])
+                panels.heading(axes, text=f"{ranks} ranks in the pipeline")
+        panels.legend(made, axes=axes_of, order=[_name(*key) for key in series])
         if _oversubscribed(self.rows):
-            panels.heading(axes_of[0], captions.OVERSUBSCRIBED)
+            panels.heading(axes_of[0], text=captions.OVERSUBSCRIBED)
         return made
 
     def crowded(self) -> str:
@@ -630,7 +648,8 @@ class PipelineBubble(Figure):
         )
         rows = []
         for key, group in self.cells.items():
-            alike, predicted = group[group.index.isin(self.common.index)], _predict(*key)
+            alike = group[group.index.isin(self.common.index)]
+            predicted = _predict(*key)
             rows.append(
                 [
                     _name(*key[1:3]),
@@ -655,4 +674,4 @@ class PipelineBubble(Figure):
             "and repeats, against "
             "naive with the fewest of them."
         )
-        return Table(heads, rows, text)
+        return Table(columns=heads, rows=rows, caption=text)

@@ -12,11 +12,13 @@ class Scaling(Figure):
     each pair of runs.
     """
 
-    factor, main = "world_size", "useful_tokens_per_s"
+    factor = "world_size"
+    main = "useful_tokens_per_s"
     measures = {"useful_tokens_per_s": ("useful tokens / s", 1.0)}
 
     def draw(self) -> Drawing:
-        rows, (made, (left, right)) = self.rows, figure(2, height=4.0)
+        rows = self.rows
+        (made, (left, right)) = figure(2, height=4.0)
         for axes in (left, right):
             axes.set_xlabel("world size (ranks)")
         left.set_ylabel("useful tokens / s")
@@ -25,18 +27,32 @@ class Scaling(Figure):
         right.set_ylabel(f"efficiency T(N) / ({times} × T({base})) (%)")
         if rows.empty:
             return self.no_data(made)
-        worlds, series = (
-            sorted(int(w) for w in rows["world_size"].unique()),
-            ordered(rows["series"]),
-        )
+        worlds = sorted(int(w) for w in rows["world_size"].unique())
+        series = ordered(rows["series"])
         line: dict = {"linestyle": ":", "linewidth": 0.9}
         for name, shift in zip(series, panels.shifts(len(series)), strict=True):
-            panels.joined(left, rows, "useful_tokens_per_s", 1, name, shift)
-            panels.joined(right, rows, "efficiency", 100, name, shift)
+            panels.joined(
+                left,
+                rows,
+                column="useful_tokens_per_s",
+                factor=1,
+                name=name,
+                shift=shift,
+            )
+            panels.joined(
+                right,
+                rows,
+                column="efficiency",
+                factor=100,
+                name=name,
+                shift=shift,
+            )
             left.plot([], [], **look(name), label=name)
             # throughput that grows as the world does, from the smallest measured
             first = rows.loc[rows["series"] == name, "base_world_size"].iloc[0]
-            rates = panels.at(captions.common_repeats(rows), (name, first))["useful_tokens_per_s"]
+            rates = panels.at(captions.common_repeats(rows), cell=(name, first))[
+                "useful_tokens_per_s"
+            ]
             above = [w for w in worlds if w >= first]
             if len(rates) and len(above) > 1:
                 left.plot(
@@ -48,15 +64,15 @@ class Scaling(Figure):
         left.plot([], [], color=GREY, **line, label=f"ideal: {times} × median T({base})")
         right.axhline(100, color=GREY, **line)
         for axes in (left, right):
-            panels.from_zero(axes, worlds)
+            panels.from_zero(axes, sizes=worlds)
         right.set_ylim(0, max(110.0, 105 * rows["efficiency"].max()))
         if rows["efficiency"].dropna().empty:
             text = (
                 f"no run at world size {captions.listing(list(map(str, bases)))}\nto compare with"
             )
             right.text(0.5, 0.5, text, transform=right.transAxes, ha="center", style="italic")
-        panels.legend(made, left, 3)
-        panels.heading(left, self.warning())
+        panels.legend(made, axes=left, most=3)
+        panels.heading(left, text=self.warning())
         return made
 
     def data(self) -> pd.DataFrame:
@@ -75,7 +91,10 @@ class Scaling(Figure):
         ]
         world = above["world_size"].max()
         found = captions.common_extremes(
-            above[above["world_size"] == world], "efficiency", " %", factor=100
+            above[above["world_size"] == world],
+            column="efficiency",
+            unit=" %",
+            factor=100,
         )
         text = f"Efficiency at world size {world:.0f}: {found}" if found else self.title
         return f"{text}; no scaling measurement" if found and self.warning() else text
@@ -135,7 +154,7 @@ class ScalingWeak(Scaling):
 
     def prepare(self) -> None:
         super().prepare()
-        rows = self.rows.assign(series=captions.without(self.rows["series"], "global_batch"))
+        rows = self.rows.assign(series=captions.without(self.rows["series"], key="global_batch"))
         line = ["series", "rows_per_rank", "base_world_size"]
         self.rows = rows[rows.groupby(line)["world_size"].transform("nunique") > 1]
 
@@ -168,12 +187,13 @@ class TrainingTime(Figure):
         "epoch_rows",
         *measures,
     )
-    main, unit = "training_s", (1, " s")
+    main = "training_s"
+    unit = (1, " s")
 
     def draw(self) -> Drawing:
         drawing = panels.joined_panels(self)
         if len(self.rows):
-            panels.heading(drawing.axes[0], captions.crowded(self.inventory))
+            panels.heading(drawing.axes[0], text=captions.crowded(self.inventory))
         return drawing
 
     def sentences(self) -> str:
@@ -223,7 +243,8 @@ def no_peak(computing: pd.DataFrame) -> str:
 class MfuComparison(Figure):
     title = "Model FLOPs utilisation by approach"
     queries = ("computing", "inventory")
-    factor, main = "approach", "tflops_per_device_s"
+    factor = "approach"
+    main = "tflops_per_device_s"
     columns = (
         "series",
         "world_size",
@@ -242,7 +263,9 @@ class MfuComparison(Figure):
         self.known = bool(self.rows["mfu_palm"].notna().any())
         self.measures = {self.main: ("achieved TFLOP/s of a device", 1.0)}
         if self.known:
-            self.main, self.unit, self.found = "mfu_palm", (100, " %"), "MFU (palm):"
+            self.main = "mfu_palm"
+            self.unit = (100, " %")
+            self.found = "MFU (palm):"
             self.measures = {self.main: ("MFU, convention palm (%)", 100.0)}
 
     def folded(self) -> str:
@@ -254,7 +277,7 @@ class MfuComparison(Figure):
         """
         if not self.known:
             made = panels.strips(self)
-            panels.heading(made.axes[0], no_peak(self.rows))
+            panels.heading(made.axes[0], text=no_peak(self.rows))
             return made
         listed = panels.cells(self.inventory)[::-1]
         made, (axes,) = figure(height=1.6 + 0.44 * max(4, len(listed)))
@@ -262,9 +285,10 @@ class MfuComparison(Figure):
         for y, cell in enumerate(listed):
             here = panels.at(self.rows, cell)
             if here["mfu_palm"].dropna().empty:
-                panels.write_note(axes, y, "no peak known" if len(here) else "no data")
+                panels.write_note(axes, y, text="no peak known" if len(here) else "no data")
             for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
-                values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
+                values = 100 * here[column].dropna()
+                height = y + 0.27 - 0.18 * place
                 options: dict = {
                     "color": colour,
                     "marker": marker,
@@ -276,7 +300,7 @@ class MfuComparison(Figure):
                 )
                 median = 100 * panels.at(self.common, cell)[column].median()
                 axes.plot([median] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
-        panels.name_rows(axes, panels.names(listed))
+        panels.name_rows(axes, texts=panels.names(listed))
         axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
         panels.steps_of(axes.xaxis)
         for text, colour, marker in CONVENTIONS.values():
@@ -289,7 +313,7 @@ class MfuComparison(Figure):
                 markerfacecolor="none",
                 label=text,
             )
-        panels.legend(made, axes, 2)
+        panels.legend(made, axes, most=2)
         return made
 
     def sentences(self) -> str:

@@ -38,10 +38,8 @@ class ScalingSeries:
 
 
 def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
-    colour, marker = (
-        options["color"],
-        {"color": options["color"], "marker": options["marker"], "linestyle": "none"},
-    )
+    colour = options["color"]
+    marker = {"color": options["color"], "marker": options["marker"], "linestyle": "none"}
     fitted = series.runs["world_size"].isin(series.fitted)
     sizes = sorted({int(w) for w in series.runs["world_size"]})
     if series.predictions:
@@ -60,7 +58,7 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
             markersize=5,
             markerfacecolor=face,
         )
-    panels.doublings(axes, sizes[:: 1 + len(sizes) // 7])
+    panels.doublings(axes, sizes=sizes[:: 1 + len(sizes) // 7])
     axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
     axes.set_yscale("log")
     plain(axes.yaxis, log=True)
@@ -71,7 +69,8 @@ def _describe_residuals(series: ScalingSeries, model: Projection) -> str:
     # no measurement of scaling
     shared_cores = series.runs["oversubscribed"].fillna(False).astype(bool)
     held_out = series.runs[~series.runs["world_size"].isin(series.fitted) & ~shared_cores]
-    medians, texts = held_out.groupby("world_size")["useful_tokens_per_s"].median(), []
+    medians = held_out.groupby("world_size")["useful_tokens_per_s"].median()
+    texts = []
     for p, (rate, low, high, _) in series.predictions:
         if (median := medians.get(p.world_size)) is not None:
             inside = "inside" if low <= median <= high else "outside"
@@ -96,22 +95,32 @@ class ScalingModel(Figure):
 
     def prepare(self) -> None:
         super().prepare()
-        runs = measured_runs(self.inventory, self.rows)
+        runs = measured_runs(self.inventory, throughput=self.rows)
         runs = runs[~runs["external"]]
         self.series = []
         for name in ordered(runs["series"]):
             own = runs[runs["series"] == name]
             sizes = sorted(int(w) for w in own["world_size"].unique())
             fitted = tuple(sizes[:-1] if len(sizes) > 2 else sizes)  # the largest is held out
-            model, obstacle = None, ""
+            model = None
+            obstacle = ""
             try:
                 if len(sizes) > 1:
                     model = project_series(
-                        name, own[own["world_size"].isin(fitted)], held_out=sizes
+                        name, runs=own[own["world_size"].isin(fitted)], held_out=sizes
                     )
             except UserError as error:
                 obstacle = error.what
-            self.series += [ScalingSeries(name, own, fitted, model, obstacle)] * (len(sizes) > 1)
+            if len(sizes) > 1:
+                self.series += [
+                    ScalingSeries(
+                        name=name,
+                        runs=own,
+                        fitted=fitted,
+                        model=model,
+                        obstacle=obstacle,
+                    )
+                ]
 
     def data(self) -> pd.DataFrame:
         """Return measured runs, then predictions with the ends of the band and if efficiency stays
@@ -148,13 +157,18 @@ class ScalingModel(Figure):
         efficiency stays.
         """
         shown = [series for series in self.series if series.model] or self.series
-        made, every = panels.grid(len(shown), 2.9, "world size (ranks)", "useful tokens / s")
+        made, every = panels.grid(
+            len(shown),
+            height=2.9,
+            x="world size (ranks)",
+            y="useful tokens / s",
+        )
         if not shown:
             return self.no_data(made)
         found = looks([series.name for series in shown])
         for panel, series, name in zip(every, shown, panels.short(list(found)), strict=True):
-            _draw_panel(panel, series, found[series.name])
-            panels.heading(panel, f"{name}: {'a model' if series.model else 'no model'}")
+            _draw_panel(panel, series, options=found[series.name])
+            panels.heading(panel, text=f"{name}: {'a model' if series.model else 'no model'}")
         return made
 
     def caption(self) -> str:

@@ -64,7 +64,7 @@ class StorageAgainstEntropy(Figure):
         made, (axes,) = figure(height=1.6 + 0.42 * max(3, len(rows)))
         axes.set_xlabel("bytes a token")
         if rows.empty:
-            no_data(axes, "no data: 0 of 0 stores")
+            no_data(axes, text="no data: 0 of 0 stores")
             return made
         axes.barh(range(len(rows)), rows["bytes_per_id"], height=0.5, color=BLUE, alpha=0.55)
         for column, (label, colour, marker) in _BOUNDS.items():
@@ -75,7 +75,7 @@ class StorageAgainstEntropy(Figure):
                 "markeredgewidth": 1.5,
             }
             axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
-        panels.finish_rows(axes, self.names[::-1], 6)
+        panels.finish_rows(axes, texts=self.names[::-1], most=6)
         panels.legend(made, axes)
         return made
 
@@ -149,13 +149,15 @@ class StorageBenchmark(Figure):
         "single_row_ms",
         *_EPOCHS,
     )
-    main, by = "sequential_us_per_token", ("store",)
+    main = "sequential_us_per_token"
+    by = ("store",)
 
     def prepare(self) -> None:
         """Leave out stores without a measurement; compute medians over rounds, one row per way to
         store.
         """
-        self.rows, self.refusals = self.first[self.first["round"].notna()], ""
+        self.rows = self.first[self.first["round"].notna()]
+        self.refusals = ""
         stores = self.data()[self.rows["format"].to_numpy() != "text"].fillna({"codec": _OWN})
         named = ["store", "format", "dtype", "codec", "row_group_rows"]
         self.points = (
@@ -172,14 +174,15 @@ class StorageBenchmark(Figure):
         The vertical line is the entropy of single ids; horizontal lines, each with its engine,
         tokenize on the fly.
         """
-        points, text = self.points, self.rows[self.rows["format"] == "text"]
+        points = self.points
+        text = self.rows[self.rows["format"] == "text"]
         made, axes_of = figure(2, height=4.6, sharex=True)
         for axes, (column, label) in zip(axes_of, _SPEEDS.items(), strict=True):
             axes.set_ylabel(label)
             axes.set_xlabel("bytes / useful token\n(log scale)")
             shown = points[points[column] > 0]
             if shown.empty:
-                no_data(axes, "no data: 0 of 0 rounds")
+                no_data(axes, text="no data: 0 of 0 rounds")
                 continue
             axes.set_xscale("log")
             axes.set_yscale("log")
@@ -216,13 +219,15 @@ class StorageBenchmark(Figure):
 
     def _handles(self) -> list[Line2D]:
         """Return what markers and colours mean, of those that are there."""
-        formats, codecs = set(self.points["format"]), set(self.points["codec"])
+        formats = set(self.points["format"])
+        codecs = set(self.points["codec"])
         found: list[dict] = [
             {"color": TEXT, "marker": m, "label": f} for f, m in _MARKERS.items() if f in formats
         ]
         for codec, colour in _COLOURS.items():
             label = codec if codec == _OWN else f"codec: {codec}"
-            found += [{"color": colour, "marker": "o", "label": label}] * (codec in codecs)
+            if codec in codecs:
+                found += [{"color": colour, "marker": "o", "label": label}]
         if (self.points["dtype"] == "int64").any():
             found.append(
                 {"color": TEXT, "marker": "o", "markerfacecolor": "none", "label": "open: int64"}
@@ -233,7 +238,8 @@ class StorageBenchmark(Figure):
     def caption(self) -> str:
         if self.points.empty:
             return "No storage benchmark was given for this experiment."
-        first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
+        first = self.rows.iloc[0]
+        n = int(self.rows["round"].nunique())
         text = (
             f"{number(first['documents'])} documents of {first['corpus']}, tokenizer "
             f"{first['tokenizer']}, rows of "
@@ -260,8 +266,8 @@ class StorageBenchmark(Figure):
                 )
                 found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
         text += f"Making a store pays after {captions.listing(found)}. " if found else ""
-        text += captions.reasons(self.first[self.first["round"].isna()], "store")
-        return text + captions.kinds(self.groups(), "round", "a store")
+        text += captions.reasons(self.first[self.first["round"].isna()], column="store")
+        return text + captions.kinds(self.groups(), one="round", cell="a store")
 
     def numbers(self) -> str:
         columns = ["bytes_per_useful_token", "store", "shuffled_us_per_token"]

@@ -72,17 +72,25 @@ class TokenizationBenchmark(Figure):
         "open_s",
         "not_useful_share",
     )
-    main, by = "us_per_useful_token", ("arm",)
+    main = "us_per_useful_token"
+    by = ("arm",)
 
     def prepare(self) -> None:
         rows = self.first[self.first["left_out"].isna()]
-        self.rows, self.refusals = rows.assign(repeat=rows["round"]), ""
+        self.rows = rows.assign(repeat=rows["round"])
+        self.refusals = ""
         limits = rows["is_limit"].astype(bool)
-        self.limits, self.arms = self.rows[limits], self.rows[~limits]
+        self.limits = self.rows[limits]
+        self.arms = self.rows[~limits]
         self.drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
 
     def finding(self) -> str:
-        found = captions.common_extremes(self.drawn, self.main, " µs", by=self.by)
+        found = captions.common_extremes(
+            self.drawn,
+            column=self.main,
+            unit=" µs",
+            by=self.by,
+        )
         return f"Reading alone, per useful token: {found}" if found else self.title
 
     def table(self) -> Table | None:
@@ -90,13 +98,18 @@ class TokenizationBenchmark(Figure):
         medians = (
             self.common.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
         )
-        rounds, names = self.rows.groupby("arm")["round"].nunique(), ordered(self.rows["arm"])
+        rounds = self.rows.groupby("arm")["round"].nunique()
+        names = ordered(self.rows["arm"])
         rows = [
             [name, str(rounds[name]), *map(number, medians.reindex([name]).iloc[0])]
             for name in names
         ]
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
-        return Table(heads, rows, f"Medians over rounds. {self.over()}".strip()) if rows else None
+        return (
+            Table(columns=heads, rows=rows, caption=f"Medians over rounds. {self.over()}".strip())
+            if rows
+            else None
+        )
 
     def draw(self) -> Drawing:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying
@@ -110,7 +123,7 @@ class TokenizationBenchmark(Figure):
             if column == "open_s":
                 limit = limit[:0]  # it opens nothing
             if shown.empty and limit.empty:
-                no_data(axes, "no data: 0 of 0 rounds")
+                no_data(axes, text="no data: 0 of 0 rounds")
                 continue
             axes.set_xscale("log")
             for y, name in enumerate(names):
@@ -134,7 +147,7 @@ class TokenizationBenchmark(Figure):
                     "fontsize": 9,
                 }
                 axes.text(middle, 1.01, "memcpy", **look)
-            panels.name_rows(axes, names)
+            panels.name_rows(axes, texts=names)
             every = pd.concat([shown, limit])[column]
             axes.set_xlim(every.min() / 1.6, every.max() * 1.6)
             plain(axes.xaxis, log=True)
@@ -147,7 +160,8 @@ class TokenizationBenchmark(Figure):
                 "The data path was not measured alone in this experiment: no benchmark file was "
                 "given."
             )
-        first, n = rows.iloc[0], int(rows.groupby("arm")["round"].nunique().max())
+        first = rows.iloc[0]
+        n = int(rows.groupby("arm")["round"].nunique().max())
         cold = (
             "; those called cold after their files were dropped from it"
             if (rows["cache"] == "cold").any()
@@ -179,9 +193,9 @@ class TokenizationBenchmark(Figure):
             "batches are copies of decoded rows. "
         )
         text += self._break_even() + captions.reasons(
-            self.first[self.first["left_out"].notna()], "arm"
+            self.first[self.first["left_out"].notna()], column="arm"
         )
-        return text + self.over() + captions.kinds(self.groups(), "round", "an arm")
+        return text + self.over() + captions.kinds(self.groups(), one="round", cell="an arm")
 
     def _break_even(self) -> str:
         """Return from which number of batches on an offline arm, with its opening, takes less time
@@ -211,4 +225,4 @@ class TokenizationBenchmark(Figure):
         return text * bool(found)
 
     def numbers(self) -> str:
-        return captions.medians(self.drawn, self.main, by=self.by)
+        return captions.medians(self.drawn, column=self.main, by=self.by)

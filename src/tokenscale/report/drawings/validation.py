@@ -17,7 +17,10 @@ from tokenscale.report.table import Table, columns
 class MixtureLosses(Figure):
     title = "Validation loss of each corpus by its share of the training data"
     queries = ("source_validation", "inventory")
-    factor, cores_matter, main, by = "corpus", False, "loss", ("cell", "source")
+    factor = "corpus"
+    cores_matter = False
+    main = "loss"
+    by = ("cell", "source")
     columns = (
         "corpus",
         "series",
@@ -48,11 +51,16 @@ class MixtureLosses(Figure):
         """Draw one panel per corpus: every run a dot, the median of each cell a bar."""
         sources = sorted(self.rows["source"].unique())
         label = "validation loss (nats / useful token)"
-        made, every = panels.grid(len(sources), 2.8, "share of sequences (%)", label)
+        made, every = panels.grid(
+            len(sources),
+            height=2.8,
+            x="share of sequences (%)",
+            y=label,
+        )
         if not sources:
             return self.no_data(made)
         for source, axes in zip(sources, every, strict=True):
-            panels.heading(axes, source)
+            panels.heading(axes, text=source)
             for cell, look in looks(self.cells).items():
                 both = (
                     rows[(rows["source"] == source) & (rows["cell"] == cell)]
@@ -65,7 +73,7 @@ class MixtureLosses(Figure):
                 axes.plot(share.median(), middle.median(), "_", color=look["color"], markersize=18)
             axes.set_xlim(-6, 106)
             plain(axes.yaxis)
-        panels.legend(made, every, order=self.cells)
+        panels.legend(made, axes=every, order=self.cells)
         return made
 
     def sentences(self) -> str:
@@ -93,13 +101,14 @@ class MixtureLosses(Figure):
             for (mixture, source), group in self.common.groupby(list(self.by))
         ]
         heads = columns("mixture", "corpus", ">share (%)", ">runs", ">loss", ">lowest to highest")
-        return Table(heads, rows, self.over().strip())
+        return Table(columns=heads, rows=rows, caption=self.over().strip())
 
 
 class TimeToTargetLoss(Figure):
     title = "Time to a validation loss"
     queries = ("time_to_target", "inventory")
-    factor, main = "approach", "seconds"
+    factor = "approach"
+    main = "seconds"
     measures = {
         "seconds": ("seconds of training steps", 1.0),
         "useful_tokens": ("useful tokens trained on", 1.0),
@@ -121,7 +130,8 @@ class TimeToTargetLoss(Figure):
     )
 
     def finding(self) -> str:
-        runs, target = captions.count(len(self.rows), "run"), number(self.rows["target"].max(), 4)
+        runs = captions.count(len(self.rows), "run")
+        target = number(self.rows["target"].max(), digits=4)
         reached = (
             f"{int(self.rows['reached'].sum())} of {runs} reached a validation loss of {target} "
             "nats"
@@ -147,17 +157,22 @@ class TimeToTargetLoss(Figure):
                 here = panels.at(self.rows, cell)
                 if len(here):
                     _draw_cell(
-                        axes, y, here, column, edge, panels.at(self.common, cell)[column].median()
+                        axes,
+                        y,
+                        here=here,
+                        column=column,
+                        edge=edge,
+                        middle=panels.at(self.common, cell)[column].median(),
                     )
                 else:
                     panels.write_note(
-                        axes, y, "not comparable" if self.refusals else "no validation"
+                        axes, y, text="not comparable" if self.refusals else "no validation"
                     )
-            panels.name_rows(axes, panels.names(listed))
-            panels.steps_of(axes.xaxis, 4)
+            panels.name_rows(axes, texts=panels.names(listed))
+            panels.steps_of(axes.xaxis, most=4)
         if len(self.rows):
             target = f"loss ≤ {number(self.rows['target'].iloc[0], 5)} nats / useful token"
-            panels.heading(both[0], captions.crowded(self.inventory) or target)
+            panels.heading(both[0], text=captions.crowded(self.inventory) or target)
             right = both[1].secondary_yaxis("right")
             counts = [panels.at(self.rows, cell)["reached"] for cell in listed]
             right.set_yticks(
@@ -194,13 +209,15 @@ class TimeToTargetLoss(Figure):
     def numbers(self) -> str:
         texts = []
         for name, world, group in captions.cells(self.rows):
-            middle = panels.at(self.common, (name, world))["seconds"].median()
+            middle = panels.at(self.common, cell=(name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(
                 f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} "
                 "reached)"
             )
-        return "; ".join(texts) + captions.in_brackets(captions.name_common(self.rows, self.common))
+        return "; ".join(texts) + captions.in_brackets(
+            captions.name_common(self.rows, shared=self.common)
+        )
 
 
 def _draw_cell(
@@ -229,7 +246,8 @@ def _draw_cell(
 class Translation(Figure):
     title = "Translation: time of an epoch, tokens per second, and BLEU"
     queries = ("translation", "epochs", "inventory")
-    factor, main = "approach", "bleu"
+    factor = "approach"
+    main = "bleu"
     measures = {
         "epoch_s": ("an epoch of the corpus (s)", 1),
         "target_tokens_per_s": ("target tokens / s", 1),
@@ -310,7 +328,8 @@ class Translation(Figure):
             middle = group[
                 [*self.measures, "training_s", "positions_per_s", "validation_loss"]
             ].median()
-            bleu, each = group["bleu"], group["bleu_by_epoch"].dropna().str.split(", ", expand=True)
+            bleu = group["bleu"]
+            each = group["bleu_by_epoch"].dropna().str.split(", ", expand=True)
             rows.append(
                 [
                     names[name],
@@ -320,7 +339,7 @@ class Translation(Figure):
                 ]
                 + [
                     f"{middle['bleu']:.1f}"
-                    + f" ({bleu.min():.1f} to {bleu.max():.1f})" * (len(group) > 1)
+                    + (f" ({bleu.min():.1f} to {bleu.max():.1f})" if len(group) > 1 else "")
                 ]
                 + [", ".join(f"{value:.1f}" for value in each.astype(float).median())] * epochs
                 + [
@@ -330,4 +349,4 @@ class Translation(Figure):
                 ]
                 + [str(len(group))]
             )
-        return Table(heads, rows, self.over().strip())
+        return Table(columns=heads, rows=rows, caption=self.over().strip())

@@ -85,7 +85,7 @@ def hash_identity(code: list[Path], inputs: dict[str, Path], state: Path | None 
         )
         hashes["/".join(parts[start:])] = sha256_file(path)
     roles = {role: sha256_file(path) for role, path in inputs.items()}
-    return Identity(hashes, roles, sha256_file(state) if state else None)
+    return Identity(code=hashes, inputs=roles, state=sha256_file(state) if state else None)
 
 
 def read_final(directory: Path, identity: Identity) -> dict[str, Any] | None:
@@ -124,7 +124,7 @@ def prepare_attempt(
     attempt = directory / f"attempt={number:02d}"
     attempt.mkdir(parents=True)
     write_sealed(
-        attempt / "attempt.json", identity.record() | ({"launch": launch} if launch else {})
+        attempt / "attempt.json", record=identity.record() | ({"launch": launch} if launch else {})
     )
     return number
 
@@ -157,7 +157,7 @@ def _read_digest(path: Path) -> str | None:
     put aside.
     """
     with suppress(UserError):
-        return read_record(path, "attempt's record")["digest"]
+        return read_record(path, what="attempt's record")["digest"]
     return None
 
 
@@ -168,7 +168,7 @@ def write_done_file(directory: Path, output: Path, identity: Identity, run: RunS
     record = read_final(directory, identity)
     if record is None:
         return False
-    write_json(output, mark_end(run.identity, record))
+    write_json(output, value=mark_end(run.identity, record))
     return True
 
 

@@ -137,12 +137,17 @@ def find_hint(*texts: str, state: str | None = None) -> Hint | None:
     if own := _OWN.search(output):
         cause = re.search(r"^  cause +(.+)", own["facts"], re.MULTILINE)
         what = cause[1] if cause else own["what"]
-        return Hint(what.strip().rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
+        return Hint(
+            what=what.strip().rstrip("."),
+            next=own["next"].strip(),
+            line=f"tokenscale: {own['what']}",
+        )
     for pattern, what, next in _COMPILED:
         if found := pattern.search(output):
-            start, end = output.rfind("\n", 0, found.start()) + 1, output.find("\n", found.end())
+            start = output.rfind("\n", 0, found.start()) + 1
+            end = output.find("\n", found.end())
             line = output[start : end if end >= 0 else None].strip()
-            return Hint(what, next, "" if line == known else line)
+            return Hint(what=what, next=next, line="" if line == known else line)
     return None
 
 
@@ -159,7 +164,8 @@ def describe_failure(outputs: Path) -> str:
     Tasks that failed later did so because of the first: `srun: error: nid2: task 5: Exited with
     exit code 1`.
     """
-    output, rank_text = read_text(outputs / SRUN), ""
+    output = read_text(outputs / SRUN)
+    rank_text = ""
     if first := re.search(r"error: (\S+): tasks? (\d+)[^:]*: (.+)", output):
         path = outputs / f"rank={int(first[2]):05d}.log"
         rank_text = read_text(path)
@@ -181,7 +187,8 @@ WAIT_CALLS = re.compile(
     r"torch/(?:distributed|cuda|autograd)/|/parallel/\w+\.py\", line \d+ in (?:sum|barrier|wait)"
 )
 #: numbers of stack lines and of ranks to show
-MAX_LINES, SHOWN_RANKS = 8, 4
+MAX_LINES = 8
+SHOWN_RANKS = 4
 
 
 def describe_hang(attempt: Path, world_size: int) -> str | None:

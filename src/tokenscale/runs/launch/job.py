@@ -31,7 +31,8 @@ class Job:
 
     def record(self) -> dict[str, Any]:
         """Return the description for an attempt's record, with the seconds spent in the queue."""
-        start, submitted = self.started_unix_s, self.submitted_unix_s
+        start = self.started_unix_s
+        submitted = self.submitted_unix_s
         waited = None if start is None or submitted is None else start - submitted
         return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
 

@@ -67,7 +67,7 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
         return True
     folder.mkdir(exist_ok=True)
     file = os.fdopen(
-        open_file(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+"
+        open_file(folder / OWNER, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+"
     )
     try:
         free = acquire(file)
@@ -75,7 +75,8 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
         file.close()
         return True
     file.seek(0)
-    owner, boot = file.read().strip(), f"boot {(get_boot_id() or '')[:8]}"
+    owner = file.read().strip()
+    boot = f"boot {(get_boot_id() or '')[:8]}"
     if not free:
         following = "wait for it (`tokenscale status` shows its runs), or end it"
         raise UserError(

@@ -21,7 +21,8 @@ NEXT_IF_KILLED = "`dmesg` on that node, if you may; a larger mem_mb, or fewer ru
 #: limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 #: seconds for ranks to write a resume state after a signal, and between two looks at them
-GRACE_S, POLL_S = 30.0, 0.05
+GRACE_S = 30.0
+POLL_S = 0.05
 #: torch uses the larger of the first two, Snakemake sets the first three to the job's threads, and
 #: tokenizers use the last one
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")

@@ -19,6 +19,7 @@ from typing import Any
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import REPLACE, open_file, read_json, write_arguments
 from tokenscale.base.wording import format_bytes
+from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import largest_memory, memory
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
@@ -206,7 +207,8 @@ class Launch:
             found["container_digest"] = self.machine.container_digest
         if self.job is None:
             return found
-        job, here = self.job.record(), Path.cwd()
+        job = self.job.record()
+        here = Path.cwd()
         if job["log"] and Path(job["log"]).is_relative_to(here):  # the project may be moved
             job["log"] = str(Path(job["log"]).relative_to(here))
         return found | {"job": job}
@@ -215,7 +217,9 @@ class Launch:
         """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each
         rank (`here`).
         """
-        machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
+        machine = self.machine
+        shape = self.shape
+        outputs = self.outputs(attempt)
         what: dict[str, Any] = {
             "run": self.run.to_json(),
             "directory": self.directory,
@@ -227,7 +231,14 @@ class Launch:
         if machine.starter == "torchrun":
             return torchrun_argv(rank, shape), machine.environment
         places: dict[str, Any] = {"outputs": outputs, "root": Path.cwd()}
-        argv = srun_argv(rank, shape, machine, name=self.run.identity, share=self.share, **places)
+        argv = srun_argv(
+            rank,
+            shape,
+            machine=machine,
+            name=self.run.identity,
+            share=self.share,
+            **places,
+        )
         job: dict[str, Any] = {"address": self.job.address, "job": self.job.id} if self.job else {}
         return argv, srun_environment(machine, **places, **job)
 
@@ -246,7 +257,7 @@ class Launch:
         rank = argv.index("--settings")
         argv = [
             *argv[:rank],
-            write_arguments(self.attempt_directory(attempt) / "arguments.json", argv[rank:]),
+            write_arguments(self.attempt_directory(attempt) / "arguments.json", words=argv[rank:]),
         ]
         if self.machine.starter == "here":
             return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
@@ -262,7 +273,9 @@ class Launch:
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
             command = [(argv, base | variables)]
-            output = open_file(self.outputs(attempt) / failure_hints.SRUN, REPLACE, follow=False)
+            output = open_file(
+                self.outputs(attempt) / failure_hints.SRUN, flags=REPLACE, follow=False
+            )
             with open(output, "w", encoding="utf-8") as errors:
                 return ranks.run_processes(
                     command, stderr=errors, end_signal=signal.SIGUSR1, keep=keep
@@ -290,10 +303,8 @@ class Launch:
         if self.machine.starter != "srun":
             if shape.nodes == 1:
                 return
-            what, found = (
-                "the run needs several nodes, which only srun can start.",
-                self.machine.gpus_per_node,
-            )
+            what = "the run needs several nodes, which only srun can start."
+            found = self.machine.gpus_per_node
             following = 'set starter = "srun" in the machine file, or use a smaller layout'
             raise UserError(
                 what,
@@ -305,10 +316,8 @@ class Launch:
             following = f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}"
             raise UserError(NO_JOB, machine=self.machine.name, next=following)
         if len(self.job.nodes) < shape.nodes:
-            job, following = (
-                few(self.job.nodes),
-                "do not set `nodes` in the profile, or request as many",
-            )
+            job = few(self.job.nodes)
+            following = "do not set `nodes` in the profile, or request as many"
             what = "the job has fewer nodes than the run needs."
             raise UserError(what, run=needs, job=f"{self.job.id} has {job}", next=following)
 
@@ -323,30 +332,31 @@ def check_memory(
     that a job requests. `vocabulary` is the size of the tokenizer, for settings that do not state
     it; a run whose memory is not predicted passes.
     """
-    machine, entries = (
-        machine or Machine(),
-        run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary,
-    )
+    machine = machine or Machine()
+    entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary
     if run.arm != OURS or entries is None:
         return
     on_gpus = run.device != "cpu" and bool(
         machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")]
     )
     if on_gpus:
-        ranks, room = 1, machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
+        ranks = 1
+        room = machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
     else:
         ranks = geometry(run.layout.world_size, machine.gpus_per_node).ranks_per_node
-        submitted, stated = machine.starter == "srun", machine.memory_mb != Machine.memory_mb
+        submitted = machine.starter == "srun"
+        stated = machine.memory_mb != Machine.memory_mb
         known = [] if submitted else [provenance.read_memory()[0], provenance.cgroup_limits()[1]]
-        known += [machine.memory_mb << 20] * (submitted or stated)
+        if submitted or stated:
+            known += [machine.memory_mb << 20]
         room = min(filter(None, known), default=None)
     if room is None:
         return
     try:
         whole = replace(run, model=run.model.with_vocabulary(entries))
-        most = largest_memory(whole, "cuda" if on_gpus else "cpu")
+        most = largest_memory(whole, device="cuda" if on_gpus else "cpu")
         needed = most.total if on_gpus else sum(memory(whole, rank).total for rank in range(ranks))
-    except (ImportError, UserError):  # a model of transformers, without the library
+    except UncountedModelError:
         return
     if needed <= room:
         return
@@ -406,21 +416,32 @@ def open_run(
         if not path.is_file():
             what = f"the manifest of the {role.replace('_', ' ')} is missing."
             raise UserError(what, path=path, next=f"snakemake {path}")
-    state, directory = _find_state(run), output.parent
-    with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
+    state = _find_state(run)
+    directory = output.parent
+    with lock.hold_run_folder(directory, what=run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = attempts.hash_identity(
-            [Path(file) for file in training_code(run)], manifests, state
+            [Path(file) for file in training_code(run)], inputs=manifests, state=state
         )
         if check is not None and not attempts.read_final(directory, identity):
             check(run, manifests)
-        attempt = attempts.prepare_attempt(directory, run, identity, launch)
+        attempt = attempts.prepare_attempt(
+            directory,
+            run,
+            identity,
+            launch=launch,
+        )
         if attempt is None:
             print(
                 f"{run.identity} has ended already, with this code and data; remove {directory} "
                 "to train it again"
             )
-            attempts.write_done_file(directory, output, identity, run)
+            attempts.write_done_file(
+                directory,
+                output,
+                identity,
+                run=run,
+            )
             for folder in (
                 directory.glob("checkpoints/step=*")
                 if not run.checkpoints.keep_resume_state
@@ -450,20 +471,38 @@ def start_run(
     job's nodes do not suit the run.
     """
     machine = machine or Machine()
-    launched = Launch(run, machine, output.parent, share, job=find_job(machine))
+    launched = Launch(
+        run=run,
+        machine=machine,
+        directory=output.parent,
+        share=share,
+        job=find_job(machine),
+    )
     launched.check()
     tokenizer = (
-        read_json(manifests["tokenizer"], "tokenizer's manifest")
+        read_json(manifests["tokenizer"], what="tokenizer's manifest")
         if "tokenizer" in manifests
         else {}
     )
     check_memory(run, machine, vocabulary=tokenizer.get("vocabulary_size"))
-    opened = open_run(run, output, manifests, launch=launched.record(), wait=wait, check=check)
+    opened = open_run(
+        run,
+        output,
+        manifests=manifests,
+        launch=launched.record(),
+        wait=wait,
+        check=check,
+    )
     with opened as (identity, attempt, held):
         if attempt is None:
             return 0
         exit_code = launched.go(attempt, manifests, keep=(held,))
-        if attempts.write_done_file(output.parent, output, identity, run):
+        if attempts.write_done_file(
+            output.parent,
+            output,
+            identity,
+            run=run,
+        ):
             if exit_code:  # results were on disk before the processes were torn down
                 text = f"{run.identity} is sealed; its processes then ended with {exit_code}."
                 print(f"tokenscale: {text}", file=sys.stderr)
@@ -498,7 +537,8 @@ def _find_state(run: RunSettings) -> Path | None:
     """Return the record of the state that a run resumes from. Raises UserError if it is missing."""
     if run.resume_from is None:
         return None
-    record, writer = Path(run.resume_from) / "checkpoint.json", parse_run_id(run.resume_from)
+    record = Path(run.resume_from) / "checkpoint.json"
+    writer = parse_run_id(run.resume_from)
     if not record.is_file():
         again = f"rm -r results/runs/{writer}, and snakemake {done_file(writer)} trains it again"
         following = again if writer else "set resume_from to an existing state"
@@ -511,8 +551,8 @@ def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
     command = [_find_python(machine), "-m", "tokenscale", *arguments]
     return srun_argv(
         command,
-        geometry(1, machine.gpus_per_node),
-        machine,
+        shape=geometry(1, machine.gpus_per_node),
+        machine=machine,
         name=arguments[0],
         outputs=None,
         root=root,

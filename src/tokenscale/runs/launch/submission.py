@@ -146,7 +146,14 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
 def format_hours(totals: Mapping[str, Total]) -> str:
     """Format node-hours: `≤` marks a sum with upper bounds, `≥` one that lacks runs."""
     hours, bounded, unknown = _add(totals)
-    sign = "about " if bounded and unknown else "≤ " if bounded else "≥ " if unknown else ""
+    if bounded and unknown:
+        sign = "about "
+    elif bounded:
+        sign = "≤ "
+    elif unknown:
+        sign = "≥ "
+    else:
+        sign = ""
     return f"{sign}{format_number(hours)}"
 
 
@@ -154,7 +161,8 @@ def _add(totals: Mapping[str, Total]) -> tuple[float, Counter[str], Counter[str]
     """Return node-hours, and the numbers of runs with an upper bound and of unknown hours, each by
     reason.
     """
-    bounded, unknown = Counter[str](), Counter[str]()
+    bounded = Counter[str]()
+    unknown = Counter[str]()
     for of in totals.values():
         bounded.update(of.bounded)
         unknown.update(of.unknown)

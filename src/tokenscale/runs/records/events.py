@@ -15,7 +15,9 @@ from tokenscale.base.files import atomic, sync
 
 VERSION = 2
 #: when buffered lines are written, and how often a status
-FLUSH_LINES, FLUSH_S, STATUS_S = 50, 5.0, 2.0
+FLUSH_LINES = 50
+FLUSH_S = 5.0
+STATUS_S = 2.0
 
 #: file → field → SQL type. A field may be missing in a line (null); an unknown one is ignored by
 #: readers.
@@ -203,7 +205,8 @@ class Status:
     """Keep `<run>/status.json` current, written at most every `STATUS_S` seconds."""
 
     def __init__(self, path: Path):
-        self.path, self._last = path, 0.0
+        self.path = path
+        self._last = 0.0
 
     def update(self, force: bool = False, **fields: object) -> None:
         """Write fields and time if due. Errors such as a full disk are ignored, so that training

@@ -64,7 +64,7 @@ class ExternalRun:
             what = "the folder of another program's run needs the prefix of external runs."
             raise UserError(what, **places, next="rename the folder to the expected form")
         for name in stated.keys() - OPTIONAL_FACTS.keys():
-            raise unknown("run fact", name, OPTIONAL_FACTS)
+            raise unknown("run fact", word=name, words=OPTIONAL_FACTS)
         counts = dict(zip(COUNTS, (steps, global_batch, sequence_length, world_size), strict=True))
         facts = {"approach": approach, **counts, **stated}
         check_facts(facts)
@@ -73,7 +73,8 @@ class ExternalRun:
             raise UserError(
                 "the rank is out of range.", **found, next="pass a rank in the expected range"
             )
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._record = {
             "run_id": self.folder.name,
             "attempt": attempt,
@@ -84,7 +85,10 @@ class ExternalRun:
             },
         }
         self._writer = Writer(self.folder / f"attempt={attempt:02d}" / f"rank={rank:05d}")
-        self._step, self._waited, self._paused, self._last = 0, 0.0, 0.0, 0.0
+        self._step = 0
+        self._waited = 0.0
+        self._paused = 0.0
+        self._last = 0.0
 
     def __enter__(self) -> "ExternalRun":
         if self.rank == 0:
@@ -137,8 +141,12 @@ class ExternalRun:
             "rows": int(rows),
         }
         own = {"step": number, **measured, "data_wait_s": self._waited, "loss_sum": float(loss_sum)}
-        self._writer.step(**{**own, **counts, **fields})
-        self._step, self._last, self._waited, self._paused = number + 1, now, 0.0, 0.0
+        line = own | counts | fields
+        self._writer.step(**line)
+        self._step = number + 1
+        self._last = now
+        self._waited = 0.0
+        self._paused = 0.0
 
     def validation(self, *, loss_sum: float, useful_tokens: int, rows: int, **fields: Any) -> None:
         """Log the loss on a held-out slice, summed over its useful tokens, after the steps logged
@@ -152,13 +160,12 @@ class ExternalRun:
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status = (
-            "complete"
-            if kind is None
-            else "interrupted"
-            if issubclass(kind, KeyboardInterrupt)
-            else "failed"
-        )
+        if kind is None:
+            status = "complete"
+        elif issubclass(kind, KeyboardInterrupt):
+            status = "interrupted"
+        else:
+            status = "failed"
         self._writer.event("run_stop", status=status, step=self._step)
         self._writer.close()
         if self.rank == 0:
@@ -166,7 +173,9 @@ class ExternalRun:
             logs = sorted(self._writer.directory.glob("*.jsonl"))
             hashes = {path.relative_to(self.folder).as_posix(): sha256_file(path) for path in logs}
             provenance.seal_record(
-                self.folder, self._record, {"status": status, "steps": self._step, "logs": hashes}
+                self.folder,
+                self._record,
+                outcome={"status": status, "steps": self._step, "logs": hashes},
             )
 
 

@@ -34,7 +34,8 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
     This process's group and its parents up to the mount may each set a limit.
     """
     group = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
-    cores, memory = [], []
+    cores = []
+    memory = []
     for part in [Path(group[1]), *Path(group[1]).parents] if group else []:
         quota, _, period = read_text(root / "sys/fs/cgroup" / part / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit():  # "max" is no limit
@@ -78,7 +79,7 @@ def count_cores() -> int:
     """Return the number of cores that this process can use, limited by affinity and control
     groups.
     """
-    return usable_cores(count_affinity_cores(), cgroup_limits()[0])
+    return usable_cores(count_affinity_cores(), quota=cgroup_limits()[0])
 
 
 def count_affinity_cores() -> int:
@@ -112,10 +113,12 @@ class Energy:
         if pci_bus_id is None:
             return
         with suppress(OSError, AttributeError):
-            library, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            handle = ctypes.c_void_p()
             find = library.nvmlDeviceGetHandleByPciBusId_v2
             if library.nvmlInit_v2() == 0 and find(pci_bus_id.encode(), ctypes.byref(handle)) == 0:
-                self._library, self._device = library, handle
+                self._library = library
+                self._device = handle
 
     def joules(self) -> float | None:
         if self._library is None:
@@ -243,7 +246,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
     """
     git, diff = read_git_state()
     if diff:
-        write_text(directory / "dirty.diff", diff)
+        write_text(directory / "dirty.diff", text=diff)
     full = {
         "schema": 1,
         **record,
@@ -255,7 +258,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
         "argv": ["tokenscale", *redact_arguments(sys.argv[1:])],
         "outcome": {"status": "running"},
     }
-    write_json(directory / "run.json", full)
+    write_json(directory / "run.json", value=full)
     return full
 
 
@@ -263,10 +266,10 @@ def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]
     """Write the final record with a digest of its canonical JSON, so that later edits are
     detected.
     """
-    write_sealed(directory / "run.json", record | {"outcome": outcome})
+    write_sealed(directory / "run.json", record=record | {"outcome": outcome})
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """Return the record at `path` if it is sealed and unchanged, else None."""
-    record = read_json(path, "run record") if path.is_file() else None
+    record = read_json(path, what="run record") if path.is_file() else None
     return record if is_sealed(record) else None

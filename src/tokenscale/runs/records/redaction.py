@@ -80,7 +80,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     >>> redact_arguments(["train", "--wandb-api-key", "0123456789abcdef", "--password=x", "--tokenizer", "bpe"])
     ['train', '--wandb-api-key', '…', '--password=…', '--tokenizer', 'bpe']
     """
-    found, secret = [], False
+    found = []
+    secret = False
     for argument in arguments:
         name, sign, _ = argument.partition("=")
         named = argument.startswith("-") and _FLAG.search(name) is not None
@@ -114,7 +115,8 @@ def _redact_value(found: re.Match[str]) -> str:
     """Redact a value after a secret's name, unless it is code: an unquoted identifier, a quoted
     sentence or name.
     """
-    quote, plain = found["value"][0], found["value"].strip("\"'")
+    quote = found["value"][0]
+    plain = found["value"].strip("\"'")
     if _PLACEHOLDER.match(found["value"]) or not found["between"].strip(" \"'\t"):
         return found[0]
     if quote in "\"'":
@@ -127,11 +129,15 @@ def _redact_value(found: re.Match[str]) -> str:
 def _looks_random(word: str) -> bool:
     """Whether a word is long and mixes lower case, upper case and digits that change often."""
     word = word.strip("=-_/")
-    classes = [
-        "lower" if c.islower() else "upper" if c.isupper() else "digit" for c in word if c.isalnum()
-    ]
+    classes = [_class_of(character) for character in word if character.isalnum()]
     if len(word) < 20 or len(set(classes)) < 3 or classes.count("digit") < 2 or _DIGEST.match(word):
         return False
     changes = sum(a != b for a, b in zip(classes, classes[1:], strict=False)) / (len(classes) - 1)
     # 0.62 is expected of random words; words joined in camel case are below 0.45
     return changes >= 0.45 and len(word) - len(classes) <= len(word) // 8
+
+
+def _class_of(character: str) -> str:
+    if character.islower():
+        return "lower"
+    return "upper" if character.isupper() else "digit"

@@ -62,7 +62,12 @@ def generate(
     receives each token.
     """
     on_tokens = None if on_token is None else lambda tokens: on_token(tokens[0])
-    return generate_rows(model, [prompt], on_token=on_tokens, **options)[0]
+    return generate_rows(
+        model,
+        prompts=[prompt],
+        on_token=on_tokens,
+        **options,
+    )[0]
 
 
 @torch.no_grad()  # tensors of inference mode could not be used in a training that goes on
@@ -91,20 +96,28 @@ def generate_rows(
     logits, whatever the device. Where the model's forward passes are collectives, every rank must
     call this function, or `wait_for_others`.
     """
-    rows, length = [list(prompt) for prompt in prompts], len(prompts[0])
+    rows = [list(prompt) for prompt in prompts]
+    length = len(prompts[0])
     if any(len(row) != length for row in rows):
         raise ValueError("the prompts of a batch are equally long")
     generators = [torch.Generator().manual_seed(sampling.seed + n) for n in range(len(rows))]
     count = max(0, min(max_new_tokens, positions - length))
-    cache = model.new_cache(len(rows), length + count, device) if cached and count else None
-    ended, read = [False] * len(rows), 0
+    cache = (
+        model.new_cache(len(rows), length=length + count, device=device)
+        if cached and count
+        else None
+    )
+    ended = [False] * len(rows)
+    read = 0
     for end in range(length, length + count):
         model.any_unfinished(True)
         inputs = torch.tensor([row[read:] for row in rows], device=device)
         logits = model.next_logits(inputs, cache)[:, :vocabulary_size].float().cpu()
         read = 0 if cache is None else end
         for n, row in enumerate(rows):
-            row.append(stop_id if ended[n] else _chosen(logits[n], sampling, generators[n]))
+            row.append(
+                stop_id if ended[n] else _chosen(logits[n], sampling, generator=generators[n])
+            )
             ended[n] = row[-1] == stop_id
         if on_token is not None:
             on_token([row[-1] for row in rows])
@@ -160,7 +173,7 @@ def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[
     """Return the first pairs of a split of a built corpus, at most `count`. Raises UserError where
     its documents are no pairs.
     """
-    text = RawText(corpus, split, verify=False)
+    text = RawText(directory=corpus, split=split, verify=False)
     if not text.pairs or not len(text):
         raise UserError(
             "there is nothing to translate: the corpus holds no pairs."
@@ -226,7 +239,8 @@ def translate(
             ]
             duration_s = (time.monotonic() - began) / len(batch)
             yield from (
-                Translation(pair, text, duration_s) for pair, text in zip(batch, texts, strict=True)
+                Translation(pair=pair, hypothesis=text, duration_s=duration_s)
+                for pair, text in zip(batch, texts, strict=True)
             )
 
 
@@ -281,7 +295,8 @@ class TextModel(LanguageModel):
         super().__init__()
         self.model = parallel.objective.model
         self.settings = self.model.settings
-        self._parallel, self._device = parallel, device
+        self._parallel = parallel
+        self._device = device
 
     def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache | None:
         return self.model.new_cache(rows, length, device)

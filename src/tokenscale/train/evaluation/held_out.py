@@ -2,7 +2,6 @@
 events of both.
 """
 
-import importlib
 import time
 from collections.abc import Callable
 
@@ -10,7 +9,6 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import load_held_out
 from tokenscale.runs.records.events import Writer
-from tokenscale.settings.registry import TOKENIZER_LOADER
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.evaluation.generation import TextModel, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
@@ -33,14 +31,18 @@ class HeldOut:
         writer: Writer,
         beat: Callable[[], None],
     ):
-        self._run, self._trainer, self._writer, self._beat = run, trainer, writer, beat
+        self._run = run
+        self._trainer = trainer
+        self._writer = writer
+        self._beat = beat
         self.slices = load_held_out(run, inputs, vocabulary_size) if run.validation.rows else []
-        self.pairs, self._tokenizer = [], None
+        self.pairs = []
+        self._tokenizer = None
         if run.validation.bleu:
-            self._tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(
-                inputs.tokenizer
-            )
-            self.pairs = held_out_pairs(inputs.corpus, run.validation.bleu)
+            from tokenscale.data.tokenizers.load import load_tokenizer
+
+            self._tokenizer = load_tokenizer(inputs.tokenizer)
+            self.pairs = held_out_pairs(inputs.corpus, count=run.validation.bleu)
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
         """Return whether the loss is due after `done` steps."""
@@ -48,9 +50,11 @@ class HeldOut:
         between = bool(policy.every and done % policy.every == 0) or (
             policy.each_epoch and epoch_ended
         )
-        return bool(self.slices) and (
-            policy.at_start if not done else policy.at_end if last else between
-        )
+        if not self.slices:
+            return False
+        if not done:
+            return policy.at_start
+        return policy.at_end if last else between
 
     def validate(self, done: int) -> float:
         """Validate on each slice and return the loss over all of them, in nats per useful token. A
@@ -58,17 +62,20 @@ class HeldOut:
 
         Raises UserError for a slice without labels.
         """
-        began, sums = time.monotonic(), []
-        trainer, run = self._trainer, self._run
+        began = time.monotonic()
+        sums = []
+        trainer = self._trainer
+        run = self._run
         for held_out in self.slices:
             self._beat()
-            began_slice, accuracy = time.monotonic(), run.validation.accuracy
+            began_slice = time.monotonic()
+            accuracy = run.validation.accuracy
             found = validate(
                 trainer.parallel,
-                held_out,
-                run.micro_batch,
-                trainer.mesh,
-                trainer.autocast,
+                data=held_out,
+                micro_batch_size=run.micro_batch,
+                mesh=trainer.mesh,
+                autocast=trainer.autocast,
                 accuracy=accuracy,
             )
             if found.useful_tokens == 0:
@@ -82,14 +89,18 @@ class HeldOut:
                 self._log(
                     "source_validation",
                     done,
-                    found,
-                    held_out.global_rows,
-                    began_slice,
+                    found=found,
+                    rows=held_out.global_rows,
+                    began=began_slice,
                     corpus=held_out.corpus,
                 )
         total = add_sums(sums)
         self._log(
-            "validation", done, total, sum(held_out.global_rows for held_out in self.slices), began
+            "validation",
+            done,
+            found=total,
+            rows=sum(held_out.global_rows for held_out in self.slices),
+            began=began,
         )
         return total.loss_sum / total.useful_tokens
 
@@ -107,20 +118,20 @@ class HeldOut:
 
     def translate(self, done: int) -> None:
         """Translate the pairs, each reader its share. BLEU is computed when the logs are read."""
-        trainer, place, run = self._trainer, self._trainer.mesh.place, self._run
-        model, device, readers = (
-            TextModel(trainer.parallel, trainer.world.device),
-            trainer.world.device,
-            run.layout,
-        )
+        trainer = self._trainer
+        place = self._trainer.mesh.place
+        run = self._run
+        model = TextModel(trainer.parallel, trainer.world.device)
+        device = trainer.world.device
+        readers = run.layout
         for found in translate(
             model,
             self.pairs,
-            self._tokenizer,
-            run.sequence_length,
-            device,
-            place.data_rank,
-            readers.data_parallel_size,
+            tokenizer=self._tokenizer,
+            positions=run.sequence_length,
+            device=device,
+            rank=place.data_rank,
+            world_size=readers.data_parallel_size,
         ):
             self._beat()
             if not place.is_group_leader:  # its group translates the same

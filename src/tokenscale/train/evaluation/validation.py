@@ -32,9 +32,9 @@ def add_sums(sums: Sequence[ValidationSums]) -> ValidationSums:
     """Return the sums over several slices."""
     correct = [found.correct_tokens for found in sums if found.correct_tokens is not None]
     return ValidationSums(
-        sum(found.loss_sum for found in sums),
-        sum(found.useful_tokens for found in sums),
-        sum(correct) if len(correct) == len(sums) else None,
+        loss_sum=sum(found.loss_sum for found in sums),
+        useful_tokens=sum(found.useful_tokens for found in sums),
+        correct_tokens=sum(correct) if len(correct) == len(sums) else None,
     )
 
 
@@ -54,20 +54,25 @@ def validate(
     read the same rows all compute their loss, and one of them counts it. `accuracy` costs the
     products of the output head once more.
     """
-    world, objective = mesh.world, parallel.objective
-    total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
+    world = mesh.world
+    objective = parallel.objective
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    useful = 0
     objective.correct = (
         torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
     )
     parallel.module.eval()
-    passes = micro_steps(data.global_rows, mesh.layout.data_parallel_size, micro_batch_size)
+    passes = micro_steps(
+        data.global_rows, world_size=mesh.layout.data_parallel_size, micro_batch=micro_batch_size
+    )
     for start in range(0, passes * micro_batch_size, micro_batch_size):
         rows = slice(start, start + micro_batch_size)
         with autocast():
             total += parallel.loss(micro_batch(data, rows, world.device))
         useful += objective.count(data.labels_bt[rows])
     parallel.module.train()
-    correct, objective.correct = objective.correct, None
+    correct = objective.correct
+    objective.correct = None
     if accuracy and parallel.pipeline is not None:
         parallel.pipeline.broadcast_from_last(correct)
     counts = mesh.place.is_group_leader
@@ -77,7 +82,11 @@ def validate(
         float(correct.item() * counts) if accuracy else 0.0,
     ]
     loss_sum, useful_tokens, correct_tokens = world.sum(*sums)
-    return ValidationSums(loss_sum, int(useful_tokens), int(correct_tokens) if accuracy else None)
+    return ValidationSums(
+        loss_sum=loss_sum,
+        useful_tokens=int(useful_tokens),
+        correct_tokens=int(correct_tokens) if accuracy else None,
+    )
 
 
 #: windows that are sorted by length before they are put into batches: few positions are then
@@ -148,19 +157,23 @@ def scores(
 
     `report` hears of the rows that are done. Dropout is off meanwhile.
     """
-    found, training = Scores(), model.training
+    found = Scores()
+    training = model.training
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for batch in batches:
-        tokens, labels = (
-            torch.from_numpy(batch.tokens_bt).to(device),
-            torch.from_numpy(batch.labels_bt).to(device),
-        )
+        tokens = torch.from_numpy(batch.tokens_bt).to(device)
+        labels = torch.from_numpy(batch.labels_bt).to(device)
         ids = batch.document_ids_bt
         bounds = None if ids is None else Bounds(torch.from_numpy(ids), device)
         with autocast():
-            loss, right = linear_scores(model.hidden(tokens, bounds), model.head, labels, CHUNK)
+            loss, right = linear_scores(
+                model.hidden(tokens, bounds),
+                model.head,
+                labels_bt=labels,
+                chunk=CHUNK,
+            )
         loss_sum += loss
         correct += right
         found.useful_tokens += int(np.count_nonzero(batch.labels_bt != IGNORED))
@@ -168,7 +181,8 @@ def scores(
         if report is not None:
             report(found.rows)
     model.train(training)
-    found.loss_sum, found.correct = loss_sum.item(), int(correct.item())
+    found.loss_sum = loss_sum.item()
+    found.correct = int(correct.item())
     return found
 
 
@@ -211,6 +225,9 @@ def _batched(block: list[tuple[int, np.ndarray]], rows: int, padded: bool) -> It
         tokens = np.zeros((len(part), width - 1), dtype=np.int64)
         labels = np.full_like(tokens, IGNORED)
         for row, (_, window) in enumerate(part):
-            tokens[row, : len(window) - 1], labels[row, : len(window) - 1] = window[:-1], window[1:]
-        yield Rows(tokens, labels, numbers=np.array([number for number, _ in part]))
+            tokens[row, : len(window) - 1] = window[:-1]
+            labels[row, : len(window) - 1] = window[1:]
+        yield Rows(
+            tokens_bt=tokens, labels_bt=labels, numbers=np.array([number for number, _ in part])
+        )
         begin += len(part)

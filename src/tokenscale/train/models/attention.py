@@ -156,7 +156,13 @@ def attend(
             query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped
         )
     if kernel == "flex":
-        return _flex(query, key, value, block_mask=bounds.block_mask(causal), enable_gqa=grouped)
+        return _flex(
+            query,
+            key,
+            value=value,
+            block_mask=bounds.block_mask(causal),
+            enable_gqa=grouped,
+        )
     if kernel == "flash" and bounds is None:
         from flash_attn import flash_attn_func
 
@@ -173,7 +179,14 @@ def attend(
             q, k, v, cut, cut, longest, longest, dropout_p=dropout, causal=causal
         )
     elif kernel == "varlen":
-        y = _varlen(q, k, v, cut, longest, causal)
+        y = _varlen(
+            q,
+            key=k,
+            value=v,
+            cut=cut,
+            longest=longest,
+            causal=causal,
+        )
     else:
         raise ValueError(f"kernel {kernel!r} is none of {KERNELS}")
     return y.view(rows, length, *y.shape[1:]).transpose(1, 2)
@@ -188,7 +201,13 @@ def choose_kernel(
     UserError where the one asked for cannot run here.
     """
     if requested != "auto":
-        reason = _lacks(requested, device, bounds, dtype, dropout)
+        reason = _lacks(
+            requested,
+            device,
+            bounds=bounds,
+            dtype=dtype,
+            dropout=dropout,
+        )
         if reason is not None:
             form = str(dtype).removeprefix("torch.")
             raise UserError(
@@ -202,7 +221,16 @@ def choose_kernel(
     # fast
     order = ("flash", "varlen", "flex", "sdpa") if bounds else ("sdpa",)
     return next(
-        kernel for kernel in order if _lacks(kernel, device, bounds, dtype, dropout) is None
+        kernel
+        for kernel in order
+        if _lacks(
+            kernel,
+            device,
+            bounds=bounds,
+            dtype=dtype,
+            dropout=dropout,
+        )
+        is None
     )
 
 
@@ -233,7 +261,7 @@ def _lacks(
 
 
 def _flex(
-    query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, enable_gqa: bool
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: object, enable_gqa: bool
 ) -> Tensor:
     """FlexAttention, part of the block's graph, or compiled alone: uncompiled it makes all scores
     in full.
@@ -260,13 +288,14 @@ def _varlen(
         more: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]}
     else:  # before 2.12 each query head needs a key head
         groups = query.shape[1] // key.shape[1]
-        key, value, more = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), {}
+        key = key.repeat_interleave(groups, 1)
+        value = value.repeat_interleave(groups, 1)
+        more = {}
     # 2.10
-    more |= (
-        {"window_size": (-1, 0 if causal else -1)}
-        if "window_size" in known
-        else {"is_causal": causal}
-    )
+    if "window_size" in known:
+        more["window_size"] = (-1, 0 if causal else -1)
+    else:
+        more["is_causal"] = causal
     y: Any = varlen_attn(query, key, value, cut, cut, longest, longest, **more)
     return y
 

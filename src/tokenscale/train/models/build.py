@@ -4,6 +4,7 @@
 
 from tokenscale.settings import registry
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.run import RunSettings
 from tokenscale.train.models import decoder
 from tokenscale.train.models.objective import LanguageModel, Objective
 
@@ -29,8 +30,23 @@ def build(
 
         return library.build(shape, sequence_length, objective=objective, kernel=kernel)
     return decoder.Decoder(
-        shape, sequence_length, causal=registry.OBJECTIVES[objective].causal, kernel=kernel
+        model=shape,
+        sequence_length=sequence_length,
+        causal=registry.OBJECTIVES[objective].causal,
+        kernel=kernel,
     )
+
+
+def resolve_shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:
+    """Return the run's model with the vocabulary and the positions that it is built with; a model
+    of `transformers` with its weights counted.
+    """
+    shape = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
+    if shape.transformers is None:
+        return shape
+    from tokenscale.train.models import library
+
+    return library.count_weights(shape)
 
 
 def initialise(model: LanguageModel, seed: int) -> None:

@@ -173,7 +173,7 @@ def family(shape: ModelSettings) -> str:
     )
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return "none" if value is None else str(value).lower()
 
 
@@ -189,7 +189,7 @@ def to_hf(
     """
     kind = family(shape)
     names = _names(shape, kind)
-    _check_names({name for parts in names.values() for name in parts}, weights, "the decoder")
+    _check_names({name for parts in names.values() for name in parts}, weights, where="the decoder")
     found: Weights = {}
     for theirs, parts in names.items():
         whole = (
@@ -227,7 +227,9 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
         name if based or name == HEAD else prefix + name: weights[stored]
         for name, stored in clean.items()
     }
-    weights = {name: w for name, w in weights.items() if not _is_constant(name, w, shape)}
+    weights = {
+        name: w for name, w in weights.items() if not _is_constant(name, values=w, shape=shape)
+    }
     if shape.tied_embeddings and HEAD in weights:
         tied = weights.setdefault(f"{table['embedding']}.weight", weights[HEAD])
         if torch.equal(tied, weights[HEAD]):
@@ -235,7 +237,7 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
         else:
             shape = replace(shape, tied_embeddings=False)
     names = _names(shape, kind)
-    _check_names(set(names), weights, f"the {kind} model")
+    _check_names(set(names), weights, where=f"the {kind} model")
     found: Weights = {}
     for theirs, parts in names.items():
         whole = weights[theirs].t() if theirs.endswith(TRANSPOSED) else weights[theirs]
@@ -289,7 +291,8 @@ def _names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
 
 
 def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None:
-    missing, unknown = sorted(expected - set(weights)), sorted(set(weights) - expected)
+    missing = sorted(expected - set(weights))
+    unknown = sorted(set(weights) - expected)
     if missing or unknown:
         what = f"these are not the weights of {where}."
         next = "compare the shape that is stated with the one of the weights"
@@ -333,18 +336,29 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
     }
     config = DEFAULTS.get(kind, {}) | config | theirs_of
     for key, allowed, words in FIXED:
-        _require(config, key, config.get(key, allowed[0]) in allowed, words)
-    values: dict[str, Any] = {}
-    for ours, key, default in GPT2_CONFIG if kind == "gpt2" else LLAMA_CONFIG:
-        value = default if config.get(key) is None else config[key]
-        _require(config, key, value is not NEEDED, "a number")
         _require(
             config,
             key,
-            values.setdefault(ours, value) == value,
-            f"as other keys say: {values[ours]}",
+            holds=config.get(key, allowed[0]) in allowed,
+            expected=words,
         )
-    heads, width = values["heads"], values.pop("head_dimension", None)
+    values: dict[str, Any] = {}
+    for ours, key, default in GPT2_CONFIG if kind == "gpt2" else LLAMA_CONFIG:
+        value = default if config.get(key) is None else config[key]
+        _require(
+            config,
+            key,
+            holds=value is not NEEDED,
+            expected="a number",
+        )
+        _require(
+            config,
+            key,
+            holds=values.setdefault(ours, value) == value,
+            expected=f"as other keys say: {values[ours]}",
+        )
+    heads = values["heads"]
+    width = values.pop("head_dimension", None)
     whole = width is None or width * heads == values["dimension"]
     values |= {"name": kind, "head_dim": None if whole else width}
     if kind == "gpt2":
@@ -353,23 +367,43 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
         return decode(ModelSettings, values)
     if rotary.get("rope_type", rotary.get("type", "default")) != "default":
         same = {key: rotary.get(key) for key in ROPE_SCALING} == ROPE_SCALING
-        _require(config, "rope_scaling", same, "none, or that of Llama 3.1 and 3.2 with any factor")
+        _require(
+            config,
+            key="rope_scaling",
+            holds=same,
+            expected="none, or that of Llama 3.1 and 3.2 with any factor",
+        )
         values |= {"rope_scaling": "llama3", "rope_factor": rotary["factor"]}
     without = (
         "null: attention over the whole row; up to the window's length the results are the same"
     )
-    _require(config, "sliding_window", kind != "mistral" or not config["sliding_window"], without)
-    layers = set(config.get("layer_types") or ["full_attention"])
-    _require(config, "layer_types", layers == {"full_attention"}, "full_attention in every layer")
-    attention, feeding = (
-        bool(config.get("attention_bias", False)),
-        bool(config.get("mlp_bias", False)),
+    _require(
+        config,
+        key="sliding_window",
+        holds=kind != "mistral" or not config["sliding_window"],
+        expected=without,
     )
-    _require(config, "mlp_bias", attention or not feeding, "false, as attention_bias")
+    layers = set(config.get("layer_types") or ["full_attention"])
+    _require(
+        config,
+        key="layer_types",
+        holds=layers == {"full_attention"},
+        expected="full_attention in every layer",
+    )
+    attention = bool(config.get("attention_bias", False))
+    feeding = bool(config.get("mlp_bias", False))
+    _require(
+        config,
+        key="mlp_bias",
+        holds=attention or not feeding,
+        expected="false, as attention_bias",
+    )
     if kind == "qwen2" or attention and not feeding:
         values["attention_biases"] = "inputs" if kind == "qwen2" else "all"
     values |= {"biases": attention and feeding, "query_key_norm": kind == "qwen3"}
-    return decode(ModelSettings, values | {"key_value_heads": values["key_value_heads"] or heads})
+    return decode(
+        ModelSettings, values=values | {"key_value_heads": values["key_value_heads"] or heads}
+    )
 
 
 def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:

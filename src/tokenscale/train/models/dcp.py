@@ -148,16 +148,32 @@ def to_titan(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Te
     whole = config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]
     if not whole or any(name.endswith(".bias") for name in weights):
         return weights
-    return {_rename(name, TITAN): _reorder(name, w, config, (2, -1)) for name, w in weights.items()}
+    return {
+        _rename(name, table=TITAN): _reorder(
+            name,
+            weight=w,
+            config=config,
+            split=(2, -1),
+        )
+        for name, w in weights.items()
+    }
 
 
 def from_titan(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return weights by their names in transformers, from those by torchtitan's."""
     names = {
-        _rename(name, {theirs: ours for ours, theirs in TITAN.items()}): w
+        _rename(name, table={theirs: ours for ours, theirs in TITAN.items()}): w
         for name, w in weights.items()
     }
-    return {name: _reorder(name, w, config, (-1, 2)) for name, w in names.items()}
+    return {
+        name: _reorder(
+            name,
+            weight=w,
+            config=config,
+            split=(-1, 2),
+        )
+        for name, w in names.items()
+    }
 
 
 def _rename(name: str, table: dict[str, str]) -> str:

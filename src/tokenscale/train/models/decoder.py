@@ -99,13 +99,16 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelSettings, causal: bool, kernel: str):
         super().__init__()
-        self.head_dimension, self.dropout = model.head_dimension, model.dropout
-        self.causal, self.kernel = causal, kernel
-        width, shared = model.attention_width, model.key_value_heads * model.head_dimension
-        self.query = linear(model.dimension, width, bias=model.has_bias("query"))
-        self.key = linear(model.dimension, shared, bias=model.has_bias("key"))
-        self.value = linear(model.dimension, shared, bias=model.has_bias("value"))
-        self.output = linear(width, model.dimension, bias=model.has_bias("output"))
+        self.head_dimension = model.head_dimension
+        self.dropout = model.dropout
+        self.causal = causal
+        self.kernel = kernel
+        width = model.attention_width
+        shared = model.key_value_heads * model.head_dimension
+        self.query = linear(model.dimension, outputs=width, bias=model.has_bias("query"))
+        self.key = linear(model.dimension, outputs=shared, bias=model.has_bias("key"))
+        self.value = linear(model.dimension, outputs=shared, bias=model.has_bias("value"))
+        self.output = linear(width, outputs=model.dimension, bias=model.has_bias("output"))
         if model.query_key_norm:
             self.query_norm = RMSNorm(model.head_dimension, model.norm_epsilon)
             self.key_norm = RMSNorm(model.head_dimension, model.norm_epsilon)
@@ -124,18 +127,28 @@ class Attention(nn.Module):
         def split(y: Tensor) -> Tensor:
             return y.view(rows, length, -1, self.head_dimension).transpose(1, 2)
 
-        query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        query = split(self.query(x))
+        key = split(self.key(x))
+        value = split(self.value(x))
         if self.query_key_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query = self.query_norm(query)
+            key = self.key_norm(key)
         if rotation is not None:
-            query, key = rotate(query, *rotation), rotate(key, *rotation)
+            query = rotate(query, *rotation)
+            key = rotate(key, *rotation)
         if past is not None:
             key, value = past.extend(key, value)
         # one position behind others sees them all; in a prompt each sees those before it
         causal = self.causal and length > 1
         dropout = self.dropout if self.training else 0.0
         y = attend(
-            query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, dropout=dropout
+            query,
+            key,
+            value=value,
+            bounds=bounds,
+            causal=causal,
+            kernel=self.kernel,
+            dropout=dropout,
         )
         return self.output(y.transpose(1, 2).reshape(rows, length, -1))
 
@@ -145,9 +158,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, model: ModelSettings):
         super().__init__()
-        self.gate = linear(model.dimension, model.hidden, bias=model.biases)
-        self.up = linear(model.dimension, model.hidden, bias=model.biases)
-        self.down = linear(model.hidden, model.dimension, bias=model.biases)
+        self.gate = linear(model.dimension, outputs=model.hidden, bias=model.biases)
+        self.up = linear(model.dimension, outputs=model.hidden, bias=model.biases)
+        self.down = linear(model.hidden, outputs=model.dimension, bias=model.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, d] → [B, T, d]."""
@@ -161,8 +174,8 @@ class GELU(nn.Module):
 
     def __init__(self, model: ModelSettings):
         super().__init__()
-        self.up = linear(model.dimension, model.hidden, bias=model.biases)
-        self.down = linear(model.hidden, model.dimension, bias=model.biases)
+        self.up = linear(model.dimension, outputs=model.hidden, bias=model.biases)
+        self.down = linear(model.hidden, outputs=model.dimension, bias=model.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, d] → [B, T, d]."""
@@ -176,7 +189,7 @@ class Block(nn.Module):
         super().__init__()
         self.dropout = model.dropout
         self.attention_norm = norm_of(model)
-        self.attention = Attention(model, causal, kernel)
+        self.attention = Attention(model=model, causal=causal, kernel=kernel)
         self.feed_forward_norm = norm_of(model)
         self.feed_forward = SwiGLU(model) if model.activation == "swiglu" else GELU(model)
 
@@ -216,12 +229,16 @@ class Decoder(LanguageModel):
         if model.vocabulary_size is None:
             raise ValueError("the vocabulary size is not resolved yet")
         self.settings = model = model.with_positions(sequence_length)
-        self.sequence_length, self.causal, self.kernel = sequence_length, causal, kernel
+        self.sequence_length = sequence_length
+        self.causal = causal
+        self.kernel = kernel
         self.embedding = new_embedding(model.vocabulary_size, model.dimension)
         if model.positions == "learned":
             model.check_positions(sequence_length)
             self.positions = new_embedding(model.maximum_positions, model.dimension)
-        self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(
+            Block(model=model, causal=causal, kernel=kernel) for _ in range(model.layers)
+        )
         self.norm = norm_of(model)
         device = torch.get_default_device()
         self.head = nn.utils.skip_init(
@@ -241,14 +258,20 @@ class Decoder(LanguageModel):
         With a cache, positions go on from its length, and what is read is added to it: a prompt
         first, then one position at a time.
         """
-        start, length = cache.length if cache else 0, tokens_bt.shape[1]
+        start = cache.length if cache else 0
+        length = tokens_bt.shape[1]
         if start and length > 1:
             raise ValueError("after the prompt a cache takes one position at a time")
         if start + length > (cache.keys.shape[3] if cache else self.sequence_length):
             raise ValueError(f"{start + length} positions are more than there is room for")
         if bounds is not None:  # here, once, and not in blocks that torch.compile looks into
             bounds.prepare(self.kernel, self.causal)
-        x = self.run_blocks(self.embed(tokens_bt, bounds, start), length, bounds, cache)
+        x = self.run_blocks(
+            self.embed(tokens_bt, bounds, start),
+            length,
+            bounds,
+            cache=cache,
+        )
         if cache:
             cache.length += length
         return self.norm(x)
@@ -288,7 +311,7 @@ class Decoder(LanguageModel):
         if model.positions == "learned":
             return None
         if self._rotation is None or self._rotation[0].device != device:
-            tables = rotary_tables(self.sequence_length, rotary_frequencies(model))
+            tables = rotary_tables(self.sequence_length, frequencies=rotary_frequencies(model))
             self._rotation = (tables[0].to(device), tables[1].to(device))
         return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
 
@@ -303,13 +326,11 @@ class Decoder(LanguageModel):
                 f"the decoder was built for {self.sequence_length} positions, not {length}"
             )
         layers = tuple(layer for layer, block in enumerate(self.blocks) if block is not None)
-        weight, width = (
-            cast(Block, self.blocks[layers[0]]).attention.key.weight,
-            self.settings.head_dimension,
-        )
+        weight = cast(Block, self.blocks[layers[0]]).attention.key.weight
+        width = self.settings.head_dimension
         shape = (len(layers), rows, weight.shape[0] // width, length, width)
         keys, values = (torch.zeros(shape, dtype=weight.dtype, device=device) for _ in range(2))
-        return KVCache(keys, values, layers)
+        return KVCache(keys=keys, values=values, layers=layers)
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
         """[B, T] → [B, V], the logits of the token behind each row. With a cache, rows go on from
@@ -321,7 +342,12 @@ class Decoder(LanguageModel):
 def initialise(model: Decoder, seed: int) -> None:
     for name, weight in model.named_parameters():
         initialise_part(
-            model.settings, seed, name, weight, (0,) * weight.dim(), tuple(weight.shape)
+            model.settings,
+            seed,
+            name=name,
+            into=weight,
+            offsets=(0,) * weight.dim(),
+            whole=tuple(weight.shape),
         )
 
 
@@ -345,4 +371,11 @@ def initialise_part(
         return
     residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
     scale = (2 * model.layers) ** -0.5 if residual else 1.0
-    fill_normal(into, seed, name, model.initial_deviation * scale, offsets, whole)
+    fill_normal(
+        into,
+        seed,
+        name=name,
+        deviation=model.initial_deviation * scale,
+        offsets=offsets,
+        whole=whole,
+    )

@@ -72,9 +72,12 @@ def fill_normal(
     """Fill `into` with the part [offsets, offsets + shape) of a matrix of shape `whole`: mean 0,
     `deviation`, rounded to fp32.
     """
-    into, (counter, step) = into.detach(), stream_of(seed, name)
-    (rows, columns), device = into.shape, into.device
-    first, last = offsets[1] // 2, (offsets[1] + columns + 1) // 2
+    into = into.detach()
+    (counter, step) = stream_of(seed, name)
+    (rows, columns) = into.shape
+    device = into.device
+    first = offsets[1] // 2
+    last = (offsets[1] + columns + 1) // 2
     skipped = offsets[1] - 2 * first
     pairs = torch.arange(first, last, device=device)
     at_once = max(1, CHUNK.get(device.type, CHUNK_OF_GPU) // max(columns, 1))
@@ -103,7 +106,8 @@ def stream_of(seed: int, name: str) -> tuple[int, int]:
     odd, and has the 24 changes of bits or more that SplitMix64 asks for.
     """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    counter, step = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little") | 1
+    counter = int.from_bytes(digest[:8], "little")
+    step = int.from_bytes(digest[8:16], "little") | 1
     if (step ^ (step >> 1)).bit_count() < 24:
         step ^= 0xAAAAAAAAAAAAAAAA
     return _signed(counter), _signed(step)
@@ -113,8 +117,8 @@ def random_words(index: Tensor, counter: int, step: int) -> Tensor:
     """Return a word of 64 random bits for each index, as int64. Changes `index`."""
     word = index.mul_(step).add_(counter)
     for shift, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
-        word.bitwise_xor_(_shift_right(word, shift)).mul_(_signed(multiplier))
-    return word.bitwise_xor_(_shift_right(word, 31))
+        word.bitwise_xor_(_shift_right(word, bits=shift)).mul_(_signed(multiplier))
+    return word.bitwise_xor_(_shift_right(word, bits=31))
 
 
 def centred_uniform_of(words: Tensor) -> Tensor:
@@ -126,10 +130,10 @@ def normal_of(centred: Tensor) -> Tensor:
     """Return the inverse of the standard normal distribution function at 1/2 + `centred`; [n] →
     [n], float64.
     """
-    found = _ratio(CENTRAL, centred.square()).mul_(centred)
+    found = _ratio(CENTRAL, x=centred.square()).mul_(centred)
     beyond = (centred.abs() > CENTRE).nonzero()[:, 0]
     sides = centred[beyond]
-    tails = _ratio(TAIL, _log(0.5 - sides.abs()).mul_(-2).sqrt_())
+    tails = _ratio(TAIL, x=_log(0.5 - sides.abs()).mul_(-2).sqrt_())
     found[beyond] = torch.where(sides < 0, tails, -tails)
     return found
 
@@ -155,10 +159,14 @@ def _log(x: Tensor) -> Tensor:
     exponent = (bits >> 52) - 1023
     mantissa = ((bits & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
     large = mantissa > math.sqrt(2)
-    mantissa, exponent = torch.where(large, mantissa * 0.5, mantissa), (exponent + large).double()
+    mantissa = torch.where(large, mantissa * 0.5, mantissa)
+    exponent = (exponent + large).double()
     ratio = (mantissa - 1).div_(mantissa + 1)
     return (
-        _polynomial(LOG_SERIES, ratio.square()).mul_(ratio).mul_(2).add_(exponent.mul_(math.log(2)))
+        _polynomial(LOG_SERIES, x=ratio.square())
+        .mul_(ratio)
+        .mul_(2)
+        .add_(exponent.mul_(math.log(2)))
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.costs.flops import Weights
+from tokenscale.costs.flops import CountedModel, Weights
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.models.attention import Bounds
@@ -50,9 +50,10 @@ class LibraryModel(LanguageModel):
         super().__init__()
         twin = _twin(shape, objective)
         self.settings = shape
-        self.model = _made(shape, objective, torch.float32)
+        self.model = _made(shape, objective, dtype=torch.float32)
         self.head = self.model.get_output_embeddings()
-        self._head_name, self.states_positions = twin.head_name, twin.states_positions
+        self._head_name = twin.head_name
+        self.states_positions = twin.states_positions
         self.put_head(nn.Identity())
 
     def put_head(self, module: nn.Module) -> None:
@@ -65,7 +66,7 @@ class LibraryModel(LanguageModel):
         """The model's equal blocks; empty where a type has no list of them (ALBERT runs one block
         repeatedly).
         """
-        return _blocks(self.model, self.settings)
+        return _blocks(self.model, shape=self.settings)
 
     def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """[B, T] → [B, T, d], the input of the output head. Attention covers padding and all
@@ -120,15 +121,22 @@ def save(
     Returns the name of the library's class. Raises UserError for a type that counts positions by
     comparing ids with padding, which it did not do in training, and for weights of another shape.
     """
-    model = build(shape, shape.maximum_positions, objective=objective, kernel="sdpa")
+    model = build(
+        shape,
+        sequence_length=shape.maximum_positions,
+        objective=objective,
+        kernel="sdpa",
+    )
     if model.states_positions:
         raise _refused(
             shape,
-            "loaded elsewhere it would count positions from its padding id, other than in training",
+            reason="loaded elsewhere it would count positions from its padding id, other than in training",
         )
     named = dict(model.named_parameters())
     if differing := sorted(named.keys() ^ weights.keys()):
-        raise _refused(shape, f"this version of the library has other weights: {differing[0]}")
+        raise _refused(
+            shape, reason=f"this version of the library has other weights: {differing[0]}"
+        )
     with torch.no_grad():
         for name, parameter in named.items():
             parameter.data = weights[name]
@@ -143,23 +151,26 @@ def save(
 
 
 @functools.cache
-def weights(shape: ModelSettings) -> Weights:
-    """Count a model's weights (see `costs.flops.weights`), from a build without storage."""
+def count_weights(shape: ModelSettings) -> CountedModel:
+    """Return a model with the numbers of its weights (see `costs.flops.weights`), from a build
+    without storage.
+    """
     if shape.vocabulary_size is None or shape.maximum_positions is None:
         raise ValueError("the vocabulary and the positions are not resolved yet")
     library = _library()
     # where a type has both heads, they have equal weights
     masked = _config_class(shape) in library.MODEL_FOR_MASKED_LM_MAPPING
-    model = _twin(shape, "masked" if masked else "causal").model
+    model = _twin(shape, objective="masked" if masked else "causal").model
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     tables.discard(id(model.get_output_embeddings().weight))
     parameters = list(model.parameters())
-    return Weights(
+    counted = Weights(
         total=sum(p.numel() for p in parameters),
         looked_up=sum(p.numel() for p in parameters if id(p) in tables),
         matrices=sum(p.numel() for p in parameters if p.dim() > 1 and id(p) not in tables),
         blocks=sum(p.numel() for p in _blocks(model, shape).parameters()),
     )
+    return CountedModel(**vars(shape), counted=counted)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -174,19 +185,20 @@ class _Twin:
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.weight.shape[0] != shape.vocabulary_size:
             raise _refused(
-                shape, f"its output head is no linear layer of {shape.vocabulary_size} rows"
+                shape, reason=f"its output head is no linear layer of {shape.vocabulary_size} rows"
             )
         self.head_name = next(name for name, module in model.named_modules() if module is head)
         if any("experts" in name for name, _ in model.named_parameters()):
             raise _refused(
-                shape, "FLOPs of a mixture of experts do not follow from its number of weights"
+                shape,
+                reason="FLOPs of a mixture of experts do not follow from its number of weights",
             )
         block = next(iter(_blocks(model, shape)), model)
         # 2: gate and up in one
         if not any(shape.hidden * k in p.shape for p in block.parameters() for k in (1, 2)):
             raise _refused(
                 shape,
-                f"its feed-forward part has no width to set: hidden {shape.hidden} is not in it",
+                reason=f"its feed-forward part has no width to set: hidden {shape.hidden} is not in it",
             )
         if hasattr(model.config, "use_cache"):
             # without a cache the library looks into the positions, which hold nothing
@@ -202,7 +214,7 @@ class _Twin:
             same = self._logits_are_the_heads()
         if not same:
             raise _refused(
-                shape, "it changes its logits behind the output head (by a scale or a cap)"
+                shape, reason="it changes its logits behind the output head (by a scale or a cap)"
             )
 
     def _logits_are_the_heads(self) -> bool:
@@ -220,21 +232,22 @@ class _Twin:
 @functools.lru_cache(4)
 def _twin(shape: ModelSettings, objective: str) -> _Twin:
     with torch.device("meta"):
-        model = _made(shape, objective, torch.bfloat16).eval()
+        model = _made(shape, objective, dtype=torch.bfloat16).eval()
         try:
             return _Twin(model, shape)
         except UserError:
             raise
         except Exception as error:  # whatever a type's own code raises
             raise _refused(
-                shape, (str(error).strip().splitlines() or [type(error).__name__])[0]
+                shape, reason=(str(error).strip().splitlines() or [type(error).__name__])[0]
             ) from error
 
 
 def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
     library = _library()
     config_class = _config_class(shape)
-    masked, causal = library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
+    masked = library.MODEL_FOR_MASKED_LM_MAPPING
+    causal = library.MODEL_FOR_CAUSAL_LM_MAPPING
     if config_class not in (masked if objective == "masked" else causal):
         other = [
             word
@@ -251,7 +264,7 @@ def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
         )
     config = _config(shape, config_class)
     if config.is_encoder_decoder:
-        raise _refused(shape, "it is an encoder with a decoder")
+        raise _refused(shape, reason="it is an encoder with a decoder")
     config.is_decoder = OBJECTIVES[objective].causal  # an encoder is causal only when told so
     auto = library.AutoModelForMaskedLM if objective == "masked" else library.AutoModelForCausalLM
     return auto.from_config(config, dtype=dtype)
@@ -267,7 +280,7 @@ def _config(shape: ModelSettings, config_class: Any) -> Any:
         if name is not None:
             values[name] = getattr(shape, field)
         elif field in NEEDED:
-            raise _refused(shape, f"its configuration has no {names[0]}")
+            raise _refused(shape, reason=f"its configuration has no {names[0]}")
         elif field == "key_value_heads" and shape.key_value_heads != shape.heads:
             raise UserError(
                 f"a model of type {shape.transformers} has as many key-value heads as heads.",
@@ -290,14 +303,14 @@ def _config(shape: ModelSettings, config_class: Any) -> Any:
     try:
         return config_class(**values)
     except Exception as error:  # the library's own checks share no base
-        raise _refused(shape, str(error).strip().splitlines()[-1]) from error
+        raise _refused(shape, reason=str(error).strip().splitlines()[-1]) from error
 
 
 def _config_class(shape: ModelSettings) -> type:
     mapping = _library().CONFIG_MAPPING
     known = list(mapping.keys())
     if shape.transformers not in known:
-        near = find_nearest(shape.transformers, known)
+        near = find_nearest(shape.transformers, words=known)
         raise UserError(
             f"transformers has no model type {shape.transformers!r}.",
             model=shape.name,

@@ -1,7 +1,7 @@
 """Losses as sums. They are normalised where the useful tokens of all ranks are known."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tokenscale.settings.model import aligned_rows
+from tokenscale.train.collectives import Vocabulary
 from tokenscale.train.compilation import compile_function
-
-if TYPE_CHECKING:
-    from tokenscale.train.parallel.tensor import Vocabulary
 
 #: A label that does not count: padding, or the start of a document.
 IGNORED = -100
@@ -46,7 +44,7 @@ def align_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | No
     The logits of added rows are -inf: they are in no softmax and have no gradient. Parameters keep
     V rows.
     """
-    added = aligned_rows(len(weight), weight.device.type) - len(weight)
+    added = aligned_rows(len(weight), device=weight.device.type) - len(weight)
     if not added:
         return weight, bias
     bias = weight.new_zeros(len(weight)) if bias is None else bias
@@ -60,7 +58,7 @@ def linear_cross_entropy_sum(
     chunk: int,
     *,
     compiled: bool = False,
-    share: "Vocabulary | None" = None,
+    share: Vocabulary | None = None,
 ) -> Tensor:
     """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time (0:
     all).
@@ -101,7 +99,8 @@ def linear_scores(
     """
     loss_sum = torch.zeros((), device=hidden_btd.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
-    hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
+    hidden = hidden_btd.flatten(0, 1)
+    labels = labels_bt.flatten()
     for part in _parts(len(labels), chunk):
         logits = head(hidden[part])
         loss_sum += F.cross_entropy(
@@ -118,7 +117,7 @@ def correct_labels(
     labels_bt: Tensor,
     chunk: int,
     *,
-    share: "Vocabulary | None" = None,
+    share: Vocabulary | None = None,
 ) -> Tensor:
     """Count the useful labels that have the largest logit (of equal ones, the first entry's): a
     scalar, int64.
@@ -127,7 +126,8 @@ def correct_labels(
     the vocabulary's rows.
     """
     correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
-    hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
+    hidden = hidden_btd.flatten(0, 1)
+    labels = labels_bt.flatten()
     for part in _parts(len(labels), chunk):
         if share is None:
             predicted = head(hidden[part]).argmax(dim=-1)
@@ -156,7 +156,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         learning: bool,
         compiled: bool,
-        share: "Vocabulary | None",
+        share: Vocabulary | None,
     ) -> Tensor:
         differentiate = compile_function(_differentiate_chunk) if compiled else _differentiate_chunk
         wants_hidden, wants_weight, wants_bias = (
@@ -169,7 +169,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_sum = torch.zeros((), device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             cast, offset = align_rows(
-                weight.to(dtype), bias.to(dtype) if bias is not None else None
+                weight.to(dtype), bias=bias.to(dtype) if bias is not None else None
             )
             rows = slice(len(weight))  # without the rows that `align_rows` added
             for part in _parts(len(labels), chunk):
@@ -222,7 +222,7 @@ def _times(gradient: Tensor | None, factor: Tensor) -> Tensor | None:
     if gradient is None or gradient.dtype == factor.dtype:
         return None if gradient is None else gradient * factor
     scaled = torch.empty_like(gradient)
-    for part in _parts(len(gradient), 4096):  # without a copy of all of it
+    for part in _parts(len(gradient), chunk=4096):  # without a copy of all of it
         scaled[part] = gradient[part].float() * factor
     return scaled
 
@@ -240,7 +240,7 @@ def _differentiate_chunk(
     scale: float,
     wants_hidden: bool,
     wants_bias: bool,
-    share: "Vocabulary | None",
+    share: Vocabulary | None,
     entries: int,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return (the summed loss, its gradient by the logits times `scale` in the format of the
@@ -250,7 +250,10 @@ def _differentiate_chunk(
     second one.
     """
     loss, gradient = _loss_and_gradient(
-        F.linear(inputs, weight, bias).float(), labels, share, entries
+        F.linear(inputs, weight, bias).float(),
+        labels,
+        share,
+        entries=entries,
     )
     by_bias = gradient.sum(dim=0) if wants_bias else None
     rounded = (gradient.mul_(scale) if scale != 1 else gradient).to(inputs.dtype)
@@ -261,7 +264,7 @@ def _differentiate_chunk(
 
 
 def _loss_and_gradient(
-    logits: Tensor, labels: Tensor, share: "Vocabulary | None", entries: int
+    logits: Tensor, labels: Tensor, share: Vocabulary | None, entries: int
 ) -> tuple[Tensor, Tensor]:
     """Return (the summed loss, its gradient by the logits: softmax - one-hot). The gradient reuses
     the logits' memory.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.settings.model import ModelSettings
+from tokenscale.train.collectives import Vocabulary
 from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.losses import (
@@ -21,7 +22,6 @@ from tokenscale.train.models.losses import (
 if TYPE_CHECKING:
     from tokenscale.data.batches.batch import Batch
     from tokenscale.data.batches.open import HeldOutSlice
-    from tokenscale.train.parallel.tensor import Vocabulary
 
 
 @dataclass
@@ -55,7 +55,7 @@ class KVCache:
 
     def of(self, layer: int) -> LayerKVCache:
         index = self.layers.index(layer)
-        return LayerKVCache(self.keys[index], self.values[index], self.length)
+        return LayerKVCache(keys=self.keys[index], values=self.values[index], length=self.length)
 
 
 class OutputHead(nn.Linear):
@@ -126,7 +126,8 @@ class Objective(nn.Module):
     def __init__(self, model: LanguageModel, *, loss_chunk: int = 0, compiled: bool = False):
         super().__init__()
         self.model: LanguageModel = model
-        self.loss_chunk, self.compiled = loss_chunk, compiled
+        self.loss_chunk = loss_chunk
+        self.compiled = compiled
         self.correct: Tensor | None = None
         #: set by tensor parallelism: the entries of the output head that this rank has
         self.vocabulary: Vocabulary | None = None
@@ -151,9 +152,17 @@ class Objective(nn.Module):
         return self._loss_of_head(hidden_btd, labels_bt)
 
     def _loss_of_head(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
-        head, chunk, share = self.model.head, self.loss_chunk, self.vocabulary
+        head = self.model.head
+        chunk = self.loss_chunk
+        share = self.vocabulary
         if self.correct is not None:
-            self.correct += correct_labels(hidden_btd, head, labels_bt, chunk, share=share)
+            self.correct += correct_labels(
+                hidden_btd,
+                head,
+                labels_bt=labels_bt,
+                chunk=chunk,
+                share=share,
+            )
         if chunk == 0 and share is None:
             loss = (
                 compile_function(head_cross_entropy_sum)
@@ -162,7 +171,12 @@ class Objective(nn.Module):
             )
             return loss(hidden_btd, head.weight, head.bias, labels_bt)
         return linear_cross_entropy_sum(
-            hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share
+            hidden_btd,
+            head,
+            labels_bt=labels_bt,
+            chunk=chunk,
+            compiled=self.compiled,
+            share=share,
         )
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -196,10 +210,8 @@ def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device
     """Copy rows of a batch to the device. Without rows: one with ignored labels, as collectives
     need every rank.
     """
-    tokens, labels = (
-        torch.from_numpy(batch.tokens_bt[rows]),
-        torch.from_numpy(batch.labels_bt[rows]),
-    )
+    tokens = torch.from_numpy(batch.tokens_bt[rows])
+    labels = torch.from_numpy(batch.labels_bt[rows])
     if len(tokens) == 0:
         tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
         labels = torch.full_like(tokens, IGNORED)
@@ -208,7 +220,9 @@ def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device
         ids = torch.from_numpy(batch.document_ids_bt[rows])
         ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
         bounds = Bounds(ids, device)
-    return MicroBatch(_copy(tokens, device), _copy(labels, device), bounds)
+    return MicroBatch(
+        tokens_bt=_copy(tokens, device), labels_bt=_copy(labels, device), bounds=bounds
+    )
 
 
 def _copy(values: Tensor, device: torch.device) -> Tensor:

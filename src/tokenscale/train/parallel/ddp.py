@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tokenscale.data.order.permutation import shard_rows
+from tokenscale.train.collectives import all_gather
 from tokenscale.train.compilation import replace_forward
 from tokenscale.train.parallel.sharding import (
     BUCKET,
@@ -27,7 +28,6 @@ from tokenscale.train.parallel.sharding import (
     fill_buckets,
     materialise,
 )
-from tokenscale.train.parallel.world import all_gather
 
 
 def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
@@ -46,7 +46,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     group = mesh.group("data" if mesh.size("data") > 1 else "shard")
     if mesh.size("pipeline") > 1:
         names = tuple(name for name, _ in parallel.objective.model.named_parameters())
-        parallel.sharding.reductions.append(GradReduction(names, group, mean=True))
+        parallel.sharding.reductions.append(GradReduction(names=names, group=group, mean=True))
         return parallel
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers; the new name is unknown to torch 2.9
@@ -61,7 +61,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             bucket_cap_mb=mesh.layout.bucket_megabytes,
         )
     if parallel.compilation is not None:
-        replace_forward(wrapped, _whole_graphs)
+        replace_forward(wrapped, make=_whole_graphs)
     listener = BucketListener()
 
     def reduce_bucket(
@@ -76,7 +76,9 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         )
 
     wrapped.register_comm_hook(group, reduce_bucket)
-    parallel.module, parallel.no_sync, parallel.bucket_listener = wrapped, wrapped.no_sync, listener
+    parallel.module = wrapped
+    parallel.no_sync = wrapped.no_sync
+    parallel.bucket_listener = listener
     return parallel
 
 
@@ -109,7 +111,9 @@ def apply_zero1(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     updated rows.
     """
     parallel = apply_ddp(parallel, mesh)
-    parallel.shards = RowShards(parallel.objective.model, mesh, parallel.sharding)
+    parallel.shards = RowShards(
+        model=parallel.objective.model, mesh=mesh, sharding=parallel.sharding
+    )
     return parallel
 
 
@@ -122,11 +126,9 @@ class RowShards(LocalShards):
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
-        self._index, self._count, self._group = (
-            mesh.index("shard"),
-            mesh.size("shard"),
-            mesh.group("shard"),
-        )
+        self._index = mesh.index("shard")
+        self._count = mesh.size("shard")
+        self._group = mesh.group("shard")
         super().__init__(model, mesh, sharding)
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:

@@ -51,8 +51,10 @@ def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         register_fsdp_forward_method,
     )
 
-    layout, model = mesh.layout, cast(Any, parallel.objective.model)
-    devices, reshards = mesh.devices("data", "shard"), layout.sharding == "zero3"
+    layout = mesh.layout
+    model = cast(Any, parallel.objective.model)
+    devices = mesh.devices("data", "shard")
+    reshards = layout.sharding == "zero3"
     policy = MixedPrecisionPolicy()
     if layout.gather == "bf16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -71,7 +73,9 @@ def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     materialise(parallel.module, mesh.world.device)
     parallel.lockstep = mesh.group("shard")
     parallel.no_sync = partial(_no_sync, root, keep_weights=not reshards)
-    parallel.shards = FSDPShards(parallel.objective.model, mesh, parallel.sharding)
+    parallel.shards = FSDPShards(
+        model=parallel.objective.model, mesh=mesh, sharding=parallel.sharding
+    )
     return parallel
 
 
@@ -96,7 +100,8 @@ class FSDPShards(LocalShards):
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
-        self._index, self._count = mesh.index("shard"), mesh.size("shard")
+        self._index = mesh.index("shard")
+        self._count = mesh.size("shard")
         super().__init__(model, mesh, sharding)
 
     def _rows(self, weight: Any) -> tuple[Tensor, int, int]:

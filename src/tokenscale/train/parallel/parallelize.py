@@ -46,7 +46,7 @@ def parallelize(
     and DDP or FSDP come last because they register their hooks on the final modules.
     """
     *splits, data_parallel = mesh.layout.methods
-    parallel = ParallelModel(objective, objective)
+    parallel = ParallelModel(objective, module=objective)
 
     # 1. pipeline: keep this rank's layers; 2. tensor: keep this rank's part of each matrix
     for method in splits:
@@ -54,7 +54,7 @@ def parallelize(
     blocks = [block for block in objective.model.blocks if block is not None]
 
     # 3. activation checkpointing, inside what is compiled
-    checkpoint_blocks(blocks, activation_checkpointing)
+    checkpoint_blocks(blocks, mode=activation_checkpointing)
 
     # 4. compile block by block: equal blocks share one compilation
     if compiled:
@@ -63,5 +63,5 @@ def parallelize(
     # 5. single device, DDP, ZeRO-1, FSDP or HSDP
     parallel = METHODS[data_parallel](parallel, mesh)
     if parallel.shards is None:
-        parallel.shards = LocalShards(objective.model, mesh, parallel.sharding)
+        parallel.shards = LocalShards(model=objective.model, mesh=mesh, sharding=parallel.sharding)
     return parallel

@@ -44,7 +44,7 @@ class DeferredWeightGrads:
         for parent in list(module.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(parent, name, DeferredLinear(child, self))
+                    setattr(parent, name, DeferredLinear(child, deferred=self))
 
     def store(
         self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor
@@ -59,9 +59,9 @@ class DeferredWeightGrads:
         """Compute the weight gradients stored under a key and add them to the weights' `grad`."""
         for weight, bias, x, gradient in self._pending.pop(key, []):
             rows = gradient.flatten(0, -2)
-            _add(weight, rows.T @ x.flatten(0, -2).to(rows.dtype))
+            _add(weight, values=rows.T @ x.flatten(0, -2).to(rows.dtype))
             if bias is not None:
-                _add(bias, rows.sum(dim=0))
+                _add(bias, values=rows.sum(dim=0))
 
 
 class DeferredLinear(nn.Linear):
@@ -73,7 +73,9 @@ class DeferredLinear(nn.Linear):
         super().__init__(
             linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
         )
-        self.weight, self.bias, self._deferred = linear.weight, linear.bias, deferred
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self._deferred = deferred
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _DeferredProduct.apply(x, weight, bias, self._deferred)
@@ -98,7 +100,9 @@ class _DeferredProduct(torch.autograd.Function):
         deferred: DeferredWeightGrads,
     ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.deferred = weight, bias, deferred
+        ctx.weight = weight
+        ctx.bias = bias
+        ctx.deferred = deferred
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -114,15 +118,15 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     A tied embedding (which is also the output head) is on the first rank and on the last, and its
     gradient is summed over both.
     """
-    model, sharding, layout = (
-        cast(Decoder, parallel.objective.model),
-        parallel.sharding,
-        mesh.layout,
-    )
-    rank, ranks = mesh.index("pipeline"), layout.pipeline
+    model = cast(Decoder, parallel.objective.model)
+    sharding = parallel.sharding
+    layout = mesh.layout
+    rank = mesh.index("pipeline")
+    ranks = layout.pipeline
     stages = assign_stages(model.settings, model.sequence_length, layout.stages)
     mine = stages[rank::ranks]
-    first, last = rank == 0, rank == ranks - 1
+    first = rank == 0
+    last = rank == ranks - 1
     own_layers = {layer for layers in mine for layer in layers}
     for layer in range(len(model.blocks)):
         if layer not in own_layers:
@@ -141,11 +145,11 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             )
         )
         if ends is not None:
-            sharding.reductions.append(GradReduction(("embedding.weight",), ends))
+            sharding.reductions.append(GradReduction(("embedding.weight",), group=ends))
         if last:
             sharding.replicated.add("embedding.weight")
     parallel.module = PipelineStage(parallel.objective)
-    parallel.pipeline = Pipeline(parallel.module, mesh, mine)
+    parallel.pipeline = Pipeline(stage=parallel.module, mesh=mesh, layers=mine)
     return parallel
 
 
@@ -164,11 +168,17 @@ class PipelineStage(nn.Module):
         """Run a group of layers. `x_btd` [B, T, d] comes from the stage before; None for the first
         stage.
         """
-        model, bounds = cast(Decoder, self.objective.model), inputs.bounds
+        model = cast(Decoder, self.objective.model)
+        bounds = inputs.bounds
         if bounds is not None:
             bounds.prepare(model.kernel, model.causal)
         x = model.embed(inputs.tokens_bt, bounds) if first else x_btd
-        x = model.run_blocks(x, inputs.tokens_bt.shape[1], bounds, layers=layers)
+        x = model.run_blocks(
+            x,
+            length=inputs.tokens_bt.shape[1],
+            bounds=bounds,
+            layers=layers,
+        )
         return self.objective.loss(model.norm(x), inputs.labels_bt) if last else x
 
     def next_logits(
@@ -185,8 +195,16 @@ class PipelineStage(nn.Module):
         of the next token.
         """
         model = cast(Decoder, self.objective.model)
-        x = model.embed(tokens_bt, start=cache.length if cache else 0) if first else x_btd
-        x = model.run_blocks(x, tokens_bt.shape[1], cache=cache, layers=layers)
+        if first:
+            x = model.embed(tokens_bt, start=cache.length if cache else 0)
+        else:
+            x = x_btd
+        x = model.run_blocks(
+            x,
+            length=tokens_bt.shape[1],
+            cache=cache,
+            layers=layers,
+        )
         return self.objective.whole_logits(model.head(model.norm(x)[:, -1])) if last else x
 
 
@@ -199,7 +217,8 @@ class StageP2P:
     """
 
     def __init__(self, mesh: Mesh, chunks: int):
-        self.rank, self.ranks = mesh.index("pipeline"), mesh.size("pipeline")
+        self.rank = mesh.index("pipeline")
+        self.ranks = mesh.size("pipeline")
 
         def group() -> dist.ProcessGroup:
             return mesh.group_by(lambda place: (place.data_rank, place.tensor))
@@ -241,9 +260,12 @@ class Pipeline:
     """Run a pipeline schedule on one rank."""
 
     def __init__(self, stage: PipelineStage, mesh: Mesh, layers: list[range]):
-        self.stage, self.mesh, self.layers = stage, mesh, layers
-        self.rank, self.ranks = mesh.index("pipeline"), mesh.size("pipeline")
-        self.messages = StageP2P(mesh, len(layers))
+        self.stage = stage
+        self.mesh = mesh
+        self.layers = layers
+        self.rank = mesh.index("pipeline")
+        self.ranks = mesh.size("pipeline")
+        self.messages = StageP2P(mesh, chunks=len(layers))
         self.group = mesh.group("pipeline")
         self.deferred: DeferredWeightGrads | None = None
         if mesh.layout.schedule == "zero-bubble":
@@ -289,7 +311,7 @@ class Pipeline:
             x = None
             if not self._is_first(chunk):
                 x = self._receive_buffer(inputs)
-                self.messages.receive("F", x)
+                self.messages.receive("F", into=x)
             y = self._forward(inputs, x, chunk)
             if self._is_last(chunk):
                 loss = y.float()
@@ -311,7 +333,7 @@ class Pipeline:
             x = None
             if not self._is_first(chunk):
                 x = self._empty(*tokens_bt.shape, settings.dimension)
-                self.messages.receive("F", x)
+                self.messages.receive("F", into=x)
             last = self._is_last(chunk)
             y = self.stage.next_logits(
                 tokens_bt, x, cache, layers, first=self._is_first(chunk), last=last
@@ -345,7 +367,11 @@ class Pipeline:
         """
         layout = self.mesh.layout
         actions = build_schedule(
-            layout.schedule, self.rank, self.ranks, micro_steps, layout.stages_per_rank
+            layout.schedule,
+            self.rank,
+            ranks=self.ranks,
+            micro_batches=micro_steps,
+            chunks=layout.stages_per_rank,
         )
         loss_sum = torch.zeros((), device=self.mesh.world.device)
         micro_batches: dict[int, MicroBatch] = {}
@@ -359,7 +385,7 @@ class Pipeline:
                 x = None
                 if not self._is_first(chunk):
                     x = self._receive_buffer(micro_batches[k])
-                    self.messages.receive("F", x)
+                    self.messages.receive("F", into=x)
                     x.requires_grad_()
                 timer.lap("bubble")
                 measured = (
@@ -385,7 +411,7 @@ class Pipeline:
                 gradient = None
                 if not self._is_last(chunk):
                     gradient = torch.empty_like(y)
-                    self.messages.receive("B", gradient)
+                    self.messages.receive("B", into=gradient)
                 timer.lap("bubble")
                 with nullcontext() if number == len(actions) - 1 else no_sync():
                     if gradient is None:

@@ -14,7 +14,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.train.parallel.world import World
 
 #: bytes of the buffer on a GPU and on a CPU, and measured calls, of which the fastest counts
-GPU_BYTES, CPU_BYTES, CALLS = 128 * 2**20, 4 * 2**20, 5
+GPU_BYTES = 128 * 2**20
+CPU_BYTES = 4 * 2**20
+CALLS = 5
 
 
 #: kind of link → what it joins, and what to look for if it is slow
@@ -75,10 +77,12 @@ def _measure(world: World, members: list[list[int]]) -> float:
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if group is not None:
         dist.destroy_process_group(group)
-    return bus_bandwidth(buffer, count, slowest.item())
+    return bus_bandwidth(buffer, ranks=count, seconds=slowest.item())
 
 
-def time_all_reduce(buffer: torch.Tensor, barrier: Callable[[], Any], group: Any = None) -> float:
+def time_all_reduce(
+    buffer: torch.Tensor, barrier: Callable[[], Any], group: object = None
+) -> float:
     """Return the seconds of the fastest of some all-reduces of a buffer, each after a barrier. A
     collective.
     """

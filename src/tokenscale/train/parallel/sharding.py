@@ -33,7 +33,8 @@ class Mesh:
     def __init__(self, layout: LayoutSettings, world: World):
         if layout.world_size != world.size:
             raise ValueError(f"a layout of {layout.world_size} ranks in a world of {world.size}")
-        self.layout, self.world = layout, world
+        self.layout = layout
+        self.world = world
         self.place: MeshCoordinate = layout.coordinate(world.rank)
         self._axes = tuple(degree for degree in DEGREES if self.size(degree) > 1)
         self._devices: DeviceMesh | None = None
@@ -137,18 +138,27 @@ class LocalShards:
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
-        self.model, self.reductions = model, sharding.reductions
-        self.replica, self.replicas = mesh.place.data, mesh.layout.data
+        self.model = model
+        self.reductions = sharding.reductions
+        self.replica = mesh.place.data
+        self.replicas = mesh.layout.data
         self.group = mesh.copy
         self.by_name: dict[str, LocalShard] = {}
         for name, weight in model.named_parameters():
             tensor, first_row, rows = self._rows(weight)
-            spec = sharding.specs.get(name, ShardSpec(0, 0, (rows, *weight.shape[1:])))
+            spec = sharding.specs.get(
+                name, ShardSpec(dim=0, start=0, global_shape=(rows, *weight.shape[1:]))
+            )
             offsets = [0] * weight.dim()
             offsets[spec.dim] = spec.start
             offsets[0] += first_row
             first = name not in sharding.replicated
-            self.by_name[name] = LocalShard(tensor, tuple(offsets), spec.global_shape, first)
+            self.by_name[name] = LocalShard(
+                tensor=tensor,
+                offsets=tuple(offsets),
+                global_shape=spec.global_shape,
+                first=first,
+            )
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
         """Return this rank's rows of a module's parameter, the first row's number, and the rows of

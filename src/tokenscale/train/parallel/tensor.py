@@ -19,126 +19,17 @@ every rank has all positions (`Ranks.whole_positions`), as in the first paper: `
 nothing, and `scatter` sums.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenscale.data.order.permutation import shard_rows
+from tokenscale.train.collectives import Ranks, Vocabulary
 from tokenscale.train.models.decoder import Block, Decoder
 from tokenscale.train.parallel.pipeline import DeferredLinear
 from tokenscale.train.parallel.sharding import GradReduction, Mesh, ParallelModel, ShardSpec
-from tokenscale.train.parallel.world import all_gather, reduce_scatter
-
-
-@dataclass
-class Ranks:
-    """A tensor group, and this rank's number in it."""
-
-    group: dist.ProcessGroup
-    index: int
-    count: int
-    splits_positions: bool = True
-
-    @contextmanager
-    def whole_positions(self) -> Iterator[None]:
-        """A context in which every rank has all positions between the parts. Without gradients
-        only.
-        """
-        self.splits_positions = False
-        try:
-            yield
-        finally:
-            self.splits_positions = True
-
-    def gather(self, x_btd: Tensor) -> Tensor:
-        """[B, T / count, d] of each rank → [B, T, d]: all positions. Its gradient is summed, and
-        scattered.
-        """
-        return _Gather.apply(x_btd, self) if self.splits_positions else x_btd
-
-    def scatter(self, x_btd: Tensor) -> Tensor:
-        """[B, T, d], a share of a sum over the ranks → this rank's positions of the sum, [B, T /
-        count, d].
-        """
-        if self.splits_positions:
-            return _Scatter.apply(x_btd, self)
-        dist.all_reduce(x_btd, group=self.group)
-        return x_btd
-
-    def mine(self, rows: int) -> range:
-        """Return this rank's range of `rows` rows."""
-        return shard_rows(rows, self.index, self.count)
-
-
-def _gathered(x: Tensor, ranks: Ranks) -> Tensor:
-    rows, length, *rest = x.shape
-    found = x.new_empty(ranks.count * rows, length, *rest)
-    all_gather(found, x.contiguous(), group=ranks.group)
-    return (
-        found.unflatten(0, (ranks.count, rows))
-        .transpose(0, 1)
-        .reshape(rows, ranks.count * length, *rest)
-    )
-
-
-def _scattered(x: Tensor, ranks: Ranks) -> Tensor:
-    shares = x.unflatten(1, (ranks.count, -1)).transpose(0, 1).contiguous()
-    found = torch.empty_like(shares[0])
-    reduce_scatter(found, shares.flatten(0, 1), group=ranks.group)
-    return found
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return _gathered(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _scattered(gradient, ctx.ranks), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return _scattered(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.ranks), None
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """This rank's entries of the vocabulary, and reductions over all of it."""
-
-    first: int
-    ranks: Ranks
-
-    def gather(self, hidden_btd: Tensor) -> Tensor:
-        """[B, T / count, d] of each rank → [B, T, d]: the loss of this rank's entries needs all
-        positions.
-        """
-        return self.ranks.gather(hidden_btd)
-
-    def maximum(self, values: Tensor) -> Tensor:
-        """Reduce to the elementwise maximum over all ranks, in place. A collective."""
-        dist.all_reduce(values, dist.ReduceOp.MAX, group=self.ranks.group)
-        return values
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Reduce to the sum over all ranks, in place. A collective."""
-        dist.all_reduce(values, group=self.ranks.group)
-        return values
 
 
 def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
@@ -147,30 +38,49 @@ def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     Norms, positions and the biases of layers that write into the residual stream are replicated.
     Each rank computes some positions only, so their gradients are summed over the group.
     """
-    ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
-    model, sharding = cast(Decoder, parallel.objective.model), parallel.sharding
+    ranks = Ranks(group=mesh.group("tensor"), index=mesh.index("tensor"), count=mesh.size("tensor"))
+    model = cast(Decoder, parallel.objective.model)
+    sharding = parallel.sharding
     specs: dict[str, ShardSpec] = {}
     for number, block in enumerate(model.blocks):
         if block is not None:  # else another stage's
             _split_part(
-                cast(Block, block).attention, f"blocks.{number}.attention", ranks, specs, "output"
+                cast(Block, block).attention,
+                name=f"blocks.{number}.attention",
+                ranks=ranks,
+                specs=specs,
+                last="output",
             )
             _split_part(
                 cast(Block, block).feed_forward,
-                f"blocks.{number}.feed_forward",
-                ranks,
-                specs,
-                "down",
+                name=f"blocks.{number}.feed_forward",
+                ranks=ranks,
+                specs=specs,
+                last="down",
             )
     vocabulary = Vocabulary(ranks.mine(model.settings.vocabulary_size).start, ranks)
     if model.embedding is not None:
-        _split(model.embedding, "embedding", "weight", 0, ranks, specs)
+        _split(
+            model.embedding,
+            name="embedding",
+            kind="weight",
+            dim=0,
+            ranks=ranks,
+            specs=specs,
+        )
         model.embedding = VocabularyParallelEmbedding(model.embedding, vocabulary)
     if model.head is not None:
         if model.settings.tied_embeddings:
             model.head.weight = model.embedding.weight
         else:
-            _split(model.head, "head", "weight", 0, ranks, specs)
+            _split(
+                model.head,
+                name="head",
+                kind="weight",
+                dim=0,
+                ranks=ranks,
+                specs=specs,
+            )
         parallel.objective.vocabulary = vocabulary
     if getattr(model, "positions", None) is not None:
         model.positions.register_forward_hook(partial(_own_positions, ranks))
@@ -195,7 +105,9 @@ class RowParallelLinear(nn.Linear):
         super().__init__(
             linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
         )
-        self.weight, self.bias, self._ranks = linear.weight, linear.bias, ranks
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self._ranks = ranks
         #: another product where weight gradients are deferred
         self._product = linear.product if isinstance(linear, DeferredLinear) else F.linear
 
@@ -212,7 +124,8 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
     def __init__(self, embedding: nn.Embedding, vocabulary: Vocabulary):
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")
-        self.weight, self._vocabulary = embedding.weight, vocabulary
+        self.weight = embedding.weight
+        self._vocabulary = vocabulary
 
     def forward(self, tokens_bt: Tensor) -> Tensor:
         """Look up this rank's rows, sum over the ranks and scatter by positions."""
@@ -232,12 +145,33 @@ def _split_part(
         if not isinstance(linear, nn.Linear):
             continue  # norms of queries and keys, which every rank applies to its own heads
         if child == last:
-            _split(linear, f"{name}.{child}", "weight", 1, ranks, specs)
+            _split(
+                linear,
+                name=f"{name}.{child}",
+                kind="weight",
+                dim=1,
+                ranks=ranks,
+                specs=specs,
+            )
             setattr(part, child, RowParallelLinear(linear, ranks))
             continue
-        _split(linear, f"{name}.{child}", "weight", 0, ranks, specs)
+        _split(
+            linear,
+            name=f"{name}.{child}",
+            kind="weight",
+            dim=0,
+            ranks=ranks,
+            specs=specs,
+        )
         if linear.bias is not None:
-            _split(linear, f"{name}.{child}", "bias", 0, ranks, specs)
+            _split(
+                linear,
+                name=f"{name}.{child}",
+                kind="bias",
+                dim=0,
+                ranks=ranks,
+                specs=specs,
+            )
     part.register_forward_pre_hook(partial(_gather_inputs, ranks))
 
 
@@ -247,7 +181,7 @@ def _split(
     weight = getattr(module, kind)
     mine = ranks.mine(weight.shape[dim])
     setattr(module, kind, nn.Parameter(weight.detach().narrow(dim, mine.start, len(mine)).clone()))
-    specs[f"{name}.{kind}"] = ShardSpec(dim, mine.start, tuple(weight.shape))
+    specs[f"{name}.{kind}"] = ShardSpec(dim=dim, start=mine.start, global_shape=tuple(weight.shape))
 
 
 def _gather_inputs(ranks: Ranks, module: nn.Module, arguments: tuple) -> tuple:

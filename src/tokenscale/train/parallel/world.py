@@ -46,7 +46,7 @@ def node_device(device: torch.device, environment: Mapping[str, str] = os.enviro
         if device.type == "cuda"
         else f"process {os.getpid()}"
     )
-    return NodeDevice(environment.get("SLURMD_NODENAME") or platform.node(), name)
+    return NodeDevice(environment.get("SLURMD_NODENAME") or platform.node(), device=name)
 
 
 def exchange_devices(mine: NodeDevice, rank: int, size: int, store: Store) -> list[NodeDevice]:
@@ -185,8 +185,10 @@ def join(
     would two ranks on one GPU, another number of `nodes`, or another `network` between them. Raises
     PortTaken where another process has the port.
     """
-    size = _read_variable("WORLD_SIZE", 1, range(1, 2**31))
-    rank, local_rank = (_read_variable(name, 0, range(size)) for name in ("RANK", "LOCAL_RANK"))
+    size = _read_variable("WORLD_SIZE", default=1, allowed=range(1, 2**31))
+    rank, local_rank = (
+        _read_variable(name, default=0, allowed=range(size)) for name in ("RANK", "LOCAL_RANK")
+    )
     if expected_size not in (None, size):
         raise UserError(
             "the number of processes is not the run's world size.",
@@ -197,7 +199,7 @@ def join(
     cuda = device == "auto" and torch.cuda.is_available()
     # srun with one GPU a task shows each rank a single device, which is then number 0
     devices = torch.cuda.device_count()
-    if cuda and _read_variable("LOCAL_WORLD_SIZE", 1, range(1, size + 1)) > devices:
+    if cuda and _read_variable("LOCAL_WORLD_SIZE", default=1, allowed=range(1, size + 1)) > devices:
         raise UserError(
             "there are fewer GPUs than ranks on this machine.",
             found=f"{devices} GPU(s)",
@@ -211,7 +213,12 @@ def join(
     if size > 1:
         _choose_interface(size)
         store = _open_store(rank, size, nodes)
-        devices_of_ranks = exchange_devices(devices_of_ranks[0], rank, size, store)
+        devices_of_ranks = exchange_devices(
+            devices_of_ranks[0],
+            rank,
+            size,
+            store=store,
+        )
     check(devices_of_ranks, nodes)
     found = None
     if size > 1:
@@ -222,12 +229,12 @@ def join(
         if network is not None and cuda and (nodes or 1) > 1:
             check_network(network, found)
     return World(
-        rank,
-        size,
-        local_rank,
-        mine,
-        tuple(dict.fromkeys(node_device.node for node_device in devices_of_ranks)),
-        found,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        device=mine,
+        nodes=tuple(dict.fromkeys(node_device.node for node_device in devices_of_ranks)),
+        network=found,
     )
 
 
@@ -272,13 +279,19 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
             "the variables of a launcher are incomplete.", found=found, next=NO_LAUNCHER
         )
     address = "127.0.0.1" if here else os.environ["MASTER_ADDR"]
-    port = _read_variable("MASTER_PORT", 0, range(1, 2**16))
+    port = _read_variable("MASTER_PORT", default=0, allowed=range(1, 2**16))
     listener = listen(address, port, nodes) if rank == 0 else None
     # our launcher's ranks may start late
     if RENDEZVOUS_SECRET in os.environ or "TOKENSCALE_ROOT" in os.environ:
         store: dist.Store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
     else:
-        store = _meet(address, port, rank, size, listener)
+        store = _meet(
+            address,
+            port,
+            rank=rank,
+            size=size,
+            listener=listener,
+        )
     return dist.PrefixStore(os.environ.get(RENDEZVOUS_SECRET, ""), store)
 
 
@@ -378,9 +391,3 @@ def _end(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-#: [n, …] of each rank → [ranks x n, …], laid end to end (torch 2.13 renames it)
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-#: [ranks x n, …] of each rank → [n, …], this rank's part of their sum
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -44,13 +44,15 @@ class HfDatasets(ForeignFolder):
 
     def __init__(self, path: Path, *, column: str | None = None, **_: object):
         if (path / "dataset_dict.json").is_file():
-            splits = read_json(path / "dataset_dict.json", "list of splits").get("splits", [])
-            what, found = "the data set holds several splits.", ", ".join(splits)
+            splits = read_json(path / "dataset_dict.json", what="list of splits").get("splits", [])
+            what = "the data set holds several splits."
+            found = ", ".join(splits)
             raise UserError(what, folder=path, found=found, next="name the folder of one")
-        datasets, again = import_datasets(path), "save it again with Dataset.save_to_disk"
-        read_json(path / "dataset_info.json", "description of the data set", again)
-        state = read_json(path / "state.json", "state of the data set", again)
-        with report_malformed(path / "state.json", "state of the data set", again):
+        datasets = import_datasets(path)
+        again = "save it again with Dataset.save_to_disk"
+        read_json(path / "dataset_info.json", what="description of the data set", next=again)
+        state = read_json(path / "state.json", what="state of the data set", next=again)
+        with report_malformed(path / "state.json", what="state of the data set", next=again):
             self.files = [path / Path(file["filename"]).name for file in state["_data_files"]]
         for file in self.files:
             # the library takes a stream that was cut between two batches for a whole one
@@ -62,20 +64,36 @@ class HfDatasets(ForeignFolder):
             )
             if end != END:
                 raise damaged(
-                    file, "arrow", f"0x{end.hex()} at the end of {size:,} bytes", f"0x{END.hex()}"
+                    file,
+                    what="arrow",
+                    found=f"0x{end.hex()} at the end of {size:,} bytes",
+                    expected=f"0x{END.hex()}",
                 )
         try:
             self._data = datasets.load_from_disk(str(path)).with_format("arrow")
         except Exception as error:  # errors of the library have no common base but Exception
-            raise damaged(path, "arrow", f"{type(error).__name__}: {first_line(error)}") from None
+            raise damaged(
+                path, what="arrow", found=f"{type(error).__name__}: {first_line(error)}"
+            ) from None
         if not len(self._data):
             raise UserError("the data set holds no rows.", folder=path, next="choose another")
         names = self._data.column_names
         if column is not None and column not in names:
-            raise unknown("column", column, names, flag="--column", folder=path)
+            raise unknown(
+                "column",
+                word=column,
+                words=names,
+                flag="--column",
+                folder=path,
+            )
         self.column = column or next((name for name in COLUMNS if name in names), None)
         if self.column is None:
-            raise damaged(path, "ids", ", ".join(names), " or ".join(COLUMNS))
+            raise damaged(
+                path,
+                what="ids",
+                found=", ".join(names),
+                expected=" or ".join(COLUMNS),
+            )
         kind = self._data.features.arrow_schema.field(self.column).type
         lists = (
             pa.types.is_list(kind)
@@ -83,8 +101,15 @@ class HfDatasets(ForeignFolder):
             or pa.types.is_fixed_size_list(kind)
         )
         if not lists or not pa.types.is_integer(kind.value_type):
-            raise damaged(path, "no ids", kind, "lists of integers", name=self.column)
-        self.dtype, self._folder = str(kind.value_type), path
+            raise damaged(
+                path,
+                what="no ids",
+                found=kind,
+                expected="lists of integers",
+                name=self.column,
+            )
+        self.dtype = str(kind.value_type)
+        self._folder = path
 
     def __len__(self) -> int:
         return len(self._data)
@@ -100,23 +125,24 @@ class HfDatasets(ForeignFolder):
             try:
                 table.validate(full=True)  # offsets of lists may lead out of the file
             except pa.ArrowException as error:
-                raise damaged(self._folder, "arrow", first_line(error)) from None
+                raise damaged(self._folder, what="arrow", found=first_line(error)) from None
             ids, lengths = self._decode(table.column(self.column))
             if "attention_mask" in table.column_names:
                 mask, mask_lengths = self._decode(table.column("attention_mask"))
                 if not np.array_equal(lengths, mask_lengths):
-                    raise damaged(self._folder, "mask")
+                    raise damaged(self._folder, what="mask")
                 kept = np.concatenate(([0], np.cumsum(mask != 0)))
                 ends = np.cumsum(lengths)
                 self.padding_dropped += len(ids) - int(kept[-1])
-                ids, lengths = ids[mask != 0], kept[ends] - kept[ends - lengths]
+                ids = ids[mask != 0]
+                lengths = kept[ends] - kept[ends - lengths]
             yield ids, lengths
 
     def _decode(self, column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
         lists = column.combine_chunks()
         values = lists.flatten()
         if lists.null_count or values.null_count:
-            raise damaged(self._folder, "null", name=self.column)
+            raise damaged(self._folder, what="null", name=self.column)
         return values.to_numpy(), pc.list_value_length(lists).to_numpy().astype(np.int64)
 
     @staticmethod

@@ -65,19 +65,19 @@ class Megatron(ForeignFormat):
 
     @staticmethod
     def record_path(path: Path) -> Path:
-        return _add_ending(path, ".tokenscale.json")
+        return _add_ending(path, ending=".tokenscale.json")
 
     @staticmethod
     def detect(path: Path) -> bool:
         try:
-            with open(open_file(_add_ending(path, ".idx")), "rb") as file:
+            with open(open_file(_add_ending(path, ending=".idx")), "rb") as file:
                 return file.read(len(MAGIC)) == MAGIC
         except (OSError, UserError):
             return False
 
     @staticmethod
     def notes(origin: Origin, ended: bool) -> list[str]:
-        return end_note(origin, ended, "as preprocess_data.py --append-eod does")
+        return end_note(origin, ended, reason="as preprocess_data.py --append-eod does")
 
     def __init__(self, path: Path, **_: object):
         self.files = self.list_outputs(path)
@@ -147,10 +147,8 @@ class Megatron(ForeignFormat):
                 f"0 … {sequences}, never less than before",
             )
         if (size := binary.stat().st_size) != ends[-1] * self._type.itemsize:
-            what, whole = (
-                "Megatron's .bin has another size than its index says.",
-                ends[-1] * self._type.itemsize,
-            )
+            what = "Megatron's .bin has another size than its index says."
+            whole = ends[-1] * self._type.itemsize
             expected_size = f"{whole:,} bytes  ({ends[-1]:,} ids of {self.dtype}, {index.name})"
             raise UserError(
                 what, file=binary, found=f"{size:,} bytes", expected=expected_size, next=AGAIN
@@ -176,10 +174,8 @@ class Megatron(ForeignFormat):
         binary, index = Megatron.list_outputs(path)
         lengths = []
         with ExitStack() as stack:  # renamed in the reverse order: the index appears last
-            temporary_index, temporary_binary = (
-                stack.enter_context(atomic(index)),
-                stack.enter_context(atomic(binary)),
-            )
+            temporary_index = stack.enter_context(atomic(index))
+            temporary_binary = stack.enter_context(atomic(binary))
             with HashedFile(temporary_binary) as bin_file:
                 for chunk in export_chunks(documents, rule, count):
                     bin_file.write(chunk.ids.astype(dtype))
@@ -203,7 +199,8 @@ class NanoGpt(ForeignFormat):
     Raises UserError for a file whose last document does not end, or in which no document ends.
     """
 
-    NAME, KEEPS_BOS = "nanoGPT's .bin", False
+    NAME = "nanoGPT's .bin"
+    KEEPS_BOS = False
 
     @staticmethod
     def detect(path: Path) -> bool:
@@ -240,13 +237,15 @@ class NanoGpt(ForeignFormat):
                 f"{self.NAME} does not say which id ends a document.", file=path, next=next
             )
         self._type = np.dtype(dtype).newbyteorder("<") if dtype else smallest_dtype(vocabulary_size)
-        self.files, self.dtype = [path], self._type.name
+        self.files = [path]
+        self.dtype = self._type.name
         other = "uint32" if self.dtype == "uint16" else "uint16"
         self.doubt = (
             f"read as {self.dtype}: --dtype {other}, or the tokenizer that made it (--tokenizer "
             "FOLDER)"
         )
-        size, width = path.stat().st_size, self._type.itemsize
+        size = path.stat().st_size
+        width = self._type.itemsize
         if size == 0 or size % width:
             expected = f"a multiple of {width}, for ids of {self.dtype}" + (
                 ", and some" if size == 0 else ""
@@ -267,7 +266,7 @@ class NanoGpt(ForeignFormat):
                 "take its 1,024 bytes of header off: tail -c +1025 FILE > NEW.bin",
             )
         self._ends_come_first = False
-        self._bounds = self._find_documents(size // width, document_end)
+        self._bounds = self._find_documents(size // width, end_id=document_end)
 
     def _find_documents(self, tokens: int, end_id: int) -> np.ndarray:
         """Return the starts of documents and the end of the file, in tokens, int64 [documents +
@@ -275,7 +274,7 @@ class NanoGpt(ForeignFormat):
         """
         found = []
         for start in range(0, tokens, BLOCK_TOKENS):
-            block = self._ids(start, min(tokens, start + BLOCK_TOKENS))
+            block = self._ids(start, end=min(tokens, start + BLOCK_TOKENS))
             found.append(np.flatnonzero(block == end_id) + start)
         ends = np.concatenate(found)
         if not ends.size:
@@ -288,10 +287,8 @@ class NanoGpt(ForeignFormat):
         if ends[-1] == tokens - 1:
             return np.concatenate(([0], ends + 1))
         if ends[0] == 0:
-            self._ends_come_first, self.note = (
-                True,
-                f"id {end_id} stands before each document, not behind it",
-            )
+            self._ends_come_first = True
+            self.note = f"id {end_id} stands before each document, not behind it"
             return np.concatenate((ends, [tokens]))
         raise self._error(
             "the file's last document does not end: it is cut short.",

@@ -73,7 +73,7 @@ class ForeignFormat:
         last).
         """
         for a, b in group_documents(self._bounds, first, last):
-            yield self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
+            yield self._ids(self._bounds[a], end=self._bounds[b]), np.diff(self._bounds[a : b + 1])
 
     def _ids(self, start: int, end: int) -> np.ndarray:
         return np.fromfile(
@@ -152,7 +152,10 @@ class ReframedDocuments:
     def __init__(
         self, reader: ForeignFormat, framing: Framing, eos: bool, report: Report | None = None
     ):
-        self.reader, self.framing, self.eos, self.report = reader, framing, eos, report
+        self.reader = reader
+        self.framing = framing
+        self.eos = eos
+        self.report = report
         self.origin: Origin
         self._seen = [self._stamp(path) for path in reader.files]
 
@@ -165,7 +168,8 @@ class ReframedDocuments:
         Raises UserError for an id outside of the vocabulary, for BOS or an end id inside a
         document, and if only some documents begin with BOS.
         """
-        counts, number = Counts(), 0
+        counts = Counts()
+        number = 0
         for ids, lengths in self.reader.chunks(0, len(self)):
             counts += self._check_chunk(ids, lengths, number)
             number += len(lengths)
@@ -177,19 +181,31 @@ class ReframedDocuments:
                 f"{counts.begin_with_bos:,} of {counts.documents:,} begin with id "
                 f"{self.framing.bos_id}"
             )
-            source, next = self.reader.files[0], "correct --bos-id, or the source"
+            source = self.reader.files[0]
+            next = "correct --bos-id, or the source"
             raise UserError(what, source=source, found=found, expected="all or none", next=next)
         return counts
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        frame, eos_id = self.framing, self.framing.eos_id if self.eos else None
+        frame = self.framing
+        eos_id = self.framing.eos_id if self.eos else None
         for ids, lengths in self.reader.chunks(first, last):
-            starts, ends = find_texts(ids, lengths, frame.bos_id, frame.document_end)
+            starts, ends = find_texts(
+                ids,
+                lengths,
+                frame.bos_id,
+                end_id=frame.document_end,
+            )
             keep = np.zeros(len(ids) + 1, dtype=np.int8)
             np.add.at(keep, starts, 1)
             np.add.at(keep, ends, -1)
             text = ids[np.cumsum(keep[:-1]) > 0].astype(np.int32)
-            yield frame_documents(text, ends - starts, frame.bos_id, eos_id)
+            yield frame_documents(
+                text,
+                lengths=ends - starts,
+                bos_id=frame.bos_id,
+                eos_id=eos_id,
+            )
             if self.report is not None:
                 self.report(len(lengths), ids.nbytes)
 
@@ -223,7 +239,12 @@ class ReframedDocuments:
                 next=self.reader.doubt
                 or "name the tokenizer that made it: --tokenizer FOLDER, or --vocabulary-size N",
             )
-        first, last = find_texts(ids, lengths, frame.bos_id, frame.document_end)
+        first, last = find_texts(
+            ids,
+            lengths,
+            frame.bos_id,
+            end_id=frame.document_end,
+        )
         control = [
             i
             for i in {frame.bos_id, frame.eos_id, frame.document_end, *frame.others}
@@ -301,7 +322,9 @@ def export_chunks(
 
 def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chunk:
     """Return a chunk with the framing of the foreign format. Updates `count`."""
-    ids, ends, lengths = chunk.ids, np.cumsum(chunk.lengths), chunk.lengths
+    ids = chunk.ids
+    ends = np.cumsum(chunk.lengths)
+    lengths = chunk.lengths
     keep = np.ones(len(ids), dtype=bool)
     if not rule.keep_bos:
         keep[ends - lengths] = False
@@ -340,7 +363,9 @@ class StoreDocuments:
     """Documents of a store with or without EOS after each; see `documents.Documents`."""
 
     def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
-        self._reader, self._manifest, self._eos = reader, manifest, eos
+        self._reader = reader
+        self._manifest = manifest
+        self._eos = eos
         self.report: Callable[[int, int], None] | None = None
         source_keys = (
             *(
@@ -368,11 +393,15 @@ class StoreDocuments:
         has_eos = self._manifest["options"]["eos"]
         for chunk in self._reader.chunks(first, last):
             if self._eos and not has_eos:
-                chunk = export_chunk(chunk, ExportFraming(True, self.origin.eos_id), ExportCounts())
+                chunk = export_chunk(
+                    chunk,
+                    rule=ExportFraming(True, document_end=self.origin.eos_id),
+                    count=ExportCounts(),
+                )
             elif has_eos and not self._eos:
                 keep = np.ones(len(chunk.ids), dtype=bool)
                 keep[chunk.lengths.cumsum() - 1] = False
-                chunk = Chunk(chunk.ids[keep], chunk.lengths - 1)
+                chunk = Chunk(chunk.ids[keep], lengths=chunk.lengths - 1)
             yield chunk
             if self.report is not None:
                 self.report(len(chunk.lengths), chunk.ids.nbytes)
@@ -387,7 +416,7 @@ VERSION = 1
 def write_record(path: Path, hashes: dict[Path, str], facts: dict[str, Any]) -> None:
     """Write the record of exported files. `hashes` are file → SHA-256."""
     files = {file.name: sha256 for file, sha256 in hashes.items()}
-    write_sealed(path, {"schema_version": VERSION, **facts, "files": files})
+    write_sealed(path, record={"schema_version": VERSION, **facts, "files": files})
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -395,7 +424,12 @@ def read_record(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     return read_manifest_file(
-        path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION, sealed=True
+        path,
+        what="record of a conversion",
+        newest=VERSION,
+        next=f"rm {path}",
+        oldest=VERSION,
+        sealed=True,
     )
 
 
@@ -409,10 +443,8 @@ def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) ->
             same = [
                 known[n] for n in (file.name, *known) if n in known and n[-4:] == file.name[-4:]
             ]
-            what, expected = (
-                "the source is not what its record describes.",
-                same[0] if same else "(none of this kind)",
-            )
+            what = "the source is not what its record describes."
+            expected = same[0] if same else "(none of this kind)"
             hashes_of = {"expected": f"sha256 {expected}", "found": f"sha256 {sha256}"}
             next = "convert it again; or remove the record, if the file was changed on purpose"
             raise UserError(what, record=path, file=file.name, **hashes_of, next=next)

@@ -124,11 +124,9 @@ class ShardFolder(ForeignFolder):
 
     def _use(self, index: Path, shards: list[_Shard]) -> None:
         """Set the shards of a source, after they have been checked."""
-        self._shards, self.files, self.dtype = (
-            shards,
-            [index, *(shard.file for shard in shards)],
-            self._type.name,
-        )
+        self._shards = shards
+        self.files = [index, *(shard.file for shard in shards)]
+        self.dtype = self._type.name
         # the first file is the index
         self._firsts = np.cumsum([0, *(len(shard.lengths) for shard in shards)])
         self._bounds = np.cumsum(np.concatenate(([0], *(shard.lengths for shard in shards))))
@@ -146,12 +144,13 @@ class ShardFolder(ForeignFolder):
         for shard, start, end in zip(
             self._shards, self._firsts[:-1], self._firsts[1:], strict=True
         ):
-            for a, b in group_documents(self._bounds, max(first, int(start)), min(last, int(end))):
-                data, items = (
-                    self._load(shard.file, shard.size, shard.compressed),
-                    slice(a - start, b - start),
-                )
-                starts, lengths = shard.starts[items], shard.lengths[items]
+            for a, b in group_documents(
+                self._bounds, first=max(first, int(start)), last=min(last, int(end))
+            ):
+                data = self._load(shard.file, shard.size, shard.compressed)
+                items = slice(a - start, b - start)
+                starts = shard.starts[items]
+                lengths = shard.lengths[items]
                 ends = starts + lengths * self._type.itemsize
                 pieces = [data[i:j] for i, j in zip(starts.tolist(), ends.tolist(), strict=True)]
                 yield np.concatenate(pieces).view(self._type), lengths
@@ -170,27 +169,39 @@ class ShardFolder(ForeignFolder):
         cls, documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts
     ) -> dict[Path, str]:
         dtype = np.dtype("<u2" if documents.origin.vocabulary_size < SMALL_VOCABULARY else "<i4")
-        (config, head), width = cls.describe(dtype), dtype.itemsize
+        (config, head) = cls.describe(dtype)
+        width = dtype.itemsize
         entries: list[dict[str, Any]] = []
         hashes: dict[str, str] = {}
         with replace_folder(path) as folder:
             chunks = export_chunks(documents, rule, count)
             for parts in split_shards(
-                chunks, dtype, 8 + len(head), lambda n: 4 + cls.item_bytes(n, width)
+                chunks,
+                dtype,
+                head_bytes=8 + len(head),
+                item_bytes=lambda n: 4 + cls.item_bytes(n, width),
             ):
                 name = cls.SHARD.format(len(entries))
                 sizes = cls.item_bytes(np.concatenate([part.lengths for part in parts]), width)
-                offsets = pack_offsets(sizes, len(head), cls.NAME)
+                offsets = pack_offsets(sizes, gap=len(head), name=cls.NAME)
                 with HashedFile(folder / name) as file:
                     file.write(offsets)
                     file.write(head)
                     for part in parts:
                         file.write(cls.encode(part))
                 hashes[name] = file.sha256
-                entries.append(cls.make_entry(name, file.sha256, offsets, width, config))
+                entries.append(
+                    cls.make_entry(
+                        name,
+                        file.sha256,
+                        offsets=offsets,
+                        width=width,
+                        config=config,
+                    )
+                )
             documents.confirm()
             content = hashlib.sha256("".join(hashes.values()).encode()).hexdigest()
-            write_json(folder / INDEX, cls.make_index(entries, config, content))
+            write_json(folder / INDEX, value=cls.make_index(entries, config, content))
             hashes[INDEX] = sha256_file(folder / INDEX)
         return {path / name: sha256 for name, sha256 in hashes.items()}
 
@@ -200,20 +211,21 @@ class Litdata(ShardFolder):
     not token arrays.
     """
 
-    NAME, SHARD = "a litdata folder", "chunk-0-{}.bin"
+    NAME = "a litdata folder"
+    SHARD = "chunk-0-{}.bin"
 
     def __init__(self, path: Path, **_: object):
         index = path / INDEX
-        facts = read_json(index, "index of the litdata folder", AGAIN)
-        with report_malformed(index, "index of the litdata folder", AGAIN):
-            check_types(facts, {"chunks": list, "config": {"data_format": list}})
+        facts = read_json(index, what="index of the litdata folder", next=AGAIN)
+        with report_malformed(index, what="index of the litdata folder", next=AGAIN):
+            check_types(facts, fields={"chunks": list, "config": {"data_format": list}})
             self._type = self._parse_config(facts["config"], index)
             for chunk in facts["chunks"]:
-                check_types(chunk, {"chunk_bytes": int, "chunk_size": int, "dim": int})
+                check_types(chunk, fields={"chunk_bytes": int, "chunk_size": int, "dim": int})
             chunks = [
                 (path / check_file_name(chunk["filename"]), chunk) for chunk in facts["chunks"]
             ]
-        self._use(index, [self._open(file, chunk) for file, chunk in chunks])
+        self._use(index, shards=[self._open(file, chunk) for file, chunk in chunks])
 
     @staticmethod
     def detect(path: Path) -> bool:
@@ -233,7 +245,7 @@ class Litdata(ShardFolder):
 
     @staticmethod
     def notes(origin: Origin, ended: bool) -> list[str]:
-        return end_note(origin, ended, "because TokensLoader joins documents")
+        return end_note(origin, ended, reason="because TokensLoader joins documents")
 
     def _parse_config(self, config: dict[str, Any], index: Path) -> np.dtype:
         """Return the type of the ids. Raises UserError for items that are not plain token
@@ -241,8 +253,14 @@ class Litdata(ShardFolder):
         """
         for what in ("compression", "encryption"):
             if config.get(what):
-                raise damaged(index, "compressed items", f"{what} {config[what]}", f"no {what}")
-        loader, formats = config.get("item_loader", "TokensLoader"), config["data_format"]
+                raise damaged(
+                    index,
+                    what="compressed items",
+                    found=f"{what} {config[what]}",
+                    expected=f"no {what}",
+                )
+        loader = config.get("item_loader", "TokensLoader")
+        formats = config["data_format"]
         name, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
         found = TYPES.get(name, {}).get(int(code) if code.isdigit() else -1)
         if loader != "TokensLoader" or found is None:
@@ -250,9 +268,9 @@ class Litdata(ShardFolder):
             one = "one array of integers per item (no_header_tensor:CODE) for TokensLoader"
             raise damaged(
                 index,
-                "no ids",
-                found,
-                one,
+                what="no ids",
+                found=found,
+                expected=one,
                 name="data_format",
                 next="write 1-D tensors with TokensLoader()",
             )
@@ -260,19 +278,27 @@ class Litdata(ShardFolder):
 
     def _open(self, file: Path, chunk: dict[str, Any]) -> _Shard:
         """Return a chunk whose size and offsets have been checked."""
-        items, width, begin = (
-            chunk["chunk_size"],
-            self._type.itemsize,
-            4 * (chunk["chunk_size"] + 2),
-        )
-        check_size(file, chunk["chunk_bytes"])
-        offsets = read_offsets(self._load(file, chunk["chunk_bytes"]), file, items)
+        items = chunk["chunk_size"]
+        width = self._type.itemsize
+        begin = 4 * (chunk["chunk_size"] + 2)
+        check_size(file, expected=chunk["chunk_bytes"])
+        offsets = read_offsets(self._load(file, size=chunk["chunk_bytes"]), file, items)
         ends = offsets - begin
         if ends[0] or (ends % width).any() or ends[-1] // width != chunk["dim"]:
             found = f"bytes {offsets[0]:,} to {offsets[-1]:,} in {items:,} items"
             ids = f"{chunk['dim']:,} ids of {self._type.name} from byte {begin:,}  ({INDEX})"
-            raise damaged(file, "offsets", found, ids)
-        return _Shard(file, chunk["chunk_bytes"], offsets[:-1], np.diff(ends) // width)
+            raise damaged(
+                file,
+                what="offsets",
+                found=found,
+                expected=ids,
+            )
+        return _Shard(
+            file=file,
+            size=chunk["chunk_bytes"],
+            starts=offsets[:-1],
+            lengths=np.diff(ends) // width,
+        )
 
     @staticmethod
     def describe(dtype: np.dtype) -> tuple[dict[str, Any], bytes]:
@@ -314,24 +340,30 @@ class Mds(ShardFolder):
     than zstd, and for a folder without a column of ids.
     """
 
-    NAME, SHARD = "an MDS folder", "shard.{:05}.mds"
+    NAME = "an MDS folder"
+    SHARD = "shard.{:05}.mds"
 
     def __init__(
         self, path: Path, *, column: str | None = None, dtype: str | None = None, **_: object
     ):
         index = path / INDEX
-        facts = read_json(index, "index of the MDS folder", AGAIN)
-        with report_malformed(index, "index of the MDS folder", AGAIN):
-            check_types(facts, {"shards": list})
+        facts = read_json(index, what="index of the MDS folder", next=AGAIN)
+        with report_malformed(index, what="index of the MDS folder", next=AGAIN):
+            check_types(facts, fields={"shards": list})
             for shard in facts["shards"]:
                 self._check_entry(shard, index)
             self.column, self._type, self._plain = self._choose_column(
-                facts["shards"], index, column, dtype
+                facts["shards"],
+                index,
+                column,
+                dtype=dtype,
             )
             files = [self._find_file(path, shard) for shard in facts["shards"]]
         self._use(
             index,
-            [self._open(file, shard) for file, shard in zip(files, facts["shards"], strict=True)],
+            shards=[
+                self._open(file, shard) for file, shard in zip(files, facts["shards"], strict=True)
+            ],
         )
 
     @staticmethod
@@ -356,10 +388,15 @@ class Mds(ShardFolder):
         """
         if (shard["format"], shard["version"]) != ("mds", 2):
             raise damaged(
-                index, "index", f"{shard['format']}, version {shard['version']}", "mds, version 2"
+                index,
+                what="index",
+                found=f"{shard['format']}, version {shard['version']}",
+                expected="mds, version 2",
             )
-        check_types(shard, {"samples": int, "raw_data": {"basename": str, "bytes": int}})
-        check_types(shard, {"column_names": list, "column_encodings": list, "column_sizes": list})
+        check_types(shard, fields={"samples": int, "raw_data": {"basename": str, "bytes": int}})
+        check_types(
+            shard, fields={"column_names": list, "column_encodings": list, "column_sizes": list}
+        )
         columns = zip(
             shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True
         )
@@ -371,7 +408,9 @@ class Mds(ShardFolder):
             ):
                 raise TypeError(f"column {name!r} is {encoding!r} of {size!r} bytes")
         if shard.get("zip_data"):
-            check_types(shard, {"compression": str, "zip_data": {"basename": str, "bytes": int}})
+            check_types(
+                shard, fields={"compression": str, "zip_data": {"basename": str, "bytes": int}}
+            )
 
     def _choose_column(
         self, shards: list[dict[str, Any]], index: Path, column: str | None, dtype: str | None
@@ -384,19 +423,35 @@ class Mds(ShardFolder):
             texts = sorted(
                 ", ".join(f"{name} {encoding}" for name, encoding in columns) for columns in found
             )
-            raise damaged(index, "index", "\n".join(texts), "the same columns in all shards")
+            raise damaged(
+                index,
+                what="index",
+                found="\n".join(texts),
+                expected="the same columns in all shards",
+            )
         encodings = dict(found.pop()) if found else {"tokens": "bytes"}
         if column is not None and column not in encodings:
-            raise unknown("column", column, encodings, flag="--column", file=index)
+            raise unknown(
+                "column",
+                word=column,
+                words=encodings,
+                flag="--column",
+                file=index,
+            )
         arrays = [name for name, encoding in encodings.items() if ARRAY.fullmatch(encoding)]
         named = [name for name in COLUMNS if name in encodings]
         if column is None and not named and len(arrays) != 1:
             listed = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
-            raise damaged(index, "ids", listed, f"{' or '.join(COLUMNS)}, or one column of {KINDS}")
+            raise damaged(
+                index,
+                what="ids",
+                found=listed,
+                expected=f"{' or '.join(COLUMNS)}, or one column of {KINDS}",
+            )
         column = column or (named or arrays)[0]
         encoding = encodings[column]
         if "attention_mask" in encodings and column != "attention_mask":
-            raise damaged(index, "padding", ", ".join(encodings))
+            raise damaged(index, what="padding", found=", ".join(encodings))
         if encoding == "bytes":
             other = "int32" if (dtype or BYTES_TYPE) == "int64" else "int64"
             self.doubt = (
@@ -406,12 +461,16 @@ class Mds(ShardFolder):
             return column, np.dtype(dtype or BYTES_TYPE).newbyteorder("<"), True
         match = ARRAY.fullmatch(encoding)
         if match is None:
-            raise damaged(index, "no ids", encoding, f"{KINDS}, or bytes", name=column)
-        if dtype is not None and dtype != match[1]:
-            what, found_type = (
-                "--dtype contradicts the column of the MDS folder.",
-                f"{column} is {encoding}",
+            raise damaged(
+                index,
+                what="no ids",
+                found=encoding,
+                expected=f"{KINDS}, or bytes",
+                name=column,
             )
+        if dtype is not None and dtype != match[1]:
+            what = "--dtype contradicts the column of the MDS folder."
+            found_type = f"{column} is {encoding}"
             raise UserError(
                 what, file=index, found=found_type, requested=dtype, next="leave it out"
             )
@@ -422,10 +481,8 @@ class Mds(ShardFolder):
         raw = path / check_relative_path(shard["raw_data"]["basename"])
         if not shard.get("zip_data") or raw.is_file():
             return raw
-        name, zipped = (
-            shard["compression"],
-            path / check_relative_path(shard["zip_data"]["basename"]),
-        )
+        name = shard["compression"]
+        zipped = path / check_relative_path(shard["zip_data"]["basename"])
         if name.split(":")[0] != "zstd":
             what = "a shard of the MDS folder has a compression that is not read here."
             next = (
@@ -439,16 +496,26 @@ class Mds(ShardFolder):
 
     def _open(self, file: Path, entry: dict[str, Any]) -> _Shard:
         """Return a shard whose size, hashes, offsets and samples have been checked."""
-        raw, compressed = entry["raw_data"], file.name != Path(entry["raw_data"]["basename"]).name
-        check_size(file, (entry["zip_data"] if compressed else raw)["bytes"])
+        raw = entry["raw_data"]
+        compressed = file.name != Path(entry["raw_data"]["basename"]).name
+        check_size(file, expected=(entry["zip_data"] if compressed else raw)["bytes"])
         if compressed:
-            _check_hashes(np.fromfile(file, np.uint8), entry["zip_data"], file)
-        data = self._load(file, raw["bytes"], compressed)
-        _check_hashes(data, raw, file)
+            _check_hashes(np.fromfile(file, np.uint8), facts=entry["zip_data"], file=file)
+        data = self._load(file, size=raw["bytes"], compressed=compressed)
+        _check_hashes(data, facts=raw, file=file)
         starts, lengths = self._find_ids(
-            data, read_offsets(data, file, entry["samples"]), entry, file
+            data,
+            offsets=read_offsets(data, file, items=entry["samples"]),
+            entry=entry,
+            file=file,
         )
-        return _Shard(file, raw["bytes"], starts, lengths, compressed)
+        return _Shard(
+            file=file,
+            size=raw["bytes"],
+            starts=starts,
+            lengths=lengths,
+            compressed=compressed,
+        )
 
     def _find_ids(
         self, data: np.ndarray, offsets: np.ndarray, entry: dict[str, Any], file: Path
@@ -457,7 +524,10 @@ class Mds(ShardFolder):
         broken sample.
         """
         columns = find_columns(
-            data, offsets, [size or None for size in entry["column_sizes"]], file
+            data,
+            offsets,
+            sizes=[size or None for size in entry["column_sizes"]],
+            file=file,
         )
         starts, size = columns[entry["column_names"].index(self.column)]
         width = self._type.itemsize
@@ -468,19 +538,30 @@ class Mds(ShardFolder):
                 else None
             )
             problem = f"does not hold whole ids of {self._type.name} in the column {self.column}"
-            check_items(size % width == 0, file, problem, next_step)
+            check_items(
+                size % width == 0,
+                file,
+                problem,
+                next=next_step,
+            )
             return starts, size // width
         problem = (
             f"does not hold a one-dimensional array of {self._type.name} in the column "
             f"{self.column}"
         )
         check_items(size > 0, file, problem)
-        axes, bytes_of_number = data[starts] >> 2, 1 << (data[starts] & 3).astype(np.int64)
+        axes = data[starts] >> 2
+        bytes_of_number = 1 << (data[starts] & 3).astype(np.int64)
         check_items((axes == 1) & (1 + bytes_of_number <= size), file, problem)
         lengths = np.zeros(len(starts), np.int64)
         for number in (1, 2, 4, 8):
             chosen = bytes_of_number == number
-            lengths[chosen] = read_integers(data, starts[chosen] + 1, 1, number)[:, 0]
+            lengths[chosen] = read_integers(
+                data,
+                starts=starts[chosen] + 1,
+                number=1,
+                width=number,
+            )[:, 0]
         check_items(1 + bytes_of_number + lengths * width == size, file, problem)
         return starts + 1 + bytes_of_number, lengths
 
@@ -536,7 +617,12 @@ def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:
     """Raise UserError if data do not have a hash of the index. Unknown algorithms are skipped."""
     for name, expected in (facts.get("hashes") or {}).items():
         if name in HASHES and (found := HASHES[name](data)) != expected:
-            raise damaged(file, "hash", f"{name} {found}", f"{name} {expected}  ({INDEX})")
+            raise damaged(
+                file,
+                what="hash",
+                found=f"{name} {found}",
+                expected=f"{name} {expected}  ({INDEX})",
+            )
 
 
 def _decompress(file: Path, size: int) -> np.ndarray:
@@ -550,7 +636,10 @@ def _decompress(file: Path, size: int) -> np.ndarray:
             break
     if len(data) != size:
         raise damaged(
-            file, "size", f"{len(data):,} bytes or more, decompressed", f"{size:,} bytes  ({INDEX})"
+            file,
+            what="size",
+            found=f"{len(data):,} bytes or more, decompressed",
+            expected=f"{size:,} bytes  ({INDEX})",
         )
     return np.frombuffer(data, np.uint8)
 
@@ -600,7 +689,8 @@ def split_shards(
     for int32 in chunks:
         chunk = Chunk(int32.ids.astype(dtype), int32.lengths)
         ends = np.concatenate(([0], np.cumsum(item_bytes(chunk.lengths))))
-        first, documents = 0, len(chunk.lengths)
+        first = 0
+        documents = len(chunk.lengths)
         while first < documents:
             last = max(first, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
             if last == first and not parts:
@@ -611,7 +701,8 @@ def split_shards(
                 first = last
             if first < documents:
                 yield parts
-                parts, room = [], SHARD_BYTES - head_bytes
+                parts = []
+                room = SHARD_BYTES - head_bytes
     if parts:
         yield parts
 
@@ -626,10 +717,8 @@ def pack_offsets(sizes: np.ndarray, gap: int, name: str) -> np.ndarray:
     head = np.concatenate(([len(sizes), 0], np.cumsum(sizes)))
     head[1:] += 4 * len(head) + gap
     if head[-1] >= OFFSETS_END:
-        found, expected = (
-            f"{head[-1]:,} bytes",
-            f"fewer than {OFFSETS_END:,} bytes, which its offsets can count",
-        )
+        found = f"{head[-1]:,} bytes"
+        expected = f"fewer than {OFFSETS_END:,} bytes, which its offsets can count"
         next = "choose another format: --to megatron"
         raise UserError(
             f"a document is too long for {name}.", found=found, expected=expected, next=next

@@ -1,0 +1,45 @@
+"""One experiment on a rented machine by Modal, after `tokenscale cloud` has staged it
+(docs/cloud.md).
+
+modal secret create tokenscale-bucket AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
+AWS_DEFAULT_REGION=… GPU=H100:4 modal run docs/cloud/modal_app.py --bucket s3://BUCKET/PREFIX
+--experiment demo --ranks 4
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import modal
+
+ROOT = Path(__file__).resolve().parents[2]
+app = modal.App("tokenscale")
+image = (
+    modal.Image.debian_slim(python_version="3.12")
+    .pip_install_from_pyproject(str(ROOT / "pyproject.toml"), optional_dependencies=["cloud"])
+    .env({"PYTHONPATH": "/project/src"})
+    .add_local_dir(ROOT / "src", "/project/src", ignore=["**/__pycache__", "**/*.egg-info"])
+)
+
+
+@app.function(
+    image=image,
+    gpu=os.environ.get("GPU", "H100"),  # KIND or KIND:NUMBER; one machine, so at most its GPUs
+    secrets=[modal.Secret.from_name("tokenscale-bucket")],
+    timeout=24 * 3600,
+    # a machine that is taken away, or a run that fails: the next worker goes on from the bucket
+    retries=10,
+)
+def train(bucket: str, experiment: str, ranks: int) -> None:
+    """Train the staged runs in an empty folder. Raises CalledProcessError where a run did not
+    end.
+    """
+    command = ["cloud", "--bucket", bucket, experiment, "--ranks", str(ranks), "--worker"]
+    subprocess.run([sys.executable, "-m", "tokenscale", *command], check=True)
+
+
+@app.local_entrypoint()
+def main(bucket: str, experiment: str, ranks: int = 1) -> None:
+    """Rent the machine, and wait for the end of the experiment."""
+    train.remote(bucket, experiment, ranks)
