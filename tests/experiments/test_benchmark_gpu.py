@@ -45,6 +45,7 @@ def test_utilisation_is_of_the_peak_of_the_cases_own_number_format(
     assert torch.get_float32_matmul_precision() == "highest", "as a training runs"
 
 
+@pytest.mark.long
 def test_cases_that_are_there_are_kept_and_a_failed_one_is_told(tmp_path, capsys, monkeypatch):
     """As after a cut: what has a file is not run again; a case that dies, has no time or does not
     fit says so.

@@ -394,6 +394,7 @@ def test_modules_name_the_queries_and_files_that_they_use(demo_report, tmp_path,
         assert set(kind.queries) <= {Path(file).stem for file in import_closure(module)}
 
 
+@pytest.mark.long
 def test_page_and_pdf_are_rebuilt_with_equal_bytes_and_each_figure_is_on_a_page(
     demo_report, tmp_path, monkeypatch
 ):

@@ -860,6 +860,7 @@ def build_by_single_commands(tables, output, ledger):
     assert main(["report", "bundle", *places, *of]) == 0
 
 
+@pytest.mark.long
 def test_the_report_is_what_the_single_commands_make_and_no_figure_is_drawn_twice(
     made, tmp_path, monkeypatch
 ):

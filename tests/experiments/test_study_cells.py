@@ -1,5 +1,6 @@
 """Every cell of the scale `study` trains at toy size: a tiny model of its family, two ranks for
-many, 10 steps. Cells of several ranks are long tests.
+many, 10 steps. The first cell of one rank of each experiment is in the gate, the others are long
+tests.
 """
 
 import json
@@ -69,11 +70,12 @@ def list_toys():
     for name in config.select_experiments([ALL]):
         for run in config.runs(name):
             toys.setdefault(shrink(run.settings), name)
+    first = {name: toy for toy, name in reversed(toys.items()) if toy.layout.world_size == 1}
     return [
         pytest.param(
             toy,
             id=f"{name}-{toy.identity}",
-            marks=() if toy.layout.world_size == 1 else pytest.mark.long,
+            marks=() if toy == first[name] else pytest.mark.long,
         )
         for toy, name in toys.items()
     ]

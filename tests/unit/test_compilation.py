@@ -45,6 +45,8 @@ DAILY = [
     (layout, CHECKPOINTING[(n + 2) % 3], ("row", "sdpa", "varlen")[n // 3 % 3], PRECISIONS[n % 4])
     for n, layout in enumerate(LAYOUTS)
 ] + [("single", "selective", "flex", "bf16")]
+#: each method alone; pairs of methods and other schedules are long tests
+METHODS = {"single", "ddp", "zero1", "zero2", "zero3", "tp", "1f1b"}
 #: each layout with two others: all masks, modes and number formats
 SOMETIMES = {
     (layout, CHECKPOINTING[(k + n) % 3], MASKS[(k + 2 * n) % 4], PRECISIONS[(k + 3 * n) % 4])
@@ -71,7 +73,11 @@ def check(case):
     assert count_case(*case) == (counts_of(1 + loss + again, again), 12 + loss), case
 
 
-@pytest.mark.parametrize("case", DAILY, ids="-".join)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case[0] in METHODS else pytest.mark.long) for case in DAILY],
+    ids="-".join,
+)
 def test_all_blocks_share_one_graph_and_the_loss_has_one(case):
     check(case)
 
