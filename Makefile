@@ -6,7 +6,7 @@
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
-# make setup installs the versions in locks/ where this platform and Python have a lock, else the newest in the ranges of
+# make setup installs the versions in locks/, by hash, where this platform and Python have a lock, else the newest in the ranges of
 # pyproject.toml; torch is the release in locks/constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
 # make lock: write locks/ anew, with the newest versions that pyproject.toml allows.   make lock-test: does it come out again?
 # make mutants: puts small mistakes into the most important functions, and counts what the tests find (MOST=20 a file).
@@ -26,6 +26,9 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml $(wildcard packages/*/pyproje
 # every package but torch by version and hash, where this platform and Python have a lock
 PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.uname()[4]}-python3.{sys.version_info[1]}")' 2>/dev/null)
 LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
+PIP = $(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS)
+# setuptools goes first: what is built afterwards takes it from the lock, not what the index has at that moment
+BUILD_TOOLS = sed -n '/^setuptools==/,/[^\\]$$/p' $(LOCK)
 VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint locks/constraints.txt)
 # Python 3's minor versions in pyproject.toml: from the first, below the second
 MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$$/\1 \2/p' pyproject.toml)
@@ -111,9 +114,12 @@ $(READY):
 	  printf 'tokenscale: this Python is not supported.\n  found     %s\n  expected  Python 3.$(word 1,$(MINORS)) to 3.%s\n  next      %s\n' \
 	    "$$($(PYTHON) --version 2>&1 | head -n 1)  ($(PYTHON))" $$(($(word 2,$(MINORS)) - 1)) "$$next" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOCK),$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
+	$(if $(LOCK),$(BUILD_TOOLS) | $(PIP) --require-hashes --no-deps -r /dev/stdin)
+	$(if $(LOCK),$(PIP) --require-hashes --no-deps --no-build-isolation --use-pep517 -r $(LOCK))
+	$(if $(LOCK),$(PIP) -r locks/constraints.txt)
+	$(if $(LOCK),$(PIP) --no-deps --no-build-isolation -e packages/golden -e .)
 	$(if $(LOCK)$(NEWEST),,@echo "tokenscale: there is no lock for $(PLATFORM); pip takes the newest versions in the ranges of pyproject.toml")
-	$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) $(VERSIONS) -e packages/golden -e ".[test]"
+	$(if $(LOCK),,$(PIP) $(VERSIONS) -e packages/golden -e ".[test]")
 	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; templates among the packages fail
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""The scripts in `benchmarks/`, each at tiny size, and what makes their figures comparable."""
+"""The scripts in `tests/benchmarks/`, each at tiny size, and what makes their figures comparable."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import peers, pretokenize, sizes, training
 
+from tests.benchmarks import peers, pretokenize, sizes, training
 from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
@@ -21,28 +21,26 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(100)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
-    path.name for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text()
+    path.name
+    for path in (ROOT / "tests/benchmarks").glob("*.py")
+    if "def main(" in path.read_text()
 )
 T = 16
 
 
 @pytest.mark.parametrize("script", sorted({*SCRIPTS} - {"peer_reader.py", "plain_script.py"}))
 def test_a_script_runs_from_any_folder_and_prints_its_help(tmp_path, monkeypatch, capsys, script):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != ROOT])
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="^0$"):
-        runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
-    assert f"usage: python benchmarks/{script} " in capsys.readouterr().out
+        runpy.run_path(str(ROOT / "tests/benchmarks" / script), run_name="__main__")
+    assert f"usage: python tests/benchmarks/{script} " in capsys.readouterr().out
 
 
 def test_no_installed_module_imports_a_script():
     for path in (ROOT / "src").rglob("*.py"):
-        assert not re.search(r"^\s*(import|from) benchmarks\b", path.read_text(), re.MULTILINE), (
-            path
-        )
+        assert not re.search(r"^\s*(import|from) tests\b", path.read_text(), re.MULTILINE), path
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +184,7 @@ def test_the_start_of_a_rank_is_measured():
     """
     command = [
         sys.executable,
-        ROOT / "benchmarks/startup.py",
+        ROOT / "tests/benchmarks/startup.py",
         "load",
         "--model",
         "gpt2-micro",

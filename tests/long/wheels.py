@@ -20,6 +20,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = tuple(
     f"3.{minor}" for minor in range(*map(int, re.findall(r"3\.(\d+)", PROJECT["requires-python"])))
 )
+#: the extra that names a distribution of this repository, which is on no index
+OURS = "golden"
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
 #: dependencies of Snakemake without a wheel, which pip builds: of pure Python, and those that need
 #: a C compiler
@@ -36,7 +38,7 @@ def resolve(uv: Path, python: str, platform: str) -> tuple[dict[str, str], str]:
         "pip",
         "compile",
         ROOT / "pyproject.toml",
-        "--all-extras",
+        *(f"--extra={name}" for name in PROJECT["optional-dependencies"] if name != OURS),
         "--quiet",
         "--no-header",
         "--no-annotate",

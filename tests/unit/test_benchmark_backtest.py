@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks import backtest
-from benchmarks.backtest import load_series, run_backtest
 
+from tests.benchmarks import backtest
+from tests.benchmarks.backtest import load_series, run_backtest
 from tokenscale.analysis.scaling_model import COVERAGE
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_the_documentation_has_the_table_and_it_is_printed_without_torch_and_sci
     forbidden = ["torch", "transformers", "scipy", "pydantic", "snakemake", "matplotlib"]
     code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"
     code += (
-        "from benchmarks import backtest\nimport "
+        "from tests.benchmarks import backtest\nimport "
         "tokenscale.analysis.projection\nbacktest.main(['--rows'])"
     )
     done = subprocess.run(

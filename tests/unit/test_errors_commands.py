@@ -125,7 +125,7 @@ def without_next_step(source: str) -> list[str]:
 
 
 def test_every_user_error_has_a_next_step():
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests/benchmarks").glob("*.py")]
     missing = {
         str(path.relative_to(ROOT)): found
         for path in files

@@ -300,7 +300,7 @@ def test_settings_that_the_decoder_has_not_are_refused(kind, changes):
 
 
 def test_random_shapes_agree_with_the_library_in_bits_logits_and_gradients(capsys):
-    path = Path(__file__).parents[2] / "benchmarks/model_parity.py"
+    path = Path(__file__).parents[2] / "tests/benchmarks/model_parity.py"
     spec = importlib.util.spec_from_file_location("model_parity", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

@@ -99,9 +99,17 @@ def test_the_lock_is_what_pyproject_asks_for():
     versions = locked() | {
         "torch": re.search(r"==(\S+)", (ROOT / "locks/constraints.txt").read_text())[1]
     }
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    golden = tomllib.loads((ROOT / GOLDEN).read_text())
     todo = [
-        Requirement(r)
-        for r in project()["dependencies"] + project()["optional-dependencies"]["test"]
+        Requirement(requirement)
+        for requirement in (
+            *ours["project"]["dependencies"],
+            *ours["project"]["optional-dependencies"]["test"],
+            *ours["build-system"]["requires"],
+            *golden["build-system"]["requires"],
+            *golden["project"]["dependencies"],
+        )
     ]
     seen = set()
     while todo:
@@ -161,16 +169,22 @@ def makefile(tmp_path):
     return make
 
 
-LOCKED = "--require-hashes --no-deps -r locks/"
+def installs_of(path: Path) -> list[str]:
+    """What `make setup` installs where there is a lock: build tools first, the project last, and
+    in between nothing that is not in the lock but torch.
+    """
+    return [
+        "--require-hashes --no-deps -r /dev/stdin",
+        f"--require-hashes --no-deps --no-build-isolation --use-pep517 -r locks/{path.name}",
+        "-r locks/constraints.txt",
+        "--no-deps --no-build-isolation -e packages/golden -e .",
+    ]
 
 
 @pytest.mark.parametrize(
     "platform, flags, installs",
     [
-        *(
-            (path.stem, (), [f"{LOCKED}{path.name}", "--constraint locks/constraints.txt -e"])
-            for path in lock.LOCKS
-        ),
+        *((path.stem, (), installs_of(path)) for path in lock.LOCKS),
         (lock.PLATFORM[:-4], ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
         ("linux-aarch64-python3.12", (), ["--constraint locks/constraints.txt -e"]),
     ],
@@ -183,6 +197,8 @@ def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags
     assert len(found) == len(installs) and all(
         part in line for part, line in zip(installs, found, strict=True)
     ), found
+    if len(found) > 1:
+        assert found[0].startswith("sed -n '/^setuptools==/") and found[0].count("locks/") == 1
     notes = [line for line in lines if "there is no lock for" in line]
     assert [platform in note for note in notes] == (
         [True] if len(installs) == 1 and not flags else []

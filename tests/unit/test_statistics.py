@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmarks import verdicts
 
+from tests.benchmarks import verdicts
 from tokenscale.analysis import statistics, tables
 from tokenscale.analysis.expectations import NotCheckedError, Steps
 from tokenscale.analysis.statistics import (

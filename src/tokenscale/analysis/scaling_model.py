@@ -6,7 +6,7 @@ COVERAGE of further runs. It reaches from the faster to the slower of the predic
 "efficiency stays as at the largest size". Each end is moved out by the spread of a prediction from
 a line, quantile x noise x sqrt(1 + 1/n + (x - mean)^2 / Sxx), the slow end also by SLOWDOWN for
 each doubling beyond the fitted sizes: larger worlds meet limits that no run shows. The constants
-were chosen by the back-test on published series (benchmarks/backtest.py, table in
+were chosen by the back-test on published series (tests/benchmarks/backtest.py, table in
 docs/parallelism.md).
 """
 

@@ -1,6 +1,6 @@
 """Compare decoders of random shapes with the same models of `transformers`, on the CPU in fp32.
 
-    python benchmarks/model_parity.py --shapes 50 --seed 0
+    python tests/benchmarks/model_parity.py --shapes 50 --seed 0
 
 Each shape is drawn as a configuration of llama, mistral, qwen2, qwen3 or gpt2 and built by the
 library with random weights. The weights are imported, and exported again: every bit must return.
@@ -150,7 +150,7 @@ def describe(config: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Print one line per shape, and the largest differences."""
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/model_parity.py", description=__doc__.splitlines()[0]
+        prog="python tests/benchmarks/model_parity.py", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--shapes", type=int, default=50, help="number of shapes")
     parser.add_argument(

@@ -341,7 +341,7 @@ class _HuggingFaceArm:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure, and print the table. Return the exit code."""
-    parser = Parser(prog="python benchmarks/training.py", description=__doc__)
+    parser = Parser(prog="python tests/benchmarks/training.py", description=__doc__)
     parser.add_argument(
         "--models", nargs="+", default=["llama-tiny", "llama-small", "gpt2-tiny"], metavar="PRESET"
     )

@@ -3,7 +3,7 @@ file at the end.
 
     python plain_script.py TEXT.parquet TOKENIZER.json OUTPUT.parquet
 
-The baseline of `benchmarks/pretokenize.py`. It imports nothing of tokenscale.
+The baseline of `tests/benchmarks/pretokenize.py`. It imports nothing of tokenscale.
 """
 
 import sys

@@ -293,7 +293,7 @@ def _engines(corpus: Path, tokenizer: Path, core: set[int]) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure, and print the table. Return the exit code."""
-    parser = Parser(prog="python benchmarks/pretokenize.py", description=__doc__)
+    parser = Parser(prog="python tests/benchmarks/pretokenize.py", description=__doc__)
     manifest = {"required": True, "type": Path, "metavar": "FILE"}
     parser.add_argument("--corpus", **manifest, help="results/corpus/NAME/manifest.json")
     parser.add_argument("--tokenizer", **manifest, help="results/tokenizers/NAME/manifest.json")

@@ -280,7 +280,7 @@ def _median(values: Sequence[float] | np.ndarray, form: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure, and print the table. Return the exit code."""
-    parser = Parser(prog="python benchmarks/sizes.py", description=__doc__)
+    parser = Parser(prog="python tests/benchmarks/sizes.py", description=__doc__)
     required: dict[str, Any] = {"required": True, "metavar": "FILE", "type": Path}
     parser.add_argument(
         "--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds"

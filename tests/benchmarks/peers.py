@@ -163,7 +163,7 @@ class Sources(data.Sources):
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure, and print the table. Return the exit code."""
-    parser = Parser(prog="python benchmarks/peers.py", description=__doc__)
+    parser = Parser(prog="python tests/benchmarks/peers.py", description=__doc__)
     data.add_arguments(parser)
     parser.add_argument(
         "--peers",

@@ -1,9 +1,9 @@
 """Measure how one rank of many starts: initial weights, a state that it loads, and torch's own
 format beside ours.
 
-    python benchmarks/startup.py initialise --ranks 4        # one rank of four, sharded (FSDP), alone in a process
-    python benchmarks/startup.py load --ranks 16             # the same, from a state that 16 ranks would have written
-    python benchmarks/startup.py compare --model gpt2-124m   # torch.distributed.checkpoint, on one rank
+    python tests/benchmarks/startup.py initialise --ranks 4  # one rank of four, sharded (FSDP), alone in a process
+    python tests/benchmarks/startup.py load --ranks 16  # the same, from a state that 16 ranks would have written
+    python tests/benchmarks/startup.py compare --model gpt2-124m  # torch.distributed.checkpoint, on one rank
 
 The other ranks are those of torch's fake process group, which sends nothing. The files of the state
 have the real sizes and no content (holes), so that loading measures this machine's memory and not
@@ -233,7 +233,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        prog="python benchmarks/startup.py",
+        prog="python tests/benchmarks/startup.py",
     )
     parser.add_argument("measure", choices=COMMANDS)
     parser.add_argument("--model", choices=sorted(PRESETS), default="llama-3.1-8b")

@@ -1,7 +1,7 @@
 """Simulate how often the report calls equal cells faster or slower, in the order of the design and
 under drift.
 
-python benchmarks/verdicts.py                      # about 15 minutes on one core: a row a drift and number of repeats
+python tests/benchmarks/verdicts.py   # about 15 minutes on one core: a row a drift and number of repeats
 """
 
 import argparse
@@ -85,7 +85,7 @@ def tabulate(campaigns: int) -> Iterator[str]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/verdicts.py",
+        prog="python tests/benchmarks/verdicts.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -197,7 +197,7 @@ def format_rows(rows: Sequence[Row]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and print the back-test. Return the exit code."""
-    parser = Parser(prog="python benchmarks/backtest.py", description=__doc__)
+    parser = Parser(prog="python tests/benchmarks/backtest.py", description=__doc__)
     parser.add_argument("--series", metavar="NAME", help="only this series")
     parser.add_argument("--rows", action="store_true", help="print every held-out size")
     parsed = parser.parse_args(arguments)
