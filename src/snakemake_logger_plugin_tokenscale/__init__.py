@@ -57,7 +57,7 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        from tokenscale.cli import snakemake_internals as internals
+        from tokenscale.cli.snakemake import internals
 
         with internals.exit_on_error():
             internals.check_call_files()
@@ -121,7 +121,7 @@ class LogHandler(LogHandlerBase):
 
     def _plan(self, record: LogRecord) -> None:
         """Keep a job of a dry run; pass on warnings, errors, and that nothing is to be done."""
-        from tokenscale.cli.snakemake_internals import read_job_event
+        from tokenscale.cli.snakemake.internals import read_job_event
 
         if found := read_job_event(record):
             self.planned.append(found)
@@ -152,7 +152,7 @@ class Display:
     """
 
     def __init__(self, stream, counts: dict[str, int]):
-        from tokenscale.cli import snakemake_progress as progress
+        from tokenscale.cli.snakemake import progress as progress
         from tokenscale.settings.config import TARGETS
 
         self.stream = stream

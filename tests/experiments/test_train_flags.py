@@ -20,8 +20,8 @@ import torch
 from tests import logs
 from tests.corpora import make_corpus, make_tokenizer
 from tests.distributed.ranks import run_ranks
-from tokenscale.cli import train as verb
 from tokenscale.cli.main import main
+from tokenscale.cli.train import command as verb
 from tokenscale.settings import source_studies
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.parallel.world import World

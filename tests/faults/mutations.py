@@ -279,19 +279,19 @@ GUARDS = {
     ),
     "boots tell machines apart": Guard("runs/launch/lock.py", " and boot not in owner", "", LOCKS),
     "another user's folder is one message": Guard(
-        "cli/snakemake_internals.py",
+        "cli/snakemake/internals.py",
         "    if not os.access(place, os.W_OK):",
         "    if False:",
         LOCKS,
     ),
     "users need no name": Guard(
-        "cli/snakemake_internals.py",
+        "cli/snakemake/internals.py",
         '        os.environ["USER"] = str(os.getuid())',
         "        pass",
         "tests/faults/test_users.py",
     ),
     "users need no home": Guard(
-        "cli/snakemake_internals.py",
+        "cli/snakemake/internals.py",
         '        os.environ["XDG_CACHE_HOME"] = ',
         "        _ = ",
         "tests/faults/test_users.py",

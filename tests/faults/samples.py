@@ -39,11 +39,14 @@ from tokenscale.base.files import (
     write_json,
     write_sealed,
 )
-from tokenscale.cli import cloud, snakemake_progress, snakemake_reasons, status_runs
+from tokenscale.cli import cloud
 from tokenscale.cli.convert import FOREIGN, ConvertSettings, convert
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.parity import read_recording
 from tokenscale.cli.plan_prices import read_gpu_prices
+from tokenscale.cli.snakemake import progress as snakemake_progress
+from tokenscale.cli.snakemake import reasons as snakemake_reasons
+from tokenscale.cli.status import runs as status_runs
 from tokenscale.data.corpus import fingerprint
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.files import expand_patterns

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tokenscale.cli.status_queue import LIMIT_S
+from tokenscale.cli.status.queue import LIMIT_S
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 WAITS = ("why the nodes it needs are in use", "why jobs of higher priority")

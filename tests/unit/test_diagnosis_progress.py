@@ -13,8 +13,8 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 import snakemake_logger_plugin_tokenscale as plugin
-from tokenscale.cli import snakemake_internals as internals
-from tokenscale.cli.snakemake_progress import Progress, read_recorded_jobs
+from tokenscale.cli.snakemake import internals
+from tokenscale.cli.snakemake.progress import Progress, read_recorded_jobs
 
 ONE = [("train", 0, 60)]
 NINE = [("train", 10 * n, 10 * n + 10) for n in range(9)]

@@ -16,9 +16,8 @@ from tests.refusals import refused
 from tokenscale.analysis import queries
 from tokenscale.base.files import get_boot_id, lock_folder
 from tokenscale.cli import main as cli
-from tokenscale.cli import status_queue as queue
-from tokenscale.cli import status_runs as runs
-from tokenscale.cli.train_inputs import note_folder
+from tokenscale.cli.status import queue, runs
+from tokenscale.cli.train.inputs import note_folder
 from tokenscale.runs.records.events import Status
 from tokenscale.runs.records.provenance import seal_record
 

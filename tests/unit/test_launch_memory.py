@@ -9,7 +9,7 @@ import pytest
 from tests.unit.study_train.conftest import asked
 from tokenscale.base.errors import UserError
 from tokenscale.base.wording import format_bytes
-from tokenscale.cli.train_request import LEARNED_VOCABULARY
+from tokenscale.cli.train.request import LEARNED_VOCABULARY
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.prices import Price, sum_prices
 from tokenscale.runs.launch import start

@@ -9,7 +9,7 @@ import pytest
 from tokenscale.base import files
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import name_process
-from tokenscale.cli import snakemake_internals
+from tokenscale.cli.snakemake import internals
 from tokenscale.runs.launch import lock
 
 ENTER = (
@@ -96,4 +96,4 @@ def test_who_only_looks_changes_nothing(folder, arguments):
 def test_a_folder_that_this_user_cannot_write_is_one_message(folder, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UserError, match="cannot write"):
-        snakemake_internals.check_folder(folder)
+        internals.check_folder(folder)

@@ -13,21 +13,21 @@ from types import SimpleNamespace
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli import snakemake_internals as internals
-from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_failed_jobs
+from tokenscale.cli.snakemake import internals
+from tokenscale.cli.snakemake.jobs import Job, list_planned_jobs, read_failed_jobs
 
 ROOT = Path(__file__).parents[2]
 RULES = [ROOT / "workflow/Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
 PLUGIN = [
     ROOT / "src/snakemake_logger_plugin_tokenscale/__init__.py",
-    *sorted((ROOT / "src/tokenscale/cli").glob("snakemake_[!i]*.py")),
+    *sorted((ROOT / "src/tokenscale/cli/snakemake").glob("[!_i]*.py")),
 ]
 
 
 def test_a_second_interrupt_waits_and_a_third_ends():
     code = """if True:
         import os, signal, sys
-        from tokenscale.cli.snakemake_internals import wait_for_jobs_when_interrupted
+        from tokenscale.cli.snakemake.internals import wait_for_jobs_when_interrupted
         signal.signal(signal.SIGINT, signal.default_int_handler)
         wait_for_jobs_when_interrupted()
         for expected in (True, False, True):
@@ -46,7 +46,7 @@ def test_a_second_interrupt_waits_and_a_third_ends():
 def test_a_signal_that_comes_while_jobs_are_selected_does_not_hang_the_call():
     code = """if True:
         import signal, threading
-        from tokenscale.cli.snakemake_internals import wait_for_jobs_when_interrupted
+        from tokenscale.cli.snakemake.internals import wait_for_jobs_when_interrupted
         lock, ended = threading.Lock(), threading.Event()  # as Snakemake's scheduler has
         def exit_gracefully(*_):
             with lock:
@@ -99,7 +99,7 @@ from snakemake.cli import main
 main(["-n", "--cores", "1", "--logger", "tokenscale"])
 """
 PLAIN = """
-from tokenscale.cli import snakemake_internals as internals
+from tokenscale.cli.snakemake import internals
 with internals.exit_on_error():
     internals.is_main_process(workflow)
 rule all:
@@ -128,8 +128,8 @@ def test_a_release_without_a_name_is_refused_in_one_message(tmp_path, module, ow
 
 
 SNAKEFILE = """
-from tokenscale.cli import snakemake_internals
-snakemake_internals.record_jobs(workflow)
+from tokenscale.cli.snakemake import internals
+internals.record_jobs(workflow)
 
 rule all:
     input: "flaky.txt", "bad.txt"

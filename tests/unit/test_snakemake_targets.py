@@ -2,7 +2,7 @@
 
 import json
 
-from tokenscale.cli.snakemake_targets import Targets
+from tokenscale.cli.snakemake.targets import Targets
 from tokenscale.settings.config import Config
 from tokenscale.settings.manifests import done_file
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tokenscale.base.files import sha256_text, write_arguments, write_json, write_text
-from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_failed_jobs, split_reasons
-from tokenscale.cli.snakemake_reasons import describe_changed_settings, find_causes, render
+from tokenscale.cli.snakemake.jobs import Job, list_planned_jobs, read_failed_jobs, split_reasons
+from tokenscale.cli.snakemake.reasons import describe_changed_settings, find_causes, render
 from tokenscale.settings.closure import PACKAGE
 from tokenscale.settings.profile import Call
 

@@ -170,7 +170,13 @@ NOBODYS = [
         "settings/presets.py",
         "settings/registry.py",
     ),
-    *("cli/main.py", "cli/train.py", "cli/train_inputs.py", "cli/doctor.py", "cli/launch.py"),
+    *(
+        "cli/main.py",
+        "cli/train/command.py",
+        "cli/train/inputs.py",
+        "cli/doctor.py",
+        "cli/launch.py",
+    ),
     *(
         "runs/launch/attempts.py",
         "arms/train.py",

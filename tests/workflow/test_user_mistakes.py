@@ -4,7 +4,6 @@ traceback.
 
 import argparse
 import contextlib
-import importlib
 import json
 import math
 import re
@@ -155,7 +154,7 @@ def parsers() -> list[argparse.ArgumentParser]:
     found = []
     for verb in cli.COMMANDS:
         parser = cli.Parser(prog=verb)
-        importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
+        cli.load_command(verb).add_arguments(parser)
         inner = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
         found += [kind for choices in inner for kind in choices.values()] or [parser]
     return found

@@ -10,8 +10,8 @@ from tokenscale.arms.environments import list_arms, list_files as list_arm_files
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.cli import cloud
-from tokenscale.cli import snakemake_internals as internals
-from tokenscale.cli.snakemake_targets import TABLES, Targets
+from tokenscale.cli.snakemake import internals
+from tokenscale.cli.snakemake.targets import TABLES, Targets
 from tokenscale.runs.launch import lock
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.closure import ONLINE, training_modules, write_listing

@@ -2,7 +2,7 @@
 
 import atexit
 
-from tokenscale.cli.snakemake_checks import CallChecks
+from tokenscale.cli.snakemake.checks import CallChecks
 
 checks = CallChecks(workflow, settings, call)
 

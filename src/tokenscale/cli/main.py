@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tokenscale import __version__
@@ -157,6 +158,14 @@ GROUPS = {
     },
 }
 COMMANDS = [command for commands in GROUPS.values() for command in commands]
+#: commands of several files, in a folder
+IN_FOLDERS = ("status", "train")
+
+
+def load_command(command: str) -> ModuleType:
+    """Return a command's module, with `add_arguments` and `run`."""
+    name = f"{command}.command" if command in IN_FOLDERS else command
+    return importlib.import_module(f"tokenscale.cli.{name}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -253,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
                 word=command,
                 words=[name for group in GROUPS if group for name in GROUPS[group]],
             )
-        module = importlib.import_module(f"tokenscale.cli.{command}")
+        module = load_command(command)
         command_parser = Parser(
             prog=as_typed(f"tokenscale {command}"), description=as_typed(module.__doc__ or "")
         )

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import make_corpus, make_tokenizer
-from tokenscale.cli import train
 from tokenscale.cli.main import main
-from tokenscale.cli.train_inputs import PreparedRun, prepare
-from tokenscale.cli.train_request import Request, parse_request
+from tokenscale.cli.train import command as train
+from tokenscale.cli.train.inputs import PreparedRun, prepare
+from tokenscale.cli.train.request import Request, parse_request
 
 TEXTS = [f"document number {i} has some words, {'and more ' * (i % 17)}" for i in range(120)]
 CONFIG = {

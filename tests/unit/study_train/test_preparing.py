@@ -16,8 +16,8 @@ from tests.refusals import refused
 from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import lock_folder, read_json, sha256_file, write_json, write_sealed
-from tokenscale.cli import train_inputs
 from tokenscale.cli.main import main
+from tokenscale.cli.train import inputs
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -244,9 +244,9 @@ def test_what_another_process_builds_is_refused_and_kept(here):
     [("--global-batch 1", False), ("--global-batch 4096 --sequence-length 256", True)],
 )
 def test_a_step_that_takes_long_is_announced_beforehand(words, long, monkeypatch):
-    monkeypatch.setattr(train_inputs.timeit, "repeat", lambda *_, **__: [0.02])  # 107 GFLOP/s
+    monkeypatch.setattr(inputs.timeit, "repeat", lambda *_, **__: [0.02])  # 107 GFLOP/s
     run = asked(*f"--dataset dummy --model llama-tiny --device cpu {words}".split()).run
-    found = train_inputs.describe_long_step(
+    found = inputs.describe_long_step(
         flags.replace_values(run, {"model.vocabulary_size": 4096}), {}
     )
     assert found is None or re.match(

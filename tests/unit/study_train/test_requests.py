@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib
 import json
 import operator
 import re
@@ -15,8 +14,8 @@ import yaml
 
 from tests.unit.study_train.conftest import LISTS, PADDED, PRESET, asked
 from tokenscale.base.errors import UserError
-from tokenscale.cli.main import main
-from tokenscale.cli.train_request import parse_request
+from tokenscale.cli.main import load_command, main
+from tokenscale.cli.train.request import parse_request
 from tokenscale.settings import flags, source_studies
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
@@ -191,7 +190,7 @@ def test_the_study_commands_of_the_documents_have_no_flag_that_is_not_there(monk
     codes = re.findall(r"`\.venv/bin/tokenscale (\w+) ([^`]+)`", table.split("\n## ")[0])
     for verb, words in codes:
         parser = argparse.ArgumentParser(allow_abbrev=False)
-        importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
+        load_command(verb).add_arguments(parser)
         known = {name for action in parser._actions for name in action.option_strings}
         assert {
             word.split("=")[0] for word in shlex.split(words) if word.startswith("--")
@@ -207,7 +206,7 @@ def test_ranks_of_torchrun_join_on_the_device_that_the_flags_say(monkeypatch, wo
         monkeypatch.setenv(name, value)
     joined = []
     monkeypatch.setattr(
-        "tokenscale.cli.train_torchrun.join", lambda layout, device: joined.append(device)
+        "tokenscale.cli.train.torchrun.join", lambda layout, device: joined.append(device)
     )
     with pytest.raises(AttributeError):  # what came back is no world: further it does not go
         main(["train", *words])

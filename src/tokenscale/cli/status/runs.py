@@ -16,7 +16,7 @@ from typing import Any
 from tokenscale.analysis.queries import current_throughput
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import get_boot_id, read_json
-from tokenscale.cli.status_queue import QueuedJob
+from tokenscale.cli.status.queue import QueuedJob
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
 from tokenscale.runs.records.provenance import read_lines, read_sealed
 from tokenscale.settings.manifests import RUN_FOLDERS

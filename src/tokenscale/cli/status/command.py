@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_duration, wrap_text
-from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
-from tokenscale.cli.status_runs import RunState, find_writers, list_folders, read_runs
+from tokenscale.cli.status.queue import Queue, QueuedJob, query_queue, seconds_until
+from tokenscale.cli.status.runs import RunState, find_writers, list_folders, read_runs
 from tokenscale.runs.records.provenance import read_text
 
 #: a folder with one of these is a project, or holds a copy of its results
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
             "--json cannot be combined with another report.", next="tokenscale status --json"
         )
     if arguments.failed is not None:
-        from tokenscale.cli.status_failed import describe_failures
+        from tokenscale.cli.status.failed import describe_failures
 
         if text := describe_failures(Path(arguments.failed) if arguments.failed else None):
             print(text)

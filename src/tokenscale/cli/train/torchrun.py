@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli.train_inputs import prepare, print_summary
-from tokenscale.cli.train_request import parse_request
+from tokenscale.cli.train.inputs import prepare, print_summary
+from tokenscale.cli.train.request import parse_request
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE, write_done_file
 from tokenscale.runs.launch.start import open_run

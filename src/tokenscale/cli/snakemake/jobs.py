@@ -1,5 +1,5 @@
 """The jobs of a Snakemake call, planned or failed, as the workflow records them
-(`snakemake_internals.JobEvents`).
+(`internals.JobEvents`).
 """
 
 import json

@@ -26,7 +26,7 @@ from tokenscale.base.wording import format_duration
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.plan_prices import count_library_weights
 from tokenscale.cli.pretokenize_file import reword_for_flags
-from tokenscale.cli.train_request import (
+from tokenscale.cli.train.request import (
     TEKKEN_VOCABULARY,
     Request,
     check_run,

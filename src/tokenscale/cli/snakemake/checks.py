@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli import snakemake_internals as internals
+from tokenscale.cli.snakemake import internals
 from tokenscale.runs.launch import submission
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
@@ -80,8 +80,8 @@ class CallChecks:
         A dry run has no executor: where trainings start by srun, their jobs would be submitted.
         """
         from tokenscale.cli.plan_prices import RunPrices
-        from tokenscale.cli.snakemake_jobs import list_planned_jobs
-        from tokenscale.cli.snakemake_reasons import render
+        from tokenscale.cli.snakemake.jobs import list_planned_jobs
+        from tokenscale.cli.snakemake.reasons import render
 
         if found := list_planned_jobs(internals.planned):
             yield render(found, targets=internals.get_targets(), call=self.call) + "\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError, as_typed, few
 from tokenscale.base.wording import count, format_duration
-from tokenscale.cli.snakemake_jobs import Job, read_failed_jobs
-from tokenscale.cli.status_runs import find_logs, read_runs, read_tail
+from tokenscale.cli.snakemake.jobs import Job, read_failed_jobs
+from tokenscale.cli.status.runs import find_logs, read_runs, read_tail
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
 
 #: number of last lines shown of each log

@@ -6,8 +6,8 @@ import argparse
 import os
 
 from tokenscale.base.errors import as_typed
-from tokenscale.cli.train_inputs import prepare, print_summary
-from tokenscale.cli.train_request import parse_request
+from tokenscale.cli.train.inputs import prepare, print_summary
+from tokenscale.cli.train.request import parse_request
 from tokenscale.runs.launch.start import start_run
 
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     A process that only starts ranks does not import torch.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        from tokenscale.cli.train_torchrun import train_together
+        from tokenscale.cli.train.torchrun import train_together
 
         return train_together(arguments)
     job = prepare(parse_request(arguments))
