@@ -152,7 +152,8 @@ def find_cautions(
             steps=made,
         )
         # a LookupError where a cell lacks its factors or its run
-        _, _ = design.settings, design.factors
+        _ = design.settings
+        _ = design.factors
     except (UserError, LookupError, TypeError, ValueError, AttributeError):
         return []
     found = find_problems(design, checks=OF_RESULTS)

@@ -218,10 +218,11 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
             rows.append((name, hours, "not set", ""))
             continue
         cost = hours if not of_all.timed else f"{of_all.gpu_hours * price.usd_per_gpu_hour:,.2f}"
+        rate = f"{price.usd_per_gpu_hour:,.2f}"
         origin = ", ".join(filter(None, [price.source, str(price.date or "")]))
-        rows.append(
-            (name, hours, f"{price.usd_per_gpu_hour:,.2f}{f' ({origin})' * bool(origin)}", cost)
-        )
+        if origin:
+            rate += f" ({origin})"
+        rows.append((name, hours, rate, cost))
     yield from _render_table(rows)
     yield from unknown
 

@@ -380,8 +380,8 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
         ),
         (
             (
-                "source files have changed since the report was "
-                f"built{f' at commit {commit}' * bool(commit)}"
+                "source files have changed since the report was built"
+                + (f" at commit {commit}" if commit else "")
             ),
             changed,
         ),

@@ -356,13 +356,14 @@ def _get_texts(
             text = get_value(row, name=key)
         except (KeyError, TypeError):
             names = list(row) if isinstance(row, dict) else []
+            place = {label: number}
             raise missing_column(
                 path,
                 name=key,
                 names=names,
                 option=option,
                 kind="key",
-                **{label: number},
+                **place,
             ) from None
         if text is not None and not isinstance(text, str):
             terms: dict[str, Any] = {
