@@ -25,9 +25,9 @@ from tests.distributed.parity import (
 from tests.distributed.ranks import run_ranks
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train import trainer as engine
+from tokenscale.train.collectives import local
 from tokenscale.train.models import initial_values
 from tokenscale.train.models.build import objective_of
-from tokenscale.train.parallel.sharding import local
 
 pytestmark = pytest.mark.distributed
 VARIANTS = {

@@ -19,6 +19,13 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+def local(tensor: Tensor) -> Tensor:
+    """Return a DTensor's own part as a plain tensor in the same memory; any other tensor as it
+    is.
+    """
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 @dataclass
 class Ranks:
     """A tensor group, and this rank's number in it."""

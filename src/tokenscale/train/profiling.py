@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tokenscale.settings.run import ProfileSettings, RunSettings
+from tokenscale.train.collectives import local
 from tokenscale.train.compilation import STORED
-from tokenscale.train.parallel.sharding import local
 
 
 class Trace:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.data.order.permutation import shard_rows
+from tokenscale.train.collectives import local
 from tokenscale.train.parallel.sharding import (
     LocalShards,
     Mesh,
     ParallelModel,
     ShardingState,
-    local,
     materialise,
 )
 

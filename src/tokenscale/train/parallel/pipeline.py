@@ -9,7 +9,7 @@ sharded layouts apply to it as to a model.
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,7 @@ from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
 from tokenscale.train.parallel.sharding import GradReduction, Mesh, ParallelModel
 from tokenscale.train.phase_timer import HostTimer
-
-if TYPE_CHECKING:
-    from tokenscale.train.profiling import Probe
+from tokenscale.train.profiling import Probe
 
 
 class DeferredWeightGrads:
@@ -356,7 +354,7 @@ class Pipeline:
         timer: HostTimer,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         no_sync: Callable[[], AbstractContextManager] = nullcontext,
-        probe: "Probe | None" = None,
+        probe: Probe | None = None,
     ) -> Tensor:
         """Run the forward (F), backward (B) and deferred weight-gradient (W) passes of one
         optimizer step.

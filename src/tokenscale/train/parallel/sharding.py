@@ -5,7 +5,7 @@ reach other ranks.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tokenscale.settings.layout import DEGREES, LayoutSettings, MeshCoordinate
+from tokenscale.train.collectives import local
 from tokenscale.train.compilation import Compilation
-from tokenscale.train.models.objective import MicroBatch, Objective
+from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
 from tokenscale.train.parallel.world import World
-
-if TYPE_CHECKING:
-    from tokenscale.train.parallel.pipeline import Pipeline
+from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.profiling import Probe
 
 
 class Mesh:
@@ -206,6 +206,28 @@ class BucketListener:
     on_ready: Callable[[], None] | None = None
 
 
+class PipelineSteps(Protocol):
+    """What a training step and the generation of text call of a pipeline (`pipeline.Pipeline`)."""
+
+    def __call__(self, inputs: MicroBatch) -> Tensor: ...
+
+    def step(
+        self,
+        inputs: Callable[[int], MicroBatch],
+        *,
+        weight: Tensor,
+        micro_steps: int,
+        timer: HostTimer,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        no_sync: Callable[[], AbstractContextManager] = nullcontext,
+        probe: Probe | None = None,
+    ) -> Tensor: ...
+
+    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None) -> Tensor: ...
+
+    def broadcast_from_last(self, value: Tensor) -> Tensor: ...
+
+
 @dataclass
 class ParallelModel:
     """One rank's part of a model, and how a training step uses it. Every parallel method takes one
@@ -220,7 +242,7 @@ class ParallelModel:
     sharding: ShardingState = field(default_factory=ShardingState)
     #: the parts of the parameters that this rank's optimizer updates
     shards: LocalShards | None = None
-    pipeline: "Pipeline | None" = None
+    pipeline: PipelineSteps | None = None
     #: context of backward passes that reduce no gradients; the pass after it reduces the sum
     no_sync: Callable[[], AbstractContextManager] = nullcontext
     bucket_listener: BucketListener | None = None
@@ -249,13 +271,6 @@ def materialise(module: nn.Module, device: torch.device) -> None:
             storage = nn.Parameter(torch.empty_like(weight, device=device), weight.requires_grad)
             torch.utils.swap_tensors(weight, storage)
     module.to(device)  # FSDP notes here where its parameters are now
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return a DTensor's own part as a plain tensor in the same memory; any other tensor as it
-    is.
-    """
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def fill_buckets(tensors: Mapping[str, Tensor]) -> list[list[str]]:
