@@ -261,14 +261,14 @@ GUARDS = {
     ),
     "a forged verdict is told": Guard(
         "report/verification.py",
-        "        elif made and not equal:\n",
-        "        elif False:\n",
+        "    elif not _is_equal(path, other):\n",
+        "    elif False:\n",
         "tests/experiments/test_report_folder.py::test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it",
     ),
     "a forged table is told": Guard(
         "report/verification.py",
-        "            if not _is_equal(path, other):\n                difference",
-        "            if False:\n                difference",
+        "        if _is_equal(path, other):\n            continue\n",
+        "        if True:\n            continue\n",
         "tests/experiments/test_report_folder.py::test_results_name_forged_tables_and_drawings_and_reports_that_are_older",
     ),
     "a rank that stands still is named": Guard(

@@ -431,42 +431,47 @@ def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
     low = cell.low
     high = cell.high
     near, far = edges(claim)
-    if not claim.exact and cell.repeated:
-        return INCONCLUSIVE, "its points share runs, so that they are not independent"
-    if not claim.exact and statistics.order_statistic_rank(cell.n) is None:
-        return (
-            INCONCLUSIVE,
-            f"{cell.n} of the {statistics.fewest_pairs()} or more points that a verdict takes",
-        )
+    if not claim.exact and (lack := _name_lack_of_points(cell)):
+        return INCONCLUSIVE, lack
     within = near <= low and high <= far
     holds = {"above": low > far, "below": high < near, "equal": within}[claim.direction]
     fails = {"above": high <= far, "below": low >= near, "equal": high < near or low > far}[
         claim.direction
     ]
-    alone = holds and claim.cells == "all"
-    p, smallest = (
-        (cell.p, cell.smallest_p) if alone else (cell.corrected_p, cell.corrected_smallest_p)
-    )
-    if (holds or fails) and smallest >= statistics.LEVEL:
-        return INCONCLUSIVE, "too few points for tests of so many cells"
-    if (holds or fails) and p >= statistics.LEVEL:
-        return (
-            INCONCLUSIVE,
-            (
-                f"the test{'' if alone else ', corrected for the other cells,'} does not exclude "
-                "chance"
-            ),
-        )
+    if not holds and not fails:
+        bound = "margin" if claim.margin else "bound"
+        return INCONCLUSIVE, f"the {bound} lies inside the interval"
+    if doubt := _name_doubt(cell, alone=holds and claim.cells == "all"):
+        return INCONCLUSIVE, doubt
     if holds:
         return SUPPORTED, ""
-    if fails:
-        small = claim.direction != "equal" and claim.margin and within
-        of = (
-            f"no further from {written(claim.bound, claim.unit)} than "
-            f"{written(claim.margin, 'percent')}"
-        )
-        return CONTRADICTED, of if small else ""
-    return INCONCLUSIVE, f"the {'margin' if claim.margin else 'bound'} lies inside the interval"
+    if claim.direction != "equal" and claim.margin and within:
+        bound = written(claim.bound, claim.unit)
+        return CONTRADICTED, f"no further from {bound} than {written(claim.margin, 'percent')}"
+    return CONTRADICTED, ""
+
+
+def _name_lack_of_points(cell: Cell) -> str:
+    """Return why the points of a cell allow no verdict, empty if they do."""
+    if cell.repeated:
+        return "its points share runs, so that they are not independent"
+    if statistics.order_statistic_rank(cell.n) is None:
+        return f"{cell.n} of the {statistics.fewest_pairs()} or more points that a verdict takes"
+    return ""
+
+
+def _name_doubt(cell: Cell, alone: bool) -> str:
+    """Return why the test of a cell decides nothing, empty if it does; `alone`: without a
+    correction for the other cells.
+    """
+    p = cell.p if alone else cell.corrected_p
+    smallest = cell.smallest_p if alone else cell.corrected_smallest_p
+    if smallest >= statistics.LEVEL:
+        return "too few points for tests of so many cells"
+    if p >= statistics.LEVEL:
+        corrected = "" if alone else ", corrected for the other cells,"
+        return f"the test{corrected} does not exclude chance"
+    return ""
 
 
 def _judged(

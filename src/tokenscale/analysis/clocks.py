@@ -368,20 +368,13 @@ def _ordered(e: Evidence) -> Iterator[str]:
             return
 
 
-@expect(
-    "run_start, init_done, run_stop of each rank",
-    must="once, in this order, as long apart as stated",
-    known_from="clocks",
-    word="suspect",
-    tolerance="0.25 s and 5 %",
-)
 def _start(e: Evidence) -> Iterator[str]:
     named: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for event in e.events:
         if event["event"] in ORDER:
             named[event["attempt"], event["rank"]].append(event)
     orders = {log: [event["event"] for event in events] for log, events in named.items()}
-    if any(names != [name for name in ORDER if name in names] for names in orders.values()):
+    if not all(map(_is_in_order, orders.values())):
         yield "events out of order or repeated inside an attempt"
         return
     last = max((attempt for attempt, _ in named), default=None)
@@ -390,24 +383,38 @@ def _start(e: Evidence) -> Iterator[str]:
     ):
         yield "a rank of the last attempt reported no run_stop"
     for (attempt, rank), events in named.items():
-        times = [event["t_mono_s"] for event in events if event["t_mono_s"] is not None]
-        if times != sorted(times):
+        if _goes_back(events):
             yield (
                 f"the clock of attempt {attempt}, rank {rank} goes back between its start and "
                 "its end"
             )
-        by_name = {event["event"]: event for event in events}
-        if not e.row.get("external") and {"run_start", "init_done"} <= by_name.keys():
-            took = by_name["init_done"]["t_mono_s"]
-            stated = by_name["init_done"]["duration_s"]
-            begun = by_name["run_start"]["t_mono_s"]
-            if None not in (took, stated, begun) and abs(stated - (took - begun)) > 0.25 + 0.05 * (
-                took - begun
-            ):
-                yield (
-                    f"init_done of rank {rank} states {stated:.4g} s, its clock has "
-                    f"{took - begun:.4g} s"
-                )
+        if not e.row.get("external"):
+            yield from _compare_start(rank, {event["event"]: event for event in events})
+
+
+def _is_in_order(names: list[str]) -> bool:
+    return names == [name for name in ORDER if name in names]
+
+
+def _goes_back(events: list[Row]) -> bool:
+    """Return whether the monotonic clock of events in their order is set back."""
+    times = [event["t_mono_s"] for event in events if event["t_mono_s"] is not None]
+    return times != sorted(times)
+
+
+def _compare_start(rank: int, by_name: dict[str, Row]) -> Iterator[str]:
+    """Compare the duration of the start that a rank states with its clock."""
+    if not {"run_start", "init_done"} <= by_name.keys():
+        return
+    took = by_name["init_done"]["t_mono_s"]
+    stated = by_name["init_done"]["duration_s"]
+    begun = by_name["run_start"]["t_mono_s"]
+    if None in (took, stated, begun):
+        return
+    if abs(stated - (took - begun)) > 0.25 + 0.05 * (took - begun):
+        yield (
+            f"init_done of rank {rank} states {stated:.4g} s, its clock has {took - begun:.4g} s"
+        )
 
 
 @expect(

@@ -195,31 +195,38 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
     for row in group.itertuples():
         stated = {name: getattr(row, column) for column, name in wanted.items()}
         if not row.external:
-            stated |= {
-                name: value
-                for name, value in _decoded(row, column="versions").items()
-                if name != "tokenscale"
-            }
-            stated |= {
-                f"source file {name}": sha256
-                for name, sha256 in _decoded(row, column="code").items()
-            }
-            if factor.split(".", maxsplit=1)[0] not in VALIDATION_CHANGE:
-                stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(
-                    row, "validation_tokens", None
-                )
+            stated |= _own_facts(row, factor)
         found[row.Index] = {name: value for name, value in stated.items() if not pd.isna(value)}
-    environments = {
+    environments = _environments(group)
+    for name in sorted({name for _, set_ in environments.values() for name in set_}):
+        if factor in RANKS_CHANGE and name.endswith("_NUM_THREADS"):
+            continue
+        for i, (ranks, set_) in environments.items():
+            if ranks > 1 or not name.startswith(COMMUNICATION):
+                found[i][f"environment variable {name}"] = set_.get(name, "not set")
+    return found
+
+
+def _environments(group: pd.DataFrame) -> dict[Any, tuple[int, dict[str, Any]]]:
+    """Index → (world size, environment variables) of the rows of our own runs that state them."""
+    return {
         row.Index: (row.world_size, _decoded(row, column="environment"))
         for row in group.itertuples()
         if not row.external and isinstance(getattr(row, "environment", None), str)
     }
-    for name in sorted({name for _, set_ in environments.values() for name in set_}):
-        if factor not in RANKS_CHANGE or not name.endswith("_NUM_THREADS"):
-            for i, (ranks, set_) in environments.items():
-                if ranks > 1 or not name.startswith(COMMUNICATION):
-                    found[i][f"environment variable {name}"] = set_.get(name, "not set")
-    return found
+
+
+def _own_facts(row: Any, factor: str) -> dict[str, Any]:
+    """Name → value of the facts that only rows of our own runs state."""
+    versions = _decoded(row, column="versions")
+    stated = {name: value for name, value in versions.items() if name != "tokenscale"}
+    for name, sha256 in _decoded(row, column="code").items():
+        stated[f"source file {name}"] = sha256
+    if factor.split(".", maxsplit=1)[0] not in VALIDATION_CHANGE:
+        stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(
+            row, "validation_tokens", None
+        )
+    return stated
 
 
 def _decoded(row: object, column: str) -> dict[str, Any]:

@@ -34,6 +34,9 @@ from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings, reads_parquet
 
 Cell = dict[str, Any]
+CellReading = tuple[Cell, RunSettings, Reading]
+#: two cells as factor → level as JSON, and the factors in which they differ
+CellPair = tuple[dict[str, str], dict[str, str], list[str]]
 #: sections that are one choice, whatever settings it takes to make it
 ONE_CHOICE = ("layout", "model", "resume_from")
 #: budgets that say, with the tokens at hand, how often a text is read
@@ -41,6 +44,9 @@ COUNTED = ("steps", "epochs")
 SCALING_FIGURES = ("scaling_throughput", "parallel_methods")
 #: fewest held-out documents for a loss that represents other text
 FEW_DOCUMENTS = 30
+#: next steps of several findings
+LESS_REPETITION = "fewer steps, or a larger corpus"
+SINGLE_STEPS = "run cells that differ in one factor only, or leave out cells that differ in several"
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Design:
         return [(cell, first[canonical_json(cell)]) for cell in self.cells]
 
     @functools.cached_property
-    def readings(self) -> list[tuple[Cell, RunSettings, Reading]]:
+    def readings(self) -> list[CellReading]:
         """Return how each cell reads each of its corpora."""
         steps = [self.steps.get(canonical_json(cell)) for cell in self.cells]
         cells = zip(self.settings, steps, strict=True)
@@ -167,89 +173,102 @@ def check_confounding(design: Design) -> list[Problem]:
     A global batch that grows with the world size is weak scaling and counts as one factor with it.
     Keys that the file changes together are one factor.
     """
-    changing = [
-        name for name in design.factors if name != "global_batch" or not is_weak_scaling(design)
-    ]
-    names = [
-        factor for factor in design.experiment.factors if set(factor_keys(factor)) & set(changing)
-    ]
+    names = _list_changing_factors(design)
     table = [
         {name: canonical_json(factor_level(cell, factor=name)) for name in names}
         for cell in design.cells
     ]
-    apart = [
+    pairs = [
         (a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)
     ]
-    alone = {different[0] for _, _, different in apart if len(different) == 1}
-    found = []
-    reported = set(alone)
-    for name in names:
-        always = set.intersection(
-            *(set(different) for _, _, different in apart if name in different)
-        )
-        if len(always) > 1 and name not in reported:
-            reported |= always
-            others = listing([n for n in names if n in always and n != name])
-            what = (
-                f"factor {name} never changes alone: {others} changes with it, so their effects "
-                "cannot be separated"
-            )
-            cure = "run cells that differ in one of them only (check left_out), or fix one"
-            found.append(
-                Problem(
-                    level="refuse",
-                    what=what,
-                    key=f"factors.{name}",
-                    next=cure,
-                )
-            )
-    cure = "run cells that differ in one factor only, or leave out cells that differ in several"
+    alone = {different[0] for _, _, different in pairs if len(different) == 1}
+    together = _group_factors_together(names, pairs, alone)
     key = "left_out" if design.experiment.left_out else "factors"
-    for cell in table if not found else ():
-        near = [different for a, b, different in apart if cell in (a, b)]
-        if near and min(map(len, near)) > 1:
-            reported |= set(names)
-            level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
-            fewest = min(near, key=len)
-            what = (
-                f"cell {level} differs from every other in {listing(fewest)} at once: no other "
-                "cell is comparable"
-            )
-            found.append(
-                Problem(
-                    level="refuse",
-                    what=what,
-                    key=key,
-                    next=cure,
-                )
-            )
-    what = "no two cells differ in {} alone: its effect cannot be measured"
+    found = [_never_alone(name, others) for name, others in together.items()]
+    if not found and (lonely := _find_lonely_cells(table, pairs, key)):
+        return lonely
+    explained = alone.union(*together.values(), together)
     return found + [
         Problem(
             level="refuse",
-            what=what.format(n),
+            what=f"no two cells differ in {name} alone: its effect cannot be measured",
             key=key,
-            next=cure,
+            next=SINGLE_STEPS,
         )
-        for n in names
-        if n not in reported
+        for name in names
+        if name not in explained
     ]
+
+
+def _list_changing_factors(design: Design) -> list[str]:
+    """Return the factors with several levels; in weak scaling, the global batch is none."""
+    changing = set(design.factors)
+    if is_weak_scaling(design):
+        changing -= {"global_batch"}
+    return [factor for factor in design.experiment.factors if changing & set(factor_keys(factor))]
+
+
+def _group_factors_together(
+    names: list[str], pairs: list[CellPair], alone: set[str]
+) -> dict[str, list[str]]:
+    """Return factor → the others that change wherever it does: of each group that is not `alone`,
+    its first factor.
+    """
+    explained = set(alone)
+    groups = {}
+    for name in names:
+        always = set.intersection(
+            *(set(different) for _, _, different in pairs if name in different)
+        )
+        if len(always) > 1 and name not in explained:
+            explained |= always
+            groups[name] = [n for n in names if n in always and n != name]
+    return groups
+
+
+def _never_alone(name: str, others: list[str]) -> Problem:
+    what = (
+        f"factor {name} never changes alone: {listing(others)} changes with it, so their effects "
+        "cannot be separated"
+    )
+    return Problem(
+        level="refuse",
+        what=what,
+        key=f"factors.{name}",
+        next="run cells that differ in one of them only (check left_out), or fix one",
+    )
+
+
+def _find_lonely_cells(
+    table: list[dict[str, str]], pairs: list[CellPair], key: str
+) -> list[Problem]:
+    """Find cells that differ from every other cell in several factors."""
+    found = []
+    for cell in table:
+        near = [different for a, b, different in pairs if cell in (a, b)]
+        if not near or min(map(len, near)) == 1:
+            continue
+        level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
+        fewest = min(near, key=len)
+        what = (
+            f"cell {level} differs from every other in {listing(fewest)} at once: no other cell is "
+            "comparable"
+        )
+        found.append(
+            Problem(
+                level="refuse",
+                what=what,
+                key=key,
+                next=SINGLE_STEPS,
+            )
+        )
+    return found
 
 
 def check_compound_levels(design: Design) -> Iterator[Problem]:
     """Find levels that are mappings or lists and change several settings at once."""
-    weak = is_weak_scaling(design)
     for factor in design.experiment.factors:
-        moved = [
-            k
-            for k in factor_keys(factor)
-            if k in design.factors and not (weak and k == "global_batch")
-        ]
-        levels = [{key: canonical_json(cell[key]) for key in moved} for cell in design.cells]
-        apart = [
-            [key for key in moved if a[key] != b[key]] for a, b in itertools.combinations(levels, 2)
-        ]
-        together = [key for key in moved if [key] not in apart]
+        together = _list_inseparable_keys(design, factor)
         if len(together) > 1:
             what = (
                 f"levels change {listing(together)} together, so their effects cannot be separated"
@@ -265,15 +284,7 @@ def check_compound_levels(design: Design) -> Iterator[Problem]:
                 next=cure,
             )
     for name in design.factors:
-        if name.split(".")[0] in ONE_CHOICE or not any(
-            isinstance(c[name], dict) for c in design.cells
-        ):
-            continue
-        values = [
-            asdict(functools.reduce(getattr, name.split("."), settings))
-            for _, settings in design.settings
-        ]
-        moved = [key for key in values[0] if len({canonical_json(v[key]) for v in values}) > 1]
+        moved = _list_moved_settings(design, name)
         if len(moved) > 1:
             what = (
                 f"levels of {name} change {listing(moved)} together, so their effects cannot be "
@@ -289,6 +300,33 @@ def check_compound_levels(design: Design) -> Iterator[Problem]:
                 key=f"factors.{name}",
                 next=cure,
             )
+
+
+def _list_inseparable_keys(design: Design, factor: str) -> list[str]:
+    """Return the keys of a factor of which no two of its levels differ in that key alone."""
+    weak = is_weak_scaling(design)
+    moved = [
+        k for k in factor_keys(factor) if k in design.factors and not (weak and k == "global_batch")
+    ]
+    levels = [{key: canonical_json(cell[key]) for key in moved} for cell in design.cells]
+    pairs = [
+        [key for key in moved if a[key] != b[key]] for a, b in itertools.combinations(levels, 2)
+    ]
+    return [key for key in moved if [key] not in pairs]
+
+
+def _list_moved_settings(design: Design, name: str) -> list[str]:
+    """Return the settings that differ among the levels of a factor, where one is a mapping; none of
+    what is one choice.
+    """
+    section = name.split(".", maxsplit=1)[0]
+    if section in ONE_CHOICE or not any(isinstance(cell[name], dict) for cell in design.cells):
+        return []
+    values = [
+        asdict(functools.reduce(getattr, name.split("."), settings))
+        for _, settings in design.settings
+    ]
+    return [key for key in values[0] if len({canonical_json(v[key]) for v in values}) > 1]
 
 
 def is_weak_scaling(design: Design) -> bool:
@@ -366,51 +404,8 @@ def check_bases(design: Design) -> Iterator[Problem]:
     """Find comparisons without a base: the smallest world size of a line, the baseline of an
     approach or a schedule.
     """
-    lines: dict[str, set[int]] = {}
-    for cell, s in design.settings:
-        rest = {k: v for k, v in cell.items() if not _is_layout_key(k) and k != "global_batch"}
-        lines.setdefault(canonical_json(rest), set()).add(s.layout.world_size)
-    # a single size has no efficiency
-    smallest = {min(sizes) for sizes in lines.values() if len(sizes) > 1}
-    key = next(
-        (f"factors.{name}" for name in design.experiment.factors if _is_layout_key(name)), "factors"
-    )
-    if smallest and set(SCALING_FIGURES) & set(design.experiment.figures):
-        if len(smallest) > 1:
-            begins = listing(sorted(smallest))
-            what = (
-                f"lines begin at different world sizes, {begins}, so their efficiencies have "
-                "different bases"
-            )
-            yield Problem(
-                level="refuse",
-                what=what,
-                key=key,
-                next=f"run every line at world size {min(smallest)}",
-            )
-        elif min(smallest) > 1:
-            what = (
-                "no cell at world size 1, the base of efficiency T(N) / (N × T(1)); the "
-                f"smallest is {min(smallest)}"
-            )
-            cure = "add world size 1; where the model does not fit one device, say so in the note"
-            yield Problem(
-                level="warn",
-                what=what,
-                key=key,
-                next=cure,
-            )
-    there = {cell["approach"] for cell in design.cells} if "approach" in design.factors else set()
-    for approach in sorted(there & {approach for approach, _ in COMPARISONS}):
-        bases = [baseline for of, baseline in COMPARISONS if of == approach]
-        if not there & set(bases):
-            what = f"approach {approach} has no baseline: it is compared with {' or '.join(bases)}"
-            yield Problem(
-                level="warn",
-                what=what,
-                key="factors.approach",
-                next=f"add {bases[0]}",
-            )
+    yield from _check_smallest_sizes(design)
+    yield from _check_baselines(design)
     piped = [s.layout for _, s in design.settings if s.layout.pipeline > 1]
     without = {layout.pipeline for layout in piped} - {
         of.pipeline for of in piped if of.schedule == "naive"
@@ -426,6 +421,60 @@ def check_bases(design: Design) -> Iterator[Problem]:
             key="factors.layout",
             next="add {pipeline: N, schedule: naive}",
         )
+
+
+def _check_smallest_sizes(design: Design) -> Iterator[Problem]:
+    """Find lines whose efficiency has no base at world size 1, or each another one."""
+    if not set(SCALING_FIGURES) & set(design.experiment.figures):
+        return
+    lines: dict[str, set[int]] = {}
+    for cell, s in design.settings:
+        rest = {k: v for k, v in cell.items() if not _is_layout_key(k) and k != "global_batch"}
+        lines.setdefault(canonical_json(rest), set()).add(s.layout.world_size)
+    # a single size has no efficiency
+    smallest = {min(sizes) for sizes in lines.values() if len(sizes) > 1}
+    key = next(
+        (f"factors.{name}" for name in design.experiment.factors if _is_layout_key(name)), "factors"
+    )
+    if len(smallest) > 1:
+        begins = listing(sorted(smallest))
+        what = (
+            f"lines begin at different world sizes, {begins}, so their efficiencies have "
+            "different bases"
+        )
+        yield Problem(
+            level="refuse",
+            what=what,
+            key=key,
+            next=f"run every line at world size {min(smallest)}",
+        )
+    elif smallest and min(smallest) > 1:
+        what = (
+            "no cell at world size 1, the base of efficiency T(N) / (N × T(1)); the "
+            f"smallest is {min(smallest)}"
+        )
+        cure = "add world size 1; where the model does not fit one device, say so in the note"
+        yield Problem(
+            level="warn",
+            what=what,
+            key=key,
+            next=cure,
+        )
+
+
+def _check_baselines(design: Design) -> Iterator[Problem]:
+    """Find approaches without any approach that they are compared with."""
+    there = {cell["approach"] for cell in design.cells} if "approach" in design.factors else set()
+    for approach in sorted(there & {approach for approach, _ in COMPARISONS}):
+        bases = [baseline for of, baseline in COMPARISONS if of == approach]
+        if not there & set(bases):
+            what = f"approach {approach} has no baseline: it is compared with {' or '.join(bases)}"
+            yield Problem(
+                level="warn",
+                what=what,
+                key="factors.approach",
+                next=f"add {bases[0]}",
+            )
 
 
 def check_budgets(design: Design) -> Iterator[Problem]:
@@ -483,6 +532,23 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
     """Find text that is read more than once, by all cells or by some of them, and batches that are
     larger than it.
     """
+    yield from _find_unknown_passes(design)
+    known = [(cell, run, text) for cell, run, text in design.readings if text.passes is not None]
+    again = [
+        (cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused
+    ]
+    if any(run.mixture for _, run, _ in again):
+        yield _repeated_mixtures(known, again)
+    elif again and len(again) == len(known):
+        yield _repeated_by_all(again, cells=len(design.readings))
+    elif again:
+        once = [cell for cell, _, text in known if text.passes <= 1]
+        yield _repeated_by_some(again, once)
+    yield from _find_large_batches(design)
+
+
+def _find_unknown_passes(design: Design) -> Iterator[Problem]:
+    """Find runs of which it is not known beforehand how often they read their text."""
     unknown = [run for _, run, text in design.readings if text.passes is None]
     if built := sorted(
         {f"{run.corpus.name}/{run.tokenizer.name}" for run in unknown if run.budget.kind in COUNTED}
@@ -508,66 +574,76 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             key="runs.budget",
             next="read the cautions of the report once runs are there",
         )
-    known = [(cell, run, text) for cell, run, text in design.readings if text.passes is not None]
-    again = [
-        (cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused
-    ]
-    cure = "fewer steps, or a larger corpus"
-    passes = [text.passes for *_, text in again]
-    if any(run.mixture for _, run, _ in again):
-        of = {
-            name: [t.passes for *_, t in known if t.corpus == name]
-            for name in sorted({t.corpus for *_, t in again})
-        }
-        texts = listing(f"{name} {_times(times)} times" for name, times in of.items())
-        yield Problem(
-            level="warn",
-            what=f"mixtures read their text more than once: {texts}",
-            key="runs.budget",
-            next=cure,
-            mark=f"read {texts}",
-        )
-    elif again and len(again) == len(known):
-        who = (
-            f"runs of {len(again)} of {len(design.readings)} cells read their"
-            if unknown
-            else "every run reads its"
-        )
-        what = f"{who} text {_times(passes)} times, so training losses are of text seen before"
-        yield Problem(
-            level="warn",
-            what=what,
-            key="runs.budget",
-            next=cure,
-            mark=f"text read {_times(passes)} times",
-        )
-    elif again:
-        once = [cell for cell, _, text in known if text.passes <= 1]
-        scaled = any(
-            all(_is_layout_key(k) or k == "global_batch" for k in a if a[k] != b[k])
-            for (a, *_), b in itertools.product(again, once)
-        )
-        factors = (
-            [f"{k}={v}" for k, v in cell.items() if not _is_layout_key(k)] for cell, *_ in again
-        )
-        named = listing(sorted({", ".join(of).replace("approach=", "") or "all" for of in factors}))
-        what = (
-            f"some cells read their text up to {max(passes):.2g} times and others less than "
-            f"once: {named} repeat it"
-        )
-        what += (
-            ", at the larger world sizes"
-            if scaled
-            else "; their training loss includes text seen before"
-        )
-        mark = f"text read up to {max(passes):.2g} times"
-        yield Problem(
-            level="refuse" if scaled else "warn",
-            what=what,
-            key="runs.budget",
-            next=cure,
-            mark=mark,
-        )
+
+
+def _repeated_mixtures(known: list[CellReading], again: list[CellReading]) -> Problem:
+    """Say how often mixtures read each source of which some cell reads the text `again`."""
+    passes_of = {
+        name: [text.passes for *_, text in known if text.corpus == name]
+        for name in sorted({text.corpus for *_, text in again})
+    }
+    texts = listing(f"{name} {_times(passes)} times" for name, passes in passes_of.items())
+    return Problem(
+        level="warn",
+        what=f"mixtures read their text more than once: {texts}",
+        key="runs.budget",
+        next=LESS_REPETITION,
+        mark=f"read {texts}",
+    )
+
+
+def _repeated_by_all(again: list[CellReading], cells: int) -> Problem:
+    """Say how often all cells of which it is known read their text."""
+    passes = _times([text.passes for *_, text in again])
+    who = "every run reads its"
+    if len(again) < cells:
+        who = f"runs of {len(again)} of {cells} cells read their"
+    return Problem(
+        level="warn",
+        what=f"{who} text {passes} times, so training losses are of text seen before",
+        key="runs.budget",
+        next=LESS_REPETITION,
+        mark=f"text read {passes} times",
+    )
+
+
+def _repeated_by_some(again: list[CellReading], once: list[Cell]) -> Problem:
+    """Say which cells read their text `again` while others do not; at the larger world sizes alone,
+    that is taken for an effect of scale.
+    """
+    scaled = any(_differ_in_scale(cell, other) for cell, *_ in again for other in once)
+    most = f"{max(text.passes for *_, text in again):.2g}"
+    named = listing(sorted({_name_without_layout(cell) for cell, *_ in again}))
+    what = (
+        f"some cells read their text up to {most} times and others less than once: {named} "
+        "repeat it"
+    )
+    if scaled:
+        what += ", at the larger world sizes"
+    else:
+        what += "; their training loss includes text seen before"
+    return Problem(
+        level="refuse" if scaled else "warn",
+        what=what,
+        key="runs.budget",
+        next=LESS_REPETITION,
+        mark=f"text read up to {most} times",
+    )
+
+
+def _differ_in_scale(cell: Cell, other: Cell) -> bool:
+    """Return whether two cells differ in nothing but layout and global batch."""
+    return all(_is_layout_key(k) or k == "global_batch" for k in cell if cell[k] != other[k])
+
+
+def _name_without_layout(cell: Cell) -> str:
+    """Return the levels of a cell that are none of its layout; `all` without any."""
+    levels = ", ".join(f"{key}={level}" for key, level in cell.items() if not _is_layout_key(key))
+    return levels.replace("approach=", "") or "all"
+
+
+def _find_large_batches(design: Design) -> Iterator[Problem]:
+    """Find batches that are larger than their text."""
     batches = [
         (text.share * run.global_batch, text.rows)
         for _, run, text in design.readings
@@ -772,28 +848,12 @@ def check_devices(design: Design) -> Iterator[Problem]:
     """Find world sizes that do not fit this machine, and runs that fill a node beside runs that do
     not.
     """
-    sizes = {s.layout.world_size for _, s in design.settings}
-    node = design.machine.gpus_per_node
-    if node is not None:
-        part = sorted(n for n in sizes if n < node)
-        if part and max(sizes) >= node:
-            what = f"runs at world size {listing(part)} leave GPUs of a {node}-GPU node idle, "
-            what += (
-                "while larger runs fill it: their ranks have a larger share of its memory, power "
-                "and cores"
-            )
-            cure = "start them one at a time (share 1), and say so where efficiency is shown"
-            yield Problem(
-                level="note",
-                what=what,
-                key="factors.layout",
-                next=cure,
-            )
+    if design.machine.gpus_per_node is not None:
+        yield from _check_nodes(design, gpus=design.machine.gpus_per_node)
         return
     if design.gpus is None:
         return
     auto = {s.layout.world_size for _, s in design.settings if s.device == "auto"}
-    on_cpu = {s.layout.world_size for _, s in design.settings if s.device == "cpu"}
     if design.gpus and auto and max(auto) > design.gpus:
         what = f"{max(auto)} ranks need a GPU each, but this machine has {design.gpus}"
         yield Problem(
@@ -810,6 +870,31 @@ def check_devices(design: Design) -> Iterator[Problem]:
             key="runs.device",
             next="--machine FILE or --profile NAME for the machine it runs on",
         )
+    yield from _check_cores(design)
+
+
+def _check_nodes(design: Design, gpus: int) -> Iterator[Problem]:
+    """Find runs on a part of a node beside runs that fill one."""
+    sizes = {s.layout.world_size for _, s in design.settings}
+    part = sorted(n for n in sizes if n < gpus)
+    if part and max(sizes) >= gpus:
+        what = f"runs at world size {listing(part)} leave GPUs of a {gpus}-GPU node idle, "
+        what += (
+            "while larger runs fill it: their ranks have a larger share of its memory, power "
+            "and cores"
+        )
+        cure = "start them one at a time (share 1), and say so where efficiency is shown"
+        yield Problem(
+            level="note",
+            what=what,
+            key="factors.layout",
+            next=cure,
+        )
+
+
+def _check_cores(design: Design) -> Iterator[Problem]:
+    """Find world sizes on CPUs that have fewer cores than ranks, or share them."""
+    on_cpu = {s.layout.world_size for _, s in design.settings if s.device == "cpu"}
     if design.cores and on_cpu and max(on_cpu) > design.cores:
         what = (
             f"{max(on_cpu)} ranks oversubscribe {design.cores} cores: such runs test "

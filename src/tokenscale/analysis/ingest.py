@@ -18,7 +18,7 @@ import pyarrow as pa
 from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
 from tokenscale.analysis.design import find_cautions
 from tokenscale.analysis.expectations import Evidence, Steps, judge
-from tokenscale.analysis.logs import merge, read_run
+from tokenscale.analysis.logs import RunLog, merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
 from tokenscale.analysis.siblings import Siblings, find_gaps
@@ -396,39 +396,19 @@ def _rows(
         row["series"] += " (external)"  # what every figure and table calls it
     row |= launches(folder)
     if record is None and not trouble:
-        reasons = "not started, or its folder is elsewhere (no run.json)"
-        row |= {"validity": "missing", "reasons": reasons, "sealed": False} | dict.fromkeys(
-            COUNTED, 0
-        )
-        return {
-            "runs": tables.of_rows("runs", rows=[row]),
-            **{t: tables.schema(t).empty_table() for t in OF_RUNS},
-        }
-    log = read_run(folder, run_id, digest=(record or {}).get("digest"))
+        return _rows_of_missing(row)
+    record = record or {}
+    log = read_run(folder, run_id, digest=record.get("digest"))
     steps = merge(log.steps, log.events)
     whole = Steps(steps)
-    stops = [e["status"] for e in log.events if e["event"] == "run_stop"]
-    if row["status"] == "running" and "nonfinite" in stops:
-        row["status"] = "nonfinite"
-    row |= {
-        "status": "unreadable" if trouble else row["status"],
-        "sealed": sealed,
-        "attempts": len(log.merged),
-    }
-    row |= {"overlap_rows": len(log.steps) - len(steps), "quarantined": len(log.quarantine)}
-    row["quarantined_benign"] = sum(q["benign"] for q in log.quarantine)
-    row["steps_seen"] = int(whole.whole().sum()) if len(whole) else 0
+    row["status"] = "unreadable" if trouble else _status(row["status"], log.events)
+    row |= {"sealed": sealed} | _logged(log, whole)
     translated = [{"run_id": run_id, **score} for score in bleu_rows(log.events)] if sealed else []
-    if translated:
-        row |= {
-            column: value for column, value in translated[-1].items() if column.startswith("bleu")
-        }
-    row |= log.lasted()
-    row["validation_tokens"] = log.validation_tokens()
-    run = None if row["external"] else read_settings((record or {}).get("run"))
+    row |= _last_bleu(translated)
+    run = None if row["external"] else read_settings(record.get("run"))
     planned = read_settings(entry.get("run"))
     changed = tuple(log.changed(record)) if sealed else ()
-    known = (row, record or {}, run, Steps(log.steps), whole, log.events, log.spans)
+    known = (row, record, run, Steps(log.steps), whole, log.events, log.spans)
     evidence = Evidence(*known, planned, trouble, changed, copies=tuple(log.copies()))
     if run is not None and sealed:
         evidence = _count_again(
@@ -446,6 +426,46 @@ def _rows(
     }
     made = {name: tables.of_rows(name, rows) for name, rows in ({"runs": [row]} | others).items()}
     return made | {"steps": steps, "spans": log.spans}
+
+
+def _logged(log: RunLog, whole: Steps) -> Row:
+    """Columns of `runs` that the logs alone give; `whole` are the merged steps."""
+    return {
+        "attempts": len(log.merged),
+        "overlap_rows": len(log.steps) - len(whole),
+        "quarantined": len(log.quarantine),
+        "quarantined_benign": sum(q["benign"] for q in log.quarantine),
+        "steps_seen": int(whole.whole().sum()) if len(whole) else 0,
+        "validation_tokens": log.validation_tokens(),
+        **log.lasted(),
+    }
+
+
+def _last_bleu(translated: list[Row]) -> Row:
+    """Columns of the newest score of translations; none without one."""
+    if not translated:
+        return {}
+    return {column: value for column, value in translated[-1].items() if column.startswith("bleu")}
+
+
+def _rows_of_missing(row: Row) -> Tables:
+    """The row of a run without a record, and no rows of the other tables."""
+    row |= {
+        "validity": "missing",
+        "reasons": "not started, or its folder is elsewhere (no run.json)",
+        "sealed": False,
+    }
+    row |= dict.fromkeys(COUNTED, 0)
+    return {
+        "runs": tables.of_rows("runs", rows=[row]),
+        **{t: tables.schema(t).empty_table() for t in OF_RUNS},
+    }
+
+
+def _status(recorded: str, events: list[Row]) -> str:
+    """The status by the record; where that was not ended, of a loss that was no number."""
+    stopped = [event["status"] for event in events if event["event"] == "run_stop"]
+    return "nonfinite" if recorded == "running" and "nonfinite" in stopped else recorded
 
 
 def _count_again(

@@ -372,35 +372,21 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     (that of the run's record; of the newest attempt where there is none) are superseded: other code
     or other inputs made them.
     """
-    found = []
+    found = _list_attempts(folder)
     spans = []
     events = []
     quarantine = []
     hashes: dict[str, str] = {}
-    aside = sorted((folder / "superseded").glob("*/"))  # attempts of other code or inputs
-    for number, path in [
-        attempt for place in (folder, *aside) for attempt in numbered(place, word="attempt")
-    ]:
-        inside = path.parent == folder
-        stated = read_launched(path).get("digest")
-        stated = stated if isinstance(stated, str) else None
-        found.append(
-            Attempt(
-                number=number,
-                folder=path.relative_to(folder).as_posix(),
-                digest=stated,
-                superseded=not inside,
-            )
-        )
-    newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
+    _mark_superseded(found, digest)
     for attempt in found:
-        attempt.superseded |= attempt.digest is not None and attempt.digest != (digest or newest)
         for rank, directory in numbered(folder / attempt.folder, word="rank"):
             read = {kind: read_lines(directory / f"{kind}.jsonl", kind) for kind in SCHEMAS}
             where = directory.relative_to(folder).as_posix()
             for kind, lines in read.items():
-                hashes |= {f"{where}/{kind}.jsonl": lines.sha256} if lines.sha256 else {}
-                file = {"run_id": run_id, "file": f"{run_id}/{where}/{kind}.jsonl"}
+                name = f"{where}/{kind}.jsonl"
+                if lines.sha256:
+                    hashes[name] = lines.sha256
+                file = {"run_id": run_id, "file": f"{run_id}/{name}"}
                 quarantine += [{**file, **broken} for broken in lines.broken]
             attempt.steps[rank] = read["steps"].table
             place = {"run_id": run_id, "attempt": attempt.number, "rank": rank}
@@ -411,32 +397,53 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
             if not attempt.superseded:
                 events += event_rows
                 spans.append(_placed("spans", rows=read["spans"].table, place=place))
-    logged = [
-        (a.number, *log)
-        for a in found
-        if not a.superseded
-        for log in sorted(a.steps.items(), key=itemgetter(0))
-    ]
-    places = [
-        {"run_id": run_id, "attempt": number, "rank": rank} | NOT_YET for number, rank, _ in logged
-    ]
     steps = [
-        _placed("steps", rows, place) for (*_, rows), place in zip(logged, places, strict=True)
+        _placed(
+            "steps",
+            rows=rows,
+            place={"run_id": run_id, "attempt": attempt.number, "rank": rank} | NOT_YET,
+        )
+        for attempt in found
+        if not attempt.superseded
+        for rank, rows in sorted(attempt.steps.items(), key=itemgetter(0))
     ]
-    whole = {
-        name: pa.concat_tables([tables.schema(name).empty_table(), *parts]).combine_chunks()
-        for name, parts in (("steps", steps), ("spans", spans))
-    }
     order = [("attempt", "ascending"), ("rank", "ascending"), ("start_mono_s", "ascending")]
     return RunLog(
         run_id=run_id,
         all=found,
-        steps=whole["steps"],
-        spans=whole["spans"].sort_by(order),
+        steps=_concatenate("steps", steps),
+        spans=_concatenate("spans", spans).sort_by(order),
         events=events,
         quarantine=quarantine,
         hashes=hashes,
     )
+
+
+def _list_attempts(folder: Path) -> list[Attempt]:
+    """Return the attempts of a run, then those set aside because other code or inputs made them."""
+    found = []
+    for place in (folder, *sorted((folder / "superseded").glob("*/"))):
+        for number, path in numbered(place, word="attempt"):
+            digest = read_launched(path).get("digest")
+            found.append(
+                Attempt(
+                    number=number,
+                    folder=path.relative_to(folder).as_posix(),
+                    digest=digest if isinstance(digest, str) else None,
+                    superseded=place != folder,
+                )
+            )
+    return found
+
+
+def _mark_superseded(found: list[Attempt], digest: str | None) -> None:
+    newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
+    for attempt in found:
+        attempt.superseded |= attempt.digest is not None and attempt.digest != (digest or newest)
+
+
+def _concatenate(table: str, parts: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables([tables.schema(table).empty_table(), *parts]).combine_chunks()
 
 
 def _placed(table: str, rows: pa.Table, place: Row) -> pa.Table:

@@ -156,17 +156,48 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     `ingest.one_run` adds what follows from the logs.
     """
     cell = flatten_cell(entry.get("cell") or {})
-    degrees = [
-        cell[key]
-        for key in (f"layout.{degree}" for degree in DEGREES)
-        if isinstance(cell.get(key), int)
-    ]
     row: Row = {name: entry.get(name) for name in ("run_id", "repeat", "position")}
     row |= {"experiment": experiment, "external": bool(entry.get("external")), "status": "missing"}
     row |= {"cell": format_cell(cell), "approach": cell.get("approach")}
-    row["world_size"] = math.prod(degrees) if degrees else None  # of a run without settings to ask
+    row["world_size"] = _world_size(cell)
     if record is None:
         return row | _settings(read_settings(entry.get("run")))
+    row |= _recorded(record)
+    if isinstance(record.get("external"), dict):
+        return row | columns(record, row)
+    run = read_settings(record.get("run"))
+    shape = find_shape(run, count=row["parameters"])
+    row |= _settings(run) | _computing(
+        record,
+        run,
+        shape,
+        row=row,
+    )
+    if shape is not None:
+        held = largest_memory(replace(run, model=shape), device=row["device_kind"])
+        row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
+    outcome = record.get("outcome") or {}
+    row["tokens_before"] = outcome.get("begins_at_useful_tokens")
+    if row.get("steps_asked") is not None:
+        # Of a budget in tokens or seconds, the steps that it came to. What another run did before
+        # it, whose checkpoint it began from, is in that run's logs.
+        last = record.get("budget_steps", row["steps_asked"])
+        if last is None:
+            last = outcome.get("steps") or 0
+        row["steps_asked"] = last - (outcome.get("begins_at") or 0)
+        row["oversubscribed"] = oversubscribed(row)
+    return row
+
+
+def _world_size(cell: Row) -> int | None:
+    """The world size by the degrees of a cell, for a run without settings to ask."""
+    keys = [f"layout.{degree}" for degree in DEGREES]
+    degrees = [cell[key] for key in keys if isinstance(cell.get(key), int)]
+    return math.prod(degrees) if degrees else None
+
+
+def _recorded(record: Row) -> Row:
+    """Columns that `run.json` states, whatever program wrote it."""
     names = ("outcome", "hardware", "git", "environment")
     outcome, hardware, git, environment = (record.get(key) or {} for key in names)
     threads = (
@@ -174,9 +205,10 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         or hardware.get("threads")
         or environment.get("OMP_NUM_THREADS")
     )
-    row |= {
+    device = hardware.get("device") or "cpu"
+    return {
         "status": outcome.get("status", "unknown"),
-        "device": (device := hardware.get("device") or "cpu"),
+        "device": device,
         # an older record says only the device's name
         "device_kind": hardware.get("device_kind")
         or ("cpu" if device.startswith("cpu") else "cuda"),
@@ -207,29 +239,6 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
             ).items()
         },
     }
-    if isinstance(record.get("external"), dict):
-        return row | columns(record, row)
-    run = read_settings(record.get("run"))
-    shape = find_shape(run, count=row["parameters"])
-    row |= _settings(run) | _computing(
-        record,
-        run,
-        shape,
-        row=row,
-    )
-    if shape is not None:
-        held = largest_memory(replace(run, model=shape), device=row["device_kind"])
-        row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
-    row["tokens_before"] = outcome.get("begins_at_useful_tokens")
-    if row.get("steps_asked") is not None:
-        # Of a budget in tokens or seconds, the steps that it came to. What another run did before
-        # it, whose checkpoint it began from, is in that run's logs.
-        stated = record.get("budget_steps", row["steps_asked"])
-        row["steps_asked"] = ((outcome.get("steps") or 0) if stated is None else stated) - (
-            outcome.get("begins_at") or 0
-        )
-        row["oversubscribed"] = oversubscribed(row)
-    return row
 
 
 def launches(run: Path) -> Row:

@@ -160,18 +160,9 @@ class Siblings:
     def add(self, run_id: str, steps: pa.Table, events: pa.Table) -> None:
         """Add the merged step rows and the events of one run."""
         if len(steps):
-            ranks = steps["rank"].to_numpy()
-            for rank in np.unique(ranks).tolist():
-                self.values.add(f"{run_id} rank {rank}", steps.filter(pa.array(ranks == rank)))
-            self.counts[run_id] = _count_tokens(steps)
-            last = steps.filter(
-                pc.greater_equal(steps["step"], 2 * (pc.max(steps["step"]).as_py() + 1) // 3)
-            )
-            loss, useful = (
-                pc.sum(last[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens")
-            )
-            if loss > 0 and useful > 0 and not last["loss_sum"].null_count:
-                self.losses[run_id] = loss / useful
+            self._add_steps(run_id, steps)
+        validated = pc.and_(pc.equal(events["event"], "validation"), pc.greater(events["step"], 0))
+        self.validations.add(run_id, events.filter(validated))
         columns = (
             "event",
             "attempt",
@@ -184,20 +175,35 @@ class Siblings:
             "useful_tokens",
         )
         rows = events.select(columns).to_pylist()
-        validated = pc.and_(pc.equal(events["event"], "validation"), pc.greater(events["step"], 0))
-        self.validations.add(run_id, events.filter(validated))
         for row in rows:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
                 of = self.last_validation if row["step"] else self.first_validation
                 of[run_id] = row["loss_sum"] / row["useful_tokens"]
+        ended = steps.group_by(["attempt", "rank"]).aggregate([("t_mono_s", "max")]).to_pylist()
+        rows += [row | {"event": "step", "t_mono_s": row["t_mono_s_max"]} for row in ended]
+        self._add_times(run_id, rows)
+
+    def _add_steps(self, run_id: str, steps: pa.Table) -> None:
+        """Add values, counts and the loss of the last third of steps."""
+        ranks = steps["rank"].to_numpy()
+        for rank in np.unique(ranks).tolist():
+            self.values.add(f"{run_id} rank {rank}", steps.filter(pa.array(ranks == rank)))
+        self.counts[run_id] = _count_tokens(steps)
+        last = steps.filter(
+            pc.greater_equal(steps["step"], 2 * (pc.max(steps["step"]).as_py() + 1) // 3)
+        )
+        loss, useful = (pc.sum(last[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens"))
+        if loss > 0 and useful > 0 and not last["loss_sum"].null_count:
+            self.losses[run_id] = loss / useful
+
+    def _add_times(self, run_id: str, rows: list[Row]) -> None:
+        """Add when the run was on which boot, by its events and the last step of each rank."""
         boots = {
             (row["attempt"], row["rank"]): row["boot"]
             for row in rows
             if row["event"] == "run_start"
         }
         spans: dict[tuple[int, str], list[float]] = defaultdict(list)
-        ended = steps.group_by(["attempt", "rank"]).aggregate([("t_mono_s", "max")]).to_pylist()
-        rows += [row | {"event": "step", "t_mono_s": row["t_mono_s_max"]} for row in ended]
         for row in rows:
             if (boot := boots.get((row["attempt"], row["rank"]))) and row["t_mono_s"] is not None:
                 spans[row["attempt"], boot].append(row["t_mono_s"])

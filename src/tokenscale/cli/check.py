@@ -63,27 +63,53 @@ def run(arguments: argparse.Namespace) -> int:
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
         config = main.load_configuration(arguments, overrides={**overrides, "scale": scale})
-        names = arguments.experiment
-        if names and not one_scale:  # each experiment at the scales that it has
-            names = [name for name in names if config.has_scale(name)]
         if not arguments.experiment:
-            for name, error in config.unusable.items():
-                print(f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip())
-                refused |= error.facts.get("key") != "corpus"
-            names = config.usable([n for n in config.settings.experiments if config.has_scale(n)])
-        for name, problems in find_problems(
-            config, names, here=scale == configured.settings.scale
-        ).items():
-            if name:
-                print(f"{scale:<12} {name}: {len(config.runs(name))} runs")
-            for problem in problems:
-                where = f"{name} at {scale}" if name else scale
-                what = describe(config, name, problem)
-                print(f"  {problem.level:<6}  {where}: {what}. Next: {as_typed(problem.next)}")
-                refused |= problem.level == "refuse"
+            refused |= _print_unusable(config, scale)
+        names = _select_names(config, arguments.experiment, one_scale)
+        here = scale == configured.settings.scale
+        for name, problems in find_problems(config, names, here=here).items():
+            refused |= _print_problems(
+                config,
+                scale,
+                name,
+                problems=problems,
+            )
         if not arguments.experiment and (note := config.left_out_note):
             print(f"{scale:<12} {note}")
     return 2 if refused else 0
+
+
+def _select_names(config: Config, given: list[str], one_scale: bool) -> list[str]:
+    """Return the given experiments, or all that can be read; each at the scales that it has."""
+    if not given:
+        return config.usable([n for n in config.settings.experiments if config.has_scale(n)])
+    if one_scale:
+        return given
+    return [name for name in given if config.has_scale(name)]
+
+
+def _print_unusable(config: Config, scale: str) -> bool:
+    """Print why experiments cannot be read at a scale. Return whether that refuses one: a corpus
+    that is not there yet does not.
+    """
+    refused = False
+    for name, error in config.unusable.items():
+        print(f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip())
+        refused |= error.facts.get("key") != "corpus"
+    return refused
+
+
+def _print_problems(config: Config, scale: str, name: str, problems: list[Problem]) -> bool:
+    """Print the findings of an experiment, or as "" of what several share. Return whether one
+    refuses it.
+    """
+    if name:
+        print(f"{scale:<12} {name}: {len(config.runs(name))} runs")
+    where = f"{name} at {scale}" if name else scale
+    for problem in problems:
+        what = describe(config, name, problem)
+        print(f"  {problem.level:<6}  {where}: {what}. Next: {as_typed(problem.next)}")
+    return any(problem.level == "refuse" for problem in problems)
 
 
 def describe(config: Config, name: str, problem: Problem) -> str:

@@ -291,7 +291,6 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
     """
     path = goal.path
     outputs = goal.list_outputs()
-    is_store = not goal.layout and not goal.single
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise UserError(
@@ -302,33 +301,30 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         raise UserError(
             "the target would replace its own source.", target=path, next="name another target"
         )
-    there = [
-        p
-        for p in outputs
-        if p.exists() and not (is_store and p.is_dir() and not any(_list_visible(p)))
-    ]
-    if not there:
-        return
-    files: list[str] | None = None  # of a folder that may be replaced
-    if goal.single:
-        known = find_manifest(path).is_file()
-    elif goal.layout:
-        of_folder = issubclass(goal.layout, reframe.ForeignFolder)
-        known = goal.layout.detect(path) if of_folder else all(p.is_file() for p in there)
-        if known and hasattr(goal.layout, "list_files"):
-            files = [*goal.layout.list_files(path), "tokenscale.json"]
-    # a store's writer deletes token files that it does not know
-    elif known := (path / "manifest.json").is_file():
-        manifest = read_json(path / "manifest.json", what="manifest")
-        listed = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
-        files = ["manifest.json", "build.json", *(file["name"] for file in listed)]
+    is_store = not goal.layout and not goal.single
+    there = [p for p in outputs if p.exists() and not (is_store and _is_empty_folder(p))]
+    if there:
+        _check_replaceable(goal, there, force)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(_list_visible(path))
+
+
+def _check_replaceable(goal: Target, there: list[Path], force: bool) -> None:
+    """Refuse to replace outputs that exist: of another kind, beside other files, or without
+    --force.
+    """
+    known, files = _recognise(goal, there)
     if files is not None and (
-        strange := sorted(p.name for p in _list_visible(path) if p.name not in files)
+        strange := sorted(p.name for p in _list_visible(goal.path) if p.name not in files)
     ):
         what = (
             f"the target's folder holds more than {goal.layout.NAME if goal.layout else 'a store'}."
         )
-        raise UserError(what, target=path, found=", ".join(strange[:5]), next="name another folder")
+        raise UserError(
+            what, target=goal.path, found=", ".join(strange[:5]), next="name another folder"
+        )
     if not known:
         what = f"the existing target is not a {goal.format if goal.layout else 'token store'}."
         raise UserError(
@@ -336,6 +332,27 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         )
     if not force:
         raise UserError("the target already exists.", target=there[0], next="--force replaces it")
+
+
+def _recognise(goal: Target, there: list[Path]) -> tuple[bool, list[str] | None]:
+    """Return whether the outputs that exist are of the target's kind, and the names of all files
+    that its folder may hold; None where other files may lie beside them.
+    """
+    path = goal.path
+    if goal.single:
+        return find_manifest(path).is_file(), None
+    if goal.layout:
+        of_folder = issubclass(goal.layout, reframe.ForeignFolder)
+        known = goal.layout.detect(path) if of_folder else all(p.is_file() for p in there)
+        if known and hasattr(goal.layout, "list_files"):
+            return known, [*goal.layout.list_files(path), "tokenscale.json"]
+        return known, None
+    if not (path / "manifest.json").is_file():
+        return False, None
+    # a store's writer deletes token files that it does not know
+    manifest = read_json(path / "manifest.json", what="manifest")
+    listed = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
+    return True, ["manifest.json", "build.json", *(file["name"] for file in listed)]
 
 
 def _list_visible(folder: Path) -> Iterator[Path]:
@@ -494,24 +511,10 @@ def _resolve_tokenizer(
             "file_sha256": known["file"]["sha256"],
         }
         stated.append((f"--tokenizer {settings.tokenizer}", known))
-        if made is not None and made["file_sha256"] not in (None, tokenizer["file_sha256"]):
-            has, requested = (
-                f"{of['name']}, sha256 {of['file_sha256']}" for of in (made, tokenizer)
-            )
-            facts = {"source": source, "has": has, "requested": f"{requested}  (--tokenizer)"}
-            next = "leave --tokenizer out: the record holds the tokenizer's facts"
-            raise UserError("another tokenizer made the source.", **facts, next=next)
-    stated += [("the source's record", record)] if record is not None else []
-    ids: dict[str, Any] = {}
-    given = vars(settings)
-    for facts in (*(facts for _, facts in stated), given):
-        for name in IDS:
-            value = facts[name]
-            if (facts is not given or value is not None) and ids.setdefault(name, value) != value:
-                what = f"{flags.spell(name)} contradicts {stated[0][0]}."
-                raise UserError(
-                    what, stated=f"{ids[name]}", requested=f"{value}", next="leave it out"
-                )
+        _check_same_tokenizer(made, tokenizer, source)
+    if record is not None:
+        stated.append(("the source's record", record))
+    ids = _merge_ids(settings, stated)
     if missing := [f"{flags.spell(name)} N" for name in IDS[:2] if ids.get(name) is None]:
         next = "--tokenizer FOLDER, if the tokenizer that made it is here\n"
         next += "--vocabulary-size N --bos-id N, and --eos-id N if it has one, otherwise"
@@ -530,6 +533,37 @@ def _resolve_tokenizer(
             next="leave it out",
         )
     return tokenizer, {name: ids[name] for name in IDS}
+
+
+def _check_same_tokenizer(
+    made: dict[str, Any] | None, tokenizer: dict[str, Any], source: Path
+) -> None:
+    """Refuse a tokenizer that is another than the one that `made` the source, where that is
+    recorded.
+    """
+    if made is None or made["file_sha256"] in (None, tokenizer["file_sha256"]):
+        return
+    has, requested = (f"{of['name']}, sha256 {of['file_sha256']}" for of in (made, tokenizer))
+    facts = {"source": source, "has": has, "requested": f"{requested}  (--tokenizer)"}
+    next = "leave --tokenizer out: the record holds the tokenizer's facts"
+    raise UserError("another tokenizer made the source.", **facts, next=next)
+
+
+def _merge_ids(
+    settings: ConvertSettings, stated: list[tuple[str, dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return {name of IDS: id} from what is `stated`, by who states it, and from the flags that are
+    given. Raise UserError if two of them differ.
+    """
+    flagged = [(name, getattr(settings, name)) for name in IDS]
+    values = [(name, facts[name]) for _, facts in stated for name in IDS]
+    values += [(name, value) for name, value in flagged if value is not None]
+    ids: dict[str, Any] = {}
+    for name, value in values:
+        if ids.setdefault(name, value) != value:
+            what = f"{flags.spell(name)} contradicts {stated[0][0]}."
+            raise UserError(what, stated=f"{ids[name]}", requested=f"{value}", next="leave it out")
+    return ids
 
 
 def _read_tokenizer(text: str | None) -> dict[str, Any]:

@@ -261,54 +261,65 @@ def check_python(context: Context) -> Finding:
 def check_packages(group: str, context: Context) -> Finding:
     """Check that the packages of one group are installed, within bounds, and importable."""
     wanted = read_requirements()
-    fine = []
-    missing = []
-    others = []
-    fact = f"for {PURPOSES[group]}"
+    # package → its text
+    fine: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    others: dict[str, str] = {}
     for name in list_packages(group):
         bounds = wanted.get(name, "")
         module = module_of(name)
+        version = _find_version(name)
         only = f" (only for {ONLY.get(name)})" if name in ONLY else ""
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            version = ""
         if not is_importable(module):
-            missing.append((name, name + only))
+            missing[name] = name + only
         elif module in context.broken:
-            others.append(
-                (name, f"{name} {version} does not import: {context.broken[module]}{only}")
-            )
+            others[name] = f"{name} {version} does not import: {context.broken[module]}{only}"
         elif version and not satisfies(version, bounds):
-            others.append((name, f"{name} {version} is outside {bounds}{only}"))
+            others[name] = f"{name} {version} is outside {bounds}{only}"
         else:
-            fine.append(
-                (
-                    name,
-                    f"{name} {version or 'of unknown version'}"
-                    + (f" ({bounds})" if bounds else ""),
-                )
-            )
-    if not (wrong := [name for name, _ in missing + others]):
-        return Finding("ok", fact=f"{fact}: " + ", ".join(text for _, text in fine))
-    parts = ([f"missing: {', '.join(text for _, text in missing)}"] if missing else []) + [
-        text for _, text in others
-    ]
-    fact += ", " + "; ".join(
-        parts + ([f"fine: {', '.join(name for name, _ in fine)}"] if fine else [])
-    )
-    cure = " ".join(f"'{name}{wanted.get(name, '')}'" for name in wrong)
-    if any(module_of(name) in context.broken for name in wrong):
-        cure = f"--force-reinstall {cure}"
-    elif not fine and Path("src/tokenscale").is_dir():
-        cure = "-e '.[test]'"  # no package was installed at all
-    python = Path(sys.executable)  # in a message short, if it lies in this folder
-    python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+            within = f" ({bounds})" if bounds else ""
+            fine[name] = f"{name} {version or 'of unknown version'}{within}"
+    fact = f"for {PURPOSES[group]}"
+    wrong = [*missing, *others]
+    if not wrong:
+        return Finding("ok", fact=f"{fact}: " + ", ".join(fine.values()))
+    parts = list(others.values())
+    if missing:
+        parts.insert(0, f"missing: {', '.join(missing.values())}")
+    if fine:
+        parts.append(f"fine: {', '.join(fine)}")
+    is_broken = any(module_of(name) in context.broken for name in wrong)
     return Finding(
         verdict="note" if ONLY.keys() >= set(wrong) else "no",
-        fact=fact,
-        next=f"{python} -m pip install {cure}",
+        fact=f"{fact}, {'; '.join(parts)}",
+        next=_install_command(
+            {name: wanted.get(name, "") for name in wrong},
+            is_broken=is_broken,
+            none_fits=not fine,
+        ),
     )
+
+
+def _install_command(bounds: dict[str, str], is_broken: bool, none_fits: bool) -> str:
+    """Return the command that installs packages within their bounds; in a checkout where no package
+    of their group fits, the one that installs this project.
+    """
+    cure = " ".join(f"'{name}{bound}'" for name, bound in bounds.items())
+    if is_broken:
+        cure = f"--force-reinstall {cure}"
+    elif none_fits and Path("src/tokenscale").is_dir():
+        cure = "-e '.[test]'"
+    python = Path(sys.executable)  # in a message short, if it lies in this folder
+    python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return f"{python} -m pip install {cure}"
+
+
+def _find_version(name: str) -> str:
+    """Return the version of an installed package; empty if it has none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 # -- child processes

@@ -42,26 +42,12 @@ def translate_error(error: Exception) -> UserError | None:
         found = repr(error.object[max(0, error.start - 40) : error.end + 20])
         hint = "rename the file; or export PYTHONUTF8=1, if only this terminal is not UTF-8"
         return UserError("a name or an argument is not UTF-8 text.", found=found, next=hint)
-    number = error.errno if isinstance(error, OSError) else None
-    if number is None:
-        number = next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
-    if SHORT_WRITE.fullmatch(str(error)):
-        number = errno.ENOSPC
+    number = _find_number(error)
     path = getattr(error, "filename", None)
-    facts = {
-        "path": path,
-        "reason": str(error).splitlines()[0] if str(error) else os.strerror(number or 0),
-    }
-    if number in FULL and path is None:  # a write names no file
-        facts = {"folder": Path.cwd(), "reason": facts["reason"]}
-    if number in FULL and _lacks_inodes(path):
-        following = (
-            "delete files (`df -i .` counts them), then repeat the command: finished parts are kept"
-        )
-        return UserError("the file system can hold no more files.", **facts, next=following)
+    reason = str(error).splitlines()[0] if str(error) else os.strerror(number or 0)
+    facts = {"path": path, "reason": reason}
     if number in FULL:
-        following = "free space (`df -h .`), then repeat the command: finished parts are kept"
-        return UserError("the disk is full.", **facts, next=following)
+        return _translate_full_disk(path, reason)
     if number in LOCKED:
         how = (
             "the file system is read-only."
@@ -69,12 +55,38 @@ def translate_error(error: Exception) -> UserError | None:
             else "permission denied for this file or folder."
         )
         return UserError(how, **facts, next="make it writable for this user, or use another folder")
-    frames = traceback.extract_tb(error.__traceback__)
-    # in /proc, which makes no folders
-    unmade = number == errno.ENOENT and frames and frames[-1].name == "mkdir"
-    if (number in MISPLACED or unmade) and path is not None:
+    if (number in MISPLACED or _is_unmade_folder(error, number)) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
     return _translate_memory_error(error, number)
+
+
+def _find_number(error: Exception) -> int | None:
+    """Return the system's number of an error, by its message where a library hides it."""
+    if SHORT_WRITE.fullmatch(str(error)):
+        return errno.ENOSPC
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    return next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
+
+
+def _translate_full_disk(path: str | None, reason: str) -> UserError:
+    # a write names no file
+    facts = {"folder": Path.cwd()} if path is None else {"path": path}
+    if _lacks_inodes(path):
+        following = (
+            "delete files (`df -i .` counts them), then repeat the command: finished parts are kept"
+        )
+        return UserError(
+            "the file system can hold no more files.", **facts, reason=reason, next=following
+        )
+    following = "free space (`df -h .`), then repeat the command: finished parts are kept"
+    return UserError("the disk is full.", **facts, reason=reason, next=following)
+
+
+def _is_unmade_folder(error: Exception, number: int | None) -> bool:
+    """Return whether a folder cannot be made where its parent is there: in /proc."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return number == errno.ENOENT and bool(frames) and frames[-1].name == "mkdir"
 
 
 def _lacks_inodes(path: str | None) -> bool:

@@ -93,42 +93,43 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
         if overlap := state_held_out(prices.read_manifest("corpus", name) or {}):
             yield overlap
     for name in names:
-        runs = config.runs(name)
-        experiment = config.experiment(name)
-        yield (
-            f"{name}: {len(runs)} runs (repeats: {describe_repeats(experiment)}). "
-            f"{experiment.question}"
-        )
-        for size in sorted({run.settings.layout.world_size for run in runs}):
-            of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
-            shape = geometry(size, config.machine.gpus_per_node)
-            # without the steps of a run that it resumes
-            own = [
-                (max(0, r.budget.steps - start_step(r)), r)
-                for r in of_size
-                if r.budget.kind == "steps"
-            ]
-            tokens = sum(steps * run.global_batch * run.sequence_length for steps, run in own)
-            line = (
-                f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x "
-                f"{shape.ranks_per_node} ranks"
-            )
-            others = (
-                f", and {len(of_size) - len(own)} whose budget is not in steps"
-                if len(own) < len(of_size)
-                else ""
-            )
-            yield f"{line}, {sum(steps for steps, _ in own):,} steps, {tokens:,} tokens{others}"
-        if experiment.inference_benchmark is not None:
-            yield f"  {experiment.inference_benchmark.describe(len(runs))}"
-        yield from render_memory(
-            [run.settings for run in runs], gpu_gib=config.machine.gpu_memory_gib
-        )
+        yield from _render_experiment(config, name)
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
     yield ""
     yield from render_prices(config, names, prices)
+
+
+def _render_experiment(config: Config, name: str) -> Iterator[str]:
+    """Yield an experiment's question, a line for each of its world sizes, and its memory."""
+    runs = config.runs(name)
+    experiment = config.experiment(name)
+    yield (
+        f"{name}: {len(runs)} runs (repeats: {describe_repeats(experiment)}). {experiment.question}"
+    )
+    for size in sorted({run.settings.layout.world_size for run in runs}):
+        of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
+        yield _render_world_size(config, size, of_size)
+    if experiment.inference_benchmark is not None:
+        yield f"  {experiment.inference_benchmark.describe(len(runs))}"
+    yield from render_memory([run.settings for run in runs], gpu_gib=config.machine.gpu_memory_gib)
+
+
+def _render_world_size(config: Config, size: int, runs: list[RunSettings]) -> str:
+    """Return a line with the nodes, steps and tokens of the runs of one world size."""
+    shape = geometry(size, config.machine.gpus_per_node)
+    # without the steps of a run that it resumes
+    own = [(max(0, r.budget.steps - start_step(r)), r) for r in runs if r.budget.kind == "steps"]
+    tokens = sum(steps * run.global_batch * run.sequence_length for steps, run in own)
+    line = (
+        f"  world size {size:>2}: {len(runs):>4} runs on {shape.nodes} x "
+        f"{shape.ranks_per_node} ranks"
+    )
+    line += f", {sum(steps for steps, _ in own):,} steps, {tokens:,} tokens"
+    if len(own) < len(runs):
+        line += f", and {len(runs) - len(own)} whose budget is not in steps"
+    return line
 
 
 def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
@@ -141,27 +142,20 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     yield f"cost on {machine.name}" + (
         f" ({machine.gpus_per_node} GPUs a node)" if machine.gpus_per_node else ""
     )
-    gpus = machine.gpus_per_node or machine.device
-    heading = (
-        "",
-        "runs",
-        "done",
-        "node-hours",
-        "GPU-hours" if gpus else "rank-hours",
-        "files",
-        "bytes",
-    )
-    rows: list[tuple[str, ...]] = [heading]
+    left = [run_id for run_id in every if not prices.is_done(run_id)]
+    hours = "GPU-hours" if machine.gpus_per_node or machine.device else "rank-hours"
+    rows: list[tuple[str, ...]] = [
+        ("", "runs", "done", "node-hours", hours, "files", "bytes"),
+    ]
     for name in names:
         runs = config.runs(name)
         ended = sum(prices.is_done(run.run_id) for run in runs)
         rows.append(_format_row(name, done=ended, of=sum_prices(prices.price(run) for run in runs)))
-    done = {run_id for run_id in every if prices.is_done(run_id)}
     if len(names) > 1:
-        rows.append(_format_row("total", done=len(done), of=of_all))
+        rows.append(_format_row("total", done=len(every) - len(left), of=of_all))
     yield from _render_table(rows)
     charged = "from start to end of a run, times its nodes (whole ones are charged)"
-    yield f"  node-hours: {charged}; {heading[4]}: times its ranks"
+    yield f"  node-hours: {charged}; {hours}: times its ranks"
     yield "  files, bytes: what the runs leave in results/runs; done: runs that have ended"
     yield from _describe_stores(config, names, prices)
     if of_all.passing_bytes:
@@ -174,29 +168,30 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
             f"  logs of {of_all.unlogged} runs are not counted in these bytes: their number of "
             "steps is not known"
         )
+    yield from _describe_unknown_hours(config, names, of_all)
+    if of_all.timed:
+        yield from _describe_assumptions(config, runs=every.values(), of_all=of_all)
+        yield from _describe_budget(config, prices, left=left)
+
+
+def _describe_unknown_hours(config: Config, names: list[str], of_all: Total) -> Iterator[str]:
+    """Yield why hours are bounds or not known, and the commands that measure or predict them."""
     for why, count in of_all.bounded.items():
         yield f"  ≤: {count} of {of_all.runs} runs are priced by {why}"
     for why, count in of_all.unknown.items():
         yield f"  hours of {count} of {of_all.runs} runs are not known: {why}"
-    if of_all.unknown:
-        chosen = "" if names == config.select_experiments(()) else f" {' '.join(names)}"
-        scale = (
-            ""
-            if config.file_of("scale") == CONFIG_FILE
-            else f" --config scale={config.settings.scale}"
-        )
-        yield as_typed(
-            f"    next  snakemake{chosen}{scale}   # hours are then those of the first run of "
-            "each cell"
-        )
-        if any("no device" in why for why in of_all.unknown):
-            yield """          or, for a GPU: echo 'device = "NVIDIA H100 80GB HBM3"' > machine.toml"""
-            yield as_typed(f"          tokenscale plan{chosen} --machine machine.toml{scale}")
-    if of_all.timed:
-        yield from _describe_assumptions(config, runs=every.values(), of_all=of_all)
-        yield from _describe_budget(
-            config, prices, left=[run_id for run_id in every if run_id not in done]
-        )
+    if not of_all.unknown:
+        return
+    chosen = "" if names == config.select_experiments(()) else f" {' '.join(names)}"
+    scale = ""
+    if config.file_of("scale") != CONFIG_FILE:
+        scale = f" --config scale={config.settings.scale}"
+    yield as_typed(
+        f"    next  snakemake{chosen}{scale}   # hours are then those of the first run of each cell"
+    )
+    if any("no device" in why for why in of_all.unknown):
+        yield """          or, for a GPU: echo 'device = "NVIDIA H100 80GB HBM3"' > machine.toml"""
+        yield as_typed(f"          tokenscale plan{chosen} --machine machine.toml{scale}")
 
 
 def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> Iterator[str]:

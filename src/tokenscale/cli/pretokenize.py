@@ -55,11 +55,20 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         raise UserError(what, file=" ".join(of_file), corpus=" ".join(of_rule), next=next)
     if not of_rule:
         return pretokenize_file.run(arguments)
+    _check_flags(arguments)
+    if arguments.threads:
+        os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
+    return _write(arguments, wait)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
     for name in RULE:
         if name != "tokenizer" and getattr(arguments, name) is None:
             raise UserError(f"--{name} is missing.", next="tokenscale pretokenize --help")
-    if arguments.threads:
-        os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
+
+
+def _write(arguments: argparse.Namespace, wait: bool) -> None:
+    """Write the store of a corpus, one part of it, or the manifest of all its parts."""
     store = StoreSettings.parse(arguments.store)
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
     part = arguments.part
@@ -94,6 +103,5 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     progress.close()
     if manifest["documents"] == 0:
         print(f"{progress.line()}; no documents fall into this part")
-        return None
-    print(f"{progress.line()}; {describe_store(manifest)}")
-    return None
+    else:
+        print(f"{progress.line()}; {describe_store(manifest)}")

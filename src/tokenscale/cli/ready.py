@@ -138,41 +138,54 @@ def judge_machine(
     there are too few.
     """
     runs = [run.settings for run in config.all_runs(list(names)).values()]
-    machine = config.machine
-    ranks = max((run.layout.world_size for run in runs), default=1)
     on_gpus = max((run.layout.world_size for run in runs if run.device != "cpu"), default=0)
     devices = len(findings["gpu"].values.get("devices", [])) if "gpu" in findings else 0
-    unneeded = {
-        "gpu",
-        *(["nccl"] if not devices or on_gpus < 2 else []),
-        *(["gloo"] if ranks < 2 else []),
-    }
+    unneeded = {"gpu"}
+    if not devices or on_gpus < 2:
+        unneeded.add("nccl")
+    if all(run.layout.world_size == 1 for run in runs):
+        unneeded.add("gloo")
+    yield from _judge_checks(findings, unneeded)
+    if 0 < devices < on_gpus:
+        what = f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}"
+        yield Lack(what, next="CUDA_VISIBLE_DEVICES= make run")
+    if profile:
+        partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
+        yield from _judge_partition(config, partitions, profile)
+    container = config.machine.container
+    if container is not None and (image := _find_missing_image(container)):
+        yield Lack(
+            f"the image of trainings is missing: {image}",
+            next="build it: profiles/alps/README.md, step 5",
+        )
+
+
+def _judge_checks(findings: Mapping[str, Finding], unneeded: set[str]) -> Iterator[Lack]:
+    """Yield the checks of `doctor` that failed, without those that the experiments do not need."""
     for name, finding in findings.items():
         if finding.verdict == "no" and name not in unneeded:
             yield Lack(f"{name}: {finding.fact}", finding.next)
         elif finding.verdict == "note" and name == "slurm":
             yield Lack(what=f"{name}: {finding.fact}", next=finding.next, refuses=False)
-    if 0 < devices < on_gpus:
-        what = f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}"
-        yield Lack(what, next="CUDA_VISIBLE_DEVICES= make run")
-    partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
-    wanted = _read_resources(profile).get("slurm_partition") if profile else None
-    if partitions and wanted and wanted not in partitions:
-        file = f"profiles/{Path(profile or '').name}/config.yaml"
+
+
+def _judge_partition(config: Config, partitions: Mapping[str, int], profile: str) -> Iterator[Lack]:
+    """Yield what the cluster's `partitions`, by their GPUs of a node, lack for a profile."""
+    machine = config.machine
+    wanted = _read_resources(profile).get("slurm_partition")
+    if not partitions or not wanted:
+        return
+    if wanted not in partitions:
+        file = f"profiles/{Path(profile).name}/config.yaml"
         following = f"slurm_partition: one of {', '.join(partitions)}, in {file}"
         yield Lack(f"the cluster has no partition {wanted}", next=following)
-    elif 0 < (there := partitions.get(wanted, 0)) < (machine.gpus_per_node or 0):
+    elif 0 < (there := partitions[wanted]) < (machine.gpus_per_node or 0):
         what = (
             f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for "
             f"{machine.gpus_per_node}"
         )
         yield Lack(
             what, next=f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
-        )
-    if machine.container is not None and (image := _find_missing_image(machine.container)):
-        yield Lack(
-            f"the image of trainings is missing: {image}",
-            next="build it: profiles/alps/README.md, step 5",
         )
 
 

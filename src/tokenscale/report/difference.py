@@ -211,11 +211,13 @@ def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
     return ", ".join(words for name, words, _ in SUSPECTS if name in SAME and name in different)
 
 
-def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str], set]:
-    """Return (fact, key of a mapping or "") → its values over these runs, or all runs, that have a
-    record.
-    """
-    found: dict[tuple[str, str], set] = {}
+#: (fact, key of a mapping or "") → its values
+Facts = dict[tuple[str, str], set]
+
+
+def _facts(report: Report, runs: set[str] | None = None) -> Facts:
+    """Return the facts of these runs, or of all runs, that have a record."""
+    found: Facts = {}
     for experiment in (report.origin.get("experiments") or {}).values():
         for run, facts in (experiment.get("runs") or {}).items():
             if runs is not None and run not in runs:
@@ -256,18 +258,7 @@ def suspects(a: Report, b: Report) -> Table:
     """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their
     spread, the reports.
     """
-    x = _facts(a)
-    y = _facts(b)
-    rows = []
-    for name, words, matters in SUSPECTS:
-        for key in sorted(key for fact, key in x.keys() | y.keys() if fact == name):
-            of = [facts.get((name, key), set()) for facts in (x, y)]
-            near = (
-                name == "load" and all(of) and abs(np.median([*of[0]]) - np.median([*of[1]])) < LOAD
-            )
-            fewer = name == "science" and all(of) and (of[0] <= of[1] or of[1] <= of[0])
-            if of[0] != of[1] and not near and not fewer:
-                rows.append([words + (f": {key}" if key else ""), *map(_text, of), matters])
+    rows = _list_different_facts(_facts(a), _facts(b))
     spreads = [_spread(report) for report in (a, b)]
     if max(spreads) > 0:
         rows.append(
@@ -280,9 +271,6 @@ def suspects(a: Report, b: Report) -> Table:
     for name, words in (("git", "commit of the report"), ("packages", "packages of the report")):
         ours = a.origin.get(name) or {}
         theirs = b.origin.get(name) or {}
-        different = [
-            key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)
-        ]
         rows += [
             [
                 f"{words}: {key}",
@@ -290,13 +278,39 @@ def suspects(a: Report, b: Report) -> Table:
                 _text({theirs.get(key)}),
                 "definitions and drawings",
             ]
-            for key in different
+            for key in sorted(ours.keys() | theirs.keys())
+            if ours.get(key) != theirs.get(key)
         ]
     heads = columns(">rank", "what differs", "A", "B", "what it could change")
     text = "Values over all runs of a report that have a record, those first that explain most."
     return Table(
         columns=heads, rows=[[str(rank), *row] for rank, row in enumerate(rows, 1)], caption=text
     )
+
+
+def _list_different_facts(ours: Facts, theirs: Facts) -> list[list[str]]:
+    """Return a row of each fact of the runs that differs, in the order of `SUSPECTS`."""
+    rows = []
+    for name, words, matters in SUSPECTS:
+        for key in sorted(key for fact, key in ours.keys() | theirs.keys() if fact == name):
+            a = ours.get((name, key), set())
+            b = theirs.get((name, key), set())
+            if not _is_explained(name, a, b):
+                rows.append([words + (f": {key}" if key else ""), _text(a), _text(b), matters])
+    return rows
+
+
+def _is_explained(name: str, a: set, b: set) -> bool:
+    """Return whether the values of a fact are equal, or differ by what explains nothing: loads that
+    are near, and runs of which one report has more.
+    """
+    if a == b:
+        return True
+    if not a or not b:
+        return False
+    if name == "load":
+        return bool(abs(np.median([*a]) - np.median([*b])) < LOAD)
+    return name == "science" and (a <= b or b <= a)
 
 
 def _spread(report: Report) -> float:

@@ -6,7 +6,7 @@ import json
 import lzma
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,22 +56,12 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
     for inputs in found:
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
         names |= {*inputs.names(), *(name for name in builds if (results / name).is_file())}
-        path = folder / inputs.experiment / "runs.parquet"
-        rows = pq.read_table(path, columns=["run_id", *JUDGED], use_threads=False)
-        judged[inputs.experiment] = {row.pop("run_id"): row for row in rows.to_pylist()}
-        runs |= {
-            run for run, row in judged[inputs.experiment].items() if row["validity"] != "missing"
-        }
-    if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
-        what = "an input of the tables lies outside of the folder of results."
-        next = "move it there, and ingest again"
-        raise UserError(what, path=results / outside[0], next=next)
+        rows = _read_judged(folder / inputs.experiment / "runs.parquet")
+        judged[inputs.experiment] = rows
+        runs |= {run for run, row in rows.items() if row["validity"] != "missing"}
+    _check_inside(results, names)
     names |= {f"runs/{run}/run.json" for run in runs}
-    listed = {run for rows in judged.values() for run in rows}
-    for run in listed:
-        folder = results / "runs" / run
-        paths = (path for pattern in OF_RUN for path in folder.glob(pattern))
-        names |= {path.relative_to(results).as_posix() for path in paths}
+    names |= _list_run_files(results, {run for rows in judged.values() for run in rows})
     head = {"experiments": [asdict(inputs) for inputs in found], "judged": judged, "schema": 1}
     with (
         atomic(output) as temporary,
@@ -84,6 +74,33 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
             archive.write(f"{', ' * bool(number)}{json.dumps(name)}: {text}".encode())
         archive.write(b"}}")
     return len(runs)
+
+
+def _check_inside(results: Path, names: set[str]) -> None:
+    if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
+        what = "an input of the tables lies outside of the folder of results."
+        next = "move it there, and ingest again"
+        raise UserError(what, path=results / outside[0], next=next)
+
+
+def _read_judged(path: Path) -> dict[str, dict[str, Any]]:
+    """Return run → what `ingest` says of it, of a table `runs`."""
+    rows = pq.read_table(path, columns=["run_id", *JUDGED], use_threads=False)
+    return {row.pop("run_id"): row for row in rows.to_pylist()}
+
+
+def _list_run_files(results: Path, runs: set[str]) -> set[str]:
+    """Return the files of runs that tables are made of, by their paths below `results`."""
+    return {
+        path.relative_to(results).as_posix()
+        for run in runs
+        for path in _list_files(results / "runs" / run)
+    }
+
+
+def _list_files(run: Path) -> Iterator[Path]:
+    for pattern in OF_RUN:
+        yield from run.glob(pattern)
 
 
 def _read(results: Path, name: str) -> bytes:

@@ -70,6 +70,8 @@ SECTIONS = {
     "quality": "quality",
     "runs": "runs",
 }
+#: texts of a figure whose sentences may be those of others
+TEXTS = ("caption", "method")
 #: facts of an experiment, or of all of them
 FACTS = ("text", "scale", "data_from")
 #: answers that the first screen shows of an experiment beside others; its own page has all
@@ -77,6 +79,15 @@ ANSWERS = 3
 #: figures of an experiment that are open, the one beside the answers included; the others are
 #: folded
 OPEN = 10
+#: fields of an experiment whose figures are not drawn on this page
+UNDRAWN: dict[str, Any] = {
+    "href": "",
+    "picture": None,
+    "drawn": (),
+    "more": (),
+    "empty": (),
+    "methods": (),
+}
 
 
 def write(
@@ -151,30 +162,20 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
         figure(name, folder=figures / part["name"], prefix=f"{part['name']}-{name}")
         for name in part["figures"]
     ]
-    drawn, empty = ([f for f in every if bool(f["folded"]) is folded] for folded in (False, True))
+    drawn = [f for f in every if not f["folded"]]
+    empty = [f for f in every if f["folded"]]
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
-    told = [f["table"].caption for f in drawn if f["table"]] + [
-        table.caption for table in tables.values()
-    ]
-    told += [f[key] for f in every for key in ("caption", "method") if key in f]
-    counts = Counter(text for whole in told for text in dict.fromkeys(_sentences(whole)))
     caution = sentence(part["caution"]).strip()
-    methods = [text for text, n in counts.items() if n > 1 and text != caution]
+    methods = [
+        text for text in _list_repeated_sentences(every, drawn, tables.values()) if text != caution
+    ]
 
-    def shorten(text: str) -> str:
-        return " ".join(one for one in _sentences(text) if one not in (caution, *methods))
-
+    stated = (caution, *methods)
     for f in every:
-        f |= {key: shorten(f[key]) for key in ("caption", "method") if key in f}
-        f |= (
-            {"table": replace(f["table"], caption=shorten(f["table"].caption))}
-            if f.get("table")
-            else {}
-        )
-        f["folded"] = "see the cautions" if f"{f['folded']}." == caution else f["folded"]
-    tables = {
-        name: replace(table, caption=shorten(table.caption)) for name, table in tables.items()
-    }
+        _shorten_figure(stated, f)
+        if f"{f['folded']}." == caution:
+            f["folded"] = "see the cautions"
+    tables = {name: _shorten_caption(stated, table) for name, table in tables.items()}
     shown = {
         "picture": drawn[0] if drawn else None,
         "drawn": drawn[1:OPEN],
@@ -182,6 +183,32 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
         "empty": empty,
     }
     return tables | shown | {"methods": methods}
+
+
+def _leave_out(stated: tuple[str, ...], text: str) -> str:
+    """Return a text without the sentences that are stated elsewhere."""
+    return " ".join(one for one in _sentences(text) if one not in stated)
+
+
+def _shorten_figure(stated: tuple[str, ...], f: dict[str, Any]) -> None:
+    f |= {key: _leave_out(stated, f[key]) for key in TEXTS if key in f}
+    if f.get("table"):
+        f["table"] = _shorten_caption(stated, f["table"])
+
+
+def _shorten_caption(stated: tuple[str, ...], table: Table) -> Table:
+    return replace(table, caption=_leave_out(stated, table.caption))
+
+
+def _list_repeated_sentences(
+    figures: list[dict[str, Any]], drawn: list[dict[str, Any]], tables: Iterable[Table]
+) -> list[str]:
+    """Return the sentences that more than one caption or method of figures and tables has."""
+    told = [f["table"].caption for f in drawn if f["table"]]
+    told += [table.caption for table in tables]
+    told += [f[key] for f in figures for key in TEXTS if key in f]
+    counts = Counter(text for whole in told for text in dict.fromkeys(_sentences(whole)))
+    return [text for text, n in counts.items() if n > 1]
 
 
 def _sentences(text: str) -> list[str]:
@@ -235,20 +262,10 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    known = {key: Counter(part[key] for part in parts if part[key]) for key in FACTS}
-    # stated once
-    shared = {key: found.most_common(1)[0][0] for key, found in known.items() if found}
+    shared = _find_shared_facts(parts)
     cautions = summary.shared_cautions(parts)
-    undrawn: dict[str, Any] = {
-        "href": "",
-        "picture": None,
-        "drawn": (),
-        "more": (),
-        "empty": (),
-        "methods": (),
-    }
     parts = [
-        undrawn | part | _box_fields(part, shared, cautions, alone=len(parts) == 1)
+        UNDRAWN | part | _box_fields(part, shared, cautions, alone=len(parts) == 1)
         for part in parts
     ]
     text = environment.get_template("page.html.j2").render(
@@ -267,14 +284,24 @@ def render(
         runs=sum(p["runs"] for p in parts),
         digest=summary.tables_digest(parts),
         machines=list(dict.fromkeys(machine for p in parts for machine in p["machines"])),
-        commits=[
-            dict(c) for c in dict.fromkeys(tuple(c.items()) for p in parts for c in p["commits"])
-        ],
+        commits=_list_commits(parts),
         versions=sorted({pair for part in parts for pair in part["versions"]}),
         definitions=tuple(queries.PARAMETERS),
         **{"claims": None, "home": ""} | options,
     )
     return text.lstrip("\n").rstrip("\n") + "\n"
+
+
+def _find_shared_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the facts that most experiments have, which are stated once."""
+    known = {key: Counter(part[key] for part in parts if part[key]) for key in FACTS}
+    return {key: found.most_common(1)[0][0] for key, found in known.items() if found}
+
+
+def _list_commits(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the different commits of all experiments."""
+    every = (tuple(commit.items()) for part in parts for commit in part["commits"])
+    return [dict(commit) for commit in dict.fromkeys(every)]
 
 
 def _kinds(verdicts: Iterable[str]) -> dict[str, list[str]]:

@@ -127,20 +127,15 @@ def check_tables(folder: Path, results: Path) -> Link:
     by byte.
     """
     link = Link(next=tables.restore_command(folder))
-    at_hand = folder.is_dir()
-    try:
-        link.differs += (
-            f"{folder / n}: {fault}"
-            for n, fault in walk(folder, files=tables.read_manifest(folder)["files"])
-        )
-    except UserError as error:
-        (link.differs if at_hand else link.unchecked).append(_one_line(error))
+    _check_manifest(link, folder)
     if link.differs or link.unchecked:
         return link
     runs = pq.read_table(
         folder / "runs.parquet", columns=["run_id", "status"], use_threads=False
     ).to_pylist()
     records = {run["run_id"]: results / "runs" / run["run_id"] / "run.json" for run in runs}
+    has_logs = any(path.is_file() for path in records.values())
+    without_logs = all(run["status"] == "missing" for run in runs)
     inputs = read_inputs(folder)
     with TemporaryDirectory() as temporary:
         again = Path(temporary, folder.name)
@@ -151,32 +146,50 @@ def check_tables(folder: Path, results: Path) -> Link:
             at_hand = all((results / name).is_file() for name in inputs.names())
             (link.differs if at_hand else link.unchecked).append(_one_line(error))
             return link
-        if any(r["status"] != "missing" for r in runs) and not any(
-            path.is_file() for path in records.values()
-        ):
+        if not has_logs and not without_logs:
             link.unchecked.append(
                 f"logs are not at hand in {results / 'runs'}: tables of {folder.name} not proven"
             )
             return link
-        for path, other in ((folder / name, again / name) for name in tables.file_names()):
-            if not _is_equal(path, other):
-                difference = _name_difference(path, again=other)
-                why = (
-                    "equal values in other bytes: another pyarrow, or inputs of runs were at "
-                    "hand then or are now"
-                )
-                (link.differs if difference else link.notes).append(f"{path}: {difference or why}")
-    going = [
-        run
-        for run, path in records.items()
-        if path.is_file() and b'"seal"' not in path.read_bytes()
-    ]
+        _compare_tables(link, folder, again)
+    going = [run for run, path in records.items() if _is_going(path)]
     if link.differs and going:
         link.unchecked.append(
             f"runs have not ended, and tables may be older than their logs: {few(going)}"
         )
         link.differs.clear()
     return link
+
+
+def _check_manifest(link: Link, folder: Path) -> None:
+    """Compare the tables with the checksums of their manifest."""
+    at_hand = folder.is_dir()
+    try:
+        link.differs += (
+            f"{folder / n}: {fault}"
+            for n, fault in walk(folder, files=tables.read_manifest(folder)["files"])
+        )
+    except UserError as error:
+        (link.differs if at_hand else link.unchecked).append(_one_line(error))
+
+
+def _compare_tables(link: Link, folder: Path, again: Path) -> None:
+    """Compare each table with the one made again; equal values in other bytes are a note."""
+    for path, other in ((folder / name, again / name) for name in tables.file_names()):
+        if _is_equal(path, other):
+            continue
+        if difference := _name_difference(path, again=other):
+            link.differs.append(f"{path}: {difference}")
+        else:
+            link.notes.append(
+                f"{path}: equal values in other bytes: another pyarrow, or inputs of runs were at "
+                "hand then or are now"
+            )
+
+
+def _is_going(record: Path) -> bool:
+    """Return whether a run has begun and its record is not sealed."""
+    return record.is_file() and b'"seal"' not in record.read_bytes()
 
 
 def is_report(folder: Path) -> bool:
@@ -245,18 +258,55 @@ def _check_claims(report: Path, results: Path) -> Chain:
     return chain
 
 
-def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:  # noqa: C901
+def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:
     """Check a report, which is made again below the folder `again`."""
     chain = Chain(str(report))
+    record = _check_record(chain, report)
+    faults = _check_sums(chain, report)
+    _check_signature(chain, report, signers)
+    faults |= _check_packed_logs(chain, report, again, record=record)
+    made = {
+        path.relative_to(again / "report").as_posix()
+        for path in (again / "report").rglob("*")
+        if path.is_file()
+    }
+    for name in sorted(faults.keys() | made - {SUMS}):
+        path = report / name
+        other = again / "report" / name
+        if fault := faults.get(name):
+            equal = name in made and path.is_file() and _is_equal(path, other)
+            _add_fault(
+                chain,
+                name,
+                fault.partition(":")[0],
+                equal=equal,
+                copied=path.is_file() and name.startswith(bundle.COPIED),
+            )
+        elif made:
+            _compare_file(
+                chain,
+                name,
+                path=path,
+                other=other if name in made else None,
+            )
+    if results is not None and record:
+        _compare_results(chain, record, results=results, again=again)
+    return chain
+
+
+def _check_record(chain: Chain, report: Path) -> dict[str, Any]:
+    """Return the record of the report's origin; empty if it cannot be read, which is a fault."""
     record = dict[str, Any]()
-    faults = dict[str, str]()
-    page = chain.links["page"]
-    logs = chain.links["logs"]
     try:
         record = _read_record(report / RECORD)
         _note_environments(chain, record)
     except UserError as error:
-        page.differs.append(f"{RECORD}: {error.what}")
+        chain.links["page"].differs.append(f"{RECORD}: {error.what}")
+    return record
+
+
+def _check_sums(chain: Chain, report: Path) -> dict[str, str]:
+    """Return file → fault ("": none) of the files with a checksum, and of those that lack one."""
     try:
         files = [{"name": name, "sha256": sha256} for name, sha256 in read_sums(report).items()]
         beside = {
@@ -264,10 +314,20 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
             f"{SUMS}.sig",
             *(entry.name for entry in report.iterdir() if is_report(entry)),
         }
-        faults = {file["name"]: "" for file in files} | dict(walk(report, files, beside))
+        return {file["name"]: "" for file in files} | dict(walk(report, files, beside))
     except UserError as error:
-        page.differs.append(f"{SUMS}: {error.what}")
-    _check_signature(chain, report, signers)
+        chain.links["page"].differs.append(f"{SUMS}: {error.what}")
+    return {}
+
+
+def _check_packed_logs(
+    chain: Chain, report: Path, again: Path, record: dict[str, Any]
+) -> dict[str, str]:
+    """Check the packed logs, and build the report again from them below `again`. Return their fault
+    by their name, if they are damaged.
+    """
+    logs = chain.links["logs"]
+    faults = {}
     try:
         experiments = restore(report / LOGS, output=again)
         _check_logs(logs, results=again, record=record)
@@ -280,56 +340,57 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         )
     except UserError as error:
         why = _one_line(error)
+        restored = (again / "tables").exists()
         left_out = record.get("logs", {}).get("left_out")
         if left_out is not None and not (report / LOGS).is_file():
             why = f"the report has no logs: {left_out}"
             logs.unchecked.append(why)
-        elif not (again / "tables").exists():
+        elif not restored:
             faults[LOGS] = f"{error.what} {error.facts.get('reason', '')}"
-        if (again / "tables").exists():  # the logs are sound, and what is beside them is not
+        if restored:  # the logs are sound, and what is beside them is not
             chain.add(chain.links["figures"], "claims and figures", why, ".svg")
         for name in LINKS[1:]:
             chain.links[name].unchecked.append(why)
-    made = {
-        path.relative_to(again / "report").as_posix()
-        for path in (again / "report").rglob("*")
-        if path.is_file()
-    }
-    for name in sorted(faults.keys() | made - {SUMS}):
-        path = report / name
-        other = again / "report" / name
-        fault = faults.get(name)
-        equal = name in made and path.is_file() and _is_equal(path, other)
-        copied = name.startswith(bundle.COPIED) and path.is_file()
-        if fault and equal and not copied:
-            page.differs.append(f"{SUMS}: its checksum of {name} ({fault.partition(':')[0]})")
-        elif fault:
-            chain.of(name).differs.append(
-                f"{name}: {fault.partition(':')[0]}{f' (or {SUMS} is)' * copied}"
-            )
-        elif made and not path.is_file():
-            chain.of(name).differs.append(f"{name}: missing")
-        elif made and not equal:
-            text = (
-                _name_difference(path, again=other)
-                if name in made
-                else "the logs give no such file"
-            )
-            chain.add(chain.of(name), name, text)
-    if results is None or not record:
-        return chain
+    return faults
+
+
+def _add_fault(chain: Chain, name: str, fault: str, equal: bool, copied: bool) -> None:
+    """Add what is wrong with a file or with its checksum: the file is sound if it is made again
+    `equal`, which tells nothing of one that is only copied.
+    """
+    if copied:
+        chain.of(name).differs.append(f"{name}: {fault} (or {SUMS} is)")
+    elif equal:
+        chain.links["page"].differs.append(f"{SUMS}: its checksum of {name} ({fault})")
+    else:
+        chain.of(name).differs.append(f"{name}: {fault}")
+
+
+def _compare_file(chain: Chain, name: str, path: Path, other: Path | None) -> None:
+    """Compare a file of the report with the one made again; None if there is none."""
+    if not path.is_file():
+        chain.of(name).differs.append(f"{name}: missing")
+    elif other is None:
+        chain.add(chain.of(name), name, "the logs give no such file")
+    elif not _is_equal(path, other):
+        chain.add(chain.of(name), name, _name_difference(path, again=other))
+
+
+def _compare_results(chain: Chain, record: dict[str, Any], results: Path, again: Path) -> None:
+    """Compare drawings of `results` with those made again, while its tables are the report's."""
     paths = {name: results / "tables" / name / tables.MANIFEST for name in record["order"]}
-    if stale := [
-        n
-        for n, p in paths.items()
-        if p.is_file() and sha256_file(p) != record["experiments"][n]["tables"]
-    ]:
+    stale = [
+        name
+        for name, path in paths.items()
+        if path.is_file() and sha256_file(path) != record["experiments"][name]["tables"]
+    ]
+    if stale:
         chain.notes.append(f"tables have changed since it was built: {few(stale)}")
-    for other in sorted((again / "figures").rglob("*.*")) if not stale else ():
+        return
+    for other in sorted((again / "figures").rglob("*.*")):
         path = results / other.relative_to(again)
         if path.is_file() and not _is_equal(path, other):
             chain.add(chain.links["figures"], str(path), _name_difference(path, again=other))
-    return chain
 
 
 def _read_record(path: Path) -> dict[str, Any]:
@@ -358,15 +419,11 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     leaves unsure.
     """
     now = bundle.built_by()
-    then, here = (
-        of["packages"] | of["installed"] | {n: of[n] for n in ("zlib", "tokenscale")}
-        for of in (record, now)
-    )
-    code = record["code"]
+    then = _list_versions(record)
+    here = _list_versions(now)
     commit = record["git"].get("commit")
-    changed = sorted(
-        name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name)
-    )
+    at_commit = f" at commit {commit}" if commit else ""
+    changed = _list_different(record["code"], now["code"])
     runs = {
         run: facts for part in record["experiments"].values() for run, facts in part["runs"].items()
     }
@@ -378,17 +435,19 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
             "runs were trained with other packages",
             [text for of in packages for text in name_differences(of, now=here)],
         ),
-        (
-            (
-                "source files have changed since the report was built"
-                + (f" at commit {commit}" if commit else "")
-            ),
-            changed,
-        ),
+        (f"source files have changed since the report was built{at_commit}", changed),
         ("runs had not ended when the report was built", going),
     ):
         if found:
             chain.notes.append(f"{what}: {few([*dict.fromkeys(found)], 5)}")
+    chain.unsure = _list_unsure(then, here, changed)
+    chain.unsure[""] = f"runs had not ended: {few(going)}" if going else ""
+
+
+def _list_unsure(then: dict[str, str], here: dict[str, str], changed: list[str]) -> dict[str, str]:
+    """Return ending of files → the releases and `changed` source files that may be why their bytes
+    are others here; "" if there are none.
+    """
     drawing = name_differences(
         {name: then[name] for name in bundle.DRAWING if name in then}, now=here
     )
@@ -396,8 +455,21 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
         version = f"tokenscale {then['tokenscale']} then, {here['tokenscale']} now"
         drawing.append(f"{version}, {few(changed, 1)}" if changed else version)
     rows = [text for text in drawing if text.startswith(("pyarrow ", "tokenscale "))]
-    chain.unsure = dict.fromkeys(DRAWN, few(drawing, shown=5)) | {".parquet": few(rows, shown=5)}
-    chain.unsure[""] = f"runs had not ended: {few(going)}" if going else ""
+    return dict.fromkeys(DRAWN, few(drawing, shown=5)) | {".parquet": few(rows, shown=5)}
+
+
+def _list_versions(built: dict[str, Any]) -> dict[str, str]:
+    """Return package → version of what a report was built with."""
+    return (
+        built["packages"]
+        | built["installed"]
+        | {name: built[name] for name in ("zlib", "tokenscale")}
+    )
+
+
+def _list_different(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the names that have another value in one of two tables, or none."""
+    return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
 
 
 def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:

@@ -123,24 +123,28 @@ def _describe_job(job: Job) -> Iterator[str]:
 def _diagnose(job: Job) -> tuple[Hint | None, Path | None]:
     """Return the failure hint of a job and the log to read."""
     logs = [Path(path) for path in job.logs]
-    own = [path for path in logs if "logs/slurm" not in path.as_posix()]
-    if job.kind == "run":
-        attempts = [run.attempt for run in read_runs(Path("results")) if run.id == job.name]
-        own = (
-            find_logs(Path("results/runs", job.name), attempt=attempts[0] if attempts else None)
-            or own
-        )
+    own = _find_own_logs(job, logs)
     written = [path for path in own if path.is_file() and path.stat().st_size]
     slurm = [path for path in logs if path not in own and path.is_file()]
     # SLURM's log begins with Snakemake's own start in the job and repeats the command, which may
     # contain any word. If the job never reached its command, it is the only log
     lines = (line for path in slurm for line in read_tail(path).splitlines())
     fields = [line for line in lines if re.match(r"slurmstepd|srun:|\S+: line \d", line)]
-    texts = [read_tail(path) for path in written] or [
-        _strip_commands(read_tail(path)) for path in slurm
-    ]
+    texts = [read_tail(path) for path in written]
+    if not texts:
+        texts = [_strip_commands(read_tail(path)) for path in slurm]
     found = find_hint(*texts, "\n".join(fields), job.message, state=_state(job))
     return found, next(iter([*written, *slurm]), None)
+
+
+def _find_own_logs(job: Job, logs: list[Path]) -> list[Path]:
+    """Return the logs that a job's command wrote: of a training, those of its last attempt."""
+    if job.kind == "run":
+        attempts = [run.attempt for run in read_runs(Path("results")) if run.id == job.name]
+        attempt = attempts[0] if attempts else None
+        if found := find_logs(Path("results/runs", job.name), attempt):
+            return found
+    return [path for path in logs if "logs/slurm" not in path.as_posix()]
 
 
 def _strip_commands(text: str) -> str:

@@ -113,20 +113,11 @@ def find_writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
 
 
 def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
-    attempts = [
-        int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()
-    ]
-    attempt = max(attempts, default=None)
+    attempt = _find_last_attempt(folder)
     status = _read_status(folder, attempt)
     known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
     written = _find_last_write(folder, attempt, status)
-    if (
-        job is not None
-        and job.used_s is not None
-        and job.state != "PENDING"
-        and written
-        and written < now - job.used_s
-    ):
+    if written and _is_before(written, job, now):
         status = {}
         written = None  # from an attempt before this job, which has not written yet
     known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {
@@ -134,23 +125,39 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
     }
     if job is not None and job.state == "PENDING":
         return RunState(**known, state="waiting")
+    if outcome := _read_outcome(folder):
+        state = OUTCOMES.get(outcome["status"], outcome["status"])
+        return RunState(**known | {"steps": outcome["steps"]}, state=state)
+    ended = status.get("state", "running") != "running"  # the last state that the run wrote
+    if job is not None or (not ended and _is_alive(folder, written, now)):
+        if attempt is not None:
+            known |= current_throughput(folder / f"attempt={attempt:02d}") or {}
+        return RunState(**known, state="running")
+    found = None if ended else find_hint(*map(read_tail, find_logs(folder, attempt)))
+    return RunState(**known, state="failed" if found else "interrupted", hint=found)
+
+
+def _find_last_attempt(folder: Path) -> int | None:
+    attempts = [
+        int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()
+    ]
+    return max(attempts, default=None)
+
+
+def _read_outcome(folder: Path) -> dict[str, Any] | None:
+    """Return the outcome by a run's sealed record; None without one."""
     try:
         record = read_sealed(folder / "run.json")
     except UserError:  # partial file: a copy in progress, or a full disk
-        record = None
-    if record is not None:
-        outcome = record["outcome"]["status"]
-        return RunState(
-            **known | {"steps": record["outcome"]["steps"]}, state=OUTCOMES.get(outcome, outcome)
-        )
-    ended = status.get("state", "running") != "running"  # the last state that the run wrote
-    if job is not None or (not ended and _is_alive(folder, written, now)):
-        now_at = (
-            current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
-        )
-        return RunState(**known | (now_at or {}), state="running")
-    found = None if ended else find_hint(*map(read_tail, find_logs(folder, attempt)))
-    return RunState(**known, state="failed" if found else "interrupted", hint=found)
+        return None
+    return None if record is None else record["outcome"]
+
+
+def _is_before(written: float, job: QueuedJob | None, now: float) -> bool:
+    """Return whether a time lies before the start of a job that has started."""
+    if job is None:
+        return False
+    return job.used_s is not None and job.state != "PENDING" and written < now - job.used_s
 
 
 def find_logs(folder: Path, attempt: int | None) -> list[Path]:

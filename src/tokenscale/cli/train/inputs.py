@@ -192,11 +192,7 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
 
 def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
-    for settings in run.corpora:
-        if run.labels == "target" and not settings.source.pairs:
-            what = f"documents of the corpus {settings.name} are not pairs: they have no target."
-            next = "--target-column NAME names the translations, or leave --labels out"
-            raise UserError(what, flag="--labels target", next=next)
+    _check_pairs(run)
     corpora = [ensure_corpus(settings) for settings in run.corpora]
     tokenizer = ensure_tokenizer(run.tokenizer, given=request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
@@ -215,11 +211,24 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
             "--validation.bleu out"
         )
         raise UserError(what, flag="--validation.bleu", corpus=corpora[0], next=next)
+    return run, _build_inputs(run, corpora, tokenizer)
+
+
+def _check_pairs(run: RunSettings) -> None:
+    """Refuse labels of targets for a corpus whose documents are not pairs."""
+    for settings in run.corpora:
+        if run.labels == "target" and not settings.source.pairs:
+            what = f"documents of the corpus {settings.name} are not pairs: they have no target."
+            next = "--target-column NAME names the translations, or leave --labels out"
+            raise UserError(what, flag="--labels target", next=next)
+
+
+def _build_inputs(run: RunSettings, corpora: list[Path], tokenizer: Path) -> dict[str, Path]:
+    """Return role → manifest of what a run reads; records and stores that are missing are built."""
     manifests = {}
     trained = [corpora[n] for n in run.mixture.trained] if run.mixture is not None else corpora
-    for corpus in trained if run.store is None else ():
-        if RawText(corpus.parent).needs_records:
-            call("corpus", "--records", output=corpus.parent / "records/manifest.json")
+    if run.store is None:
+        _build_records(trained)
     if run.reads_text:
         manifests["corpus"] = _list_sources(run, role="corpus", manifests=trained)
     if run.reads_tokenizer:
@@ -230,7 +239,14 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
             read = trained if role == "store" else corpora
             found = [ensure_store(store, corpus, tokenizer) for corpus in read]
             manifests[role] = _list_sources(run, role, manifests=found)
-    return run, manifests
+    return manifests
+
+
+def _build_records(corpora: list[Path]) -> None:
+    """Build the records of corpora whose text is read by place."""
+    for corpus in corpora:
+        if RawText(corpus.parent).needs_records:
+            call("corpus", "--records", output=corpus.parent / "records/manifest.json")
 
 
 def _list_sources(run: RunSettings, role: str, manifests: list[Path]) -> Path:

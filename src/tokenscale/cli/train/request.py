@@ -40,6 +40,7 @@ from tokenscale.settings.data import (
     TokenizerSettings,
 )
 from tokenscale.settings.layout import DEGREES
+from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
@@ -178,6 +179,27 @@ def shorten_warmup(run: RunSettings, stated: Container[str]) -> RunSettings:
 
 
 def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | None) -> None:
+    for what, both in _list_exclusive(words, stated).items():
+        if both:
+            raise UserError(what, next="leave one of them out")
+    requested = f"--world-size {words.world_size}"
+    found = f"WORLD_SIZE={world_size}"
+    if world_size is not None and words.world_size not in (None, world_size):
+        what = "--world-size differs from torchrun's number of ranks."
+        next = "leave --world-size out: torchrun sets it"
+        raise UserError(what, flag=requested, found=found, next=next)
+    ranks = world_size or words.world_size
+    if ranks is not None:
+        _check_degrees(stated, ranks, found=requested if world_size is None else found)
+    if words.distributed and world_size is None:
+        what = "--distributed needs torchrun, which did not start this process."
+        raise UserError(
+            what, next="start it with torchrun, or use --world-size N, which starts the ranks here"
+        )
+
+
+def _list_exclusive(words: TrainOptions, stated: dict[str, Any]) -> dict[str, bool]:
+    """Return what is wrong if two flags are given that exclude each other → whether they are."""
     lasts = words.epochs is not None and "budget.steps" in stated
     form = words.approach is not None and (words.dataset_type is not None or words.pretokenized)
     exclusive = {
@@ -189,34 +211,23 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
     for name, other in [*rows, ("gradient_accumulation_steps", "global_batch")]:
         both = getattr(words, name) is not None and other in stated
         exclusive[f"{spell(name)} and {find_flag(other)} both set the rows of a step."] = both
-    for what, both in exclusive.items():
-        if both:
-            raise UserError(what, next="leave one of them out")
-    requested = f"--world-size {words.world_size}"
-    found = f"WORLD_SIZE={world_size}"
-    if world_size is not None and words.world_size not in (None, world_size):
-        what = "--world-size differs from torchrun's number of ranks."
-        next = "leave --world-size out: torchrun sets it"
-        raise UserError(what, flag=requested, found=found, next=next)
-    ranks = world_size or words.world_size
+    return exclusive
+
+
+def _check_degrees(stated: dict[str, Any], ranks: int, found: str) -> None:
+    """Refuse degrees of the layout whose product cannot be the number of ranks."""
     others = _count_model_ranks(stated)
     copies = stated.get("layout.data")
-    if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
-        given = " ".join(
-            f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated
-        )
-        next = f"take a multiple of {others} ranks" + (
-            ", and leave --layout.data out" if copies else ""
-        )
-        what = "the degrees of the layout do not fit the number of ranks."
-        raise UserError(
-            what, flags=given, found=requested if world_size is None else found, next=next
-        )
-    if words.distributed and world_size is None:
-        what = "--distributed needs torchrun, which did not start this process."
-        raise UserError(
-            what, next="start it with torchrun, or use --world-size N, which starts the ranks here"
-        )
+    if ranks % others == 0 and copies in (None, ranks // others):
+        return
+    given = " ".join(
+        f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated
+    )
+    next = f"take a multiple of {others} ranks"
+    if copies:
+        next += ", and leave --layout.data out"
+    what = "the degrees of the layout do not fit the number of ranks."
+    raise UserError(what, flags=given, found=found, next=next)
 
 
 def _count_model_ranks(values: dict[str, Any]) -> int:
@@ -270,15 +281,8 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
     """Return the dataset that the flags request, as --dataset-type and --pretokenized determine
     it.
     """
-    name = words.dataset
     path = Path(words.dataset)
-    on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not path.exists()
-    config = _load_config() if on_hub else None
-    if config is not None:
-        name = next(
-            (key for key, corpus in config.corpora.items() if corpus.source.repository == name),
-            name,
-        )
+    name, config = _find_hub_corpus(words.dataset)
     of_file = path.is_file() or "/" in name or name.lower().endswith(FILE_ENDINGS)
     if (
         words.pretokenized
@@ -294,8 +298,8 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         )
     approach = studies.resolve_approach(words.dataset_type or "packed", words.pretokenized)
     mixture = None
-    config = None if of_file or name == "dummy" else config or _load_config()
     if of_file:
+        config = None
         _refuse_flags(words, "a file", "data_path")
         corpus = _define_corpus(
             words,
@@ -306,40 +310,17 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         )
     elif name == "dummy":
         _refuse_flags(words, "dummy", *COLUMNS, "data_path")
+        config = None
         corpus = _define_dummy_corpus(model)
-    elif config is None:
-        what = (
-            f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is "
-            "here."
-        )
-        hint = "work in the project's folder, or name a file"
-        raise UserError(
-            what, flag="--dataset", expected=f"{CONFIG}, with {name} under `corpora`", next=hint
-        )
-    elif name in config.mixtures:
-        _check_mixture(words, model)
-        corpus = CorpusSettings(name)
-        mixture = config.mixtures[name]
-    elif name not in config.corpora:
-        known = sorted({"dummy", *config.corpora, *config.mixtures})
-        near = find_nearest(
-            name, words=[*known, *(p.name for p in Path().iterdir() if p.is_file())]
-        )
-        what = f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}."
-        hint = f"did you mean {near!r}?" if near else "correct the path, or choose a corpus"
-        hint = f"it is a folder: name one of its files, {name}/FILE" if path.is_dir() else hint
-        raise UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
-    elif words.data_path is not None:
-        corpus = _define_corpus(
+    else:
+        config = config or _load_config()
+        corpus, mixture = _choose_from_config(
             words,
-            path=Path(words.data_path),
-            base=config.corpora[name],
-            flag="--data-path",
+            model,
+            name,
+            config=config,
             notes=notes,
         )
-    else:
-        _refuse_flags(words, f"the corpus {name}", *COLUMNS)
-        corpus = config.corpora[name]
     tokenizer, directory = _choose_tokenizer(
         words,
         model,
@@ -363,6 +344,61 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         directory,
         {},
     )
+
+
+def _find_hub_corpus(name: str) -> tuple[str, Any]:
+    """Return the name of the corpus that a dataset of the Hub is in the configuration, and the
+    configuration; any other name as it is, and None.
+    """
+    on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
+    config = _load_config() if on_hub else None
+    if config is None:
+        return name, None
+    for key, corpus in config.corpora.items():
+        if corpus.source.repository == name:
+            return key, config
+    return name, config
+
+
+def _choose_from_config(
+    words: TrainOptions, model: ModelSettings, name: str, config: Any, notes: list[str]
+) -> tuple[CorpusSettings, MixtureSettings | None]:
+    """Return the corpus or mixture of this name in the configuration."""
+    if config is None:
+        what = (
+            f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is "
+            "here."
+        )
+        hint = "work in the project's folder, or name a file"
+        raise UserError(
+            what, flag="--dataset", expected=f"{CONFIG}, with {name} under `corpora`", next=hint
+        )
+    if name in config.mixtures:
+        _check_mixture(words, model)
+        return CorpusSettings(name), config.mixtures[name]
+    if name not in config.corpora:
+        raise _unknown_dataset_error(name, config, is_folder=Path(words.dataset).is_dir())
+    if words.data_path is not None:
+        corpus = _define_corpus(
+            words,
+            path=Path(words.data_path),
+            base=config.corpora[name],
+            flag="--data-path",
+            notes=notes,
+        )
+        return corpus, None
+    _refuse_flags(words, f"the corpus {name}", *COLUMNS)
+    return config.corpora[name], None
+
+
+def _unknown_dataset_error(name: str, config: Any, is_folder: bool) -> UserError:
+    known = sorted({"dummy", *config.corpora, *config.mixtures})
+    near = find_nearest(name, words=[*known, *(p.name for p in Path().iterdir() if p.is_file())])
+    what = f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}."
+    hint = f"did you mean {near!r}?" if near else "correct the path, or choose a corpus"
+    if is_folder:
+        hint = f"it is a folder: name one of its files, {name}/FILE"
+    return UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
 
 
 def _load_config() -> Any:

@@ -195,34 +195,24 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     """Return a report of the hang: the rank that blocked, its stack, and the ranks that waited.
     None without stacks.
     """
-    stacks = {}
-    for rank in range(world_size):
-        if text := read_text(attempt / f"rank={rank:05d}/stacks.txt"):
-            stacks[rank] = extract_main_thread(text)
+    stacks = _read_stacks(attempt, world_size)
     if not stacks:
         return None
-    waiting = [
-        rank
-        for rank, lines in stacks.items()
-        if any(WAIT_CALLS.search(line) for line in lines[:MAX_LINES])
-    ]
+    waiting = [rank for rank, lines in stacks.items() if _waits(lines)]
     silent = [rank for rank in range(world_size) if rank not in stacks]
     stuck = [rank for rank in stacks if rank not in waiting]
     lines = ["tokenscale: the run made no progress and was ended."]
     if silent:
         why = "wrote no stack: it is stopped, blocked on a disk, or its node is gone"
         lines.append(f"  rank {few(silent, SHOWN_RANKS)}  {why}")
-    for rank in stuck[:SHOWN_RANKS] or ([] if silent else waiting[:1]):
-        state = (
-            "is stuck here:"
-            if rank in stuck
-            else "waits, as all ranks do, for a message that never came:"
-        )
-        lines.append(f"  rank {rank}  {state}")
-        lines += [f"    | {line}" for line in stacks[rank][:MAX_LINES]]
+    for rank in stuck[:SHOWN_RANKS]:
+        lines += _show_stack(rank, "is stuck here:", stacks[rank])
     if len(stuck) > SHOWN_RANKS:
         lines.append(f"  {len(stuck) - SHOWN_RANKS:,} more ranks are stuck")
-    if waiting and (silent or stuck):
+    if not stuck and not silent:
+        state = "waits, as all ranks do, for a message that never came:"
+        lines += _show_stack(waiting[0], state, stacks[waiting[0]])
+    elif waiting:
         lines.append(f"  waiting for it: rank {few(waiting, SHOWN_RANKS)}")
     lines.append(f"  stacks  {attempt}/rank=*/stacks.txt")
     again = (
@@ -230,6 +220,24 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
         "rank was busy"
     )
     return "\n".join([*lines, f"  next    {again}"])
+
+
+def _read_stacks(attempt: Path, world_size: int) -> dict[int, list[str]]:
+    """Return rank → the stack of its training thread, of the ranks that wrote one."""
+    stacks = {}
+    for rank in range(world_size):
+        if text := read_text(attempt / f"rank={rank:05d}/stacks.txt"):
+            stacks[rank] = extract_main_thread(text)
+    return stacks
+
+
+def _waits(stack: list[str]) -> bool:
+    """Return whether a rank waits for others, by the innermost lines of its stack."""
+    return any(WAIT_CALLS.search(line) for line in stack[:MAX_LINES])
+
+
+def _show_stack(rank: int, state: str, stack: list[str]) -> list[str]:
+    return [f"  rank {rank}  {state}", *(f"    | {line}" for line in stack[:MAX_LINES])]
 
 
 def extract_main_thread(text: str) -> list[str]:

@@ -163,19 +163,21 @@ def _wait_for_processes(
         failed = [(number, code) for number, code in enumerate(codes) if code]
         if failed:
             number, code = failed[0]
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            message = (
-                f"tokenscale: rank {number} failed first ({how}); ending {codes.count(None)} "
-                "other rank(s)."
-            )
-            if code == -signal.SIGKILL:  # it could not say why itself
-                message += f"\n  cause   {KILLED}\n  next    {NEXT_IF_KILLED}"
+            # of a single rank that could say itself why it failed, nothing
             if len(processes) > 1 or code == -signal.SIGKILL:
-                print(message, file=sys.stderr)
+                print(_describe_failure(number, code, codes.count(None)), file=sys.stderr)
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0
         time.sleep(POLL_S)
+    _end_processes(processes, received, end_signal)
+    return 128 + received[0]
+
+
+def _end_processes(
+    processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals
+) -> None:
+    """Send a signal to those that run, and wait for their end, a while or until a second SIGINT."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(end_signal)
@@ -191,7 +193,15 @@ def _wait_for_processes(
         if late or received.count(signal.SIGINT) > 1:
             break
         time.sleep(POLL_S)
-    return 128 + received[0]
+
+
+def _describe_failure(rank: int, code: int, others: int) -> str:
+    """Return which rank failed first, how, and how many others are ended with it."""
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    message = f"tokenscale: rank {rank} failed first ({how}); ending {others} other rank(s)."
+    if code == -signal.SIGKILL:  # it could not say why itself
+        message += f"\n  cause   {KILLED}\n  next    {NEXT_IF_KILLED}"
+    return message
 
 
 def free_port() -> int:

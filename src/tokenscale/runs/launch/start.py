@@ -336,20 +336,13 @@ def check_memory(
     entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary
     if run.arm != OURS or entries is None:
         return
-    on_gpus = run.device != "cpu" and bool(
-        machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")]
-    )
+    on_gpus = run.device != "cpu" and _has_gpus(machine)
     if on_gpus:
         ranks = 1
         room = machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
     else:
         ranks = geometry(run.layout.world_size, machine.gpus_per_node).ranks_per_node
-        submitted = machine.starter == "srun"
-        stated = machine.memory_mb != Machine.memory_mb
-        known = [] if submitted else [provenance.read_memory()[0], provenance.cgroup_limits()[1]]
-        if submitted or stated:
-            known += [machine.memory_mb << 20]
-        room = min(filter(None, known), default=None)
+        room = _find_node_memory(machine)
     if room is None:
         return
     try:
@@ -358,11 +351,39 @@ def check_memory(
         needed = most.total if on_gpus else sum(memory(whole, rank).total for rank in range(ranks))
     except UncountedModelError:
         return
-    if needed <= room:
-        return
-    part, size = max(asdict(most).items(), key=lambda item: item[1] or 0)
+    if needed > room:
+        raise _memory_error(
+            run,
+            machine,
+            entries=entries,
+            ranks=ranks,
+            on_gpus=on_gpus,
+            needed=needed,
+            room=room,
+            parts=asdict(most),
+        )
+
+
+def _memory_error(
+    run: RunSettings,
+    machine: Machine,
+    *,
+    entries: int,
+    ranks: int,
+    on_gpus: bool,
+    needed: int,
+    room: float,
+    parts: dict[str, int | None],
+) -> UserError:
+    part, size = max(parts.items(), key=lambda item: item[1] or 0)
     shape = f"{run.micro_batch} x {run.sequence_length} tokens at a time"
-    raise UserError(
+    next = "lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a "
+    next += "smaller model"
+    if ranks > 1:
+        next += ", or use fewer ranks"
+    if room == machine.memory_mb << 20:
+        next += f"; or raise memory_mb = {machine.memory_mb} of the machine"
+    return UserError(
         f"the run needs more memory than {'a GPU' if on_gpus else 'this machine'} has.",
         run=f"{run.model.name}, {entries:,} vocabulary entries, {shape}",
         needed=(
@@ -370,17 +391,23 @@ def check_memory(
             f"{format_bytes(size)} a rank"
         ),
         found=format_bytes(int(room)),
-        next=(
-            "lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a "
-            "smaller model"
-        )
-        + (", or use fewer ranks" if ranks > 1 else "")
-        + (
-            f"; or raise memory_mb = {machine.memory_mb} of the machine"
-            if room == machine.memory_mb << 20
-            else ""
-        ),
+        next=next,
     )
+
+
+def _has_gpus(machine: Machine) -> bool:
+    return bool(machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")])
+
+
+def _find_node_memory(machine: Machine) -> int | None:
+    """Return the bytes that the ranks of a node share: what this machine has, its control group
+    allows and the machine's file states, or what a job requests.
+    """
+    submitted = machine.starter == "srun"
+    known = [] if submitted else [provenance.read_memory()[0], provenance.cgroup_limits()[1]]
+    if submitted or machine.memory_mb != Machine.memory_mb:
+        known.append(machine.memory_mb << 20)
+    return min(filter(None, known), default=None)
 
 
 def _process_age_s() -> float:
