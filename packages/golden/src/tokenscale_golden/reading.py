@@ -239,7 +239,7 @@ def _load_json(text: str) -> Any:
         return json.loads(text, parse_float=_number, parse_int=_number)
 
 
-def _row_of_step(step: str, value: Any) -> dict[str, Any]:
+def _row_of_step(step: str, value: object) -> dict[str, Any]:
     row = value if isinstance(value, dict) else {"loss": value}
     return {"step": int(step)} | row
 
@@ -255,7 +255,7 @@ def _join_metrics(found: dict[str, Any]) -> Rows:
     return [table[step] for step in sorted(table, key=int)]
 
 
-def _values_by_step(given: Any) -> dict[str, Any]:
+def _values_by_step(given: object) -> dict[str, Any]:
     """Return one metric's values by step; none where they are neither by step nor a list."""
     facts = given if isinstance(given, dict) and "values" in given else {"values": given}
     values = facts["values"]
@@ -268,7 +268,7 @@ def _values_by_step(given: Any) -> dict[str, Any]:
     return {str(start + place * interval): value for place, value in enumerate(values)}
 
 
-def _whole_or_one(value: Any) -> int:
+def _whole_or_one(value: object) -> int:
     return int(value) if isinstance(value, REAL) and abs(value) < LARGEST_STEP else 1
 
 
