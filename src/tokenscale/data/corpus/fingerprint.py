@@ -8,6 +8,7 @@ once.
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -51,14 +52,7 @@ def fingerprint_sources(
         listed = _list_named_paths(corpus)
     except UserError:
         return recorded.get("content") or "missing"
-    if number is not None and number >= corpus.parts:
-        what = f"the corpus {corpus.name} has no part {number:05d}."
-        expected = f"00000 to {corpus.parts - 1:05d}"
-        raise UserError(
-            what, expected=expected, next="name one of these, or change `parts` of the corpus"
-        )
-    if len(listed["files"]) < corpus.parts:
-        raise too_many_parts_error(corpus, files=len(listed["files"]))
+    _check_parts(corpus, number, files=len(listed["files"]))
     part = None if number is None else (number, corpus.parts)
     paths = {
         (key, name): path
@@ -69,13 +63,31 @@ def fingerprint_sources(
     sizes = {key: stat.st_size for key, stat in stats.items()}
     known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
     if not recorded.get("content") or sizes != {key: file["bytes"] for key, file in known.items()}:
-        return sha256_text(json.dumps([[*key, size] for key, size in sizes.items()]))[:16]
-    touched = [key for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]]
-    if touched:
-        hashes = _hash_files({key: paths[key] for key in touched}, memory)
-        if any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items()):
-            return sha256_text(json.dumps([[*key, hashes.get(key)] for key in sizes]))[:16]
+        return _digest(sizes)
+    touched = {
+        key: paths[key] for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]
+    }
+    hashes = _hash_files(touched, memory) if touched else {}
+    if any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items()):
+        return _digest({key: hashes.get(key) for key in sizes})
     return recorded["content"]
+
+
+def _check_parts(corpus: CorpusSettings, number: int | None, files: int) -> None:
+    """Raise UserError for a part that the corpus does not have, and for fewer files than parts."""
+    if number is not None and number >= corpus.parts:
+        what = f"the corpus {corpus.name} has no part {number:05d}."
+        expected = f"00000 to {corpus.parts - 1:05d}"
+        raise UserError(
+            what, expected=expected, next="name one of these, or change `parts` of the corpus"
+        )
+    if files < corpus.parts:
+        raise too_many_parts_error(corpus, files=files)
+
+
+def _digest(facts: Mapping[Key, object]) -> str:
+    """Return a digest of one fact of each source file."""
+    return sha256_text(json.dumps([[*key, fact] for key, fact in facts.items()]))[:16]
 
 
 @cache
