@@ -564,15 +564,7 @@ def measure(
     """
     began = time.monotonic()
     device_name, room = _read_device() if torch.cuda.is_available() else ("cpu", 0)
-    chosen = {c.name: c for c in list_cases() if not names or c.name.startswith(tuple(names))}
-    if not chosen:
-        facts = {
-            "requested": ", ".join(names),
-            "allowed": ", ".join(case.name for case in list_cases()),
-        }
-        raise UserError(
-            "no case matches --only.", **facts, next="use an allowed name, or remove --only"
-        )
+    chosen = _choose_cases(names)
     paths = {name: folder / f"{name}.json" for name in chosen}
     for name, case in chosen.items():
         path = paths[name]
@@ -597,6 +589,20 @@ def measure(
             write_json(path, value={"case": asdict(case), "failed": failure or "no result"})
         print(format_case(read_json(path)), flush=True)
     return {name: read_json(path) for name, path in paths.items() if path.is_file()}
+
+
+def _choose_cases(names: Sequence[str]) -> dict[str, Case]:
+    """Return the cases whose names begin with one of `names`; all without names."""
+    chosen = {c.name: c for c in list_cases() if not names or c.name.startswith(tuple(names))}
+    if not chosen:
+        facts = {
+            "requested": ", ".join(names),
+            "allowed": ", ".join(case.name for case in list_cases()),
+        }
+        raise UserError(
+            "no case matches --only.", **facts, next="use an allowed name, or remove --only"
+        )
+    return chosen
 
 
 def _run_in_process(name: str, folder: Path, limit: float) -> str:

@@ -53,12 +53,7 @@ def fingerprint_sources(
     except UserError:
         return recorded.get("content") or "missing"
     _check_parts(corpus, number, files=len(listed["files"]))
-    part = None if number is None else (number, corpus.parts)
-    paths = {
-        (key, name): path
-        for key, files in listed.items()
-        for name, path in select_part(files, part)
-    }
+    paths = _select_paths(corpus, listed, number)
     stats = {key: path.stat() for key, path in paths.items()}
     sizes = {key: stat.st_size for key, stat in stats.items()}
     known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
@@ -83,6 +78,18 @@ def _check_parts(corpus: CorpusSettings, number: int | None, files: int) -> None
         )
     if files < corpus.parts:
         raise too_many_parts_error(corpus, files=files)
+
+
+def _select_paths(
+    corpus: CorpusSettings, listed: dict[str, list[tuple[str, Path]]], number: int | None
+) -> dict[Key, Path]:
+    """Return the source files of the corpus, or of one part."""
+    part = None if number is None else (number, corpus.parts)
+    return {
+        (key, name): path
+        for key, files in listed.items()
+        for name, path in select_part(files, part)
+    }
 
 
 def _digest(facts: Mapping[Key, object]) -> str:

@@ -216,11 +216,8 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     if isinstance(model["vocab"], list):
         model["vocab"] = _silence_pieces(model["vocab"], silent, added)
     else:
-        names = {text for text, i in model["vocab"].items() if i in silent - {unknown}}
-        model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
+        _remove_entries(model, ids=silent - {unknown})
         model["vocab"] |= {token["content"]: token["id"] for token in added}
-        if "merges" in model and names:
-            model["merges"] = _merges_without(names, model)
     return data | {"added_tokens": added, "model": model}
 
 
@@ -241,6 +238,14 @@ def _silence_pieces(
     new_ids = range(len(vocabulary), max(beyond, default=-1) + 1)
     pieces = [*vocabulary, *([beyond.get(i, ""), least] for i in new_ids)]
     return [["" if i in silent else text, score] for i, (text, score) in enumerate(pieces)]
+
+
+def _remove_entries(model: dict[str, Any], ids: set[int]) -> None:
+    """Remove entries of a model that has ids by text, and the merges that need them."""
+    names = {text for text, i in model["vocab"].items() if i in ids}
+    model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
+    if "merges" in model and names:
+        model["merges"] = _merges_without(names, model)
 
 
 def _merges_without(names: set[str], model: dict[str, Any]) -> list[list[str]]:
