@@ -63,9 +63,13 @@ def fingerprint_sources(
         key: paths[key] for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]
     }
     hashes = _hash_files(touched, memory) if touched else {}
-    if any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items()):
+    if _differ(hashes, known):
         return _digest({key: hashes.get(key) for key in sizes})
     return recorded["content"]
+
+
+def _differ(hashes: dict[Key, str], known: dict[Key, dict[str, Any]]) -> bool:
+    return any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items())
 
 
 def _check_parts(corpus: CorpusSettings, number: int | None, files: int) -> None:
