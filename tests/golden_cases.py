@@ -338,8 +338,11 @@ def draw(curves_path: Path, target: Path) -> None:
         assert verdict.kind == kind, (kind, verdict)
         norm = kind == golden.NORM
         x, y, *runs = ((curve.norm if norm else curve.loss) for curve in (old, new, *floors))
-        floor = golden._measure_floor(old.steps, [(old, run) for run in (x, *runs)], 0 * x)[0] / x
-        axis.fill_between(old.steps, 1e-9, floor, color="0.85", label="within the floor")
+        repeats = [(old, run) for run in (x, *runs)]
+        if floor := golden._measure_floor(old.steps, repeats, unit=0 * x, low=0 * x):
+            axis.fill_between(
+                old.steps, 1e-9, floor.size / x, color="0.85", label="within the floor"
+            )
         axis.plot(
             old.steps,
             np.maximum(abs(y - x) / x, 1e-9),

@@ -50,6 +50,8 @@ from tokenscale.train.record import pci_bus_id
 from tokenscale.train.trainer import Trainer
 
 WARM_UP = 5
+#: timed steps of a toy case, on machines without a GPU
+STEPS_WITHOUT_GPU = 3
 #: measured steps: as many as fill `MEASURED_S`, within these limits
 FEWEST = 10
 MOST = 30
@@ -562,17 +564,10 @@ def measure(
     """
     began = time.monotonic()
     device_name, room = _read_device() if torch.cuda.is_available() else ("cpu", 0)
-    chosen = {c.name: c for c in list_cases() if not names or c.name.startswith(tuple(names))}
-    if not chosen:
-        facts = {
-            "requested": ", ".join(names),
-            "allowed": ", ".join(case.name for case in list_cases()),
-        }
-        raise UserError(
-            "no case matches --only.", **facts, next="use an allowed name, or remove --only"
-        )
+    chosen = _choose_cases(names)
+    paths = {name: folder / f"{name}.json" for name in chosen}
     for name, case in chosen.items():
-        path = folder / f"{name}.json"
+        path = paths[name]
         if path.is_file() and not again:
             continue
         expected = expected_seconds(case, device_name)
@@ -584,44 +579,58 @@ def measure(
             continue
         if room and not case.peer and (predicted := predicted_bytes(case)) > room:
             print(
-                (
-                    f"{name}: left out, does not fit: {predicted / 2**30:.0f} of "
-                    f"{room / 2**30:.0f} "
-                    "GiB"
-                ),
+                f"{name}: left out, does not fit: {predicted / 2**30:.0f} of "
+                f"{room / 2**30:.0f} GiB",
                 flush=True,
             )
             continue
-        argv = [
-            sys.executable,
-            "-m",
-            "tokenscale",
-            "benchmark",
-            "gpu",
-            "--case",
-            name,
-            "--output",
-            str(folder),
-        ]
-        limit = PATIENCE * expected + PATIENCE_S
-        # a compilation that was cached would not be timed
-        with tempfile.TemporaryDirectory() as cache:
-            environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
-            try:
-                done = subprocess.run(
-                    argv, capture_output=True, text=True, timeout=limit, env=environment
-                )
-                failed = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-            except subprocess.TimeoutExpired:
-                failed = [f"not done within {limit:.0f} s"]
-        if failed or not path.is_file():
-            write_json(path, value={"case": asdict(case), "failed": (failed or ["no result"])[0]})
+        failure = _run_in_process(name, folder, limit=PATIENCE * expected + PATIENCE_S)
+        if failure or not path.is_file():
+            write_json(path, value={"case": asdict(case), "failed": failure or "no result"})
         print(format_case(read_json(path)), flush=True)
-    return {
-        name: read_json(folder / f"{name}.json")
-        for name in chosen
-        if (folder / f"{name}.json").is_file()
-    }
+    return {name: read_json(path) for name, path in paths.items() if path.is_file()}
+
+
+def _choose_cases(names: Sequence[str]) -> dict[str, Case]:
+    """Return the cases whose names begin with one of `names`; all without names."""
+    chosen = {c.name: c for c in list_cases() if not names or c.name.startswith(tuple(names))}
+    if not chosen:
+        facts = {
+            "requested": ", ".join(names),
+            "allowed": ", ".join(case.name for case in list_cases()),
+        }
+        raise UserError(
+            "no case matches --only.", **facts, next="use an allowed name, or remove --only"
+        )
+    return chosen
+
+
+def _run_in_process(name: str, folder: Path, limit: float) -> str:
+    """Run a case in its own process, for `limit` seconds at most. Returns why it failed, or ""."""
+    argv = [
+        sys.executable,
+        "-m",
+        "tokenscale",
+        "benchmark",
+        "gpu",
+        "--case",
+        name,
+        "--output",
+        str(folder),
+    ]
+    # a compilation that was cached would not be timed
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=limit, env=environment
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done within {limit:.0f} s"
+    if not done.returncode:
+        return ""
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def list_cases() -> list[Case]:
@@ -637,65 +646,117 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     if not cuda:
         case = replace(case, compile=False)
-    shape = case.shape
     name_of_device = _read_device()[0] if cuda else "cpu"
-    energy = Energy(pci_bus_id(device))
-    with _select_backend(case.attention):
-        step = (
-            _build_peer_step(case, shape, device)
-            if case.peer
-            else _build_trainer_step(case, device)
-        )
-        warm_up = [_time_synchronized(step, k, cuda) for k in range(WARM_UP)]
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-        laps: list[dict[str, float]] = []
-        joules = energy.joules()
-        steps = count_steps(case, device_name=name_of_device) if cuda else 3
-        seconds = _time_steps(
-            step,
-            steps,
-            device,
-            laps=laps,
-        )
-        used = None if joules is None else energy.joules() - joules
-        loss = float(step(0))
-    tokens = case.rows * case.sequence_length
-    median = statistics.median(seconds)
-    peak = peak_flops(name_of_device, number=case.run.number_format)
-    floor = roofline(case, device_name=name_of_device)
-    flops = {
-        c.value: flops_per_token(shape, case.sequence_length, convention=c) for c in Convention
-    }
+    timing = _time_case(case, device, name_of_device)
     record = {
         "schema": 2,
         "case": asdict(case),
-        "parameters": parameters(shape),
+        "parameters": parameters(case.shape),
         "device": name_of_device,
-        "warm_up_s": warm_up,
-        "compile_s": warm_up[0] - median if case.compile else None,
-        "step_s": seconds,
-        "parts_s": {part: statistics.median(lap.get(part, 0.0) for lap in laps) for part in PARTS}
-        if laps
-        else None,
-        "roofline_s": floor,
-        "times_roofline": median / sum(floor.values()) if floor else None,
-        "tokens_per_s": tokens / median,
-        "flops_per_token": flops,
-        "mfu": {convention: tokens / median * count / peak for convention, count in flops.items()}
-        if peak
-        else None,
+        **_describe_times(case, timing),
+        **_describe_efficiency(case, timing.median, name_of_device),
         "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "memory_predicted_bytes": None if case.peer else predicted_bytes(case),
-        "joules_per_token": used / (tokens * steps) if used is not None else None,
-        "last_loss": loss,
-        "kernel": None if case.peer else step.kernel,
+        "joules_per_token": timing.joules_per_token(case),
+        "last_loss": timing.loss,
+        "kernel": timing.kernel,
         "hardware": provenance.describe_machine() | {"clocks": _read_clocks() if cuda else None},
         "versions": find_versions(),
         "git": read_git_state()[0],
     }
     write_json(folder / f"{case.name}.json", value=record)
     return record
+
+
+@dataclass
+class _Timing:
+    """Measurements of one case: seconds of the warm-up and of steps, and of the parts of steps."""
+
+    warm_up: list[float]
+    seconds: list[float]
+    laps: list[dict[str, float]]
+    #: energy of the timed steps; None where it cannot be read
+    joules: float | None
+    loss: float
+    kernel: str | None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def joules_per_token(self, case: Case) -> float | None:
+        if self.joules is None:
+            return None
+        return self.joules / (_tokens_per_step(case) * len(self.seconds))
+
+
+def _time_case(case: Case, device: torch.device, name_of_device: str) -> _Timing:
+    cuda = device.type == "cuda"
+    energy = Energy(pci_bus_id(device))
+    with _select_backend(case.attention):
+        if case.peer:
+            step = _build_peer_step(case, case.shape, device)
+        else:
+            step = _build_trainer_step(case, device)
+        warm_up = [_time_synchronized(step, k, cuda) for k in range(WARM_UP)]
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        laps: list[dict[str, float]] = []
+        joules = energy.joules()
+        seconds = _time_steps(
+            step,
+            steps=count_steps(case, device_name=name_of_device) if cuda else STEPS_WITHOUT_GPU,
+            device=device,
+            laps=laps,
+        )
+        used = None if joules is None else energy.joules() - joules
+        return _Timing(
+            warm_up=warm_up,
+            seconds=seconds,
+            laps=laps,
+            joules=used,
+            loss=float(step(0)),
+            kernel=None if case.peer else step.kernel,
+        )
+
+
+def _tokens_per_step(case: Case) -> int:
+    return case.rows * case.sequence_length
+
+
+def _describe_times(case: Case, timing: _Timing) -> dict[str, Any]:
+    parts = None
+    if timing.laps:
+        parts = {
+            part: statistics.median(lap.get(part, 0.0) for lap in timing.laps) for part in PARTS
+        }
+    return {
+        "warm_up_s": timing.warm_up,
+        "compile_s": timing.warm_up[0] - timing.median if case.compile else None,
+        "step_s": timing.seconds,
+        "parts_s": parts,
+    }
+
+
+def _describe_efficiency(case: Case, median: float, name_of_device: str) -> dict[str, Any]:
+    """Return a step's time against the roofline, and tokens and FLOPs a second."""
+    floor = roofline(case, device_name=name_of_device)
+    tokens_per_s = _tokens_per_step(case) / median
+    peak = peak_flops(name_of_device, number=case.run.number_format)
+    flops = {
+        convention.value: flops_per_token(case.shape, case.sequence_length, convention=convention)
+        for convention in Convention
+    }
+    mfu = None
+    if peak:
+        mfu = {convention: tokens_per_s * count / peak for convention, count in flops.items()}
+    return {
+        "roofline_s": floor,
+        "times_roofline": median / sum(floor.values()) if floor else None,
+        "tokens_per_s": tokens_per_s,
+        "flops_per_token": flops,
+        "mfu": mfu,
+    }
 
 
 @contextlib.contextmanager

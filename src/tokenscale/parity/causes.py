@@ -29,6 +29,17 @@ from tokenscale.parity.recording import Anchor, Match, Recording, difference
 Settings = dict[str, Any]
 Cause = dict[str, Any]
 
+#: the weight of a z-loss that is tried (PaLM, Chowdhery et al. 2022)
+Z_LOSS = 1e-4
+#: gradients that rounding changes by more, relative, explain nothing
+USABLE_FLOOR = 1e-2
+#: all choices are tried among at most that many micro-batches
+MOST_MICRO_BATCHES = 8
+#: terms of a sum with a smaller weight are not searched for dropout
+LEAST_WEIGHT = 1e-3
+#: a value at least that share of its term was kept by dropout
+KEPT = 0.5
+
 # --- formulas
 # -------------------------------------------------------------------------------------------------------
 
@@ -88,31 +99,49 @@ def _attention(inputs: tuple[Any, ...], settings: Settings) -> Tensor:
     length = inputs[0].shape[1]
     q, k, v = (value.unflatten(-1, (-1, width)).transpose(1, 2) for value in inputs)
     if settings["rope base"] is not None:
-        q, k = (_rotate(value, settings) for value in (q, k))
-    k, v = (value.repeat_interleave(q.shape[1] // value.shape[1], dim=1) for value in (k, v))
-    scores = (
-        q @ k.transpose(-1, -2) * (1.0 if settings["scale of the scores"] == "1" else width**-0.5)
-    )
+        q = _rotate(q, settings)
+        k = _rotate(k, settings)
+    queries_a_head = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(queries_a_head, dim=1)
+    v = v.repeat_interleave(queries_a_head, dim=1)
+    scale = 1.0 if settings["scale of the scores"] == "1" else width**-0.5
+    scores = q @ k.transpose(-1, -2) * scale
+    seen = _find_seen(settings["mask"], length)
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def _find_seen(mask: str, length: int) -> Tensor:
+    """Return which keys each query sees [T, T]."""
+    positions = torch.arange(length)
     # the query's position less the key's
-    back = torch.arange(length)[:, None] - torch.arange(length)[None, :]
-    mask = settings["mask"]
-    seen = back >= {"none": -length, "causal, one position early": -1}.get(mask, 0)
+    back = positions[:, None] - positions[None, :]
+    if mask == "none":
+        return torch.ones_like(back, dtype=torch.bool)
+    seen = back >= (-1 if mask == "causal, one position early" else 0)
     if "window" in mask:
-        seen &= back < int(mask.rsplit(" ", 1)[1])
-    return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        window = int(mask.rsplit(" ", 1)[1])
+        seen &= back < window
+    return seen
 
 
 def _rotate(x: Tensor, settings: Settings) -> Tensor:
     """Rotate the pairs of x [B, heads, T, width] by positions (rotary embedding, Su et al.
     2021).
     """
+    length = x.shape[2]
     width = x.shape[-1]
-    frequencies = settings["rope base"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), frequencies)
-    pairs = (2, -1) if settings["rope pairs"] == "halves" else (-1, 2)
-    one, two = x.unflatten(-1, pairs).unbind(-2 if pairs[0] == 2 else -1)
-    turned = one * angles.cos() - two * angles.sin(), two * angles.cos() + one * angles.sin()
-    return torch.stack(turned, dim=-2 if pairs[0] == 2 else -1).flatten(-2)
+    exponents = -torch.arange(0, width, 2, dtype=torch.float64) / width
+    frequencies = settings["rope base"] ** exponents
+    positions = torch.arange(length, dtype=torch.float64)
+    angles = torch.outer(positions, frequencies)
+    halves = settings["rope pairs"] == "halves"
+    pairs = (2, -1) if halves else (-1, 2)
+    axis = -2 if halves else -1
+    one, two = x.unflatten(-1, pairs).unbind(axis)
+    turned_one = one * angles.cos() - two * angles.sin()
+    turned_two = two * angles.cos() + one * angles.sin()
+    return torch.stack((turned_one, turned_two), dim=axis).flatten(-2)
 
 
 def _update(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
@@ -308,13 +337,15 @@ def _cause(
 
 
 def _show(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else "absent" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "absent" if value is None else str(value)
 
 
 def _few(names: list[str]) -> str:
-    return (
-        ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
-    )
+    if len(names) > 3:
+        return f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return ", ".join(names) or "none"
 
 
 def _name(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
@@ -440,7 +471,9 @@ def _explain_value(
         return math.inf if found is None else found / allowed
 
     found = _search(parity, formula, distance, **known)
-    return _name(where, found) or {} if found else None
+    if found is None:
+        return None
+    return _name(where, found) or {}
 
 
 def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) -> Cause | None:
@@ -474,18 +507,16 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
         values=y,
         allowed=allowed,
     )
+    if cause != {}:
+        return cause
     text = (
         f"layout of the weights of {where}: the same values are transposed or in another order in B"
     )
-    return (
-        _cause(
-            "layout of the weights",
-            a=None,
-            b=None,
-            text=text,
-        )
-        if cause == {}
-        else cause
+    return _cause(
+        "layout of the weights",
+        a=None,
+        b=None,
+        text=text,
     )
 
 
@@ -559,46 +590,63 @@ def _explain_attention(
     """Explain the input of attention's output layer by queries, keys and values, in one output or
     in three.
     """
-    inputs = {}
     width = x["a"].shape[-1]
-    for side, found in last.items():
-        if found and found[0].shape[-1] > width and (found[0].shape[-1] - width) % 2 == 0:
-            rest = (found[0].shape[-1] - width) // 2
-            inputs[side] = found[0].split([width, rest, rest], dim=-1)
-        elif len(found) > 2 and found[2].shape[-1] == width and found[0].shape == found[1].shape:
-            inputs[side] = (found[2], found[1], found[0])
-    tensors = [*x.values(), *itertools.chain(*inputs.values())]
-    if (
-        len(inputs) < 2
-        or any(value.dim() != 3 for value in tensors)
-        or width % (narrow := tensors[3].shape[-1])
-    ):
+    a = _split_projections(last["a"], width)
+    b = _split_projections(last["b"], width)
+    if a is None or b is None or any(value.dim() != 3 for value in (*x.values(), *a, *b)):
         return None
-    widths = [n for n in range(2, narrow + 1, 2) if narrow % n == 0]
-    attributes = [entry["attributes"] for entry in parity.a.facts["trace"]]
-    stated = {
-        a[k]
-        for a in attributes
-        for k in ("head_dim", "head_dimension")
-        if isinstance(a.get(k), int)
-    }
-    widths.sort(key=lambda width: width not in stated)
+    width_of_keys = a[1].shape[-1]
+    if width % width_of_keys:
+        return None
     formula = FORMULAS["attention"]
-    # a window of n leaves the first n positions as they are
-    ours, theirs = (parity.rows(x[side], side) for side in "ab")
-    apart = ((ours - theirs).abs() > allowed * ours.abs().mean()).any(-1).any(0).nonzero()
-    windows = [f"causal, window of {int(apart[0])}"] if len(apart) and int(apart[0]) else []
-    mask = (*formula.settings["mask"], *windows)
+    mask = (*formula.settings["mask"], *_list_windows(parity, x, allowed))
     return _explain_value(
         parity,
         formula,
         where=where,
-        inputs=inputs,
+        inputs={"a": a, "b": b},
         values=x,
         allowed=allowed,
-        head_width=widths,
+        head_width=_list_head_widths(parity, width_of_keys),
         mask=mask,
     )
+
+
+def _split_projections(last: list[Tensor], width: int) -> tuple[Tensor, ...] | None:
+    """Return queries, keys and values: parts of the last output, or the last three outputs."""
+    if not last:
+        return None
+    rest = last[0].shape[-1] - width
+    if rest > 0 and rest % 2 == 0:
+        return last[0].split([width, rest // 2, rest // 2], dim=-1)
+    if len(last) < 3 or last[2].shape[-1] != width or last[0].shape != last[1].shape:
+        return None
+    return last[2], last[1], last[0]
+
+
+def _list_head_widths(parity: Parity, width_of_keys: int) -> list[int]:
+    """Return the even divisors of the width, those that attributes of A's modules state first."""
+    stated = set()
+    for entry in parity.a.facts["trace"]:
+        for name in ("head_dim", "head_dimension"):
+            value = entry["attributes"].get(name)
+            if isinstance(value, int):
+                stated.add(value)
+    widths = [n for n in range(2, width_of_keys + 1, 2) if width_of_keys % n == 0]
+    return sorted(widths, key=lambda width: width not in stated)
+
+
+def _list_windows(parity: Parity, x: dict[str, Tensor], allowed: float) -> list[str]:
+    """Return the mask of the window that B may have: one of n leaves the first n positions as they
+    are.
+    """
+    ours = parity.rows(x["a"], "a")
+    theirs = parity.rows(x["b"], "b")
+    differs = (ours - theirs).abs() > allowed * ours.abs().mean()
+    positions = differs.any(-1).any(0).nonzero()
+    if not len(positions) or not int(positions[0]):
+        return []
+    return [f"causal, window of {int(positions[0])}"]
 
 
 def _explain_sum(
@@ -677,12 +725,12 @@ def _find_dropout(
     terms = {
         name: terms[name] * weight
         for name, weight in weights.items()
-        if abs(weight) > 1e-3 and name in terms
+        if abs(weight) > LEAST_WEIGHT and name in terms
     }
     total = sum(terms.values(), torch.zeros_like(value))
     for name, term in (terms | {"all terms": total}).items():
         ratio = (value - (total - term)) / term
-        kept = ratio > 0.5
+        kept = ratio > KEPT
         scale = float(ratio[kept].median()) if bool(kept.any()) else 0.0
         if (
             scale > 1
@@ -705,67 +753,79 @@ def _find_dropout(
 def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
     if first.step:
         return None
-    recordings = (parity.a, parity.b)
-    allowed = MULTIPLE * first.floor
-    calls = [
-        next(iter(recording.facts["cross_entropy"]), {"tensors": ()}) for recording in recordings
-    ]
-    found = [
-        [recording.trace[kept["key"]] for kept in call["tensors"]]
-        for recording, call in zip(recordings, calls, strict=True)
-    ]
-    # no samples
-    if all(len(tensors) == 2 and tensors[0].dim() > tensors[1].dim() for tensors in found):
-        a, b = found
-        if cause := _explain_targets(parity, targets=[a[1].flatten(), b[1].flatten()], calls=calls):
-            return cause
-        for name, default in (("label_smoothing", 0.0), ("reduction", "mean")):
-            ours, theirs = (call.get(name, default) for call in calls)
-            if ours != theirs:
-                return _cause(
-                    name,
-                    a=ours,
-                    b=theirs,
-                    where="the cross-entropy",
-                )
-        logits_a = a[0].double().flatten(0, -2)
-        logits_b = b[0].double().flatten(0, -2)
-        if logits_a.shape == logits_b.shape and not _try(
-            parity,
-            found=logits_b,
-            predicted=logits_a,
-            allowed=allowed,
-        ):
-            scale = float((logits_a * logits_b).sum() / logits_a.square().sum())
-            exact = (
-                f": times {scale:.5g} in B"
-                if _try(
-                    parity,
-                    found=logits_b,
-                    predicted=scale * logits_a,
-                    allowed=allowed,
-                )
-                else ""
-            )
+    return _explain_cross_entropy(parity, first) or _explain_accumulation(parity, first)
+
+
+def _explain_cross_entropy(parity: Parity, first: Comparison) -> Cause | None:
+    """Explain a loss by labels, options and logits of the first cross-entropy, or a z-loss."""
+    calls = []
+    found = []
+    for recording in (parity.a, parity.b):
+        call = next(iter(recording.facts["cross_entropy"]), {"tensors": ()})
+        tensors = [recording.trace[kept["key"]] for kept in call["tensors"]]
+        if len(tensors) != 2 or tensors[0].dim() <= tensors[1].dim():  # absent, or samples
+            return None
+        calls.append(call)
+        found.append(tensors)
+    targets = [tensors[1].flatten() for tensors in found]
+    if cause := _explain_targets(parity, targets, calls) or _explain_options(calls):
+        return cause
+    a, b = (tensors[0].double().flatten(0, -2) for tensors in found)
+    if cause := _explain_logits(parity, a, b, allowed=MULTIPLE * first.floor):
+        return cause
+    return _explain_z_loss(parity, first, logits=a[targets[0] >= 0])
+
+
+def _explain_options(calls: list[dict[str, Any]]) -> Cause | None:
+    for name, default in (("label_smoothing", 0.0), ("reduction", "mean")):
+        ours, theirs = (call.get(name, default) for call in calls)
+        if ours != theirs:
             return _cause(
-                "logits",
-                a=None,
-                b=None,
-                text=f"logits are changed between the output head and the loss{exact}",
+                name,
+                a=ours,
+                b=theirs,
+                where="the cross-entropy",
             )
-        parity.tried += 1
-        squares = float(logits_a.logsumexp(-1).square()[a[1].flatten() >= 0].mean())
-        if abs(first.b - first.a - 1e-4 * squares) <= allowed * abs(first.a):
-            return _cause(
-                "z-loss",
-                a=0.0,
-                b=1e-4,
-                text="z-loss: 0.0001 · mean(logsumexp²) is added in B",
-            )
-    for count in {len(recording.steps[0]["losses"]) for recording in recordings} - {1}:
+    return None
+
+
+def _explain_logits(parity: Parity, a: Tensor, b: Tensor, allowed: float) -> Cause | None:
+    """Explain logits that change behind the output head, by a factor where one fits."""
+    if a.shape != b.shape or _try(parity, found=b, predicted=a, allowed=allowed):
+        return None
+    scale = float((a * b).sum() / a.square().sum())
+    text = "logits are changed between the output head and the loss"
+    if _try(parity, found=b, predicted=scale * a, allowed=allowed):
+        text += f": times {scale:.5g} in B"
+    return _cause(
+        "logits",
+        a=None,
+        b=None,
+        text=text,
+    )
+
+
+def _explain_z_loss(parity: Parity, first: Comparison, logits: Tensor) -> Cause | None:
+    """Explain B's loss as A's and a z-loss of logits [positions with a label, vocabulary]."""
+    parity.tried += 1
+    added = Z_LOSS * float(logits.logsumexp(-1).square().mean())
+    if not abs(first.b - first.a - added) <= MULTIPLE * first.floor * abs(first.a):
+        return None
+    return _cause(
+        "z-loss",
+        a=0.0,
+        b=Z_LOSS,
+        text=f"z-loss: {Z_LOSS} · mean(logsumexp²) is added in B",
+    )
+
+
+def _explain_accumulation(parity: Parity, first: Comparison) -> Cause | None:
+    """Explain B's loss as A's times, or divided by, the number of micro-batches of either."""
+    counts = {len(recording.steps[0]["losses"]) for recording in (parity.a, parity.b)}
+    for count in counts - {1}:
         for factor in (float(count), 1 / count):
             parity.tried += 1
-            if first.a and abs(first.b / first.a / factor - 1) <= allowed:
+            if first.a and abs(first.b / first.a / factor - 1) <= MULTIPLE * first.floor:
                 text = f"scale of the loss (gradient accumulation): B's is {factor:.5g} times A's"
                 return _cause(
                     "gradient accumulation",
@@ -858,29 +918,43 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
     """Explain gradients that differ where the loss agrees: scale, micro-batches left out,
     parameters left out.
     """
-    step = first.step
     compared = [
-        c for c in parity.comparisons if c.stage == "gradient" and c.step == step and c.match
+        comparison
+        for comparison in parity.comparisons
+        if comparison.stage == "gradient" and comparison.step == first.step and comparison.match
     ]
-    usable = []
-    absent = {"A": [], "B": []}  # type: ignore[var-annotated]
-    for comparison in compared:
-        a, b = (
-            _join(
-                parity,
-                matches=[comparison.match],
-                side=side,
-                step=step,
-                kind="gradient",
-            )
-            for side in "ab"
+    return (
+        _explain_absent_gradients(parity, compared)
+        or _explain_gradient_values(parity, compared, step=first.step)
+        or _explain_backward(compared)
+    )
+
+
+def _join_gradients(
+    parity: Parity, compared: list[Comparison], step: int
+) -> dict[str, Tensor | None]:
+    """Return both models' gradients of compared parameters, one after the other."""
+    return {
+        side: _join(
+            parity,
+            matches=[comparison.match for comparison in compared],
+            side=side,
+            step=step,
+            kind="gradient",
         )
-        has_a, has_b = (value is not None and bool(value.any()) for value in (a, b))
-        if has_a != has_b:
-            absent["B" if has_a else "A"].append(comparison.name)
-        if a is not None and b is not None and comparison.floor < 1e-2:
-            usable.append(comparison)
-    for side, names in reversed(absent.items()):
+        for side in "ab"
+    }
+
+
+def _explain_absent_gradients(parity: Parity, compared: list[Comparison]) -> Cause | None:
+    """Explain gradients that are absent, or all zero, in one model."""
+    absent: dict[str, list[str]] = {"B": [], "A": []}
+    for comparison in compared:
+        gradients = _join_gradients(parity, [comparison], step=comparison.step)
+        in_a, in_b = (value is not None and bool(value.any()) for value in gradients.values())
+        if in_a != in_b:
+            absent["B" if in_a else "A"].append(comparison.name)
+    for side, names in absent.items():
         if names:
             text = f"parameters without a gradient in {side}: {_few(names)}"
             return _cause(
@@ -889,48 +963,56 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
                 b=side,
                 text=text,
             )
-    if usable:
-        matches = [c.match for c in usable]
-        allowed = MULTIPLE * max(c.floor for c in usable)
-        gradients = {
-            side: _join(
-                parity,
-                matches,
-                side=side,
-                step=step,
-                kind="gradient",
-            )
-            for side in "ab"
-        }
-        scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
-        if abs(scale - 1) > allowed and _try(
-            parity,
-            found=gradients["b"],
-            predicted=scale * gradients["a"],
-            allowed=allowed,
-        ):
-            text = f"scale of the gradient: B's is {scale:.5g} of A's for every parameter"
-            return _cause(
-                "scale of the gradient",
-                a=1.0,
-                b=scale,
-                text=text,
-            )
-        explain = _explain_uncleared if step else _explain_micro_batches
-        if cause := explain(parity, matches, gradients, step, allowed):
-            return cause
-    if wrong := [c for c in compared if c.verdict == DIFFERENT]:
-        text = (
-            "backward pass: the last parameter in order of execution whose gradient differs is "
-            f"{wrong[-1].name}"
-        )
+    return None
+
+
+def _explain_gradient_values(parity: Parity, compared: list[Comparison], step: int) -> Cause | None:
+    """Explain the gradients of all parameters that both models have beyond rounding: one factor,
+    or gradients of other steps or micro-batches.
+    """
+    usable = []
+    for comparison in compared:
+        found = _join_gradients(parity, [comparison], step).values()
+        if comparison.floor < USABLE_FLOOR and all(value is not None for value in found):
+            usable.append(comparison)
+    if not usable:
+        return None
+    allowed = MULTIPLE * max(comparison.floor for comparison in usable)
+    gradients = _join_gradients(parity, usable, step)
+    scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
+    if abs(scale - 1) > allowed and _try(
+        parity,
+        found=gradients["b"],
+        predicted=scale * gradients["a"],
+        allowed=allowed,
+    ):
+        text = f"scale of the gradient: B's is {scale:.5g} of A's for every parameter"
         return _cause(
-            "backward pass",
-            a=None,
-            b=wrong[-1].name,
+            "scale of the gradient",
+            a=1.0,
+            b=scale,
             text=text,
         )
-    return None
+    matches = [comparison.match for comparison in usable]
+    explain = _explain_uncleared if step else _explain_micro_batches
+    return explain(parity, matches, gradients, step, allowed)
+
+
+def _explain_backward(compared: list[Comparison]) -> Cause | None:
+    """Name the last parameter in order of execution whose gradient differs."""
+    wrong = [comparison for comparison in compared if comparison.verdict == DIFFERENT]
+    if not wrong:
+        return None
+    text = (
+        "backward pass: the last parameter in order of execution whose gradient differs is "
+        f"{wrong[-1].name}"
+    )
+    return _cause(
+        "backward pass",
+        a=None,
+        b=wrong[-1].name,
+        text=text,
+    )
 
 
 def _explain_uncleared(
@@ -976,7 +1058,7 @@ def _explain_micro_batches(
         )
         for number in range(count)
     ]
-    if count > 8 or any(value is None for value in sums):
+    if count > MOST_MICRO_BATCHES or any(value is None for value in sums):
         return None
     parts = [sums[0], *(later - earlier for earlier, later in itertools.pairwise(sums))]
     for kept in (
@@ -1011,21 +1093,18 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         row = getattr(parity, side).steps[first.step]
         before = row["gradient_norm"]
         after = row["gradient_norm_clipped"]
-        clipped = abs(after - before) > MULTIPLE * 2.0**-24 * before
-        limits.append(after if clipped else None)
-        value = (
-            _find_clipped_value(
-                parity,
-                first.step,
-                side,
-                allowed=MULTIPLE * first.floor,
-            )
-            if clipped
-            else None
+        if not abs(after - before) > MULTIPLE * 2.0**-24 * before:
+            limits.append(None)
+            words.append("off")
+            continue
+        limits.append(after)
+        value = _find_clipped_value(
+            parity,
+            first.step,
+            side,
+            allowed=MULTIPLE * first.floor,
         )
-        words.append(
-            f"by value, to {value:.4g}" if value else f"to {after:.4g}" if clipped else "off"
-        )
+        words.append(f"by value, to {value:.4g}" if value else f"to {after:.4g}")
     evidence = [f"norm before clipping {parity.a.steps[first.step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
     return _cause(

@@ -64,16 +64,16 @@ def certify(parity: Parity) -> dict[str, Any]:
 
 
 def _describe(comparison: Comparison) -> dict[str, Any]:
-    anchor = comparison.anchor
+    name_in_b = None
+    if comparison.anchor:
+        name_in_b = comparison.anchor.name("b")
+    elif comparison.match:
+        name_in_b = ", ".join(comparison.match.b)
     return {
         "stage": comparison.stage,
         "step": comparison.step,
         "name": comparison.name,
-        "name_in_b": anchor.name("b")
-        if anchor
-        else ", ".join(comparison.match.b)
-        if comparison.match
-        else None,
+        "name_in_b": name_in_b,
         "difference": comparison.difference if math.isfinite(comparison.difference) else None,
         "floor": comparison.floor,
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,14 @@ from tokenscale.parity.recorder import FLOOR_VARIABLE, sample
 RECORD_AGAIN = "record it again: run the training script to its end"
 #: numbers of each step that are compared
 SCALARS = ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
+#: sums of the same values in another order differ by less, relative
+SAME_SUMS = 1e-9
+#: numbers of parameters that another model may have fused: key and value, or query, key and value ...
+FUSED_COUNTS = (2, 3, 4)
+#: recordings with a smaller share of equal parameters began from other weights
+LEAST_MATCHED = 0.5
+#: parameters of a module whose constant one goes with the other
+WEIGHT_AND_BIAS = 2
 
 
 class RecordingError(Exception):
@@ -117,11 +125,15 @@ class Match:
     #: order
     layout: tuple[bool, bool] | None = None
 
+    def names(self, side: str) -> list[str]:
+        """Return the names in recording "a" or "b"."""
+        return self.a if side == "a" else self.b
+
     def values(self, recording: Recording, side: str, step: int | str, kind: str) -> Tensor | None:
         """Return the values of `Recording.detail` in the common layout, or None where they were not
         recorded.
         """
-        names = getattr(self, side)
+        names = self.names(side)
         found = [recording.detail(step, kind, name) for name in names]
         if self.layout is None or any(value is None for value in found):
             return None
@@ -162,198 +174,264 @@ def order_of_execution(recording: Recording) -> list[str]:
     return sorted(recording.parameters, key=first.__getitem__)
 
 
-def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # noqa: C901
+class _Aligner:
+    """The matches of parameters so far, and the names that are left, in order of execution."""
+
+    def __init__(self, a: Recording, b: Recording):
+        self.recordings = {"a": a, "b": b}
+        self.described = {"a": a.parameters, "b": b.parameters}
+        self.orders = {"a": order_of_execution(a), "b": order_of_execution(b)}
+        self.left = {side: list(order) for side, order in self.orders.items()}
+        self.matches: list[Match] = []
+
+    def match(self, names_a: list[str], names_b: list[str]) -> None:
+        self.matches.append(Match(names_a, names_b))
+        for name in names_a:
+            self.left["a"].remove(name)
+        for name in names_b:
+            self.left["b"].remove(name)
+
+    def is_varied(self, side: str, name: str) -> bool:
+        return self.described[side][name]["constant"] is None
+
+    def varied(self, side: str) -> list[str]:
+        """Return the names left whose values are not all equal."""
+        return [name for name in self.left[side] if self.is_varied(side, name)]
+
+    def same_values(self, names_a: list[str], names_b: list[str]) -> bool:
+        return same_values(
+            [self.described["a"][name] for name in names_a],
+            b=[self.described["b"][name] for name in names_b],
+        )
+
+    def match_named(self, names: dict[str, str]) -> None:
+        """Match what the user named. Raises RecordingError for an unknown name."""
+        for name, other in names.items():
+            if name not in self.left["a"] or other not in self.left["b"]:
+                raise RecordingError(
+                    "a name in --names is no parameter, or is there twice.",
+                    name=name if name not in self.left["a"] else other,
+                    next="correct the file",
+                )
+            self.match([name], [other])
+
+    def match_equal(self) -> None:
+        """Match parameters of the same initial values."""
+        for name in self.varied("a"):
+            for other in self.varied("b"):
+                if self.same_values([name], [other]):
+                    self.match([name], [other])
+                    break
+
+    def match_fused(self) -> None:
+        """Match a parameter with neighbours of the other model whose values it joins."""
+        for name in self.varied("a"):
+            if parts := self._find_parts(name, side="a", side_of_parts="b"):
+                self.match([name], parts)
+        for name in self.varied("b"):
+            if parts := self._find_parts(name, side="b", side_of_parts="a"):
+                self.match(parts, [name])
+
+    def _find_parts(self, name: str, side: str, side_of_parts: str) -> list[str] | None:
+        fused = self.described[side][name]
+        parts = self.described[side_of_parts]
+        varied = self.varied(side_of_parts)
+        for count in FUSED_COUNTS:
+            for start in range(len(varied) - count + 1):
+                window = varied[start : start + count]
+                if same_values([fused], b=[parts[part] for part in window]):
+                    return window
+        return None
+
+    def find_untied(self) -> dict[str, str]:
+        """Return names left of one model, with the parameter that the other has tied."""
+        untied = {}
+        for side, other_side in (("a", "b"), ("b", "a")):
+            others = self.described[other_side]
+            for name in self.varied(side):
+                described = self.described[side][name]
+                for known in self.matches:
+                    partner = known.names(other_side)[0]
+                    if others[partner]["tied"] and same_values([described], b=[others[partner]]):
+                        untied[name] = partner
+        return untied
+
+    def match_constants_by_name(self) -> None:
+        """Match constants of two versions of one program, of which one may not call a module."""
+        of_a = self.described["a"]
+        of_b = self.described["b"]
+        if set(of_a) != set(of_b):
+            return
+        for name in [name for name in self.left["a"] if name in self.left["b"]]:
+            same_shape = of_a[name]["shape"] == of_b[name]["shape"]
+            same_value = of_a[name]["constant"] == of_b[name]["constant"]
+            if not self.is_varied("a", name) and same_shape and same_value:
+                self.match([name], [name])
+
+    def match_constants(self) -> None:
+        """Match parameters whose values are all equal: biases by their module's weight, norms by
+        what runs before them.
+        """
+        constants_a = self._place_constants("a")
+        constants_b = self._place_constants("b")
+        pairs = list(zip(constants_a.beside, constants_b.beside, strict=True))
+        for key, names in constants_a.behind.items():
+            if key in constants_b.behind:
+                pairs.append((names, constants_b.behind[key]))
+        for names_a, names_b in pairs:
+            for found in self._pair_by_shape(names_a, names_b):
+                self.match(found.a, found.b)
+
+    def _place_constants(self, side: str) -> "_Constants":
+        constants = {name for name in self.left[side] if not self.is_varied(side, name)}
+        modules: dict[str, list[str]] = {}
+        for name in self.orders[side]:
+            modules.setdefault(_module_of(name), []).append(name)
+        pairs = [owned for owned in modules.values() if len(owned) == WEIGHT_AND_BIAS]
+        beside = []
+        for match in self.matches:
+            weights = set(match.names(side))
+            owned = [name for pair in pairs if weights & set(pair) for name in pair]
+            beside.append([name for name in owned if name in constants])
+        taken = {name for names in beside for name in names}
+        return _Constants(
+            beside=beside,
+            behind=self._group_by_match_before(side, names=constants - taken),
+        )
+
+    def _group_by_match_before(
+        self, side: str, names: set[str]
+    ) -> dict[tuple[int, float], list[str]]:
+        """Group names by the number of the match that runs before them, and their constant."""
+        number_of = {
+            name: number
+            for number, found in reversed([*enumerate(self.matches)])
+            for name in found.names(side)
+        }
+        before = -1
+        groups: dict[tuple[int, float], list[str]] = {}
+        for name in self.orders[side]:
+            before = number_of.get(name, before)
+            if name in names:
+                constant = self.described[side][name]["constant"]
+                groups.setdefault((before, constant), []).append(name)
+        return groups
+
+    def _pair_by_shape(self, names_a: list[str], names_b: list[str]) -> list[Match]:
+        """Pair names in their order: all where one model has fused them, else those of one
+        shape.
+        """
+        shapes_a = [self.described["a"][name]["shape"] for name in names_a]
+        shapes_b = [self.described["b"][name]["shape"] for name in names_b]
+        same_size = sum(map(math.prod, shapes_a)) == sum(map(math.prod, shapes_b))
+        if shapes_a != shapes_b and same_size and 1 in (len(names_a), len(names_b)):
+            return [Match(names_a, b=names_b)]
+        free = list(names_b)
+        found = []
+        for name, shape in zip(names_a, shapes_a, strict=True):
+            fitting = [other for other in free if self.described["b"][other]["shape"] == shape]
+            if fitting:
+                free.remove(fitting[0])
+                found.append(Match([name], b=[fitting[0]]))
+        return found
+
+    def find_layouts(self) -> None:
+        for match in self.matches:
+            match.layout = _find_layout(self.recordings["a"], self.recordings["b"], match=match)
+        reordered = {
+            _module_of(name) for match in self.matches if match.layout is None for name in match.a
+        }
+        # equal values do not show their order: a bias is in that of its module's weight
+        for match in self.matches:
+            if _module_of(match.a[0]) in reordered:
+                match.layout = None
+
+
+def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
     """Align parameters by their initial values in any layout; constant parameters by the modules
     that run before.
 
     `names` (A's → B's) goes first. Raises RecordingError where most weights differ.
     """
-    of_a = a.parameters
-    of_b = b.parameters
-    left_a = order_of_execution(a)
-    left_b = order_of_execution(b)
-    orders = list(left_a), list(left_b)
-    matches = []
-
-    def match(found_a: list[str], found_b: list[str]) -> None:
-        matches.append(Match(found_a, found_b))
-        for name in found_a:
-            left_a.remove(name)
-        for name in found_b:
-            left_b.remove(name)
-
-    for name, other in names.items():
-        if name not in left_a or other not in left_b:
-            wrong = name if name not in left_a else other
-            raise RecordingError(
-                "a name in --names is no parameter, or is there twice.",
-                name=wrong,
-                next="correct the file",
-            )
-        match([name], [other])
-    varied_b = [name for name in left_b if of_b[name]["constant"] is None]
-    varied_a = [name for name in left_a if of_a[name]["constant"] is None]
-    for name in list(varied_a):
-        if other := next(
-            (o for o in varied_b if o in left_b and same_values([of_a[name]], b=[of_b[o]])), None
-        ):
-            match([name], [other])
-    for fused, left_fused, parts, left_parts, turned in (
-        (of_a, left_a, of_b, left_b, False),
-        (of_b, left_b, of_a, left_a, True),
-    ):
-        for name in [name for name in left_fused if fused[name]["constant"] is None]:
-            varied = [part for part in left_parts if parts[part]["constant"] is None]
-            windows = [varied[i : i + n] for n in (2, 3, 4) for i in range(len(varied) - n + 1)]
-            if found := next(
-                (w for w in windows if same_values([fused[name]], b=[parts[p] for p in w])), None
-            ):
-                match(*((found, [name]) if turned else ([name], found)))
-    if len(matches) < 0.5 * min(len(varied_a), len(varied_b)):
+    aligner = _Aligner(a, b)
+    aligner.match_named(names)
+    varied = len(aligner.varied("a"))
+    fewer = min(varied, len(aligner.varied("b")))
+    aligner.match_equal()
+    aligner.match_fused()
+    matches = aligner.matches
+    if len(matches) < LEAST_MATCHED * fewer:
         raise RecordingError(
             "the recordings have other initial weights.",
-            found=f"{len(matches)} of {len(varied_a)} varied parameters of A have equal values in B",
+            found=f"{len(matches)} of {varied} varied parameters of A have equal values in B",
             next=(
                 "load the same weights into both models, or name what belongs together: --names "
                 "FILE"
             ),
         )
-    untied = {}
-    for left, described, others, side in ((left_a, of_a, of_b, "b"), (left_b, of_b, of_a, "a")):
-        for name in [name for name in left if described[name]["constant"] is None]:
-            for known in matches:
-                partner = getattr(known, side)[0]
-                if others[partner]["tied"] and same_values([described[name]], b=[others[partner]]):
-                    untied[name] = partner
-    if set(of_a) == set(of_b):  # versions of one program, of which one may not call a module
-        for name in [
-            name for name in left_a if name in left_b and of_a[name]["constant"] is not None
-        ]:
-            if (
-                of_a[name]["shape"] == of_b[name]["shape"]
-                and of_a[name]["constant"] == of_b[name]["constant"]
-            ):
-                match([name], [name])
-    for constant in _match_constants(
-        a,
-        b,
-        orders=orders,
-        left=(left_a, left_b),
-        matches=list(matches),
-    ):
-        match(constant.a, constant.b)
-    for aligned in matches:
-        aligned.layout = _find_layout(a, b, match=aligned)
-    reordered = {
-        name.rpartition(".")[0] for found in matches if found.layout is None for name in found.a
-    }
-    # equal values do not show their order: a bias is in that of its module's weight
-    for aligned in matches:
-        if aligned.a[0].rpartition(".")[0] in reordered:
-            aligned.layout = None
-    matches.sort(key=lambda found: orders[0].index(found.a[0]))
-    unequal = [
-        m for m in matches if not same_values([of_a[n] for n in m.a], b=[of_b[n] for n in m.b])
-    ]
-    only = [[name for name in left if name not in untied] for left in (left_a, left_b)]
+    untied = aligner.find_untied()
+    aligner.match_constants_by_name()
+    aligner.match_constants()
+    aligner.find_layouts()
+    matches.sort(key=lambda match: aligner.orders["a"].index(match.a[0]))
     return Alignment(
         matches=matches,
-        only_a=only[0],
-        only_b=only[1],
+        only_a=[name for name in aligner.left["a"] if name not in untied],
+        only_b=[name for name in aligner.left["b"] if name not in untied],
         untied=untied,
-        unequal=unequal,
+        unequal=[match for match in matches if not aligner.same_values(match.a, match.b)],
     )
 
 
-def _match_constants(
-    a: Recording,
-    b: Recording,
-    orders: tuple[list[str], list[str]],
-    left: tuple[list[str], list[str]],
-    matches: Any,
-) -> list[Match]:
-    """Match parameters whose values are all equal: biases by their module's weight, norms by what
-    runs before them.
+@dataclass
+class _Constants:
+    """Parameters of one model whose values are all equal.
+
+    `beside` has, for each match, those of the same module; `behind` the others, by the number of
+    the match that runs before and their value.
     """
-    sides: list[tuple[list[list[str]], dict[Any, list[str]]]] = []
-    for recording, order, names, side in zip((a, b), orders, left, "ab", strict=True):
-        described = recording.parameters
-        constants = [
-            name for name in order if name in names and described[name]["constant"] is not None
-        ]
-        beside: list[list[str]] = [[] for _ in matches]
-        modules: dict[str, list[str]] = {}
-        for name in order:
-            modules.setdefault(name.rpartition(".")[0], []).append(name)
-        for owned in (names for names in modules.values() if len(names) == 2):
-            for number, found in enumerate(matches):
-                if set(owned) & set(getattr(found, side)):
-                    beside[number] += [name for name in owned if name in constants]
-        context = -1
-        groups = {}  # type: ignore[var-annotated]
-        taken = {name for names in beside for name in names}
-        for name in order:
-            context = next(
-                (i for i, found in enumerate(matches) if name in getattr(found, side)), context
-            )
-            if name in constants and name not in taken:
-                groups.setdefault((context, described[name]["constant"]), []).append(name)
-        sides.append((beside, groups))
-    (beside_a, groups_a), (beside_b, groups_b) = sides
-    pairs = list(zip(beside_a, beside_b, strict=True))
-    pairs += [(groups_a[key], groups_b[key]) for key in groups_a if key in groups_b]
-    found = []
-    for ours, theirs in pairs:
-        shapes_a, shapes_b = (
-            [r.parameters[n]["shape"] for n in names] for r, names in ((a, ours), (b, theirs))
-        )
-        size_a, size_b = (
-            sum(math.prod(shape) for shape in shapes) for shapes in (shapes_a, shapes_b)
-        )
-        if shapes_a != shapes_b and size_a == size_b and 1 in (len(ours), len(theirs)):
-            found.append(Match(ours, b=theirs))
-            continue
-        free = list(theirs)
-        for name, shape in zip(ours, shapes_a, strict=True):
-            if other := next((o for o in free if b.parameters[o]["shape"] == shape), None):
-                free.remove(other)
-                found.append(Match([name], b=[other]))
-    return found
+
+    beside: list[list[str]]
+    behind: dict[tuple[int, float], list[str]]
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def same_values(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
     """Return whether parameters have the same values, in any order: size, sum and sum of
     squares.
     """
-    size_a, size_b = (sum(math.prod(p["shape"]) for p in side) for side in (a, b))
-    squares_a, squares_b = (sum(p["squares"] for p in side) for side in (a, b))
-    sum_a, sum_b = (sum(p["sum"] for p in side) for side in (a, b))
-    shapes = len(a) + len(b) > 2 or sorted(a[0]["shape"]) == sorted(b[0]["shape"])
-    close = (
-        abs(squares_a - squares_b) <= 1e-9 * squares_a
-        and abs(sum_a - sum_b) <= 1e-9 * (size_a * squares_a) ** 0.5
+    one_each = len(a) + len(b) == 2
+    if one_each and sorted(a[0]["shape"]) != sorted(b[0]["shape"]):
+        return False
+    size = sum(math.prod(parameter["shape"]) for parameter in a)
+    if size != sum(math.prod(parameter["shape"]) for parameter in b):
+        return False
+    squares = sum(parameter["squares"] for parameter in a)
+    gap_of_squares = abs(squares - sum(parameter["squares"] for parameter in b))
+    gap_of_sums = abs(
+        sum(parameter["sum"] for parameter in a) - sum(parameter["sum"] for parameter in b)
     )
-    return size_a == size_b and shapes and close
+    return (
+        gap_of_squares <= SAME_SUMS * squares and gap_of_sums <= SAME_SUMS * (size * squares) ** 0.5
+    )
 
 
 def _find_layout(a: Recording, b: Recording, match: Match) -> tuple[bool, bool] | None:
-    plain = all(
-        len(r.parameters[n]["shape"]) == 2
-        for r, names in ((a, match.a), (b, match.b))
-        for n in names
-    )
-    for layout in (
-        [(False, False), (False, True), (True, False), (True, True)] if plain else [(False, False)]
-    ):
+    shapes = [a.parameters[name]["shape"] for name in match.a]
+    shapes += [b.parameters[name]["shape"] for name in match.b]
+    layouts = [(False, False)]
+    if all(len(shape) == 2 for shape in shapes):
+        layouts += [(False, True), (True, False), (True, True)]
+    for layout in layouts:
         match.layout = layout
         try:
-            values = [
-                match.values(recording, side, "initial", "")
-                for recording, side in ((a, "a"), (b, "b"))
-            ]
+            ours = match.values(a, "a", "initial", kind="")
+            theirs = match.values(b, "b", "initial", kind="")
         except RuntimeError:  # widths that cannot be concatenated this way
             continue
-        ours, theirs = values
         if ours is None or theirs is None or ours.shape != theirs.shape:
             continue
         if torch.allclose(ours, theirs, rtol=1e-6, atol=0):
@@ -398,54 +476,86 @@ class Anchor:
 
 def find_anchors(a: Recording, b: Recording, alignment: Alignment) -> list[Anchor]:
     """Return the modules that own the same weights, in A's order of execution."""
-    uses: list[dict[Any, list[dict[str, Any]]]] = []
-    for recording, side in ((a, "a"), (b, "b")):
-        found: dict[Any, list[dict[str, Any]]] = {}
-        counts: dict[Any, int] = {}
-        order = [name for m in alignment.matches for name in getattr(m, side)] + list(
-            alignment.untied
-        )
-        for entry in recording.facts["trace"]:
-            owned = [
-                i
-                for i, m in enumerate(alignment.matches)
-                if set(entry["parameters"]) & set(getattr(m, side))
-            ]
-            if entry["parameters"] and all(
-                name in alignment.untied for name in entry["parameters"]
-            ):
-                partner = alignment.untied[entry["parameters"][0]]
-                owned = [i for i, m in enumerate(alignment.matches) if partner in (*m.a, *m.b)]
-            if owned and entry["inputs"]:
-                first = recording.trace[entry["inputs"][0]["key"]]
-                key = (tuple(owned), first.is_floating_point())
-                use = counts[key, entry["module"]] = counts.get((key, entry["module"]), 0) + 1
-                found.setdefault((*key, use), []).append(entry)
-        for entries in found.values():  # as the weights are concatenated
-            entries.sort(
-                key=lambda entry: min(
-                    order.index(name) for name in entry["parameters"] if name in order
-                )
-            )
-        uses.append(found)
-    shared = [key for key in uses[0] if key in uses[1]]
+    uses_a = _list_uses(a, "a", alignment)
+    uses_b = _list_uses(b, "b", alignment)
     return [
-        Anchor(matches=[alignment.matches[i] for i in key[0]], a=uses[0][key], b=uses[1][key])
-        for key in shared
+        Anchor(
+            matches=[alignment.matches[number] for number in use.matches],
+            a=entries,
+            b=uses_b[use],
+        )
+        for use, entries in uses_a.items()
+        if use in uses_b
     ]
+
+
+class _Use(NamedTuple):
+    """What calls of modules in both models share: numbers of matches, the kind of their input, and
+    the how-manieth such call of the module.
+    """
+
+    matches: tuple[int, ...]
+    floating_point: bool
+    call: int
+
+
+def _list_uses(
+    recording: Recording, side: str, alignment: Alignment
+) -> dict[_Use, list[dict[str, Any]]]:
+    """Return the calls of modules that own matched weights, in the order in which weights are
+    concatenated.
+    """
+    found: dict[_Use, list[dict[str, Any]]] = {}
+    calls: dict[Any, int] = {}
+    for entry in recording.facts["trace"]:
+        owned = _find_owned(entry["parameters"], side, alignment)
+        if not owned or not entry["inputs"]:
+            continue
+        first_input = recording.trace[entry["inputs"][0]["key"]]
+        floating_point = first_input.is_floating_point()
+        same = (owned, floating_point, entry["module"])
+        calls[same] = calls.get(same, 0) + 1
+        found.setdefault(_Use(owned, floating_point, calls[same]), []).append(entry)
+    order = [name for match in alignment.matches for name in match.names(side)]
+    order += alignment.untied
+
+    def first_place(entry: dict[str, Any]) -> int:
+        return min(order.index(name) for name in entry["parameters"] if name in order)
+
+    for entries in found.values():
+        entries.sort(key=first_place)
+    return found
+
+
+def _find_owned(parameters: list[str], side: str, alignment: Alignment) -> tuple[int, ...]:
+    """Return the numbers of the matches of a module's parameters."""
+    if parameters and all(name in alignment.untied for name in parameters):
+        partner = alignment.untied[parameters[0]]
+        owned = [partner in (*match.a, *match.b) for match in alignment.matches]
+    else:
+        owned = [not set(parameters).isdisjoint(match.names(side)) for match in alignment.matches]
+    return tuple(number for number, owns in enumerate(owned) if owns)
 
 
 def select_rows(a: Recording, b: Recording) -> tuple[list[int], list[int], int, int]:
     """Return which rows of A's and of B's first micro-batch hold the same tokens, and both numbers
     of rows.
     """
-    counts = []
-    for recording in (a, b):
-        root = next((entry for entry in recording.facts["trace"] if entry["inputs"]), None)
-        counts.append(root["inputs"][0]["shape"][0] if root else 0)
-    rows_a, rows_b = (r.steps[0]["rows"][:count] for r, count in zip((a, b), counts, strict=True))
-    pairs = [(i, rows_b.index(row)) for i, row in enumerate(rows_a) if row in rows_b]
-    return [i for i, _ in pairs], [j for _, j in pairs], counts[0], counts[1]
+    count_a = _count_rows(a)
+    count_b = _count_rows(b)
+    rows_a = a.steps[0]["rows"][:count_a]
+    rows_b = b.steps[0]["rows"][:count_b]
+    taken_a = [place for place, row in enumerate(rows_a) if row in rows_b]
+    taken_b = [rows_b.index(rows_a[place]) for place in taken_a]
+    return taken_a, taken_b, count_a, count_b
+
+
+def _count_rows(recording: Recording) -> int:
+    """Return the number of rows of the first micro-batch."""
+    for entry in recording.facts["trace"]:
+        if entry["inputs"]:
+            return entry["inputs"][0]["shape"][0]
+    return 0
 
 
 def take_rows(tensor: Tensor | None, rows: Iterable[int], count: int) -> Tensor | None:
@@ -476,5 +586,7 @@ def difference(a: Tensor | None, b: Tensor | None) -> float | None:
     a = a.reshape(-1).double()
     b = b.reshape(-1).double()
     distance = float((a - b).norm())
+    if distance == 0:
+        return 0.0
     size = float(a.norm())
-    return 0.0 if distance == 0 else distance / size if size else math.inf
+    return distance / size if size else math.inf

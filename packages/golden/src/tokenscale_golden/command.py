@@ -78,30 +78,33 @@ def main() -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
-    old, new, *floors = places = [
-        Path(place) for place in (arguments.old, arguments.new, *arguments.floor)
-    ]
-    if len({is_run(place) for place in places}) == 2:
-        raise GoldenError(
-            f"Compare curves or folders, not both. Curves: {[*map(str, filter(is_run, places))]}."
-        )
-    if is_run(old):
+    old = Path(arguments.old)
+    new = Path(arguments.new)
+    floors = [Path(place) for place in arguments.floor]
+    places = [old, new, *floors]
+    runs = [str(place) for place in places if is_run(place)]
+    if runs and len(runs) < len(places):
+        raise GoldenError(f"Compare curves or folders, not both. Curves: {runs}.")
+    if runs:
         yield old.name, judge(read(old), read(new), [read(path) for path in floors], arguments.fp32)
         return
-    names = sorted({name for folder in (old, new) for name in _list_curves(folder)})
+    yield from _compare_folders(old, new, floors, fp32=arguments.fp32)
+
+
+def _compare_folders(
+    old: Path, new: Path, floors: list[Path], fp32: bool
+) -> Iterator[tuple[str, Verdict]]:
+    """Compare the curves of the same name. A file without losses in both folders is left out."""
+    names = sorted({*_list_curves(old), *_list_curves(new)})
     curves = {name: [_try_read(folder / name) for folder in (old, new, *floors)] for name in names}
     if not any(a and b for a, b, *_ in curves.values()):
         raise GoldenError(f"{old} and {new} have no losses in files or runs of the same name.")
     for name, (a, b, *repeated) in curves.items():
         if a and b:
-            yield name, judge(a, b, [curve for curve in repeated if curve], arguments.fp32)
-        elif a or b:  # else a file without losses in both
-            yield (
-                name,
-                Verdict(
-                    UNKNOWN, reason=f"{'NEW' if a else 'OLD'} has no readable losses of this name"
-                ),
-            )
+            yield name, judge(a, b, [curve for curve in repeated if curve], fp32)
+        elif a or b:
+            missing = "NEW" if a else "OLD"
+            yield name, Verdict(UNKNOWN, reason=f"{missing} has no readable losses of this name")
 
 
 def _try_read(path: Path) -> Curve | None:

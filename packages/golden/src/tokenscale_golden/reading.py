@@ -74,6 +74,12 @@ PAIR = re.compile(
 )
 _is_number = re.compile(rf"\s*{NUMBER}\s*", re.IGNORECASE).fullmatch
 REAL = (float, int)
+#: columns that name the run
+LABELS = ("run", "run_id", "run_name", "Name", "name")
+#: words of a time's name that say that it is of one step
+STEP_WORDS = {"step", "iteration", "iter"}
+#: larger numbers are no steps: beyond, floats skip whole numbers
+LARGEST_STEP = 1e15
 Rows = list[dict[str, Any]]
 csv.field_size_limit(2**30)  # a line of a log
 
@@ -149,28 +155,31 @@ def _read_folder(folder: Path) -> Rows:
     """Return the steps of a recording, of TensorBoard or of our logs (summed over ranks; a later
     attempt counts).
     """
-    found = [
-        row
-        for name in ("steps.jsonl", "*tfevents*")
-        for f in sorted(folder.glob(name))
-        for row in _read_file(f)
-    ]
+    found = []
+    for name in ("steps.jsonl", "*tfevents*"):
+        for file in sorted(folder.glob(name)):
+            found += _read_file(file)
     for attempt in sorted(folder.glob("attempt=*")):
-        steps: dict[Any, dict[str, Any]] = {}
-        for row in (
-            row for file in sorted(attempt.glob("rank=*/steps.jsonl")) for row in _read_file(file)
-        ):
-            first = steps.setdefault(row.get("step"), row)
-            for name in ("loss_sum", "useful_tokens") if first is not row else ():
-                first[name] = sum(
-                    r[name] if isinstance(r.get(name), REAL) else math.nan for r in (first, row)
-                )
-        found += steps.values()
+        found += _sum_ranks(attempt)
     if not found:
         raise GoldenError(
             f"{folder} has no losses: expected files, steps.jsonl, TensorBoard or attempt=*/rank=*."
         )
     return found
+
+
+def _sum_ranks(attempt: Path) -> Rows:
+    """Return one row a step of an attempt, with the sums of the losses and tokens of all ranks."""
+    steps: dict[Any, dict[str, Any]] = {}
+    for file in sorted(attempt.glob("rank=*/steps.jsonl")):
+        for row in _read_file(file):
+            first = steps.setdefault(row.get("step"), row)
+            if first is row:
+                continue
+            for name in ("loss_sum", "useful_tokens"):
+                known = [r[name] for r in (first, row) if isinstance(r.get(name), REAL)]
+                first[name] = sum(known) if len(known) == 2 else math.nan
+    return [*steps.values()]
 
 
 def _read_file(path: Path) -> Rows:
@@ -205,40 +214,62 @@ def _read_json(lines: list[str]) -> Rows:
     """Return rows of JSON: Megatron's values by metric and step, lists by metric, a list of rows,
     or a row a line.
     """
+    # the last line of a killed run is cut
+    found = _load_json("\n".join(lines)) or [_load_json(line) for line in lines]
+    if isinstance(found, dict):
+        found = found.get("log_history", found)
+    if isinstance(found, dict) and all(map(str.isdecimal, found)):
+        found = [_row_of_step(step, value) for step, value in found.items()]
+    if isinstance(found, dict):
+        if any(isinstance(value, dict | list) for value in found.values()):
+            return _join_metrics(found) or [found]
+        found = [found]
+    if not isinstance(found, list):
+        return []
+    return [
+        {name: _number(value) for name, value in row.items()}
+        for row in found
+        if isinstance(row, dict)
+    ]
 
-    def load(text: str) -> Any:
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text, parse_float=_number, parse_int=_number)
 
-    found = load("\n".join(lines)) or [*map(load, lines)]  # the last line of a killed run is cut
-    found = found.get("log_history", found) if isinstance(found, dict) else found
-    if isinstance(found, dict) and all(map(str.isdecimal, found)):  # by step
-        found = [
-            {"step": int(k), **(row if isinstance(row, dict) else {"loss": row})}
-            for k, row in found.items()
-        ]
-    if not isinstance(found, dict) or not any(
-        isinstance(value, dict | list) for value in found.values()
-    ):
-        rows = [
-            row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)
-        ]
-        return [{name: _number(value) for name, value in row.items()} for row in rows]
+def _load_json(text: str) -> Any:
+    """Return the value of a JSON text; None if it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text, parse_float=_number, parse_int=_number)
+
+
+def _row_of_step(step: str, value: object) -> dict[str, Any]:
+    row = value if isinstance(value, dict) else {"loss": value}
+    return {"step": int(step)} | row
+
+
+def _join_metrics(found: dict[str, Any]) -> Rows:
+    """Return rows by step of metrics, each with values by step or with a list."""
     table: dict[str, dict[str, Any]] = {}
-    for metric, values in found.items():
-        facts = values if isinstance(values, dict) and "values" in values else {"values": values}
-        if isinstance(values := facts["values"], list):
-            given = facts.get("start_step"), facts.get("step_interval")
-            start, interval = (
-                int(v) if isinstance(v, REAL) and abs(v) < 1e15 else 1 for v in given
-            )
-            values = {str(start + i * interval): value for i, value in enumerate(values)}
-        for step, value in values.items() if isinstance(values, dict) else ():
+    for metric, given in found.items():
+        for step, value in _values_by_step(given).items():
             if step.isdecimal():
-                table.setdefault(step, {"step": int(step)})[metric] = (
-                    math.nan if value is None else _number(value)
-                )
-    return [table[step] for step in sorted(table, key=int)] or [found]
+                row = table.setdefault(step, {"step": int(step)})
+                row[metric] = math.nan if value is None else _number(value)
+    return [table[step] for step in sorted(table, key=int)]
+
+
+def _values_by_step(given: object) -> dict[str, Any]:
+    """Return one metric's values by step; none where they are neither by step nor a list."""
+    facts = given if isinstance(given, dict) and "values" in given else {"values": given}
+    values = facts["values"]
+    if isinstance(values, dict):
+        return values
+    if not isinstance(values, list):
+        return {}
+    start = _whole_or_one(facts.get("start_step"))
+    interval = _whole_or_one(facts.get("step_interval"))
+    return {str(start + place * interval): value for place, value in enumerate(values)}
+
+
+def _whole_or_one(value: object) -> int:
+    return int(value) if isinstance(value, REAL) and abs(value) < LARGEST_STEP else 1
 
 
 def _read_csv(lines: list[str]) -> Rows:
@@ -268,13 +299,17 @@ def _read_numbers(lines: list[str]) -> Rows:
     """Return rows of `step loss [grad_norm] [time]`; a header renames the columns."""
     cells = [line.split() for line in lines]
     names = ["step", "loss", "grad_norm", "time"]
-    names = names if any(map(_is_number, cells[0])) else cells.pop(0)
-    # a killed run
-    cells = cells[:-1] if len(cells) > 1 and len(cells[-1]) < len(cells[-2]) else cells
-    fits = any(map(_is_loss, names)) and all(
-        2 <= len(row) <= len(names) and all(map(_is_number, row)) for row in cells
-    )
-    return [dict(zip(names, map(_number, row), strict=False)) for row in cells] if fits else []
+    if not any(map(_is_number, cells[0])):
+        names = cells.pop(0)
+    is_cut = len(cells) > 1 and len(cells[-1]) < len(cells[-2])  # a killed run
+    if is_cut:
+        cells.pop()
+    if not any(map(_is_loss, names)):
+        return []
+    for row in cells:
+        if not 2 <= len(row) <= len(names) or not all(map(_is_number, row)):
+            return []
+    return [dict(zip(names, map(_number, row), strict=False)) for row in cells]
 
 
 def _read_output(lines: list[str]) -> Rows:
@@ -338,105 +373,207 @@ def _is_loss(name: str) -> bool:
     return bool((words := {*_words(name).split()}) & {"loss", "losses"}) and not words & NO_LOSS
 
 
-def _pick(path: str, rows: Rows, chosen: str) -> Curve:  # noqa: C901
+def _pick(path: str, rows: Rows, chosen: str) -> Curve:
     """Return the curve of the columns for step, loss, gradient norm and time."""
-    for row in rows:  # our logs, where null is not finite
-        if isinstance(row.get("useful_tokens"), REAL) and isinstance(
-            row.get("loss_sum", ""), float | None
-        ):
-            row["loss"] = float("nan" if row["loss_sum"] is None else row["loss_sum"]) / max(
-                1.0, row["useful_tokens"]
-            )
-    label = next(
-        (n for n in ("run", "run_id", "run_name", "Name", "name") if any(n in row for row in rows)),
-        "",
+    _add_losses_of_sums(rows)
+    label = _find_label(rows)
+    run, loss = _choose_loss(path, rows, label=label, chosen=chosen)
+    rows = [row for row in rows if loss in row and (not run or str(row.get(label)) == run)]
+    columns = _find_columns(rows, loss)
+    notes = [] if columns.step else ["no column of steps: lines are counted from 1"]
+    rows = _drop_empty_losses(rows, columns)
+    numbers = _number_steps(path, rows, step=columns.step)
+    repeated = len(numbers) - len({*numbers})
+    if repeated:
+        notes.append(f"{repeated} steps are there twice (a resumed run?): the later line counts")
+    table = _table_by_step(numbers, rows)
+    found_rows = [table[step] for step in sorted(table)]
+    losses = _read_column(found_rows, loss)
+    norms = _read_column(found_rows, columns.norm)
+    times = _read_column(found_rows, columns.time or columns.rate)
+    seconds = times.values
+    if columns.rate and not columns.time:
+        unknown = np.full(len(seconds), math.nan)
+        seconds = np.divide(1.0, seconds, out=unknown, where=seconds > 0)
+    return Curve(
+        steps=np.array(sorted(table)),
+        loss=losses.values,
+        unit=losses.units,
+        norm=_unless_unknown(norms.values),
+        norm_unit=norms.units,
+        time=_unless_unknown(seconds),
+        notes=notes,
     )
-    # run, as a column or in front of names → columns of losses
+
+
+def _add_losses_of_sums(rows: Rows) -> None:
+    """Add the loss to the rows of our logs, where a sum that is null is not finite."""
+    for row in rows:
+        tokens = row.get("useful_tokens")
+        if isinstance(tokens, REAL) and isinstance(row.get("loss_sum", ""), float | None):
+            loss_sum = math.nan if row["loss_sum"] is None else row["loss_sum"]
+            row["loss"] = float(loss_sum) / max(1.0, tokens)
+
+
+def _find_label(rows: Rows) -> str:
+    """Return the column that names the run; "" if there is none."""
+    for name in LABELS:
+        if any(name in row for row in rows):
+            return name
+    return ""
+
+
+def _run_in_front(name: str) -> str:
+    """Return the run that W&B writes in front of a column's name."""
+    return name.rpartition(" - ")[0]
+
+
+def _list_losses(rows: Rows, label: str) -> dict[tuple[str, str], list[str]]:
+    """Return columns of losses by run, as a column and in front of names."""
     series: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
-        for name in (name for name in row if _is_loss(name) and isinstance(row[name], REAL)):
-            series.setdefault((str(row.get(label, "")), name.rpartition(" - ")[0]), {})[name] = None
-    found = {}
-    for (run, prefix), names in series.items():
-        best = [name for known in LOSSES for name in names if _words(name) == known][:1] or [*names]
-        for name in [chosen] if chosen in names else best:
-            found[chosen if name == chosen else prefix or run if len(best) == 1 else name] = (
-                run,
-                name,
-            )
+        for name, value in row.items():
+            if _is_loss(name) and isinstance(value, REAL):
+                run = (str(row.get(label, "")), _run_in_front(name))
+                series.setdefault(run, {})[name] = None
+    return {run: [*names] for run, names in series.items()}
+
+
+def _choose_loss(path: str, rows: Rows, label: str, chosen: str) -> tuple[str, str]:
+    """Return the run and the column of the losses. Raises GoldenError where there are none or
+    several.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for (run, prefix), names in _list_losses(rows, label).items():
+        if chosen in names:
+            found[chosen] = (run, chosen)
+            continue
+        best = _best_known(names)
+        for name in best:
+            found[prefix or run if len(best) == 1 else name] = (run, name)
     if not found:
         shown = (
             f"\n  first line  {json.dumps(rows[0], default=str)[:160]}\n  understood  "
             f"{[*rows[0]][:8]}"
         )
         raise GoldenError(f"{path} has no column of training losses.{shown}")
-    if chosen not in found if chosen else len(found) > 1:
-        many = f"no {chosen!r} among the runs or columns" if chosen else "several runs or columns"
-        raise GoldenError(
-            f"{path}: {many} with losses: {[*found]}.\n  choose  "
-            f"{path}::{next(iter(found)) or 'NAME'}"
-        )
-    run, loss = found[chosen] if chosen else next(iter(found.values()))
-    rows = [row for row in rows if loss in row and (not run or str(row.get(label)) == run)]
-    real = [row for row in rows if isinstance(row[loss], REAL)]
-    front = ("", loss.rpartition(" - ")[0])
-    mine = [
-        *dict.fromkeys(
-            n for row in real for n in row if n != loss and n.rpartition(" - ")[0] in front
-        )
+    if chosen and chosen not in found:
+        raise _choice_error(path, f"no {chosen!r} among the runs or columns", found)
+    if not chosen and len(found) > 1:
+        raise _choice_error(path, "several runs or columns", found)
+    return found[chosen] if chosen else next(iter(found.values()))
+
+
+def _best_known(names: list[str]) -> list[str]:
+    """Return the one column that has the first of the known names, else all."""
+    for known in LOSSES:
+        for name in names:
+            if _words(name) == known:
+                return [name]
+    return names
+
+
+def _choice_error(path: str, what: str, found: dict[str, tuple[str, str]]) -> GoldenError:
+    example = next(iter(found)) or "NAME"
+    return GoldenError(f"{path}: {what} with losses: {[*found]}.\n  choose  {path}::{example}")
+
+
+@dataclass
+class _Columns:
+    """Names of the columns beside the loss; None for those that a file lacks."""
+
+    loss: str
+    step: str | None
+    norm: str | None
+    time: str | None
+    rate: str | None
+
+
+def _find_columns(rows: Rows, loss: str) -> _Columns:
+    """Find the columns of the same run as the loss, in rows that have one."""
+    prefixes = ("", _run_in_front(loss))
+    names: dict[str, None] = {}
+    for row in rows:
+        if isinstance(row[loss], REAL):
+            names |= dict.fromkeys(
+                name for name in row if name != loss and _run_in_front(name) in prefixes
+            )
+
+    def find(kind: re.Pattern[str]) -> str | None:
+        return next((name for name in names if kind.search(_words(name))), None)
+
+    def is_not_of_step(name: str) -> bool:
+        return not STEP_WORDS & {*_words(name).split()}
+
+    times = [
+        name
+        for name in names
+        if TIME.search(_words(name)) and not NO_TIME & {*_words(name).split()}
     ]
-    norm, rate, step = (
-        next((n for n in mine if kind.search(_words(n))), None) for kind in (NORM, RATE, STEP)
+    return _Columns(
+        loss=loss,
+        step=find(STEP),
+        norm=find(NORM),
+        time=min(times, key=is_not_of_step, default=None),
+        rate=find(RATE),
     )
-    times = [n for n in mine if TIME.search(_words(n)) and not NO_TIME & {*_words(n).split()}]
-    time = min(
-        times,
-        key=lambda name: not {"step", "iteration", "iter"} & {*_words(name).split()},
-        default=None,
-    )
-    notes = [] if step else ["no column of steps: lines are counted from 1"]
-    # null is not finite, unless another row has the loss of the step
-    known = {row.get(step) for row in real}
-    rows = [
+
+
+def _drop_empty_losses(rows: Rows, columns: _Columns) -> Rows:
+    """Return the rows with a loss, or with null: not finite, unless another row has the loss of
+    the step.
+    """
+    loss = columns.loss
+    known = {row.get(columns.step) for row in rows if isinstance(row[loss], REAL)}
+    return [
         row
         for row in rows
-        if isinstance(row[loss], REAL) or (row[loss] is None and row.get(step) not in known)
+        if isinstance(row[loss], REAL) or (row[loss] is None and row.get(columns.step) not in known)
     ]
-    numbers = [at if isinstance(at := row.get(step), REAL) else i for i, row in enumerate(rows, 1)]
-    if wrong := [at for at in numbers if not abs(at) < 1e15 or at != int(at)]:
-        raise GoldenError(
-            f"{path}: steps must be whole numbers; {step!r} has {wrong[0]} (columns swapped?)."
-        )
-    if repeated := len(numbers) - len({*numbers}):
-        notes.append(f"{repeated} steps are there twice (a resumed run?): the later line counts")
+
+
+def _number_steps(path: str, rows: Rows, step: str | None) -> list[Any]:
+    """Return the step of each row, which is its number where it has none."""
+    numbers = []
+    for line, row in enumerate(rows, 1):
+        number = row.get(step)
+        numbers.append(number if isinstance(number, REAL) else line)
+    for number in numbers:
+        if not abs(number) < LARGEST_STEP or number != int(number):
+            raise GoldenError(
+                f"{path}: steps must be whole numbers; {step!r} has {number} (columns swapped?)."
+            )
+    return numbers
+
+
+def _table_by_step(numbers: list[Any], rows: Rows) -> dict[int, dict[str, Any]]:
+    """Return rows by step. A row of an earlier step than the last drops the rows from there on."""
+    is_resumed = len(numbers) > len({*numbers})
     table: dict[int, dict[str, Any]] = {}
     for number, row in zip(map(int, numbers), rows, strict=True):
-        while repeated and table and next(reversed(table)) >= number:
+        while is_resumed and table and next(reversed(table)) >= number:
             table.popitem()
         table[number] = row
-    columns = [
-        [table[step].get(name) for step in sorted(table)] for name in (loss, norm, time or rate)
-    ]
-    values = [
-        np.array([float(v) if isinstance(v, REAL) else math.nan for v in column])
-        for column in columns
-    ]
-    units = [np.array([getattr(v, "unit", 0.0) for v in column]) for column in columns]
+    return table
+
+
+@dataclass
+class _Column:
+    """Numbers of a column, NaN where there is none, and the worth of their last digits."""
+
+    values: np.ndarray
+    units: np.ndarray
+
+
+def _read_column(rows: Rows, name: str | None) -> _Column:
+    cells = [row.get(name) for row in rows]
+    values = [float(cell) if isinstance(cell, REAL) else math.nan for cell in cells]
+    units = np.array([getattr(cell, "unit", 0.0) for cell in cells])
     # zeros at the end may have been left out: the smallest unit counts
-    for i, column in enumerate(columns):
-        if not any(getattr(v, "exponent", "") for v in column):
-            units[i][:] = min(units[i][units[i] > 0], default=0.0)
-    if rate and not time:
-        values[2] = np.divide(
-            1.0, values[2], out=np.full(len(values[2]), math.nan), where=values[2] > 0
-        )
-    norms, seconds = (found if np.isfinite(found).any() else None for found in values[1:])
-    return Curve(
-        steps=np.array(sorted(table)),
-        loss=values[0],
-        unit=units[0],
-        norm=norms,
-        norm_unit=units[1],
-        time=seconds,
-        notes=notes,
-    )
+    if not any(getattr(cell, "exponent", "") for cell in cells):
+        units[:] = min(units[units > 0], default=0.0)
+    return _Column(values=np.array(values), units=units)
+
+
+def _unless_unknown(values: np.ndarray) -> np.ndarray | None:
+    return values if np.isfinite(values).any() else None

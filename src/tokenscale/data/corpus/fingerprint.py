@@ -8,6 +8,7 @@ once.
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -51,31 +52,53 @@ def fingerprint_sources(
         listed = _list_named_paths(corpus)
     except UserError:
         return recorded.get("content") or "missing"
+    _check_parts(corpus, number, files=len(listed["files"]))
+    paths = _select_paths(corpus, listed, number)
+    stats = {key: path.stat() for key, path in paths.items()}
+    sizes = {key: stat.st_size for key, stat in stats.items()}
+    known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
+    if not recorded.get("content") or sizes != {key: file["bytes"] for key, file in known.items()}:
+        return _digest(sizes)
+    touched = {
+        key: paths[key] for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]
+    }
+    hashes = _hash_files(touched, memory) if touched else {}
+    if _differ(hashes, known):
+        return _digest({key: hashes.get(key) for key in sizes})
+    return recorded["content"]
+
+
+def _differ(hashes: dict[Key, str], known: dict[Key, dict[str, Any]]) -> bool:
+    return any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items())
+
+
+def _check_parts(corpus: CorpusSettings, number: int | None, files: int) -> None:
+    """Raise UserError for a part that the corpus does not have, and for fewer files than parts."""
     if number is not None and number >= corpus.parts:
         what = f"the corpus {corpus.name} has no part {number:05d}."
         expected = f"00000 to {corpus.parts - 1:05d}"
         raise UserError(
             what, expected=expected, next="name one of these, or change `parts` of the corpus"
         )
-    if len(listed["files"]) < corpus.parts:
-        raise too_many_parts_error(corpus, files=len(listed["files"]))
+    if files < corpus.parts:
+        raise too_many_parts_error(corpus, files=files)
+
+
+def _select_paths(
+    corpus: CorpusSettings, listed: dict[str, list[tuple[str, Path]]], number: int | None
+) -> dict[Key, Path]:
+    """Return the source files of the corpus, or of one part."""
     part = None if number is None else (number, corpus.parts)
-    paths = {
+    return {
         (key, name): path
         for key, files in listed.items()
         for name, path in select_part(files, part)
     }
-    stats = {key: path.stat() for key, path in paths.items()}
-    sizes = {key: stat.st_size for key, stat in stats.items()}
-    known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
-    if not recorded.get("content") or sizes != {key: file["bytes"] for key, file in known.items()}:
-        return sha256_text(json.dumps([[*key, size] for key, size in sizes.items()]))[:16]
-    touched = [key for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]]
-    if touched:
-        hashes = _hash_files({key: paths[key] for key in touched}, memory)
-        if any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items()):
-            return sha256_text(json.dumps([[*key, hashes.get(key)] for key in sizes]))[:16]
-    return recorded["content"]
+
+
+def _digest(facts: Mapping[Key, object]) -> str:
+    """Return a digest of one fact of each source file."""
+    return sha256_text(json.dumps([[*key, fact] for key, fact in facts.items()]))[:16]
 
 
 @cache

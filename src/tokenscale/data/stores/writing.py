@@ -267,13 +267,35 @@ def merge_store(
     there and fit.
     """
     directory = Path(directory)
-    corpus = sha256_file(Path(corpus_directory) / "manifest.json")
+    filled = _read_parts(directory, parts, corpus_directory=Path(corpus_directory))
+    documents = sum(manifest["documents"] for manifest in filled.values())
+    expected = read_corpus_manifest(Path(corpus_directory))["splits"][store.split]["rows"]
+    if not filled or documents != expected:
+        what = "the parts of the token store do not have all documents."
+        whole = f"{expected:,} documents of the split"
+        next = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
+        found = f"{documents:,} in {parts} parts"
+        raise UserError(
+            what, store=directory, expected=f"{whole} {store.split}", found=found, next=next
+        )
+    merged = _merge_manifests(directory, filled)
+    if store.format == "packed":
+        merged["rows_packed_within"] = "part"
+    path = directory / "manifest.json"
+    remove_manifest(path)
+    _remove_data(directory)  # of an earlier store in one part
+    remove_other_parts(directory, parts)
+    _merge_build_records(directory, names=[part["folder"] for part in merged["parts"]])
+    write_sealed(path, record=merged, key=SEAL)
+    return merged
+
+
+def _read_parts(directory: Path, parts: int, corpus_directory: Path) -> dict[int, dict[str, Any]]:
+    """Return the checked manifests of the parts with documents, by number."""
+    corpus = sha256_file(corpus_directory / "manifest.json")
     first: dict[str, Any] | None = None
-    merged: dict[str, Any] = {}
-    listed = []
+    filled: dict[int, dict[str, Any]] = {}
     documents = 0
-    occurrences = np.zeros(0, dtype=np.int64)
-    groups: list[bytes] = []
     for number in range(parts):
         folder = part_folder(directory, number)
         manifest = read_store_manifest(folder)
@@ -285,58 +307,60 @@ def merge_store(
             first=first,
         )
         documents += manifest["documents"]
-        if manifest["documents"] == 0:
-            continue
+        if manifest["documents"]:
+            first = first or manifest
+            filled[number] = manifest
+    return filled
+
+
+def _merge_manifests(directory: Path, filled: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the manifest of the whole store: facts of the first part, sums, and lists of files."""
+    manifests = list(filled.values())
+    first = manifests[0]
+    merged = {key: value for key, value in first.items() if key not in COMPUTED}
+    for manifest in manifests[1:]:
+        merged |= {key: merged[key] + manifest[key] for key in SUMMED if key in merged}
+    files = []
+    records = []
+    listed = []
+    groups: list[bytes] = []
+    occurrences = np.zeros(first["vocabulary_size"], dtype=np.int64)
+    for number, manifest in filled.items():
         name = f"parts/{number:05d}"
-        if first is None:
-            first = manifest
-            merged = {key: value for key, value in manifest.items() if key not in COMPUTED}
-            merged["files"], occurrences = [], np.zeros(manifest["vocabulary_size"], dtype=np.int64)
-        else:
-            merged |= {key: merged[key] + manifest[key] for key in SUMMED if key in merged}
         groups += [bytes.fromhex(group) for group in manifest["part"]["groups"]]
-        occurrences += np.load(folder / OCCURRENCES)
-        merged["files"] += [_move_file(file, folder=name) for file in manifest["files"]]
+        occurrences += np.load(part_folder(directory, number) / OCCURRENCES)
+        files += [_move_file(file, folder=name) for file in manifest["files"]]
         if "records" in manifest:
-            merged.setdefault("records", {"dtype": manifest["records"]["dtype"], "files": []})
-            merged["records"]["files"] += [
-                _move_file(file, folder=name) for file in manifest["records"]["files"]
-            ]
+            records += [_move_file(file, folder=name) for file in manifest["records"]["files"]]
         listed.append(
             {"folder": name, "rows": manifest["rows"], "documents": manifest["documents"]}
         )
-    expected = read_corpus_manifest(Path(corpus_directory))["splits"][store.split]["rows"]
-    if first is None or documents != expected:
-        what = "the parts of the token store do not have all documents."
-        whole = f"{expected:,} documents of the split"
-        next = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
-        found = f"{documents:,} in {parts} parts"
-        raise UserError(
-            what, store=directory, expected=f"{whole} {store.split}", found=found, next=next
-        )
+    merged["files"] = files
+    if dtypes := [manifest["records"]["dtype"] for manifest in manifests if "records" in manifest]:
+        merged["records"] = {"dtype": dtypes[0], "files": records}
     merged["fill"] = round(merged["tokens_stored"] / merged["places"], 6)
     merged["ids_digest"] = {"algorithm": IdsDigest.ALGORITHM, "value": IdsDigest.combine(groups)}
-    merged["bits_per_token"] = measure_bits(merged["files"], occurrences)
+    merged["bits_per_token"] = measure_bits(files, occurrences)
     merged["parts"] = listed
-    if store.format == "packed":
-        merged["rows_packed_within"] = "part"
-    path = directory / "manifest.json"
-    remove_manifest(path)
-    _remove_data(directory)  # of an earlier store in one part
-    remove_other_parts(directory, parts)
-    records = [build_record_path(directory / part["folder"] / "manifest.json") for part in listed]
-    built = [
-        read_record(r, what="build record of the part", unsealed=True) if r.is_file() else {}
-        for r in records
-    ]
+    return merged
+
+
+def _merge_build_records(directory: Path, names: list[str]) -> None:
+    """Write the build record of the whole store: the time of all jobs together, and their
+    engines.
+    """
+    built = []
+    for name in names:
+        path = build_record_path(directory / name / "manifest.json")
+        what = "build record of the part"
+        built.append(read_record(path, what=what, unsealed=True) if path.is_file() else {})
     seconds = [record.get("duration_s") for record in built]
     engines = sorted({record.get("engine", "") for record in built} - {""})
-    # of all jobs together
     write_build_record(
-        path, duration_s=None if None in seconds else sum(seconds), engine=", ".join(engines)
+        directory / "manifest.json",
+        duration_s=None if None in seconds else sum(seconds),
+        engine=", ".join(engines),
     )
-    write_sealed(path, record=merged, key=SEAL)
-    return merged
 
 
 def write_empty_part(

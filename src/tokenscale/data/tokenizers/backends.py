@@ -205,10 +205,7 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     roles = {manifest.get(role) for role in ROLES}
     unknown = find_unknown(model)
     if unknown in roles:
-        if "unk_id" in model:
-            model["unk_id"] = None
-        else:
-            model["unk_token"] = None if model["type"] == "BPE" else ""
+        _remove_unknown(model)
         unknown = None
     # other letters stay letters
     silent = {i for i, text in control.items() if len(text) > 1 or i in roles}
@@ -217,28 +214,50 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     added = [token for token in data["added_tokens"] if token["id"] not in control]
     # Unigram: ids are places in the list, and an empty piece matches nothing
     if isinstance(model["vocab"], list):
-        entries = list(model["vocab"])
-        beyond = {token["id"]: token["content"] for token in added}
-        least = min((score for _, score in entries), default=0.0)
-        entries += [
-            [beyond.get(i, ""), least] for i in range(len(entries), max(beyond, default=-1) + 1)
-        ]
-        model["vocab"] = [
-            ["" if i in silent else text, score] for i, (text, score) in enumerate(entries)
-        ]
+        model["vocab"] = _silence_pieces(model["vocab"], silent, added)
     else:
-        names = {text for text, i in model["vocab"].items() if i in silent - {unknown}}
-        model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
+        _remove_entries(model, ids=silent - {unknown})
         model["vocab"] |= {token["content"]: token["id"] for token in added}
-        if "merges" in model and names:
-            prefix = model.get("continuing_subword_prefix") or ""
-            pairs = (
-                merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]
-            )
-            model["merges"] = [
-                p for p in pairs if names.isdisjoint((*p, p[0] + p[1].removeprefix(prefix)))
-            ]
     return data | {"added_tokens": added, "model": model}
+
+
+def _remove_unknown(model: dict[str, Any]) -> None:
+    """Let a model of a tokenizer.json have no unknown token."""
+    if "unk_id" in model:
+        model["unk_id"] = None
+    else:
+        model["unk_token"] = None if model["type"] == "BPE" else ""
+
+
+def _silence_pieces(
+    vocabulary: list[list[Any]], silent: set[int], added: list[dict[str, Any]]
+) -> list[list[Any]]:
+    """Return Unigram's pieces with added tokens at their ids and empty ones for silent ids."""
+    beyond = {token["id"]: token["content"] for token in added}
+    least = min((score for _, score in vocabulary), default=0.0)
+    new_ids = range(len(vocabulary), max(beyond, default=-1) + 1)
+    pieces = [*vocabulary, *([beyond.get(i, ""), least] for i in new_ids)]
+    return [["" if i in silent else text, score] for i, (text, score) in enumerate(pieces)]
+
+
+def _remove_entries(model: dict[str, Any], ids: set[int]) -> None:
+    """Remove entries of a model that has ids by text, and the merges that need them."""
+    names = {text for text, i in model["vocab"].items() if i in ids}
+    model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
+    if "merges" in model and names:
+        model["merges"] = _merges_without(names, model)
+
+
+def _merges_without(names: set[str], model: dict[str, Any]) -> list[list[str]]:
+    """Return the merges of BPE that neither use nor make one of the names."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    kept = []
+    for merge in model["merges"]:
+        pair = merge if isinstance(merge, list) else merge.split(" ")
+        made = pair[0] + pair[1].removeprefix(prefix)
+        if names.isdisjoint((*pair, made)):
+            kept.append(pair)
+    return kept
 
 
 def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:

@@ -342,8 +342,30 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
             holds=config.get(key, allowed[0]) in allowed,
             expected=words,
         )
+    values = _read_table(config, table=GPT2_CONFIG if kind == "gpt2" else LLAMA_CONFIG)
+    heads = values["heads"]
+    width = values.pop("head_dimension", None)
+    whole = width is None or width * heads == values["dimension"]
+    values |= {"name": kind, "head_dim": None if whole else width}
+    if kind == "gpt2":
+        values |= {field: allowed[0] for field, allowed in FAMILIES["gpt2"].items()}
+        values |= {"key_value_heads": heads, "hidden": values["hidden"] or 4 * values["dimension"]}
+        return decode(ModelSettings, values)
+    values |= _read_rope_scaling(config, rotary)
+    _require_full_attention(config, kind)
+    values |= _read_biases(config, kind)
+    values["query_key_norm"] = kind == "qwen3"
+    return decode(
+        ModelSettings, values=values | {"key_value_heads": values["key_value_heads"] or heads}
+    )
+
+
+def _read_table(config: dict[str, Any], table: Table) -> dict[str, Any]:
+    """Return settings by our names. Raises UserError for a missing key, and for keys that
+    contradict each other.
+    """
     values: dict[str, Any] = {}
-    for ours, key, default in GPT2_CONFIG if kind == "gpt2" else LLAMA_CONFIG:
+    for ours, key, default in table:
         value = default if config.get(key) is None else config[key]
         _require(
             config,
@@ -357,23 +379,23 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
             holds=values.setdefault(ours, value) == value,
             expected=f"as other keys say: {values[ours]}",
         )
-    heads = values["heads"]
-    width = values.pop("head_dimension", None)
-    whole = width is None or width * heads == values["dimension"]
-    values |= {"name": kind, "head_dim": None if whole else width}
-    if kind == "gpt2":
-        values |= {field: allowed[0] for field, allowed in FAMILIES["gpt2"].items()}
-        values |= {"key_value_heads": heads, "hidden": values["hidden"] or 4 * values["dimension"]}
-        return decode(ModelSettings, values)
-    if rotary.get("rope_type", rotary.get("type", "default")) != "default":
-        same = {key: rotary.get(key) for key in ROPE_SCALING} == ROPE_SCALING
-        _require(
-            config,
-            key="rope_scaling",
-            holds=same,
-            expected="none, or that of Llama 3.1 and 3.2 with any factor",
-        )
-        values |= {"rope_scaling": "llama3", "rope_factor": rotary["factor"]}
+    return values
+
+
+def _read_rope_scaling(config: dict[str, Any], rotary: dict[str, Any]) -> dict[str, Any]:
+    if rotary.get("rope_type", rotary.get("type", "default")) == "default":
+        return {}
+    same = {key: rotary.get(key) for key in ROPE_SCALING} == ROPE_SCALING
+    _require(
+        config,
+        key="rope_scaling",
+        holds=same,
+        expected="none, or that of Llama 3.1 and 3.2 with any factor",
+    )
+    return {"rope_scaling": "llama3", "rope_factor": rotary["factor"]}
+
+
+def _require_full_attention(config: dict[str, Any], kind: str) -> None:
     without = (
         "null: attention over the whole row; up to the window's length the results are the same"
     )
@@ -390,6 +412,9 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
         holds=layers == {"full_attention"},
         expected="full_attention in every layer",
     )
+
+
+def _read_biases(config: dict[str, Any], kind: str) -> dict[str, Any]:
     attention = bool(config.get("attention_bias", False))
     feeding = bool(config.get("mlp_bias", False))
     _require(
@@ -398,12 +423,12 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
         holds=attention or not feeding,
         expected="false, as attention_bias",
     )
-    if kind == "qwen2" or attention and not feeding:
-        values["attention_biases"] = "inputs" if kind == "qwen2" else "all"
-    values |= {"biases": attention and feeding, "query_key_norm": kind == "qwen3"}
-    return decode(
-        ModelSettings, values=values | {"key_value_heads": values["key_value_heads"] or heads}
-    )
+    biases: dict[str, Any] = {"biases": attention and feeding}
+    if kind == "qwen2":
+        biases["attention_biases"] = "inputs"
+    elif attention and not feeding:
+        biases["attention_biases"] = "all"
+    return biases
 
 
 def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:

@@ -333,6 +333,49 @@ class Litdata(ShardFolder):
         return {"chunks": entries, "config": config, "updated_at": content[:16]}
 
 
+def _read_encodings(shards: list[dict[str, Any]], index: Path) -> dict[str, str]:
+    """Return the encoding of each column of an MDS folder. Raises UserError where shards differ."""
+    found = {tuple(zip(s["column_names"], s["column_encodings"], strict=True)) for s in shards}
+    if len(found) > 1:
+        texts = sorted(
+            ", ".join(f"{name} {encoding}" for name, encoding in columns) for columns in found
+        )
+        raise damaged(
+            index,
+            what="index",
+            found="\n".join(texts),
+            expected="the same columns in all shards",
+        )
+    return dict(found.pop()) if found else {"tokens": "bytes"}
+
+
+def _find_ids(encodings: dict[str, str], index: Path, column: str | None) -> str:
+    """Return the column of ids: the requested one, one of COLUMNS, or the only array."""
+    if column is not None and column not in encodings:
+        raise unknown(
+            "column",
+            word=column,
+            words=encodings,
+            flag="--column",
+            file=index,
+        )
+    if column:
+        return column
+    for name in COLUMNS:
+        if name in encodings:
+            return name
+    arrays = [name for name, encoding in encodings.items() if ARRAY.fullmatch(encoding)]
+    if len(arrays) == 1:
+        return arrays[0]
+    listed = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
+    raise damaged(
+        index,
+        what="ids",
+        found=listed,
+        expected=f"{' or '.join(COLUMNS)}, or one column of {KINDS}",
+    )
+
+
 class Mds(ShardFolder):
     """Reader of a folder.
 
@@ -418,47 +461,16 @@ class Mds(ShardFolder):
         """Return the column of ids, its type, and whether it has ids alone, without their
         number.
         """
-        found = {tuple(zip(s["column_names"], s["column_encodings"], strict=True)) for s in shards}
-        if len(found) > 1:
-            texts = sorted(
-                ", ".join(f"{name} {encoding}" for name, encoding in columns) for columns in found
-            )
-            raise damaged(
-                index,
-                what="index",
-                found="\n".join(texts),
-                expected="the same columns in all shards",
-            )
-        encodings = dict(found.pop()) if found else {"tokens": "bytes"}
-        if column is not None and column not in encodings:
-            raise unknown(
-                "column",
-                word=column,
-                words=encodings,
-                flag="--column",
-                file=index,
-            )
-        arrays = [name for name, encoding in encodings.items() if ARRAY.fullmatch(encoding)]
-        named = [name for name in COLUMNS if name in encodings]
-        if column is None and not named and len(arrays) != 1:
-            listed = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
-            raise damaged(
-                index,
-                what="ids",
-                found=listed,
-                expected=f"{' or '.join(COLUMNS)}, or one column of {KINDS}",
-            )
-        column = column or (named or arrays)[0]
+        encodings = _read_encodings(shards, index)
+        column = _find_ids(encodings, index, column)
         encoding = encodings[column]
         if "attention_mask" in encodings and column != "attention_mask":
             raise damaged(index, what="padding", found=", ".join(encodings))
         if encoding == "bytes":
-            other = "int32" if (dtype or BYTES_TYPE) == "int64" else "int64"
-            self.doubt = (
-                f"bytes read as {dtype or BYTES_TYPE}: --dtype {other}, or the tokenizer that "
-                "made them"
-            )
-            return column, np.dtype(dtype or BYTES_TYPE).newbyteorder("<"), True
+            dtype = dtype or BYTES_TYPE
+            other = "int32" if dtype == "int64" else "int64"
+            self.doubt = f"bytes read as {dtype}: --dtype {other}, or the tokenizer that made them"
+            return column, np.dtype(dtype).newbyteorder("<"), True
         match = ARRAY.fullmatch(encoding)
         if match is None:
             raise damaged(
