@@ -125,7 +125,7 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
     }
     if job is not None and job.state == "PENDING":
         return RunState(**known, state="waiting")
-    if outcome := _read_outcome(folder):
+    if (outcome := _read_outcome(folder)) is not None:
         state = OUTCOMES.get(outcome["status"], outcome["status"])
         return RunState(**known | {"steps": outcome["steps"]}, state=state)
     ended = status.get("state", "running") != "running"  # the last state that the run wrote
