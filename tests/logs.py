@@ -242,6 +242,10 @@ def write_run(
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
     shape = with_shape(run).model
+    if shape.transformers is not None:
+        from tokenscale.train.models.library import count_weights
+
+        shape = count_weights(shape.with_positions(run.sequence_length))
     length = run.sequence_length
     full = flops.Convention.FULL
     convention = {

@@ -298,8 +298,8 @@ def train(place, monkeypatch, capsys):
         return 0
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("tokenscale.cli.train.start_run", start)
-    monkeypatch.setattr("tokenscale.cli.train.print_summary", lambda folder: None)
+    monkeypatch.setattr("tokenscale.cli.train.command.start_run", start)
+    monkeypatch.setattr("tokenscale.cli.train.command.print_summary", lambda folder: None)
 
     def call(*arguments: str) -> tuple[int, str, tuple | None]:
         code = main(["train", *arguments])

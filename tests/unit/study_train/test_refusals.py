@@ -113,7 +113,7 @@ def test_mistakes_are_told_once_and_nothing_is_written(
     with_configurations, capsys, monkeypatch, words
 ):
     monkeypatch.setattr(
-        "tokenscale.cli.train.start_run", lambda *_, **__: pytest.fail("it was not refused")
+        "tokenscale.cli.train.command.start_run", lambda *_, **__: pytest.fail("it was not refused")
     )
     message = refused(capsys, ["train", *words.split()], untouched=with_configurations)
     for sentence in REFUSED[words]:
