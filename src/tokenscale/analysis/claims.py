@@ -280,13 +280,13 @@ class ClaimTables:
             reason = "it has to be one SELECT, which changes nothing for the others"
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
-        next = "correct the query of this claim in the claims file"
+        next_step = "correct the query of this claim in the claims file"
         raise UserError(
             "a claim's SQL does not run.",
             claim=claim,
             experiment=self.name,
             reason=reason,
-            next=next,
+            next=next_step,
         )
 
     def close(self) -> None:
@@ -308,8 +308,8 @@ def _points(
         wanted = {"value", *_columns_of(claim), *(["run_id"] if claim.compares is not None else [])}
         if missing := sorted(wanted - set(rows.columns)):
             listed = {"column": ", ".join(missing), "found": ", ".join(rows.columns)}
-            next = "select it, or leave it out of the sentence"
-            raise UserError("a claim's SQL lacks a column.", claim=name, **listed, next=next)
+            next_step = "select it, or leave it out of the sentence"
+            raise UserError("a claim's SQL lacks a column.", claim=name, **listed, next=next_step)
         rows = rows[
             rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)
         ]
@@ -351,8 +351,8 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
     except (TypeError, ValueError):
         found = rows[column].iloc[0]
         what = "a claim's SQL gives no number."
-        next = "have the query return one number in this column"
-        raise UserError(what, claim=name, column=column, found=found, next=next) from None
+        next_step = "have the query return one number in this column"
+        raise UserError(what, claim=name, column=column, found=found, next=next_step) from None
 
 
 def _columns_of(claim: Claim) -> set[str]:

@@ -70,15 +70,15 @@ ORDER = ("run_start", "init_done", "run_stop")
     word="invalid",
     tolerance="1 µs",
 )
-def _negative(e: Evidence) -> Iterator[str]:
+def _negative(evidence: Evidence) -> Iterator[str]:
     for name in NEVER_NEGATIVE:
-        wrong = np.flatnonzero(e.raw[name] < (-1e-6 if name.endswith("_s") else 0))
+        wrong = np.flatnonzero(evidence.raw[name] < (-1e-6 if name.endswith("_s") else 0))
         if len(wrong):
             yield (
-                f"negative {name} ({e.raw[name][wrong[0]]:.6g} at step "
-                f"{e.raw['step'][wrong[0]]:.0f})"
+                f"negative {name} ({evidence.raw[name][wrong[0]]:.6g} at step "
+                f"{evidence.raw['step'][wrong[0]]:.0f})"
             )
-    if (e.steps["step_s"] <= 0).any():
+    if (evidence.steps["step_s"] <= 0).any():
         yield "a step that took no time"
 
 
@@ -88,11 +88,11 @@ def _negative(e: Evidence) -> Iterator[str]:
     known_from="device",
     word="invalid",
 )
-def _speed(e: Evidence) -> Iterator[str]:
-    row = e.row
-    (tokens, seconds) = e.steps.totals() if len(e.steps) else (0.0, 0.0)
+def _speed(evidence: Evidence) -> Iterator[str]:
+    row = evidence.row
+    (tokens, seconds) = evidence.steps.totals() if len(evidence.steps) else (0.0, 0.0)
     flops = row.get("flops_per_token")
-    nodes = len({event["boot"] for event in e.named("run_start")}) or 1
+    nodes = len({event["boot"] for event in evidence.named("run_start")}) or 1
     peak = (row.get("peak_flops") or 0) * (row.get("world_size") or 0)
     cores = (row.get("cores") or 0) * nodes
     limit = (
@@ -119,15 +119,15 @@ def _speed(e: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="10 µs; 5 % on a GPU",
 )
-def _phases(e: Evidence) -> Iterator[str]:
+def _phases(evidence: Evidence) -> Iterator[str]:
     """The host of a GPU waits for data ahead of the device, so that only the sums of waits are
     compared there.
     """
-    raw = e.raw
-    exact = e.row.get("device_kind") == "cpu" and not e.row.get("external")
+    raw = evidence.raw
+    exact = evidence.row.get("device_kind") == "cpu" and not evidence.row.get("external")
     took = raw["step_s"]
     wait = np.nan_to_num(raw["data_wait_s"])
-    if not e.row.get("external"):
+    if not evidence.row.get("external"):
         phases = sum((np.nan_to_num(raw[name]) for name in PHASES), np.zeros(len(took)))
         phases += wait if exact else 0
         longer = np.flatnonzero(phases > took * (1 if exact else 1.001) + EXACT_S)
@@ -155,19 +155,19 @@ def _phases(e: Evidence) -> Iterator[str]:
     ),
     tolerance="10 µs; 10 ms and 1 % on a GPU",
 )
-def _log_clocks(e: Evidence) -> Iterator[str]:
-    if not len(e.raw):
+def _log_clocks(evidence: Evidence) -> Iterator[str]:
+    if not len(evidence.raw):
         raise NotCheckedError("the logs hold no step")
     by_log: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for event in e.events:
+    for event in evidence.events:
         by_log[event["attempt"], event["rank"]].append(event)
-    marks = _find_marks(e.events)
+    marks = _find_marks(evidence.events)
     pauses: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for row in e.spans.select(["attempt", "rank", "start_mono_s", "duration_s"]).to_pylist():
+    for row in evidence.spans.select(["attempt", "rank", "start_mono_s", "duration_s"]).to_pylist():
         if row["start_mono_s"] is not None and (row["duration_s"] or 0) > 0:
             pauses[row["attempt"], row["rank"]].append((row["start_mono_s"], row["duration_s"]))
-    for attempt, rank, rows in e.raw.logs():
-        log = _RankLog(e=e, rows=rows, events=by_log[attempt, rank])
+    for attempt, rank, rows in evidence.raw.logs():
+        log = _RankLog(evidence=evidence, rows=rows, events=by_log[attempt, rank])
         for text in log.find_faults(marks[attempt], pauses=pauses[attempt, rank]):
             yield f"{text} (attempt {attempt}, rank {rank})"
 
@@ -175,13 +175,13 @@ def _log_clocks(e: Evidence) -> Iterator[str]:
 class _RankLog:
     """Clocks of one rank in one attempt."""
 
-    def __init__(self, e: Evidence, rows: slice, events: list[Row]):
-        self.own = not e.row.get("external")
-        self.exact = e.row.get("device_kind") == "cpu" and self.own
+    def __init__(self, evidence: Evidence, rows: slice, events: list[Row]):
+        self.own = not evidence.row.get("external")
+        self.exact = evidence.row.get("device_kind") == "cpu" and self.own
         self.step, self.ended, self.took = (
-            e.raw[name][rows] for name in ("step", "t_mono_s", "step_s")
+            evidence.raw[name][rows] for name in ("step", "t_mono_s", "step_s")
         )
-        self.offset = e.raw["t_unix_s"][rows] - self.ended
+        self.offset = evidence.raw["t_unix_s"][rows] - self.ended
         self.events = events
         self.slack = (
             np.full(len(self.step), EXACT_S)
@@ -321,14 +321,16 @@ def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
     word="caution",
     tolerance=f"{CLOCK_S:g} s",
 )
-def _ended(e: Evidence) -> Iterator[str]:
+def _ended(evidence: Evidence) -> Iterator[str]:
     """Of a machine that slept the wall clock went on, and the logs' did not."""
-    stops = (stop for stop in e.named("run_stop") if stop["attempt"] == e.get("attempt"))
+    stops = (
+        stop for stop in evidence.named("run_stop") if stop["attempt"] == evidence.get("attempt")
+    )
     last = [stop["t_unix_s"] for stop in stops if stop["t_unix_s"] is not None]
     if (
-        e.own
+        evidence.own
         and last
-        and (apart := e.recorded("outcome.ended_unix_s") - max(last))
+        and (apart := evidence.recorded("outcome.ended_unix_s") - max(last))
         and abs(apart) > CLOCK_S
     ):
         beside = "before" if apart < 0 else "after"
@@ -341,18 +343,18 @@ def _ended(e: Evidence) -> Iterator[str]:
     known_from="logs",
     word="suspect",
 )
-def _ordered(e: Evidence) -> Iterator[str]:
+def _ordered(evidence: Evidence) -> Iterator[str]:
     """Attempts of one boot of one machine by the monotonic clock, which nobody sets; else by the
     wall clock.
     """
-    raw = e.raw
+    raw = evidence.raw
     boots = defaultdict(set)
     same = (np.diff(raw["attempt"]) == 0) & (np.diff(raw["rank"]) == 0)
     if (same & (np.diff(raw["step"]) != 1)).any():
         yield "steps skip or repeat inside an attempt"
     if (same & (np.diff(raw["t_mono_s"]) < 0)).any():
         yield "the monotonic clock goes back inside an attempt"
-    for event in e.named("run_start"):
+    for event in evidence.named("run_start"):
         boots[event["attempt"]].add(event["boot"])
     for earlier, later in itertools.combinations(np.unique(raw["attempt"]).tolist(), 2):
         one_boot = (
@@ -368,9 +370,9 @@ def _ordered(e: Evidence) -> Iterator[str]:
             return
 
 
-def _start(e: Evidence) -> Iterator[str]:
+def _start(evidence: Evidence) -> Iterator[str]:
     named: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for event in e.events:
+    for event in evidence.events:
         if event["event"] in ORDER:
             named[event["attempt"], event["rank"]].append(event)
     orders = {log: [event["event"] for event in events] for log, events in named.items()}
@@ -378,7 +380,7 @@ def _start(e: Evidence) -> Iterator[str]:
         yield "events out of order or repeated inside an attempt"
         return
     last = max((attempt for attempt, _ in named), default=None)
-    if e.row["status"] == "complete" and any(
+    if evidence.row["status"] == "complete" and any(
         a == last and "run_stop" not in names for (a, _), names in orders.items()
     ):
         yield "a rank of the last attempt reported no run_stop"
@@ -388,7 +390,7 @@ def _start(e: Evidence) -> Iterator[str]:
                 f"the clock of attempt {attempt}, rank {rank} goes back between its start and "
                 "its end"
             )
-        if not e.row.get("external"):
+        if not evidence.row.get("external"):
             yield from _compare_start(rank, {event["event"]: event for event in events})
 
 
@@ -424,19 +426,19 @@ def _compare_start(rank: int, by_name: dict[str, Row]) -> Iterator[str]:
     word="suspect",
     tolerance=f"{CLOCK_S:g} s",
 )
-def _wall_clocks(e: Evidence) -> Iterator[str]:
-    if e.row.get("external"):
+def _wall_clocks(evidence: Evidence) -> Iterator[str]:
+    if evidence.row.get("external"):
         raise NotCheckedError("another program's clocks")
     offsets: dict[tuple[int, Any], dict[int, float]] = defaultdict(dict)
     first: dict[str, float] = {}
-    for event in e.events:
+    for event in evidence.events:
         if event["t_unix_s"] is None or event["t_mono_s"] is None:
             continue
         if event["event"] == "run_start" and event["boot"]:
             offsets[event["attempt"], event["boot"]][event["rank"]] = (
                 event["t_unix_s"] - event["t_mono_s"]
             )
-        if event["attempt"] == e.get("attempt") and event["rank"] == 0:
+        if event["attempt"] == evidence.get("attempt") and event["rank"] == 0:
             first[event["event"]] = event["t_unix_s"]
     for (attempt, _), of in offsets.items():
         apart = max(of.values()) - min(of.values())
@@ -444,7 +446,7 @@ def _wall_clocks(e: Evidence) -> Iterator[str]:
             yield (
                 f"wall clocks of ranks on one machine are {apart:.4g} s apart in attempt {attempt}"
             )
-    started = e.get("started_unix_s")
+    started = evidence.get("started_unix_s")
     low = first.get("run_start")
     high = first.get("init_done")
     # the end may follow a clock change

@@ -172,9 +172,12 @@ def ingest(
     )
     if not isinstance(table.get("runs"), list):
         expected = 'an object with a list "runs"'
-        next = "tokenscale plan EXPERIMENT --output FILE"
+        next_step = "tokenscale plan EXPERIMENT --output FILE"
         raise UserError(
-            "this is no run table of an experiment.", path=experiment, expected=expected, next=next
+            "this is no run table of an experiment.",
+            path=experiment,
+            expected=expected,
+            next=next_step,
         )
     with report_malformed(experiment, what="experiment's run table", next=again):
         check_types(table, fields={"experiment": str})
@@ -185,9 +188,12 @@ def ingest(
         twice = sorted(
             run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1
         )
-        next = "tokenscale plan EXPERIMENT --output FILE"
+        next_step = "tokenscale plan EXPERIMENT --output FILE"
         raise UserError(
-            "the run table lists a run twice.", path=experiment, run=", ".join(twice), next=next
+            "the run table lists a run twice.",
+            path=experiment,
+            run=", ".join(twice),
+            next=next_step,
         )
     # refused before anything is written
     others = benchmark_rows(list(benchmarks)) | {
@@ -307,11 +313,11 @@ def _write(
             if other != run_id:
                 cell = f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}"
                 named = {"path": experiment, "cell": cell, "runs": f"{other}, {run_id}"}
-                next = "name what tells them apart as a factor, or as repeats"
+                next_step = "name what tells them apart as a factor, or as repeats"
                 raise UserError(
                     "two runs of the table are the same repeat of the same cell.",
                     **named,
-                    next=next,
+                    next=next_step,
                 )
             for name, rows in found.items():
                 counts[name] += len(rows)

@@ -122,9 +122,9 @@ def read_facts(directory: Path) -> Facts:
         next="name a folder of a run: results/runs/RUN_ID",
     )
     if not isinstance(record, dict) or "run_id" not in record:
-        next = "name the folder of a run, such as results/runs/RUN_ID"
+        next_step = "name the folder of a run, such as results/runs/RUN_ID"
         raise UserError(
-            "this run.json is no record of a run.", path=directory / "run.json", next=next
+            "this run.json is no record of a run.", path=directory / "run.json", next=next_step
         )
     rest = {name: value for name, value in record.items() if name not in LEFT_OUT}
     if tokenizer := _tokenizer(record):

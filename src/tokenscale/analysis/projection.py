@@ -245,10 +245,10 @@ def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd
             "at least two world sizes with equal threads per rank, and at most as many threads "
             "as cores"
         )
-        next = (
+        next_step = (
             "run on GPUs or on a machine with more cores, with `cores_per_rank` in its machine file"
         )
-        raise UserError(what, series=name, found=found, expected=expected, next=next)
+        raise UserError(what, series=name, found=found, expected=expected, next=next_step)
     if shared.any():
         sizes = ", ".join(map(str, sorted(runs.loc[shared, "world_size"].unique())))
         notes.append(
@@ -273,8 +273,8 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
                 "runs": ", ".join(runs.loc[missing, "run_id"]),
                 "expected": "a number of at least 1",
             }
-            next = "exclude these runs, or repeat them with this version"
-            raise UserError(what, series=name, **where, next=next)
+            next_step = "exclude these runs, or repeat them with this version"
+            raise UserError(what, series=name, **where, next=next_step)
     for column in SHARED:
         levels = runs[column].dropna().unique()
         if len(levels) > 1:
@@ -282,8 +282,10 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
                 f"runs of a series differ in {column}, so that one line does not describe their "
                 "step times."
             )
-            next = "make it a factor of the experiment, so that each level is a series of its own"
-            raise UserError(what, series=name, found=", ".join(map(str, levels)), next=next)
+            next_step = (
+                "make it a factor of the experiment, so that each level is a series of its own"
+            )
+            raise UserError(what, series=name, found=", ".join(map(str, levels)), next=next_step)
     if (runs["global_batch"] / runs["world_size"]).nunique() > 1:
         pairs = runs[["world_size", "global_batch"]].drop_duplicates()
         what = "neither the rows per rank nor the global batch are constant over the world sizes."
@@ -294,11 +296,11 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
             )
         found = ", ".join(f"{b} rows at {n}" for n, b in pairs.itertuples(index=False))
         expected = "weak scaling: a global batch in proportion to the ranks"
-        next = (
+        next_step = (
             f"measure {2 * runs['world_size'].max()}, or run weak scaling: snakemake "
             "ddp_scaling_weak"
         )
-        raise UserError(what, series=name, found=found, expected=expected, next=next)
+        raise UserError(what, series=name, found=found, expected=expected, next=next_step)
 
 
 def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> UserError | None:
@@ -307,8 +309,8 @@ def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> Us
     requested = f"world size {size}"
     if size < smallest:
         what = "a world size below the smallest measured one cannot be predicted."
-        next = f"measure {size}, or predict {smallest} ranks or more"
-        return UserError(what, requested=requested, expected=f"at least {smallest}", next=next)
+        next_step = f"measure {size}, or predict {smallest} ranks or more"
+        return UserError(what, requested=requested, expected=f"at least {smallest}", next=next_step)
     units = {
         "share one copy of the model": per_replica,
         "fill a node": per_node if size > per_node else 1,
@@ -316,8 +318,10 @@ def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> Us
     for why, unit in units.items():
         if size % unit:
             what = f"a world size is not a multiple of the ranks that {why}."
-            next = f"--world-sizes {size // unit * unit + unit}"
-            return UserError(what, requested=requested, expected=f"a multiple of {unit}", next=next)
+            next_step = f"--world-sizes {size // unit * unit + unit}"
+            return UserError(
+                what, requested=requested, expected=f"a multiple of {unit}", next=next_step
+            )
     if size > per_node >= largest:
         what = (
             "cannot be predicted from these sizes: no measured run uses two nodes; measure "
@@ -325,11 +329,11 @@ def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> Us
         )
         requested = f"{requested} on nodes of {per_node} ranks"
         measured = ", ".join(map(str, found.world_sizes))
-        next = (
+        next_step = (
             f"measure {2 * per_node}: add it to the experiment's factors (`layout.data`), and "
             "run again"
         )
-        return UserError(what, requested=requested, measured=measured, next=next)
+        return UserError(what, requested=requested, measured=measured, next=next_step)
     return None
 
 

@@ -251,8 +251,8 @@ def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
             what = "this run's logs were written by a newer tokenscale."
             found = f"schema {newest}"
             expected = f"at most {VERSION}"
-            next = "upgrade tokenscale"
-            raise UserError(what, path=directory, found=found, expected=expected, next=next)
+            next_step = "upgrade tokenscale"
+            raise UserError(what, path=directory, found=found, expected=expected, next=next_step)
     _create_run(connection)
     return connection
 

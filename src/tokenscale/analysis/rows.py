@@ -219,11 +219,11 @@ def _build(path: Path) -> Row:
     """
     if not path.is_file():
         return {}
-    next = f"snakemake -f {path.with_name('manifest.json')}"
+    next_step = f"snakemake -f {path.with_name('manifest.json')}"
     record = read_record(
         path,
         what="record of the store's build",
-        next=next,
+        next=next_step,
         unsealed=True,
     )
     return {"engine": record.get("engine") or None, "seconds": record["duration_s"]}
@@ -240,11 +240,11 @@ def certificate_rows(paths: Sequence[Path]) -> list[Row]:
 
 
 def _certificate_row(path: Path) -> Row:
-    next = f"snakemake -f {path}"
+    next_step = f"snakemake -f {path}"
     found = read_record(
         path,
         what="parity certificate",
-        next=next,
+        next=next_step,
         unsealed=True,
     )
     row = {
@@ -252,7 +252,7 @@ def _certificate_row(path: Path) -> Row:
         "over": path.stem,
         "certificate_sha256": sha256_file(path),
     }
-    with report_malformed(path, what="parity certificate", next=next):
+    with report_malformed(path, what="parity certificate", next=next_step):
         row |= {"verdict": found["verdict"]}
         if found["verdict"] == "none":
             return row | {"reason": found["reason"]}

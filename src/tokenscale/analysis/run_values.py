@@ -33,12 +33,12 @@ from tokenscale.settings.run import OURS, RunSettings, start_step
     known_from="record",
     word="invalid",
 )
-def _readable(e: Evidence) -> Iterator[str]:
-    if e.trouble:
-        yield e.trouble
-    elif e.row.get("steps_asked") is None:
+def _readable(evidence: Evidence) -> Iterator[str]:
+    if evidence.trouble:
+        yield evidence.trouble
+    elif evidence.row.get("steps_asked") is None:
         yield "the settings in run.json are not readable by this version"
-    elif not e.row["sealed"] and e.row["status"] == "running":
+    elif not evidence.row["sealed"] and evidence.row["status"] == "running":
         yield "the run has not ended (run.json is not sealed)"
 
 
@@ -48,12 +48,12 @@ def _readable(e: Evidence) -> Iterator[str]:
     known_from="record",
     word="suspect",
 )
-def _sealed(e: Evidence) -> Iterator[str]:
+def _sealed(evidence: Evidence) -> Iterator[str]:
     if not (
-        e.trouble
-        or e.row.get("steps_asked") is None
-        or e.row["sealed"]
-        or e.row["status"] == "running"
+        evidence.trouble
+        or evidence.row.get("steps_asked") is None
+        or evidence.row["sealed"]
+        or evidence.row["status"] == "running"
     ):
         yield "run.json does not match its seal"
 
@@ -64,17 +64,17 @@ def _sealed(e: Evidence) -> Iterator[str]:
     known_from="record",
     word="invalid",
 )
-def _complete(e: Evidence) -> Iterator[str]:
-    if e.row["status"] == "nonfinite":
-        first = _first_nonfinite(e.steps)
+def _complete(evidence: Evidence) -> Iterator[str]:
+    if evidence.row["status"] == "nonfinite":
+        first = _first_nonfinite(evidence.steps)
         where = (
             ""
             if first is None
-            else f" at step {first} of {e.row.get('steps_asked') or 'an unknown number'}"
+            else f" at step {first} of {evidence.row.get('steps_asked') or 'an unknown number'}"
         )
         yield f"training stopped: loss or gradient not finite{where}"
-    elif e.row["status"] not in ("complete", "running", "unreadable"):
-        yield e.get("outcome.reason") or f"status {e.row['status']}"
+    elif evidence.row["status"] not in ("complete", "running", "unreadable"):
+        yield evidence.get("outcome.reason") or f"status {evidence.row['status']}"
 
 
 @expect(
@@ -83,10 +83,10 @@ def _complete(e: Evidence) -> Iterator[str]:
     known_from="record",
     word="invalid",
 )
-def _logs(e: Evidence) -> Iterator[str]:
-    if e.changed:
-        yield f"logs differ from the hashes sealed into run.json: {', '.join(e.changed)}"
-    yield from e.copies
+def _logs(evidence: Evidence) -> Iterator[str]:
+    if evidence.changed:
+        yield f"logs differ from the hashes sealed into run.json: {', '.join(evidence.changed)}"
+    yield from evidence.copies
 
 
 @expect(
@@ -95,8 +95,8 @@ def _logs(e: Evidence) -> Iterator[str]:
     known_from="record",
     word="suspect",
 )
-def _code(e: Evidence) -> Iterator[str]:
-    if changed := e.get("outcome.code_changed"):
+def _code(evidence: Evidence) -> Iterator[str]:
+    if changed := evidence.get("outcome.code_changed"):
         yield f"source files were edited while it trained: {', '.join(map(str, changed))}"
 
 
@@ -106,8 +106,8 @@ def _code(e: Evidence) -> Iterator[str]:
     known_from="logs",
     word="suspect",
 )
-def _broken(e: Evidence) -> Iterator[str]:
-    if red := e.row["quarantined"] - e.row["quarantined_benign"]:
+def _broken(evidence: Evidence) -> Iterator[str]:
+    if red := evidence.row["quarantined"] - evidence.row["quarantined_benign"]:
         yield f"{red} broken log line{'s' * (red > 1)} that no killed process explains"
 
 
@@ -117,9 +117,9 @@ def _broken(e: Evidence) -> Iterator[str]:
     known_from="launcher",
     word="suspect",
 )
-def _alone(e: Evidence) -> Iterator[str]:
-    if (e.row.get("share") or 1) > 1:
-        yield f"{e.row['share']} runs had its node at once: its times are not those of a run alone"
+def _alone(evidence: Evidence) -> Iterator[str]:
+    if (evidence.row.get("share") or 1) > 1:
+        yield f"{evidence.row['share']} runs had its node at once: its times are not those of a run alone"
 
 
 def _first_nonfinite(steps: Steps) -> int | None:
@@ -136,14 +136,18 @@ def _first_nonfinite(steps: Steps) -> int | None:
     known_from="settings",
     word="invalid",
 )
-def _steps(e: Evidence) -> Iterator[str]:
-    if e.trouble or e.row.get("steps_asked") is None or e.row["status"] == "nonfinite":
+def _steps(evidence: Evidence) -> Iterator[str]:
+    if (
+        evidence.trouble
+        or evidence.row.get("steps_asked") is None
+        or evidence.row["status"] == "nonfinite"
+    ):
         return
-    if not len(e.steps) and e.row["steps_asked"]:
+    if not len(evidence.steps) and evidence.row["steps_asked"]:
         yield "its logs hold no step"
-    elif e.row["steps_seen"] != e.row["steps_asked"]:
-        yield f"{e.row['steps_seen']} of {e.row['steps_asked']} steps are in the logs of all ranks"
-    if (first := _first_nonfinite(e.steps)) is not None:
+    elif evidence.row["steps_seen"] != evidence.row["steps_asked"]:
+        yield f"{evidence.row['steps_seen']} of {evidence.row['steps_asked']} steps are in the logs of all ranks"
+    if (first := _first_nonfinite(evidence.steps)) is not None:
         yield f"loss or gradient not finite at step {first}"
 
 
@@ -153,29 +157,31 @@ def _steps(e: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _rows(e: Evidence) -> Iterator[str]:
-    if e.row.get("global_batch") is None or not len(e.steps):
+def _rows(evidence: Evidence) -> Iterator[str]:
+    if evidence.row.get("global_batch") is None or not len(evidence.steps):
         raise NotCheckedError(
-            "the global batch size is not known" if len(e.steps) else "the logs hold no step"
+            "the global batch size is not known" if len(evidence.steps) else "the logs hold no step"
         )
-    rows = e.steps.sums("rows")
-    for wrong in np.flatnonzero(e.steps.whole() & (rows != e.row["global_batch"]))[:1]:
-        step = e.steps.numbers[wrong]
-        batch = e.row["global_batch"]
+    rows = evidence.steps.sums("rows")
+    for wrong in np.flatnonzero(evidence.steps.whole() & (rows != evidence.row["global_batch"]))[
+        :1
+    ]:
+        step = evidence.steps.numbers[wrong]
+        batch = evidence.row["global_batch"]
         yield f"ranks hold {int(rows[wrong])} rows at step {step}, the global batch is {batch}"
         return
-    if not e.row.get("external"):
+    if not evidence.row.get("external"):
         of_rank = {}
-        for rank in np.unique(e.steps["rank"]).astype(int).tolist():
-            place = e.settings.layout.coordinate(rank)
-            readers = e.settings.layout.data_parallel_size
-            slots = rank_slots(e.settings.global_batch, place.data_rank, world_size=readers)
+        for rank in np.unique(evidence.steps["rank"]).astype(int).tolist():
+            place = evidence.settings.layout.coordinate(rank)
+            readers = evidence.settings.layout.data_parallel_size
+            slots = rank_slots(evidence.settings.global_batch, place.data_rank, world_size=readers)
             of_rank[rank] = len(slots) * place.is_group_leader
-        must = np.array([of_rank[int(rank)] for rank in e.steps["rank"]])
+        must = np.array([of_rank[int(rank)] for rank in evidence.steps["rank"]])
         yield from at_step(
-            e.steps,
+            evidence.steps,
             name="rows",
-            wrong=e.steps["rows"] != must,
+            wrong=evidence.steps["rows"] != must,
             must=must,
         )
 
@@ -186,18 +192,18 @@ def _rows(e: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _total_tokens(e: Evidence) -> Iterator[str]:
-    if (length := e.row.get("sequence_length")) is None:
+def _total_tokens(evidence: Evidence) -> Iterator[str]:
+    if (length := evidence.row.get("sequence_length")) is None:
         raise NotCheckedError("the sequence length is not known")
-    total = e.column("total_tokens")
-    room = e.steps["rows"] * length
-    fixed = not e.row.get("external") and e.row["approach"] != "length-bucketed"
+    total = evidence.column("total_tokens")
+    room = evidence.steps["rows"] * length
+    fixed = not evidence.row.get("external") and evidence.row["approach"] != "length-bucketed"
     for at in np.flatnonzero((total != room) if fixed else (total > room))[:1]:
         held = (
-            f"{e.steps['rows'][at]:.0f} rows of {length} hold "
+            f"{evidence.steps['rows'][at]:.0f} rows of {length} hold "
             f"{'' if fixed else 'at most '}{room[at]:.0f}"
         )
-        yield f"a rank reports {total[at]:.0f} tokens at step {e.steps['step'][at]:.0f}, {held}"
+        yield f"a rank reports {total[at]:.0f} tokens at step {evidence.steps['step'][at]:.0f}, {held}"
 
 
 @expect(
@@ -206,22 +212,22 @@ def _total_tokens(e: Evidence) -> Iterator[str]:
     known_from="arithmetic",
     word="invalid",
 )
-def _computable(e: Evidence) -> Iterator[str]:
-    if (empty := e.steps.whole() & (e.steps.sums("total_tokens") < 1)).any():
-        yield f"no tokens at step {e.steps.numbers[empty][0]}"
+def _computable(evidence: Evidence) -> Iterator[str]:
+    if (empty := evidence.steps.whole() & (evidence.steps.sums("total_tokens") < 1)).any():
+        yield f"no tokens at step {evidence.steps.numbers[empty][0]}"
     most = dict.fromkeys(("step_s", "data_wait_s", *PHASES), MOST_S) | {
-        "loss_sum": MOST_NATS * e.raw["useful_tokens"]
+        "loss_sum": MOST_NATS * evidence.raw["useful_tokens"]
     }
     yield from (
         f"{name} above any that is possible"
         for name, limit in most.items()
-        if (e.raw[name] > limit).any()
+        if (evidence.raw[name] > limit).any()
     )
-    if ((e.raw["step_s"] > 0) & (e.raw["step_s"] < LEAST_S)).any():
+    if ((evidence.raw["step_s"] > 0) & (evidence.raw["step_s"] < LEAST_S)).any():
         yield "step_s below any that is possible"
-    if (e.raw["memory_peak_bytes"] < 1).any():
+    if (evidence.raw["memory_peak_bytes"] < 1).any():
         yield "memory_peak_bytes of 0"
-    for event in e.named("validation") + e.named("source_validation"):
+    for event in evidence.named("validation") + evidence.named("source_validation"):
         where = f"validation at step {event['step']} has"
         useful = event["useful_tokens"] or 0
         loss = event["loss_sum"]
@@ -242,8 +248,8 @@ def _computable(e: Evidence) -> Iterator[str]:
     known_from="same record",
     word="invalid",
 )
-def _useful_tokens(e: Evidence) -> Iterator[str]:
-    if (e.column("useful_tokens") > e.steps["total_tokens"]).any():
+def _useful_tokens(evidence: Evidence) -> Iterator[str]:
+    if (evidence.column("useful_tokens") > evidence.steps["total_tokens"]).any():
         yield "more useful tokens than tokens"
 
 
@@ -253,14 +259,14 @@ def _useful_tokens(e: Evidence) -> Iterator[str]:
     known_from="store or text",
     word="invalid",
 )
-def _recounted(e: Evidence) -> Iterator[str]:
-    _ = e.settings
-    if isinstance(counted := e.counted, str):
+def _recounted(evidence: Evidence) -> Iterator[str]:
+    _ = evidence.settings
+    if isinstance(counted := evidence.counted, str):
         raise NotCheckedError(counted)
-    place = np.searchsorted(e.steps.numbers, counted.steps)
-    known = np.isin(counted.steps, e.steps.numbers[e.steps.whole()])
-    logged = {name: e.steps.sums(name) for name in ("useful_tokens", "total_tokens")}
-    logged["order_digest"] = e.steps.digests()
+    place = np.searchsorted(evidence.steps.numbers, counted.steps)
+    known = np.isin(counted.steps, evidence.steps.numbers[evidence.steps.whole()])
+    logged = {name: evidence.steps.sums(name) for name in ("useful_tokens", "total_tokens")}
+    logged["order_digest"] = evidence.steps.digests()
     for (name, values), must in zip(
         logged.items(), (counted.useful, counted.total, counted.digests), strict=True
     ):
@@ -271,9 +277,9 @@ def _recounted(e: Evidence) -> Iterator[str]:
             n = int((found != expected).sum())
             batch = f"the batch has {expected[wrong]} ({n} of {len(found)} steps)"
             yield f"{name} is {found[wrong]:.0f} at step {step}, {batch}"
-    if len(counted.steps) < len(e.steps.numbers):
+    if len(counted.steps) < len(evidence.steps.numbers):
         raise NotCheckedError(
-            f"{len(counted.steps)} of {len(e.steps.numbers)} steps were counted again"
+            f"{len(counted.steps)} of {len(evidence.steps.numbers)} steps were counted again"
         )
 
 
@@ -283,8 +289,8 @@ def _recounted(e: Evidence) -> Iterator[str]:
     known_from="logs",
     word="invalid",
 )
-def _predicts(e: Evidence) -> Iterator[str]:
-    if len(e.steps) and not e.steps.sums("useful_tokens").any():
+def _predicts(evidence: Evidence) -> Iterator[str]:
+    if len(evidence.steps) and not evidence.steps.sums("useful_tokens").any():
         yield "no step has a label: the run predicts nothing"
 
 
@@ -294,9 +300,9 @@ def _predicts(e: Evidence) -> Iterator[str]:
     known_from="logs",
     word="caution",
 )
-def _empty_steps(e: Evidence) -> Iterator[str]:
-    empty = e.steps.sums("useful_tokens") == 0
-    skipped = e.steps.largest("skipped") > 0
+def _empty_steps(evidence: Evidence) -> Iterator[str]:
+    empty = evidence.steps.sums("useful_tokens") == 0
+    skipped = evidence.steps.largest("skipped") > 0
     if 0 < empty.sum() < len(empty):
         yield f"{empty.sum()} of {len(empty)} steps ({empty.mean():.1%}) have no label"
     if skipped.any():
@@ -312,23 +318,23 @@ def _empty_steps(e: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _micro_steps(e: Evidence) -> Iterator[str]:
-    run = e.settings
+def _micro_steps(evidence: Evidence) -> Iterator[str]:
+    run = evidence.settings
     must = np.full(
-        len(e.steps),
+        len(evidence.steps),
         micro_steps(
             run.global_batch, world_size=run.layout.data_parallel_size, micro_batch=run.micro_batch
         ),
     )
     if run.arm != OURS:  # of the rank's own rows
-        must = np.ceil(e.steps["rows"] / run.micro_batch)
+        must = np.ceil(evidence.steps["rows"] / run.micro_batch)
     yield from at_step(
-        e.steps,
+        evidence.steps,
         name="micro_steps",
-        wrong=e.column("micro_steps") != must,
+        wrong=evidence.column("micro_steps") != must,
         must=must,
     )
-    if run.arm == OURS and (stated := e.get("micro_steps")) is not None and len(must):
+    if run.arm == OURS and (stated := evidence.get("micro_steps")) is not None and len(must):
         yield from differ("run.json has micro_steps", found=stated, expected=int(must[0]))
 
 
@@ -339,19 +345,21 @@ def _micro_steps(e: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="1e-9 of it",
 )
-def _learning_rate(e: Evidence) -> Iterator[str]:
-    run = e.own
-    numbers = e.steps.numbers
-    found = e.column("learning_rate")
-    steps = _budget_steps(e)
+def _learning_rate(evidence: Evidence) -> Iterator[str]:
+    run = evidence.own
+    numbers = evidence.steps.numbers
+    found = evidence.column("learning_rate")
+    steps = _budget_steps(evidence)
     shares = np.zeros(len(numbers))
     if steps is None and run.schedule.shape != "constant":
         if run.budget.useful_tokens is None:
             raise NotCheckedError("the budget in seconds decides it")
-        before = (e.get("outcome.begins_at_useful_tokens") or 0) + np.cumsum(
-            e.steps.sums("useful_tokens")
+        before = (evidence.get("outcome.begins_at_useful_tokens") or 0) + np.cumsum(
+            evidence.steps.sums("useful_tokens")
         )
-        share = np.minimum((before - e.steps.sums("useful_tokens")) / run.budget.useful_tokens, 1.0)
+        share = np.minimum(
+            (before - evidence.steps.sums("useful_tokens")) / run.budget.useful_tokens, 1.0
+        )
         last_warm = max(run.schedule.warmup_steps - 1, 0)
         if last_warm not in numbers:
             raise NotCheckedError("the warm-up was in another run")
@@ -369,9 +377,9 @@ def _learning_rate(e: Evidence) -> Iterator[str]:
         )
         for k, s in zip(numbers.tolist(), shares.tolist(), strict=True)
     ]
-    must = np.array(rates)[e.steps.place]
+    must = np.array(rates)[evidence.steps.place]
     yield from at_step(
-        e.steps,
+        evidence.steps,
         name="learning_rate",
         wrong=~np.isclose(found, must, rtol=1e-9, atol=0),
         must=must,
@@ -385,14 +393,14 @@ def _learning_rate(e: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="1e-4 of it",
 )
-def _clipped(e: Evidence) -> Iterator[str]:
-    limit = e.own.optimizer.clip_norm
-    norm = e.column("grad_norm")
-    clipped = e.column("grad_norm_clipped")
+def _clipped(evidence: Evidence) -> Iterator[str]:
+    limit = evidence.own.optimizer.clip_norm
+    norm = evidence.column("grad_norm")
+    clipped = evidence.column("grad_norm_clipped")
     must = norm if limit is None else norm / np.maximum((norm + 1e-6) / limit, 1)
     wrong = ~np.isclose(clipped, must, rtol=1e-4, atol=1e-30, equal_nan=True)
     yield from at_step(
-        e.steps,
+        evidence.steps,
         name="grad_norm_clipped",
         wrong=wrong,
         must=must,
@@ -405,15 +413,15 @@ def _clipped(e: Evidence) -> Iterator[str]:
     known_from="logs",
     word="suspect",
 )
-def _gradient(e: Evidence) -> Iterator[str]:
-    _ = e.own
-    norm = e.steps["grad_norm"]
-    loss = e.steps.sums("loss_sum")[e.steps.place]
-    if e.row["status"] != "nonfinite":
+def _gradient(evidence: Evidence) -> Iterator[str]:
+    _ = evidence.own
+    norm = evidence.steps["grad_norm"]
+    loss = evidence.steps.sums("loss_sum")[evidence.steps.place]
+    if evidence.row["status"] != "nonfinite":
         yield from at_step(
-            e.steps,
+            evidence.steps,
             name="grad_norm",
-            wrong=(loss > 0) & ~(norm > 0) & ~(e.steps["skipped"] > 0),
+            wrong=(loss > 0) & ~(norm > 0) & ~(evidence.steps["skipped"] > 0),
             must="above zero",
         )
 
@@ -424,16 +432,16 @@ def _gradient(e: Evidence) -> Iterator[str]:
     known_from="settings, same record",
     word="invalid",
 )
-def _skipped(e: Evidence) -> Iterator[str]:
-    skipped = e.column("skipped") > 0
+def _skipped(evidence: Evidence) -> Iterator[str]:
+    skipped = evidence.column("skipped") > 0
     if not skipped.any():
         return
     share = f"{skipped.sum()} of {len(skipped)} rows are marked skipped"
     if skipped.all():
         yield f"{share}: no step changed a weight"
-    elif not e.row.get("external") and e.own.precision != "fp16":
-        yield f"{share}, but precision {e.own.precision} has no loss scaling"
-    elif (finite := skipped & np.isfinite(e.steps["grad_norm"])).any():
+    elif not evidence.row.get("external") and evidence.own.precision != "fp16":
+        yield f"{share}, but precision {evidence.own.precision} has no loss scaling"
+    elif (finite := skipped & np.isfinite(evidence.steps["grad_norm"])).any():
         yield f"{share}, {finite.sum()} of them with a finite gradient"
 
 
@@ -443,40 +451,40 @@ def _skipped(e: Evidence) -> Iterator[str]:
     known_from="same record",
     word="invalid",
 )
-def _loss_scale(e: Evidence) -> Iterator[str]:
-    scale = e.steps["loss_scale"]
+def _loss_scale(evidence: Evidence) -> Iterator[str]:
+    scale = evidence.steps["loss_scale"]
     if np.isnan(scale).all():
         return
-    if not e.row.get("external") and e.own.precision != "fp16":
-        yield f"a loss scale, but precision {e.own.precision} has none"
+    if not evidence.row.get("external") and evidence.own.precision != "fp16":
+        yield f"a loss scale, but precision {evidence.own.precision} has none"
         return
     following = (
-        (np.diff(e.raw["step"]) == 1)
-        & (np.diff(e.raw["rank"]) == 0)
-        & (np.diff(e.raw["attempt"]) == 0)
+        (np.diff(evidence.raw["step"]) == 1)
+        & (np.diff(evidence.raw["rank"]) == 0)
+        & (np.diff(evidence.raw["attempt"]) == 0)
     )
-    ratio = e.raw["loss_scale"][1:] / e.raw["loss_scale"][:-1]
-    halved = e.raw["skipped"][:-1] > 0
+    ratio = evidence.raw["loss_scale"][1:] / evidence.raw["loss_scale"][:-1]
+    halved = evidence.raw["skipped"][:-1] > 0
     wrong = np.concatenate(
         [[False], following & ~np.where(halved, ratio == 0.5, (ratio == 1) | (ratio == 2))]
     )
     must = f"half, or one or two times that of the step before ({scale[0]:g} at first)"
     yield from at_step(
-        e.raw,
+        evidence.raw,
         name="loss_scale",
         wrong=wrong,
         must=must,
     )
 
 
-def _budget_steps(e: Evidence) -> int | None:
+def _budget_steps(evidence: Evidence) -> int | None:
     """Optimizer steps of the budget, those of earlier runs included; None if tokens or the clock
     end the run.
     """
-    run = e.settings
+    run = evidence.settings
     if run.budget.kind in ("useful_tokens", "wall_s", "steps"):
         return steps_of(run.budget, rows_per_epoch=1, global_batch=1, flops_per_row=1)
-    return int(e.recorded("budget_steps"))
+    return int(evidence.recorded("budget_steps"))
 
 
 # -- the record
@@ -488,12 +496,12 @@ def _budget_steps(e: Evidence) -> int | None:
     known_from="plan",
     word="invalid",
 )
-def _settings(e: Evidence) -> Iterator[str]:
-    if e.get("run_id") not in (None, e.row["run_id"]):
-        yield f"run.json is of the run {e.get('run_id')}"
+def _settings(evidence: Evidence) -> Iterator[str]:
+    if evidence.get("run_id") not in (None, evidence.row["run_id"]):
+        yield f"run.json is of the run {evidence.get('run_id')}"
         return
-    planned = e.planned
-    found = e.settings
+    planned = evidence.planned
+    found = evidence.settings
     if planned is None:
         raise NotCheckedError("the run table has no settings")
     if found.identity != planned.identity:
@@ -508,9 +516,9 @@ def _settings(e: Evidence) -> Iterator[str]:
     known_from="record",
     word="invalid",
 )
-def _fields(e: Evidence) -> Iterator[str]:
+def _fields(evidence: Evidence) -> Iterator[str]:
     for path, (least, most, whole) in FIELDS.items():
-        if (value := e.get(path)) is None:
+        if (value := evidence.get(path)) is None:
             continue
         number = (
             isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -518,7 +526,7 @@ def _fields(e: Evidence) -> Iterator[str]:
         if not number or not least <= value <= most or (whole and value != int(value)):
             yield f"run.json has {path} {value!r}"
     for path, expected in TEXTS.items():
-        value = e.get(path)
+        value = evidence.get(path)
         if value is not None and not (isinstance(value, str) and re.fullmatch(expected, value)):
             yield f"run.json has {path} {value!r}"
 
@@ -529,17 +537,21 @@ def _fields(e: Evidence) -> Iterator[str]:
     known_from="settings, store manifest",
     word="invalid",
 )
-def _parameters(e: Evidence) -> Iterator[str]:
-    stated = e.recorded("parameters")
-    model = e.settings.model.with_positions(e.settings.sequence_length)
-    if model.transformers is None and e.vocabulary_size is None and model.vocabulary_size is None:
+def _parameters(evidence: Evidence) -> Iterator[str]:
+    stated = evidence.recorded("parameters")
+    model = evidence.settings.model.with_positions(evidence.settings.sequence_length)
+    if (
+        model.transformers is None
+        and evidence.vocabulary_size is None
+        and model.vocabulary_size is None
+    ):
         none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
         if stated <= none or (stated - none) % (one - none):
             yield (
                 f"parameters are {stated}, which no vocabulary gives: {none} + {one - none} × "
                 "its size"
             )
-    yield from differ("run.json has parameters", found=stated, expected=parameters(e.shape))
+    yield from differ("run.json has parameters", found=stated, expected=parameters(evidence.shape))
 
 
 @expect(
@@ -549,9 +561,9 @@ def _parameters(e: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="1e-9 of it",
 )
-def _flops(e: Evidence) -> Iterator[str]:
-    _ = e.settings
-    ordered = [e.get(f"flops_per_token.{name}") for name in ("causal", "full", "hardware")]
+def _flops(evidence: Evidence) -> Iterator[str]:
+    _ = evidence.settings
+    ordered = [evidence.get(f"flops_per_token.{name}") for name in ("causal", "full", "hardware")]
     if None not in ordered and ordered != sorted(ordered):
         yield (
             f"run.json has flops_per_token causal, full, hardware {ordered}, which must not "
@@ -564,9 +576,9 @@ def _flops(e: Evidence) -> Iterator[str]:
         "hardware": "flops_per_token_hardware",
     }
     for name, column in columns.items():
-        stated = e.recorded(f"flops_per_token.{name}")
-        counted = e.row.get(column)
-        if e.row.get("predicted_parameters_bytes") is None:
+        stated = evidence.recorded(f"flops_per_token.{name}")
+        counted = evidence.row.get(column)
+        if evidence.row.get("predicted_parameters_bytes") is None:
             raise NotCheckedError("the vocabulary size is not at hand")
         yield from differ(
             f"run.json has flops_per_token.{name}",
@@ -582,23 +594,25 @@ def _flops(e: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _computing(e: Evidence) -> Iterator[str]:
-    run = e.settings
-    must = {"number_format": e.settings.number_format}
+def _computing(evidence: Evidence) -> Iterator[str]:
+    run = evidence.settings
+    must = {"number_format": evidence.settings.number_format}
     if run.device == "cpu":
         yield from differ(
-            "run.json has hardware.device_kind", found=e.row.get("device_kind"), expected="cpu"
+            "run.json has hardware.device_kind",
+            found=evidence.row.get("device_kind"),
+            expected="cpu",
         )
     if run.arm == OURS:
         must["optimizer"] = f"AdamW, {'fused' if run.optimizer.fused else 'foreach'}"
-        kernel = "sdpa" if e.row.get("device_kind") == "cpu" else run.attention
+        kernel = "sdpa" if evidence.row.get("device_kind") == "cpu" else run.attention
         must |= {} if kernel == "auto" else {"kernel": kernel}
-        if e.get("compilation") and not run.compile:
+        if evidence.get("compilation") and not run.compile:
             yield "run.json has a compilation, but compile was not asked for"
     for name, value in must.items():
-        if (found := e.get(name)) is not None:
+        if (found := evidence.get(name)) is not None:
             yield from differ(f"run.json has {name}", found, expected=value)
-    if missing := [name for name in must if e.get(name) is None]:
+    if missing := [name for name in must if evidence.get(name) is None]:
         raise NotCheckedError(f"run.json has no {', '.join(missing)}")
 
 
@@ -608,11 +622,11 @@ def _computing(e: Evidence) -> Iterator[str]:
     known_from="record",
     word="caution",
 )
-def _earlier_schedule(e: Evidence) -> Iterator[str]:
-    if isinstance(earlier := e.get("earlier_schedule"), dict):
+def _earlier_schedule(evidence: Evidence) -> Iterator[str]:
+    if isinstance(earlier := evidence.get("earlier_schedule"), dict):
         other = ", ".join(f"{name} {value}" for name, value in earlier.items())
         yield (
-            f"steps before {start_step(e.settings)} had the learning rates of other settings "
+            f"steps before {start_step(evidence.settings)} had the learning rates of other settings "
             f"({other})"
         )
 
@@ -623,25 +637,31 @@ def _earlier_schedule(e: Evidence) -> Iterator[str]:
     known_from="settings, store",
     word="invalid",
 )
-def _budget(e: Evidence) -> Iterator[str]:
-    run = e.settings
-    if "budget_steps" not in e.record:
+def _budget(evidence: Evidence) -> Iterator[str]:
+    run = evidence.settings
+    if "budget_steps" not in evidence.record:
         raise NotCheckedError("run.json does not have it")
     epoch = math.nan
     flops = 1.0
     if run.budget.kind == "epochs":
-        epoch = math.nan if isinstance(e.counted, str) else e.counted.rows_per_epoch
+        epoch = math.nan if isinstance(evidence.counted, str) else evidence.counted.rows_per_epoch
         if math.isnan(epoch):
             raise NotCheckedError("the rows of an epoch are not at hand")
     if run.budget.kind == "flops":
-        flops = run.sequence_length * (e.row.get("flops_per_token") or math.nan)
+        flops = run.sequence_length * (evidence.row.get("flops_per_token") or math.nan)
     must = steps_of(
         run.budget, rows_per_epoch=epoch, global_batch=run.global_batch, flops_per_row=flops
     )
-    yield from differ("run.json has budget_steps", found=e.record["budget_steps"], expected=must)
-    if run.budget.useful_tokens is not None and e.row["status"] == "complete" and len(e.steps):
-        useful = e.steps.sums("useful_tokens")
-        done = (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum()
+    yield from differ(
+        "run.json has budget_steps", found=evidence.record["budget_steps"], expected=must
+    )
+    if (
+        run.budget.useful_tokens is not None
+        and evidence.row["status"] == "complete"
+        and len(evidence.steps)
+    ):
+        useful = evidence.steps.sums("useful_tokens")
+        done = (evidence.get("outcome.begins_at_useful_tokens") or 0) + useful.sum()
         goal = run.budget.useful_tokens
         if not done - useful[-1] < goal <= done:
             yield f"the run ended after {done:.0f} useful tokens, its budget is {goal}"
@@ -653,33 +673,35 @@ def _budget(e: Evidence) -> Iterator[str]:
     known_from="logs, settings",
     word="invalid",
 )
-def _outcome(e: Evidence) -> Iterator[str]:
-    run = e.settings
-    world = e.get("hardware.world_size")
-    nodes = e.get("hardware.nodes")
+def _outcome(evidence: Evidence) -> Iterator[str]:
+    run = evidence.settings
+    world = evidence.get("hardware.world_size")
+    nodes = evidence.get("hardware.nodes")
     if world is not None:
         yield from differ(
             "run.json has hardware.world_size", found=world, expected=run.layout.world_size
         )
     if nodes is not None and not (isinstance(nodes, list) and len(nodes) <= run.layout.world_size):
         yield f"run.json has hardware.nodes {nodes!r}"
-    begins = e.get("outcome.begins_at")
-    before = e.get("outcome.begins_at_useful_tokens")
+    begins = evidence.get("outcome.begins_at")
+    before = evidence.get("outcome.begins_at_useful_tokens")
     if begins is not None:
         yield from differ("run.json has outcome.begins_at", found=begins, expected=start_step(run))
     if begins == 0 and before:
         yield f"run.json has outcome.begins_at 0, and outcome.begins_at_useful_tokens {before}"
-    if e.row["status"] == "complete" and e.get("outcome.stopped_at") is not None:
+    if evidence.row["status"] == "complete" and evidence.get("outcome.stopped_at") is not None:
         yield "run.json has the status complete, and outcome.stopped_at"
-    if len(e.raw):
-        attempt = e.get("attempt")
-        last = int(e.raw["attempt"].max())
-        steps = e.get("outcome.steps")
+    if len(evidence.raw):
+        attempt = evidence.get("attempt")
+        last = int(evidence.raw["attempt"].max())
+        steps = evidence.get("outcome.steps")
         if attempt is not None and attempt != last:
             yield f"run.json is of attempt {attempt}, the last one that logged steps is {last}"
-        if e.row["status"] == "complete" and steps is not None:
+        if evidence.row["status"] == "complete" and steps is not None:
             yield from differ(
-                "run.json has outcome.steps", found=steps, expected=int(e.raw["step"].max()) + 1
+                "run.json has outcome.steps",
+                found=steps,
+                expected=int(evidence.raw["step"].max()) + 1,
             )
 
 
@@ -689,10 +711,14 @@ def _outcome(e: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _world(e: Evidence) -> Iterator[str]:
-    asked = e.row.get("world_size")
+def _world(evidence: Evidence) -> Iterator[str]:
+    asked = evidence.row.get("world_size")
     seen = sorted(
-        {event["world_size"] for event in e.named("run_start") if event["world_size"] is not None}
+        {
+            event["world_size"]
+            for event in evidence.named("run_start")
+            if event["world_size"] is not None
+        }
     )
     if asked is not None and not seen:
         yield "no rank reported its start"
@@ -709,22 +735,22 @@ def _world(e: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _validation_steps(e: Evidence) -> Iterator[str]:
-    policy = e.own.validation
-    numbers = e.steps.numbers.tolist()
-    if e.row["status"] != "complete" or not numbers:
+def _validation_steps(evidence: Evidence) -> Iterator[str]:
+    policy = evidence.own.validation
+    numbers = evidence.steps.numbers.tolist()
+    if evidence.row["status"] != "complete" or not numbers:
         raise NotCheckedError("the run did not end")
-    begin = start_step(e.own)
+    begin = start_step(evidence.own)
     end = numbers[-1] + 1
-    found = {event["step"] for event in e.named("validation")}
+    found = {event["step"] for event in evidence.named("validation")}
     must = {k for k in range(begin + 1, end) if policy.every and k % policy.every == 0}
     must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
     must = must if policy.rows else set()
     if policy.rows and policy.each_epoch:
-        if isinstance(e.counted, str) or math.isnan(e.counted.rows_per_epoch):
+        if isinstance(evidence.counted, str) or math.isnan(evidence.counted.rows_per_epoch):
             raise NotCheckedError("the rows of an epoch are not at hand")
-        epoch = e.counted.rows_per_epoch
-        must |= {k + 1 for k in numbers[:-1] if epoch_ends(k, epoch, e.own.global_batch)}
+        epoch = evidence.counted.rows_per_epoch
+        must |= {k + 1 for k in numbers[:-1] if epoch_ends(k, epoch, evidence.own.global_batch)}
     for what, steps in (("no validation", must - found), ("a validation", found - must)):
         if steps:
             yield f"{what} at step {min(steps)} ({len(steps)} so), against the validation settings"
@@ -736,18 +762,18 @@ def _validation_steps(e: Evidence) -> Iterator[str]:
     known_from="settings, held-out store",
     word="invalid",
 )
-def _validation_sizes(e: Evidence) -> Iterator[str]:
-    for event in e.named("validation") + e.named("source_validation"):
+def _validation_sizes(evidence: Evidence) -> Iterator[str]:
+    for event in evidence.named("validation") + evidence.named("source_validation"):
         where = f"of the {event['event'].replace('_', ' ')} at step {event['step']}"
         rows = event["rows"] or 0
         useful = event["useful_tokens"] or 0
         correct = event["correct_tokens"]
-        run = e.own
+        run = evidence.own
         whole = event["event"] == "validation"
-        if not isinstance(e.held_out, str):
-            names = list(e.held_out) if whole else [event["corpus"]]
+        if not isinstance(evidence.held_out, str):
+            names = list(evidence.held_out) if whole else [event["corpus"]]
             must = tuple(
-                map(sum, zip(*(e.held_out.get(name, (0, 0)) for name in names), strict=True))
+                map(sum, zip(*(evidence.held_out.get(name, (0, 0)) for name in names), strict=True))
             )
             if (rows, useful) != must:
                 slice_has = f"the slice has {must[0]} and {must[1]}"
@@ -769,14 +795,14 @@ def _validation_sizes(e: Evidence) -> Iterator[str]:
             found = "missing" if run.validation.accuracy else "logged"
             yield f"correct_tokens {where} are {found}, against the settings"
             return
-    sizes = {(event["rows"], event["useful_tokens"]) for event in e.named("validation")}
+    sizes = {(event["rows"], event["useful_tokens"]) for event in evidence.named("validation")}
     if len(sizes) > 1:
         yield (
             f"validated on {' and '.join(str(n) for _, n in sorted(sizes, key=str))} useful "
             "tokens: it is fixed"
         )
-    if sizes and isinstance(e.held_out, str):
-        raise NotCheckedError(e.held_out)
+    if sizes and isinstance(evidence.held_out, str):
+        raise NotCheckedError(evidence.held_out)
 
 
 @expect(
@@ -785,12 +811,12 @@ def _validation_sizes(e: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _memory(e: Evidence) -> Iterator[str]:
-    if not (events := e.named("memory")):
+def _memory(evidence: Evidence) -> Iterator[str]:
+    if not (events := evidence.named("memory")):
         raise NotCheckedError("the logs do not have it")
-    run = _with_shape(e)
+    run = _with_shape(evidence)
     for event in events:
-        of = memory(run, rank=event["rank"], device=e.row["device_kind"])
+        of = memory(run, rank=event["rank"], device=evidence.row["device_kind"])
         for kind in ("parameters", "gradients", "optimizer"):
             if event[f"{kind}_bytes"] is not None and event[f"{kind}_bytes"] != getattr(of, kind):
                 found = f"{kind}_bytes of rank {event['rank']} are {event[f'{kind}_bytes']}"
@@ -804,50 +830,57 @@ def _memory(e: Evidence) -> Iterator[str]:
     known_from="settings, record",
     word="invalid",
 )
-def _peak(e: Evidence) -> Iterator[str]:
-    peak = e.column("memory_peak_bytes")
-    for _, _, rows in e.raw.logs():
-        fell = np.concatenate([[False], np.diff(e.raw["memory_peak_bytes"][rows]) < 0])
+def _peak(evidence: Evidence) -> Iterator[str]:
+    peak = evidence.column("memory_peak_bytes")
+    for _, _, rows in evidence.raw.logs():
+        fell = np.concatenate([[False], np.diff(evidence.raw["memory_peak_bytes"][rows]) < 0])
         if fell.any():
             at = rows.start + int(np.flatnonzero(fell)[0])
             yield (
-                f"memory_peak_bytes falls to {e.raw['memory_peak_bytes'][at]:.0f} at step "
-                f"{e.raw['step'][at]:.0f}"
+                f"memory_peak_bytes falls to {evidence.raw['memory_peak_bytes'][at]:.0f} at step "
+                f"{evidence.raw['step'][at]:.0f}"
             )
             return
-    named = re.search(r"(\d+) ?GB", e.row.get("device") or "")
-    most = int(named[1]) * 1.1e9 if named else e.get("hardware.memory_bytes")
-    if most is not None and (e.row.get("device_kind") == "cpu" or named):
+    named = re.search(r"(\d+) ?GB", evidence.row.get("device") or "")
+    most = int(named[1]) * 1.1e9 if named else evidence.get("hardware.memory_bytes")
+    if most is not None and (evidence.row.get("device_kind") == "cpu" or named):
         yield from at_step(
-            e.steps,
+            evidence.steps,
             name="memory_peak_bytes",
             wrong=peak > most,
             must=f"at most {most:.0f}",
         )
-    run = _with_shape(e)
+    run = _with_shape(evidence)
     held = {
-        rank: memory(run, rank, device=e.row["device_kind"])
-        for rank in np.unique(e.steps["rank"]).astype(int).tolist()
+        rank: memory(run, rank, device=evidence.row["device_kind"])
+        for rank in np.unique(evidence.steps["rank"]).astype(int).tolist()
     }
     least = np.array(
-        [(m := held[int(rank)]).parameters + m.gradients + m.optimizer for rank in e.steps["rank"]]
+        [
+            (m := held[int(rank)]).parameters + m.gradients + m.optimizer
+            for rank in evidence.steps["rank"]
+        ]
     )
     yield from at_step(
-        e.steps,
+        evidence.steps,
         name="memory_peak_bytes",
         wrong=peak < least,
         must=least,
     )
 
 
-def _with_shape(e: Evidence) -> RunSettings:
+def _with_shape(evidence: Evidence) -> RunSettings:
     """Settings with the model's vocabulary, by the number of parameters where the inputs are not at
     hand.
     """
-    shape = find_shape(e.own, count=e.get("parameters")) if e.vocabulary_size is None else e.shape
+    shape = (
+        find_shape(evidence.own, count=evidence.get("parameters"))
+        if evidence.vocabulary_size is None
+        else evidence.shape
+    )
     if shape is None:
         raise NotCheckedError("the vocabulary size is not at hand")
-    return replace(e.own, model=shape)
+    return replace(evidence.own, model=shape)
 
 
 @expect(
@@ -856,14 +889,14 @@ def _with_shape(e: Evidence) -> RunSettings:
     known_from="logs",
     word="invalid",
 )
-def _event_steps(e: Evidence) -> Iterator[str]:
-    _ = e.own
+def _event_steps(evidence: Evidence) -> Iterator[str]:
+    _ = evidence.own
     spans: dict[int, tuple[int, int]] = {}
-    for attempt, _, rows in e.raw.logs():
+    for attempt, _, rows in evidence.raw.logs():
         low, high = spans.get(attempt, (1 << 62, -1))
-        steps = e.raw["step"][rows]
+        steps = evidence.raw["step"][rows]
         spans[attempt] = min(low, int(steps.min())), max(high, int(steps.max()))
-    for event in e.events:
+    for event in evidence.events:
         if (span := spans.get(event["attempt"])) is None or event["step"] is None:
             continue
         first, last = span
@@ -883,15 +916,17 @@ def _event_steps(e: Evidence) -> Iterator[str]:
     known_from="clocks, device",
     word="invalid",
 )
-def _energy(e: Evidence) -> Iterator[str]:
-    joules = [(event["attempt"], event["rank"], event["energy_j"]) for event in e.named("run_stop")]
+def _energy(evidence: Evidence) -> Iterator[str]:
+    joules = [
+        (event["attempt"], event["rank"], event["energy_j"]) for event in evidence.named("run_stop")
+    ]
     known = [entry for entry in joules if entry[2] is not None]
-    total = e.get("outcome.energy_j")
+    total = evidence.get("outcome.energy_j")
     if not known and total is None:
         return
     seconds = {
-        (a, r): float(np.ptp(e.raw["t_mono_s"][rows]) + e.raw["step_s"][rows][0])
-        for a, r, rows in e.raw.logs()
+        (a, r): float(np.ptp(evidence.raw["t_mono_s"][rows]) + evidence.raw["step_s"][rows][0])
+        for a, r, rows in evidence.raw.logs()
     }
     for attempt, rank, energy in known:
         took = seconds.get((attempt, rank), math.nan)
@@ -902,7 +937,7 @@ def _energy(e: Evidence) -> Iterator[str]:
         ):
             yield f"energy_j of rank {rank} is {energy:.4g} in {took:.4g} s: {energy / took:.3g} W"
             return
-    of = [energy for attempt, _, energy in joules if attempt == e.get("attempt")]
+    of = [energy for attempt, _, energy in joules if attempt == evidence.get("attempt")]
     if total is not None and of and None not in of:
         yield from differ(
             "run.json has outcome.energy_j",

@@ -92,18 +92,18 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
     for size, seconds in sorted(runs):
         if not 0 < seconds < math.inf:
             run = f"world size {size}: {seconds:g} s"
-            next = "exclude this run, or measure it again"
-            raise UserError("a run has an impossible step time.", run=run, next=next)
+            next_step = "exclude this run, or measure it again"
+            raise UserError("a run has an impossible step time.", run=run, next=next_step)
         groups.setdefault(size, []).append(seconds)
     sizes = np.array([size for size, group in groups.items() for _ in group])
     if len(groups) < 2:
         found = f"world size {sizes[0]}" if groups else "no runs"
-        next = (
+        next_step = (
             f"measure {2 * sizes[0] if groups else 'two sizes'}: add it to the factors "
             "(`layout.data`), and run"
         )
         raise UserError(
-            "a prediction needs runs of at least two world sizes.", found=found, next=next
+            "a prediction needs runs of at least two world sizes.", found=found, next=next_step
         )
     steps = np.concatenate(list(groups.values()))
     columns = np.stack([np.ones(len(sizes)), np.log2(sizes / sizes[0])], axis=1)

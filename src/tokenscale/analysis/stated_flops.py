@@ -19,12 +19,12 @@ from tokenscale.settings.model import ModelSettings
     word="suspect",
     tolerance="0.5 %",
 )
-def _stated(e: Evidence) -> Iterator[str]:
-    if not e.row.get("external"):
+def _stated(evidence: Evidence) -> Iterator[str]:
+    if not evidence.row.get("external"):
         return
-    shape = model(e.get("external"))
-    row = e.row
-    (tokens, seconds) = e.steps.totals()
+    shape = model(evidence.get("external"))
+    row = evidence.row
+    (tokens, seconds) = evidence.steps.totals()
     if shape is None or not row["sequence_length"]:
         raise NotCheckedError("the run describes no model")
     claims = {"it states ": row["flops_per_token_stated"]}

@@ -125,16 +125,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     version.
     """
     path = folder / MANIFEST
-    next = restore_command(folder)
+    next_step = restore_command(folder)
     if not path.is_file():
         if not any((folder / name).is_file() for name in file_names()):
-            raise UserError("there are no tables in this folder.", path=folder, next=next)
+            raise UserError("there are no tables in this folder.", path=folder, next=next_step)
         reason = "an older version of tokenscale wrote them, or ingest was interrupted"
         raise UserError(
-            "the tables have no manifest with their hashes.", path=path, reason=reason, next=next
+            "the tables have no manifest with their hashes.",
+            path=path,
+            reason=reason,
+            next=next_step,
         )
-    manifest = read_record(path, what="manifest of the tables", next=next)
-    with report_malformed(path, what="manifest of the tables", next=next):
+    manifest = read_record(path, what="manifest of the tables", next=next_step)
+    with report_malformed(path, what="manifest of the tables", next=next_step):
         check_types(manifest, fields={"columns": str, "files": list})
         for file in manifest["files"]:
             check_types(file, fields={"name": str, "bytes": int, "sha256": str})
@@ -142,11 +145,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         what = "the tables have the columns of another version of tokenscale."
         expected = f"columns {column_digest()}"
         raise UserError(
-            what, path=folder, found=f"columns {manifest['columns']}", expected=expected, next=next
+            what,
+            path=folder,
+            found=f"columns {manifest['columns']}",
+            expected=expected,
+            next=next_step,
         )
     if [file["name"] for file in manifest["files"]] != file_names():
         raise UserError(
-            "the manifest does not list the tables of this version.", path=path, next=next
+            "the manifest does not list the tables of this version.", path=path, next=next_step
         )
     return manifest
 
@@ -163,11 +170,11 @@ def check(folder: Path, *names: str) -> None:
 
 
 def _check_file(path: Path, size: int, sha256: str) -> None:
-    next = restore_command(path.parent)
+    next_step = restore_command(path.parent)
     try:
         found = sha256_file(path)
     except FileNotFoundError:
-        raise UserError("a table is missing.", path=path, next=next) from None
+        raise UserError("a table is missing.", path=path, next=next_step) from None
     except PermissionError:
         raise UserError(
             "a table may not be read by this user.", path=path, next=f"chmod u+r {path}"
@@ -176,13 +183,13 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
         remove = f"rm -r {path} && " if path.is_dir() else ""
         reason = error.strerror if isinstance(error, OSError) else "it is not a regular file"
         raise UserError(
-            "a table cannot be read.", path=path, reason=reason, next=remove + next
+            "a table cannot be read.", path=path, reason=reason, next=remove + next_step
         ) from None
     if (found, path.stat().st_size) != (sha256, size):
         expected = f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})"
         now = f"sha256 {found}, {path.stat().st_size:,} bytes"
         what = "a table has changed since ingest wrote it."
-        raise UserError(what, path=path, expected=expected, found=now, next=next)
+        raise UserError(what, path=path, expected=expected, found=now, next=next_step)
 
 
 def read_experiment(folder: Path) -> dict[str, Any]:

@@ -313,10 +313,10 @@ def _checked(directory: Path, follow: bool) -> str | None:
         if follow and starting:
             return None
         what = "the run has not started yet." if starting else "there is no run in this folder."
-        next = (
+        next_step = (
             "--follow waits for it" if starting else "name a folder of a run: results/runs/RUN_ID"
         )
-        raise UserError(what, path=path, next=next)
+        raise UserError(what, path=path, next=next_step)
     found = read_facts(directory)
     if not follow and read_sealed(path) is None:
         reason = (
@@ -324,8 +324,8 @@ def _checked(directory: Path, follow: bool) -> str | None:
             if found.status == "running"
             else "its seal does not match"
         )
-        next = "--follow exports it while it runs, or wait for its end"
-        raise UserError("the run has not ended.", path=path, found=reason, next=next)
+        next_step = "--follow exports it while it runs, or wait for its end"
+        raise UserError("the run has not ended.", path=path, found=reason, next=next_step)
     return found.run_id
 
 
@@ -351,9 +351,11 @@ def _export(
                 folder = output / facts.run_id
                 if handed is None:
                     if (folder / "run.json").exists():
-                        next = "--output another folder"
+                        next_step = "--output another folder"
                         raise UserError(
-                            "the output is the folder of the run itself.", output=folder, next=next
+                            "the output is the folder of the run itself.",
+                            output=folder,
+                            next=next_step,
                         )
                     stack.enter_context(lock_folder(folder, what=f"the export of {facts.run_id}"))
                 elif marks[: len(handed)] != handed and exporter is not None:

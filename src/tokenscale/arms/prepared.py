@@ -20,7 +20,7 @@ def source_of(record: Path) -> Path:
 
 def read_record(record: Path) -> dict[str, Any]:
     """Read what `prepare` wrote. Raises UserError for a missing or malformed file."""
-    next = f"snakemake -f {record}"
-    found = files.read_record(record, what="record of an arm's environment", next=next)
-    with files.report_malformed(record, what="record of an arm's environment", next=next):
+    next_step = f"snakemake -f {record}"
+    found = files.read_record(record, what="record of an arm's environment", next=next_step)
+    with files.report_malformed(record, what="record of an arm's environment", next=next_step):
         return {"error": found["error"], "files": found["files"], **found}

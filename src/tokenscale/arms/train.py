@@ -345,12 +345,12 @@ def train(
     """
     if world_size != run.layout.world_size:
         what = "the number of started processes is not the run's."
-        next = "start it with `tokenscale launch`"
+        next_step = "start it with `tokenscale launch`"
         raise UserError(
             what,
             run=f"{run.identity} has {run.layout.world_size} ranks",
             found=world_size,
-            next=next,
+            next=next_step,
         )
     attempt_directory = directory / f"attempt={attempt:02d}"
     writer = Writer(attempt_directory / f"rank={rank:05d}")

@@ -308,12 +308,12 @@ class Sources:
                         and np.array_equal(a.labels_bt, b.labels_bt)
                     ):
                         what = f"{arm.name} and {offline} give different batches."
-                        next = "rebuild the store; if they still differ, report a bug"
+                        next_step = "rebuild the store; if they still differ, report a bug"
                         raise UserError(
                             what,
                             batch=number,
                             digests=f"{a.order_digest} and {b.order_digest}",
-                            next=next,
+                            next=next_step,
                         )
                 checked.append({"online": arm.name, "offline": offline, "identical_batches": count})
         batches = self.open(Arm("packed"))

@@ -199,10 +199,14 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     longest = max(prompt + new for _, prompt, new in settings.cells)
     if longest > opened.positions:
         what = "prompt and new tokens exceed the model's positions."
-        next = "reduce prompt_tokens or new_tokens"
+        next_step = "reduce prompt_tokens or new_tokens"
         expected = f"at most {opened.positions:,}"
         raise UserError(
-            what, checkpoint=opened.name, found=f"{longest:,} tokens", expected=expected, next=next
+            what,
+            checkpoint=opened.name,
+            found=f"{longest:,} tokens",
+            expected=expected,
+            next=next_step,
         )
     ids = np.concatenate(
         [*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]

@@ -294,9 +294,12 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
 
 
 def _difference_error(store: StoreSettings, what: str) -> UserError:
-    next = "report a bug"
+    next_step = "report a bug"
     return UserError(
-        "a store does not return the written ids.", store=store.directory, differs=what, next=next
+        "a store does not return the written ids.",
+        store=store.directory,
+        differs=what,
+        next=next_step,
     )
 
 

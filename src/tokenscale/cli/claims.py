@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         if names and missing[0] not in names:
             raise unknown("experiment", word=missing[0], words=names)
         what = "there are no tables of this experiment."
-        next = f"snakemake results/tables/{missing[0]}/runs.parquet"
-        raise UserError(what, experiment=", ".join(missing), folder=tables, next=next)
+        next_step = f"snakemake results/tables/{missing[0]}/runs.parquet"
+        raise UserError(what, experiment=", ".join(missing), folder=tables, next=next_step)
     judged = judging.judge(known, tables, experiments)
     rows = judging.as_rows(known, judged)
     counts = ", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items())
@@ -69,11 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
         scales,
         experiments=experiments,
     )
-    next = f"look at its runs in the report, or take the scale out of holds_at in {ledger}"
+    next_step = f"look at its runs in the report, or take the scale out of holds_at in {ledger}"
     for one in lost if arguments.strict else ():
         verdict = f"{one.verdict}{f' ({one.reason})' if one.reason else ''}"
         found = UserError(
-            f"a sentence no longer holds: {one.id}.", verdict=verdict, says=one.sentence, next=next
+            f"a sentence no longer holds: {one.id}.",
+            verdict=verdict,
+            says=one.sentence,
+            next=next_step,
         )
         print(found, file=sys.stderr)
     return 1 if arguments.strict and lost else 0

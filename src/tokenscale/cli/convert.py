@@ -250,12 +250,12 @@ def _detect_format(path: Path) -> str:
             "a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata "
             "or MDS"
         )
-        next = (
+        next_step = (
             f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
         )
-        next += "tokenscale pretokenize --help, for text"
+        next_step += "tokenscale pretokenize --help, for text"
         raise UserError(
-            "the format of the source is unknown.", source=path, expected=expected, next=next
+            "the format of the source is unknown.", source=path, expected=expected, next=next_step
         )
     raise UserError("the source is missing.", source=path, next="correct the path")
 
@@ -369,12 +369,12 @@ def open_own_store(
     if not hasattr(reader, "chunks"):
         cut = f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut"
         what = f"documents cannot be recovered from the format {manifest['format']}."
-        next = "convert a token-list or packed store of the same text"
+        next_step = "convert a token-list or packed store of the same text"
         raise UserError(
             what,
             store=path,
             reason=f"{cut}: {manifest['tokens_cut']:,} tokens are missing",
-            next=next,
+            next=next_step,
         )
     store = StoreSettings(manifest["format"], **manifest["options"])
     manifest = open_store(where, expected=store, requested_by="this conversion")
@@ -516,10 +516,10 @@ def _resolve_tokenizer(
         stated.append(("the source's record", record))
     ids = _merge_ids(settings, stated)
     if missing := [f"{flags.spell(name)} N" for name in IDS[:2] if ids.get(name) is None]:
-        next = "--tokenizer FOLDER, if the tokenizer that made it is here\n"
-        next += "--vocabulary-size N --bos-id N, and --eos-id N if it has one, otherwise"
+        next_step = "--tokenizer FOLDER, if the tokenizer that made it is here\n"
+        next_step += "--vocabulary-size N --bos-id N, and --eos-id N if it has one, otherwise"
         facts = {"source": source, "missing": " ".join(missing)}
-        raise UserError("the ids of the source's tokenizer are unknown.", **facts, next=next)
+        raise UserError("the ids of the source's tokenizer are unknown.", **facts, next=next_step)
     ids["eos_id"] = ids.get("eos_id")
     if ids.get("pad_id") is None:
         ids["pad_id"] = ids["bos_id"] if ids["eos_id"] is None else ids["eos_id"]
@@ -545,8 +545,8 @@ def _check_same_tokenizer(
         return
     has, requested = (f"{of['name']}, sha256 {of['file_sha256']}" for of in (made, tokenizer))
     facts = {"source": source, "has": has, "requested": f"{requested}  (--tokenizer)"}
-    next = "leave --tokenizer out: the record holds the tokenizer's facts"
-    raise UserError("another tokenizer made the source.", **facts, next=next)
+    next_step = "leave --tokenizer out: the record holds the tokenizer's facts"
+    raise UserError("another tokenizer made the source.", **facts, next=next_step)
 
 
 def _merge_ids(
@@ -584,8 +584,8 @@ def _read_tokenizer(text: str | None) -> dict[str, Any]:
             words=known,
             **facts,
         )
-    next = "name its folder, or give --vocabulary-size, --bos-id and --eos-id"
-    raise UserError(f"there is no tokenizer {text!r} here.", **facts, next=next)
+    next_step = "name its folder, or give --vocabulary-size, --bos-id and --eos-id"
+    raise UserError(f"there is no tokenizer {text!r} here.", **facts, next=next_step)
 
 
 def _check_id(flag: str, value: int | None, vocabulary_size: int) -> None:

@@ -63,9 +63,13 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     part = arguments.part
     if part is not None and not 0 <= part < settings.parts:
         expected = f"0 to {settings.parts - 1}"
-        next = "name one of its parts, or change `parts` in its settings"
+        next_step = "name one of its parts, or change `parts` in its settings"
         raise UserError(
-            "the corpus has no such part.", flag="--part", found=part, expected=expected, next=next
+            "the corpus has no such part.",
+            flag="--part",
+            found=part,
+            expected=expected,
+            next=next_step,
         )
     name = f"corpus {settings.name}" + (f", part {part}" if part is not None else "")
     progress = Progress(name)

@@ -101,9 +101,9 @@ def evaluate(
     if bleu is not None:
         if store is not None or rows is not None:
             other = "--rows" if store is None else "--store"
-            next = "--bleu N, with --corpus NAME for another corpus"
+            next_step = "--bleu N, with --corpus NAME for another corpus"
             raise UserError(
-                "--bleu cannot be combined with --store or --rows.", found=other, next=next
+                "--bleu cannot be combined with --store or --rows.", found=other, next=next_step
             )
         opened, translated = evaluate_bleu(
             checkpoint,
@@ -198,8 +198,10 @@ def evaluate_bleu(
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     if opened.run.objective != "causal" or not opened.run.eos:
         what = "the model cannot translate: it was not trained on pairs."
-        next = "name the checkpoint of a causal run"
-        raise UserError(what, checkpoint=opened.name, next=f"{next} with eos, on a corpus of pairs")
+        next_step = "name the checkpoint of a causal run"
+        raise UserError(
+            what, checkpoint=opened.name, next=f"{next_step} with eos, on a corpus of pairs"
+        )
     folder = _find_corpus(corpus or opened.run.corpus.name)
     if folder is None:
         raise _unknown_corpus("corpus", where=corpus or opened.run.corpus.name)
@@ -222,8 +224,8 @@ def evaluate_bleu(
 def _read_training_corpus(checkpoint: Path) -> str:
     if is_published(checkpoint):
         what = "a model of transformers names no corpus: name the text to evaluate on."
-        next = "--corpus FILE or NAME"
-        raise UserError(what, checkpoint=checkpoint, next=f"{next}, or --store MANIFEST")
+        next_step = "--corpus FILE or NAME"
+        raise UserError(what, checkpoint=checkpoint, next=f"{next_step}, or --store MANIFEST")
     path = checkpoint / RECORD
     hint = "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, what="checkpoint's record", next=hint)
@@ -253,8 +255,8 @@ def evaluate_store(
     if manifest["format"] != "packed":
         what = "only packed stores can be evaluated: they contain every token."
         found = resolve_store(store)[0]
-        next = "name a packed store with --store, or the text itself with --corpus"
-        raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next)
+        next_step = "name a packed store with --store, or the text itself with --corpus"
+        raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next_step)
     opened = open_checkpoint(checkpoint, **opening, sequence_length=manifest["sequence_length"])
     facts: dict[str, Any] = {
         "tokenizer_sha256": read_tokenizer_manifest(opened.tokenizer)["file"]["sha256"]

@@ -83,8 +83,8 @@ def export(
             f"a decoder of the {record['objective']} objective cannot be exported: transformers "
             "has no such encoder."
         )
-        next = "train with `model.transformers: distilbert` or `bert` to export a masked model"
-        raise UserError(what, checkpoint=checkpoint, next=next)
+        next_step = "train with `model.transformers: distilbert` or `bert` to export a masked model"
+        raise UserError(what, checkpoint=checkpoint, next=next_step)
     run = RunSettings.from_json(json.dumps(record["run"]))
     with torch.device("meta"):
         check_weights(
@@ -202,9 +202,9 @@ def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> P
     if manifest["vocabulary_size"] > vocabulary:
         has = {"tokenizer": f"{folder} has {manifest['vocabulary_size']}"}
         has["model"] = f"{checkpoint} has vocabulary_size {vocabulary}"
-        next = "name the tokenizer that the model was trained with"
+        next_step = "name the tokenizer that the model was trained with"
         raise UserError(
-            "the tokenizer has more entries than the model's embedding.", **has, next=next
+            "the tokenizer has more entries than the model's embedding.", **has, next=next_step
         )
     trained = read_tokenizer_manifest(held) if stated is not None and held.is_dir() else None
     if trained is not None and trained["file"] != manifest["file"]:

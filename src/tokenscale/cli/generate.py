@@ -87,8 +87,8 @@ def generate_texts(
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:
         what = "--max-new-tokens must be at least 1."
-        next = "--max-new-tokens 50, for example"
-        raise UserError(what, max_new_tokens=max_new_tokens, next=next)
+        next_step = "--max-new-tokens 50, for example"
+        raise UserError(what, max_new_tokens=max_new_tokens, next=next_step)
     engine = load_tokenizer(opened.tokenizer)
     on_text = on_text or (lambda text: None)
     texts = []

@@ -50,8 +50,8 @@ def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
     for name, manifest in sources.items():
         if not manifest.is_file():
             what = "a source of the mixture is missing."
-            next = f"snakemake {manifest}"
-            raise UserError(what, source=name, path=manifest, next=next)
+            next_step = f"snakemake {manifest}"
+            raise UserError(what, source=name, path=manifest, next=next_step)
         relative = os.path.relpath(manifest, path.parent)
         listed.append({"name": name, "manifest": relative, "sha256": sha256_file(manifest)})
     content = {"schema_version": VERSION, "sources": listed}

@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     names = read_json(arguments.names, what="map of names") if arguments.names else {}
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         expected = '{"A\'s name": "B\'s name", …}'
-        next = "write the names of parameters that the command lists as in one model only"
+        next_step = "write the names of parameters that the command lists as in one model only"
         raise UserError(
-            "the map of names is not one.", file=arguments.names, expected=expected, next=next
+            "the map of names is not one.", file=arguments.names, expected=expected, next=next_step
         )
     try:
         certificate = _certify(arguments.a, arguments.b, names)
@@ -113,9 +113,9 @@ def read_recording(folder: Path) -> "Recording":
             expected="recording.json, which recorder.close() writes after the last step",
             next=RECORD_AGAIN if truncated else RECORD.format(folder=folder),
         )
-    next = "use the recorder.py of this version of tokenscale, and record again"
+    next_step = "use the recorder.py of this version of tokenscale, and record again"
     facts = read_manifest_file(
-        path, "recording", SCHEMA_VERSION, next, oldest=SCHEMA_VERSION, sealed=True
+        path, "recording", SCHEMA_VERSION, next_step, oldest=SCHEMA_VERSION, sealed=True
     )
     with report_malformed(path, "recording", RECORD_AGAIN):
         for name, fault in walk(
@@ -134,8 +134,8 @@ def read_recording(folder: Path) -> "Recording":
                 next=RECORD_AGAIN,
             )
         if not steps:
-            next = "call optimizer.step() between ParityRecorder(…) and recorder.close()"
-            raise UserError("the recording has no optimizer step.", next=next)
+            next_step = "call optimizer.step() between ParityRecorder(…) and recorder.close()"
+            raise UserError("the recording has no optimizer step.", next=next_step)
         for step, name in ((step, name) for step in steps for name in SCALARS):
             if step[name] is None:
                 raise UserError(
@@ -143,9 +143,12 @@ def read_recording(folder: Path) -> "Recording":
                 )
             if not math.isfinite(step[name]):
                 where = f"{name.replace('_', ' ')} of step {step['step']}"
-                next = "find out why it is not finite first"
+                next_step = "find out why it is not finite first"
                 raise UserError(
-                    "a recorded value is not finite.", found=f"{step[name]}", where=where, next=next
+                    "a recorded value is not finite.",
+                    found=f"{step[name]}",
+                    where=where,
+                    next=next_step,
                 )
         try:
             trace, details = (

@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     of_rule = [f"--{name}" for name in RULE if getattr(arguments, name)]
     if of_file and of_rule:
         what = "the flags belong to two modes of this command."
-        next = "use one mode: tokenscale pretokenize --help"
-        raise UserError(what, file=" ".join(of_file), corpus=" ".join(of_rule), next=next)
+        next_step = "use one mode: tokenscale pretokenize --help"
+        raise UserError(what, file=" ".join(of_file), corpus=" ".join(of_rule), next=next_step)
     if not of_rule:
         return pretokenize_file.run(arguments)
     _check_flags(arguments)

@@ -139,10 +139,10 @@ def run(arguments: argparse.Namespace) -> None:
             )
     if "packed" in settings.format:
         store = StoreSettings("packed", sequence_length=settings.max_length).directory
-        next = f"results/tokens/CORPUS/TOKENIZER/{store}/manifest.json"
-        next = f"name the corpus in config/config.yaml, then: snakemake {next}"
+        next_step = f"results/tokens/CORPUS/TOKENIZER/{store}/manifest.json"
+        next_step = f"name the corpus in config/config.yaml, then: snakemake {next_step}"
         what = "packed rows are memory-mapped: they cannot be a Parquet file."
-        raise UserError(what, flag="--format", allowed="padded, token-list", next=next)
+        raise UserError(what, flag="--format", allowed="padded, token-list", next=next_step)
     if settings.compression_level is not None and settings.compression != "zstd":
         what = f"the codec {settings.compression} has no level."
         raise UserError(what, flag="--compression-level", next="--compression zstd")
@@ -265,8 +265,8 @@ def check_present(path: Path, flag: str) -> None:
         near = find_nearest(
             path.name, words=[p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         )
-        next = f"did you mean {path.parent / near}?" if near else "correct the path"
-        raise UserError("the input file is missing.", flag=flag, requested=path, next=next)
+        next_step = f"did you mean {path.parent / near}?" if near else "correct the path"
+        raise UserError("the input file is missing.", flag=flag, requested=path, next=next_step)
     if path.stat().st_size == 0:
         raise UserError("the input file is empty.", flag=flag, file=path, next="name another file")
 

@@ -99,8 +99,8 @@ def _build_page(arguments: argparse.Namespace) -> str:
     experiments, tables, figures = _inputs(arguments)
     if arguments.of_several and len(experiments) > 1:
         what = "--of-several is the page of one experiment."
-        next = f"--experiments {experiments[0]}"
-        raise UserError(what, found=" ".join(experiments), next=next)
+        next_step = f"--experiments {experiments[0]}"
+        raise UserError(what, found=" ".join(experiments), next=next_step)
     if arguments.of_several:
         page.write_experiment(experiments[0], tables, figures, arguments.output)
         return str(arguments.output)

@@ -210,9 +210,9 @@ def _compare_entries(
 
 def _verify_download(folder: Path) -> Iterator[Finding]:
     path = folder / "manifest.json"
-    next = f"snakemake -f {path}"
-    manifest = read_record(path, what="manifest of the download", next=next)
-    with report_malformed(path, what="manifest of the download", next=next):
+    next_step = f"snakemake -f {path}"
+    manifest = read_record(path, what="manifest of the download", next=next_step)
+    with report_malformed(path, what="manifest of the download", next=next_step):
         files = [
             file for listed in manifest.values() if isinstance(listed, list) for file in listed
         ]
@@ -220,7 +220,7 @@ def _verify_download(folder: Path) -> Iterator[Finding]:
             folder,
             files,
             what="download",
-            next=next,
+            next=next_step,
             beside=["hashes.json"],
         )
 
@@ -253,14 +253,14 @@ def _verify_corpus_part(
     folder: Path, part: Path, merged: list[dict[str, Any]]
 ) -> Iterator[Finding]:
     path = part / "manifest.json"
-    next = rebuild_corpus(part)
-    with report_malformed(path, what="manifest of the part", next=next):
-        files = _list_corpus_files(read_json(path, what="manifest of the part", next=next))
+    next_step = rebuild_corpus(part)
+    with report_malformed(path, what="manifest of the part", next=next_step):
+        files = _list_corpus_files(read_json(path, what="manifest of the part", next=next_step))
         yield from _verify_files(
             part,
             files,
             what="corpus",
-            next=next,
+            next=next_step,
         )
         yield from _compare_entries(
             folder,

@@ -37,9 +37,9 @@ def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> li
     expected = [corpus.name for corpus in (run.corpora if held_out else run.trained_corpora)]
     if list(found) != expected:
         what = "the manifest of the mixture has other sources than the run."
-        next = f"snakemake -f {path}"
+        next_step = f"snakemake -f {path}"
         raise UserError(
-            what, file=path, expected=", ".join(expected), found=", ".join(found), next=next
+            what, file=path, expected=", ".join(expected), found=", ".join(found), next=next_step
         )
     return list(found.values())
 
@@ -50,16 +50,16 @@ def read_mixture(path: Path) -> dict[str, Path]:
     Raises UserError for a manifest of a mixture that is missing or malformed, and for a source that
     is missing or has changed.
     """
-    next = f"snakemake -f {path}"
+    next_step = f"snakemake -f {path}"
     manifest = read_manifest_file(
         path,
         what="mixture",
         newest=VERSION,
-        next=next,
+        next=next_step,
         sealed=True,
     )
     found = {}
-    with report_malformed(path, what="manifest of the mixture", next=next):
+    with report_malformed(path, what="manifest of the mixture", next=next_step):
         for source in manifest["sources"]:
             check_types(source, fields={"name": str, "manifest": str, "sha256": str})
     for source in manifest["sources"]:
@@ -75,7 +75,12 @@ def read_mixture(path: Path) -> dict[str, Path]:
             what = "a source of the mixture was built again with other content."
             expected = source["sha256"]
             raise UserError(
-                what, source=source["name"], file=file, expected=expected, found=digest, next=next
+                what,
+                source=source["name"],
+                file=file,
+                expected=expected,
+                found=digest,
+                next=next_step,
             )
         found[source["name"]] = file
     return found
@@ -90,8 +95,8 @@ def open_order(run: RunSettings, sizes: list[int]) -> ShuffledOrder | MixtureOrd
     for corpus, size in zip(run.trained_corpora, sizes, strict=True):
         if size == 0:
             what = "a source of the mixture has no training documents."
-            next = "give it documents, or the weight 0"
-            raise UserError(what, mixture=run.corpus.name, source=corpus.name, next=next)
+            next_step = "give it documents, or the weight 0"
+            raise UserError(what, mixture=run.corpus.name, source=corpus.name, next=next_step)
     weights = [[stage.weights[n] for n in mixture.trained] for stage in mixture.stages]
     starts = mixture.stage_starts(run.sequence_length)
     return MixtureOrder(

@@ -218,13 +218,13 @@ class Records:
         return table
 
     def _changed(self, number: int, expected: str | None, found: str, **place: str) -> UserError:
-        next = self._rebuild(self._files[number]["name"])
+        next_step = self._rebuild(self._files[number]["name"])
         return changed_error(
             f"a file of the {self._what}",
             file=self._paths[number],
             expected=expected,
             found=found,
-            next=next,
+            next=next_step,
             **place,
         )
 

@@ -91,9 +91,13 @@ def check_comparable(a: Recording, b: Recording) -> None:
             next=RECORD_AGAIN,
         )
     if not a.floors and not b.floors:
-        next = f"run A's training script twice more, with {FLOOR_VARIABLE}=1 and {FLOOR_VARIABLE}=2"
+        next_step = (
+            f"run A's training script twice more, with {FLOOR_VARIABLE}=1 and {FLOOR_VARIABLE}=2"
+        )
         raise RecordingError(
-            "the rounding floor was not measured.", expected=f"{a.folder / 'floor-1'}", next=next
+            "the rounding floor was not measured.",
+            expected=f"{a.folder / 'floor-1'}",
+            next=next_step,
         )
     every = [set(step["rows"]) for step in a.steps]
     for step, rows, other in zip(a.steps, every, b.steps, strict=True):

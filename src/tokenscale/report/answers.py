@@ -727,12 +727,12 @@ def _describe_efficiency(scaling: pd.DataFrame) -> str:
         f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size "
         f"{int(worst['world_size'])})"
     )
-    next = (
+    next_step = (
         "ranks that share cores do not measure scaling"
         if shared
         else "look at the run that it is measured from"
     )
     return (
         f"Scaling efficiency is above 100 % in {len(above)} of {len(known)} runs, up to {where}: "
-        f"{next}."
+        f"{next_step}."
     )

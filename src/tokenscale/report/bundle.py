@@ -238,12 +238,12 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
     """Names of the files of the folder that others have made."""
     for path in (output / "index.html", output / "report.pdf", *also):
         if not path.is_file():
-            next = "snakemake report, or tokenscale report"
-            raise UserError("a file of the report is missing.", file=path, next=next)
+            next_step = "snakemake report, or tokenscale report"
+            raise UserError("a file of the report is missing.", file=path, next=next_step)
         if not path.resolve().is_relative_to(output.resolve()):
             what = "a file of the report lies outside its folder."
-            next = "write it below the folder of the report"
-            raise UserError(what, file=path, folder=output, next=next)
+            next_step = "write it below the folder of the report"
+            raise UserError(what, file=path, folder=output, next=next_step)
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
 

@@ -180,9 +180,9 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
         ):
             if macro in taken:  # `a-1` and `a-one`, or `a` and `a-low`
                 what = "two claims have one LaTeX macro."
-                next = "rename one of them: a macro spells out digits"
+                next_step = "rename one of them: a macro spells out digits"
                 raise UserError(
-                    what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next
+                    what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next_step
                 )
             taken[macro] = claim["id"]
             lines.append(f"\\newcommand{{{macro}}}{{{in_latex(text)}}}")

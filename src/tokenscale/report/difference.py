@@ -66,12 +66,12 @@ def read(folder: Path) -> Report:
     cells = {}
     if not record.is_file():
         expected = f"{record.name} and data/<experiment>/cells.parquet, as in results/report"
-        next = "snakemake report"
+        next_step = "snakemake report"
         raise UserError(
             "this is no report's folder.",
             folder=folder,
             expected=expected,
-            next=f"{next} makes one",
+            next=f"{next_step} makes one",
         )
     paths = sorted((folder / "data").glob("*/cells.parquet"))
     listed = read_sums(folder) if (folder / bundle.SUMS).is_file() else {}

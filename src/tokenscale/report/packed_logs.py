@@ -79,8 +79,8 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
 def _check_inside(results: Path, names: set[str]) -> None:
     if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
         what = "an input of the tables lies outside of the folder of results."
-        next = "move it there, and ingest again"
-        raise UserError(what, path=results / outside[0], next=next)
+        next_step = "move it there, and ingest again"
+        raise UserError(what, path=results / outside[0], next=next_step)
 
 
 def _read_judged(path: Path) -> dict[str, dict[str, Any]]:
@@ -115,7 +115,7 @@ def _read(results: Path, name: str) -> bytes:
     content = path.read_bytes()
     places = {Path.cwd(), Path(os.environ.get("HOME", "/"))} - {Path("/")}
     if named := [f"{at}/" for at in places if f"{at}/".encode() in content]:
-        next = (
+        next_step = (
             "name the corpus and other inputs by paths relative to the project, and run the "
             "experiment again"
         )
@@ -123,7 +123,7 @@ def _read(results: Path, name: str) -> bytes:
             "a file for the archive names a folder of this machine.",
             path=path,
             found=named[0],
-            next=next,
+            next=next_step,
         )
     return content
 
@@ -140,8 +140,8 @@ def restore(archive: Path, output: Path) -> list[str]:
         and (not output.is_dir() or any(output.iterdir()))
     ):
         what = "the folder for the evidence holds other files."
-        next = "name a new folder with --output"
-        raise UserError(what, folder=output, next=next)
+        next_step = "name a new folder with --output"
+        raise UserError(what, folder=output, next=next_step)
     experiments, files, judged = _unpack(archive)
     shutil.rmtree(output, ignore_errors=True)
     for name, content in files.items():
@@ -158,7 +158,7 @@ def restore(archive: Path, output: Path) -> list[str]:
 
 def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[str, Any]]:
     """Return experiments, file → content, and experiment → run → `JUDGED` of an archive."""
-    next = "take the archive from where it came from again"
+    next_step = "take the archive from where it came from again"
     try:
         packed = read_file(archive)
         unpacker = lzma.LZMADecompressor(memlimit=1 << 28)
@@ -172,9 +172,9 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
         ) from None
     except (lzma.LZMAError, EOFError, OSError, ValueError, RecursionError) as error:
         raise UserError(
-            "the archive of logs cannot be read.", path=archive, reason=error, next=next
+            "the archive of logs cannot be read.", path=archive, reason=error, next=next_step
         ) from None
-    with report_malformed(archive, what="archive of logs", next=next):
+    with report_malformed(archive, what="archive of logs", next=next_step):
         if type(content["schema"]) is not int or content["schema"] != 1:
             raise ValueError(f"schema is {content['schema']!r}, and 1 is read")
         experiments = [TableInputs(**inputs) for inputs in content["experiments"]]

@@ -148,9 +148,9 @@ def read_figure(path: Path) -> dict[str, Any]:
     """Read the JSON of a figure. Raises UserError if it is missing or changed, or a file of the
     figure is.
     """
-    next = f"snakemake -f {path.with_suffix('.svg')}"
-    words = read_record(path, what="figure's record", next=next)
-    with report_malformed(path, what="figure's record", next=next):
+    next_step = f"snakemake -f {path.with_suffix('.svg')}"
+    words = read_record(path, what="figure's record", next=next_step)
+    with report_malformed(path, what="figure's record", next=next_step):
         files = [
             {"name": f"{path.stem}.{kind}", "sha256": sha256}
             for kind, sha256 in words["files"].items()
@@ -160,7 +160,7 @@ def read_figure(path: Path) -> dict[str, Any]:
             "a figure's file is not the one that was drawn.",
             file=path.parent / name,
             found=fault,
-            next=next,
+            next=next_step,
         )
     return words
 

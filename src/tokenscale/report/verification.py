@@ -614,8 +614,8 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
                     command, stdin=signed, capture_output=True, encoding="utf-8", errors="replace"
                 )
         except FileNotFoundError:
-            next = "install OpenSSH 8.2 or newer"
-            raise UserError("signatures need ssh-keygen.", file=signature, next=next) from None
+            next_step = "install OpenSSH 8.2 or newer"
+            raise UserError("signatures need ssh-keygen.", file=signature, next=next_step) from None
 
     names = ssh_keygen("find-principals").stdout.splitlines()
     if not names:
@@ -631,5 +631,5 @@ def _one_line(error: UserError) -> str:
     where = ", ".join(
         error.facts[name] for name in ("file", "path", "folder") if name in error.facts
     )
-    next = f"; next {error.facts['next']}" if "next" in error.facts else ""
-    return f"{where}{': ' * bool(where)}{error.what.rstrip('.')}{next}"
+    next_step = f"; next {error.facts['next']}" if "next" in error.facts else ""
+    return f"{where}{': ' * bool(where)}{error.what.rstrip('.')}{next_step}"

@@ -275,8 +275,8 @@ def write_listing(*given: str | None) -> str:
     except OSError as error:
         if _read_text(path) != text:  # unless another Snakemake process has written the same
             what = "the listing of a job's files cannot be written."
-            next = "make the folder results/code writable"
-            raise UserError(what, file=path, reason=error.strerror, next=next) from None
+            next_step = "make the folder results/code writable"
+            raise UserError(what, file=path, reason=error.strerror, next=next_step) from None
     return str(path)
 
 

@@ -517,9 +517,9 @@ class Config:
         """
         factors = experiment.factors
         if "corpus" in design.varied_keys(factors):
-            next = "remove the factor, or set `corpus` for another experiment"
+            next_step = "remove the factor, or set `corpus` for another experiment"
             raise UserError(
-                "the experiment compares corpora.", file=file, key="factors.corpus", next=next
+                "the experiment compares corpora.", file=file, key="factors.corpus", next=next_step
             )
         swap = partial(self._replace_tokenizer, corpus, file)
         changes: dict[str, Any] = {
@@ -624,11 +624,11 @@ class Config:
                 layers=self._layers,
             ).runs(name)
             what = f"the experiment {name} cannot run on the corpus {self.settings.corpus}."
-            next = "remove it from `experiments`, or choose a corpus that fits"
+            next_step = "remove it from `experiments`, or choose a corpus that fits"
             facts = {
                 "experiment": self.available[name],
                 "reason": error.facts.get("reason", error.what),
-                "next": next,
+                "next": next_step,
             }
             raise UserError(what, file=self.file_of("corpus"), key="corpus", **facts) from None
 
@@ -900,9 +900,9 @@ class Config:
                 if run_id in found:
                     what = "two patterns match the same run."
                     where = f"external.{number}.runs"
-                    next = "make the patterns disjoint"
+                    next_step = "make the patterns disjoint"
                     raise UserError(
-                        what, file=self.available[name], key=where, run=run_id, next=next
+                        what, file=self.available[name], key=where, run=run_id, next=next_step
                     )
                 found[run_id] = {
                     "run_id": run_id,

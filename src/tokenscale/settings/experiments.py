@@ -544,8 +544,8 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
         of, over = map(flatten_cell, cells)
         if of == over:
             what = "a primary comparison compares a cell with itself."
-            next = "give `of` and `over` different levels"
-            raise UserError(what, key=key, found=canonical_json(cells[0]), next=next)
+            next_step = "give `of` and `over` different levels"
+            raise UserError(what, key=key, found=canonical_json(cells[0]), next=next_step)
         differing = [key for key in of | over if of.get(key) != over.get(key)]
         described.append(
             {
@@ -573,9 +573,9 @@ def _compared_factor(differing: list[str], key: str) -> str:
         return differing[0] if len(differing) == 1 and sections != {"layout"} else sections.pop()
     what = "the cells of a primary comparison differ in several factors."
     found = ", ".join(differing)
-    next = "name the other levels under `at`, or choose other cells"
+    next_step = "name the other levels under `at`, or choose other cells"
     raise UserError(
-        what, key=key, found=found, expected="two cells that differ in one factor", next=next
+        what, key=key, found=found, expected="two cells that differ in one factor", next=next_step
     )
 
 

@@ -152,12 +152,12 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
     try:
         values = tomllib.loads(read_file(file).decode("utf-8-sig"))
     except FileNotFoundError:
-        next = "profiles/alps/machine.toml is an example"
-        raise UserError("the machine file is missing.", file=file, next=next) from None
+        next_step = "profiles/alps/machine.toml is an example"
+        raise UserError("the machine file is missing.", file=file, next=next_step) from None
     except (ValueError, RecursionError, OSError) as error:  # also an invalid file name
         what = "the machine file is not readable TOML."
-        next = "correct it, or use another file"
-        raise UserError(what, file=file, reason=error, next=next) from None
+        next_step = "correct it, or use another file"
+        raise UserError(what, file=file, reason=error, next=next_step) from None
     raise_errors(find_foreign_values(values), file=str(file))
     machine: Machine = decode(Machine, values, file=str(file))
     raise_errors(machine.problems(), file=str(file))

@@ -375,8 +375,8 @@ def _describe_unknown_key(cls: object, location: tuple) -> tuple[str, dict[str, 
         hints.append(f"did you mean {near!r}?")
     if homes:
         hints.append(f"write it as {' or '.join(homes)}")
-    next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
-    return f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
+    next_step = " Or ".join(hints) or "remove it, or use one of the allowed keys"
+    return f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next_step}
 
 
 def _describe_expected(kind: str, message: str, context: dict[str, Any]) -> str:

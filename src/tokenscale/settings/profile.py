@@ -90,7 +90,7 @@ def parse_pair(text: str, file: str = "--config") -> tuple[str, Any]:
     """
     key, sign, value = text.partition("=")
     if not sign:
-        next = (
+        next_step = (
             f"--configfile {text}"
             if Path(text).is_file()
             else "write key=value, such as scale=workstation"
@@ -99,7 +99,7 @@ def parse_pair(text: str, file: str = "--config") -> tuple[str, Any]:
             "an item of --config is not KEY=VALUE with a YAML value.",
             file=file,
             found=text,
-            next=next,
+            next=next_step,
         )
     return key, parse_yaml(value, file=file, key=key)
 

@@ -223,8 +223,8 @@ def translate_study_flags(
         found = f"--model-parallel-mode {mode or 'was not given'}"
         if "micro_batch" in stated:
             found = "--micro-batch"
-        next = "remove --n-chunk, or use that mode without --micro-batch"
-        raise UserError(what, flag=f"--n-chunk {words.n_chunk}", found=found, next=next)
+        next_step = "remove --n-chunk, or use that mode without --micro-batch"
+        raise UserError(what, flag=f"--n-chunk {words.n_chunk}", found=found, next=next_step)
     if mode is None:
         return words, values, ()
     layout, notes = _translate_mode(mode, stated=stated, ranks=ranks)
@@ -239,8 +239,8 @@ def _translate_mode(
     given = stated.get("layout.schedule", order)
     if mode == "model_parallel" and given != order:
         what = "--model-parallel-mode model_parallel supports the schedule naive only."
-        next = "remove --layout.schedule, or use --model-parallel-mode pipeline_parallel"
-        raise UserError(what, flag=f"--layout.schedule {given}", next=next)
+        next_step = "remove --layout.schedule, or use --model-parallel-mode pipeline_parallel"
+        raise UserError(what, flag=f"--layout.schedule {given}", next=next_step)
     layout: dict[str, Any] = {"layout.schedule": given}
     if "layout.pipeline" in stated:
         return layout, ()

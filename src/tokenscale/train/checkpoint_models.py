@@ -89,11 +89,11 @@ def open_checkpoint(
         run = replace(run, objective="causal")
     held = folder / "tokenizer"
     if tokenizer is None and not held.is_dir():
-        next = (
+        next_step = (
             "name the folder of the one that the model was trained with: --tokenizer "
             "results/tokenizers/NAME"
         )
-        raise UserError("the checkpoint holds no tokenizer.", checkpoint=folder, next=next)
+        raise UserError("the checkpoint holds no tokenizer.", checkpoint=folder, next=next_step)
     entries = read_tokenizer_manifest(tokenizer or held)["vocabulary_size"]
     if shape.vocabulary_size is not None and entries > shape.vocabulary_size:
         raise UserError(
@@ -255,8 +255,10 @@ def open_causal(
     """
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     if opened.run.objective != "causal":
-        next = "name the checkpoint of a causal run"
-        raise UserError("a masked model cannot generate text.", checkpoint=opened.name, next=next)
+        next_step = "name the checkpoint of a causal run"
+        raise UserError(
+            "a masked model cannot generate text.", checkpoint=opened.name, next=next_step
+        )
     return opened
 
 

@@ -22,8 +22,7 @@ from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings, find_other_schedule
-from tokenscale.train import profiling as memory
-from tokenscale.train import record
+from tokenscale.train import profiling, record
 from tokenscale.train.budget import Budget
 from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.compilation import describe_compilation
@@ -282,7 +281,7 @@ class Training:
         probe = (
             None
             if self.log.last
-            else memory.Probe(model=self.trainer.model, device=self.world.device, run=run)
+            else profiling.Probe(model=self.trainer.model, device=self.world.device, run=run)
         )
 
         # batch: this rank's rows, the useful tokens of all ranks, and the learning rate
@@ -335,7 +334,7 @@ class Training:
         self.writer.event("compilation", step=self.done, **counts)
         self.progress.log(describe_compilation(counts))
 
-    def _read(self, probe: memory.Probe | None) -> None:
+    def _read(self, probe: profiling.Probe | None) -> None:
         """Write the steps that the log has collected, and the memory that was measured."""
         self.log.read()
         line = self.log.last
@@ -433,9 +432,9 @@ class Training:
         self.done = found.record["step"]
         if self.earlier["begins_at"] == self.done and self.budget.ended(self.done):
             what = "the checkpoint is at the end of this run's budget, or behind it."
-            next = "raise the budget, or take an earlier state"
+            next_step = "raise the budget, or take an earlier state"
             raise UserError(
-                what, checkpoint=found.folder, found=f"after step {self.done}", next=next
+                what, checkpoint=found.folder, found=f"after step {self.done}", next=next_step
             )
         self.writer.event("resume", step=self.done, status=found.folder.name)
         self.progress.log(f"goes on after step {self.done}, from {found.folder}")

@@ -19,7 +19,7 @@ from tokenscale.runs.records.events import Writer
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.train import profiling as memory
+from tokenscale.train import profiling
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import PARTS, HostTimer
 from tokenscale.train.trainer import StepResult
@@ -176,7 +176,7 @@ class StepLog:
             numbers = [[value.item() for value in row] for row in rows]
         else:
             numbers = torch.stack([torch.stack(row) for row in rows]).tolist()
-        peak = memory.peak(self._world.device)
+        peak = profiling.peak(self._world.device)
         for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(
             self._pending, numbers, laps, strict=True
         ):

@@ -130,9 +130,9 @@ class Checkpoints:
         ) is not None:
             setting, there, here = other
             what = "the checkpoint is of another run."
-            next = "name a checkpoint of the same run, or start without one"
+            next_step = "name a checkpoint of the same run, or start without one"
             raise UserError(
-                what, checkpoint=where, setting=setting, found=there, expected=here, next=next
+                what, checkpoint=where, setting=setting, found=there, expected=here, next=next_step
             )
         theirs = found.record.get("inputs") or {}
         mine = self._record.get("inputs") or {}
@@ -145,9 +145,9 @@ class Checkpoints:
         ]
         if differing or found.record.get("code_sha256") != self._record.get("code_sha256"):
             what = "the checkpoint was made with other code or data."
-            next = "train the other run again, which writes a new one"
+            next_step = "train the other run again, which writes a new one"
             raise UserError(
-                what, checkpoint=where, differs=", ".join(differing) or "code", next=next
+                what, checkpoint=where, differs=", ".join(differing) or "code", next=next_step
             )
         return found
 

@@ -171,8 +171,8 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
             f"the objective {run.objective} needs the tokenizer, but the tokenizer of this file "
             "is not here."
         )
-        next = "--tokenizer-name FOLDER names the tokenizer that made the file"
-        raise UserError(what, flag=f"--objective {run.objective}", file=store, next=next)
+        next_step = "--tokenizer-name FOLDER names the tokenizer that made the file"
+        raise UserError(what, flag=f"--objective {run.objective}", file=store, next=next_step)
     if run.validation.rows:
         held_out = Path(
             paths.store_manifest(
@@ -184,8 +184,10 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
                 "a pretokenized file holds no validation documents, and there is no validation "
                 "store."
             )
-            next = "leave --validation.rows out, or train on a corpus, which holds out documents"
-            raise UserError(what, flag="--validation.rows", expected=held_out, next=next)
+            next_step = (
+                "leave --validation.rows out, or train on a corpus, which holds out documents"
+            )
+            raise UserError(what, flag="--validation.rows", expected=held_out, next=next_step)
         manifests["validation_store"] = held_out
     return manifests
 
@@ -206,11 +208,11 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
         run = flags.replace_values(run, values={"validation.rows": 0})
     if run.validation.bleu and held_out == 0:
         what = "BLEU needs held-out documents, and the corpus holds out none."
-        next = (
+        next_step = (
             "give the corpus a `validation_share` or `validation_files`, or leave "
             "--validation.bleu out"
         )
-        raise UserError(what, flag="--validation.bleu", corpus=corpora[0], next=next)
+        raise UserError(what, flag="--validation.bleu", corpus=corpora[0], next=next_step)
     return run, _build_inputs(run, corpora, tokenizer)
 
 
@@ -219,8 +221,8 @@ def _check_pairs(run: RunSettings) -> None:
     for settings in run.corpora:
         if run.labels == "target" and not settings.source.pairs:
             what = f"documents of the corpus {settings.name} are not pairs: they have no target."
-            next = "--target-column NAME names the translations, or leave --labels out"
-            raise UserError(what, flag="--labels target", next=next)
+            next_step = "--target-column NAME names the translations, or leave --labels out"
+            raise UserError(what, flag="--labels target", next=next_step)
 
 
 def _build_inputs(run: RunSettings, corpora: list[Path], tokenizer: Path) -> dict[str, Path]:

@@ -165,8 +165,8 @@ def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
     for key, text in run.problems():
         if steps_known or key != "schedule.warmup_steps":
             facts = {"flag": find_flag(key), "setting": key, "reason": text}
-            next = "change one of these flags, or leave it out"
-            raise UserError("the flags do not fit together.", **facts, next=next)
+            next_step = "change one of these flags, or leave it out"
+            raise UserError("the flags do not fit together.", **facts, next=next_step)
 
 
 def shorten_warmup(run: RunSettings, stated: Container[str]) -> RunSettings:
@@ -186,8 +186,8 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
     found = f"WORLD_SIZE={world_size}"
     if world_size is not None and words.world_size not in (None, world_size):
         what = "--world-size differs from torchrun's number of ranks."
-        next = "leave --world-size out: torchrun sets it"
-        raise UserError(what, flag=requested, found=found, next=next)
+        next_step = "leave --world-size out: torchrun sets it"
+        raise UserError(what, flag=requested, found=found, next=next_step)
     ranks = world_size or words.world_size
     if ranks is not None:
         _check_degrees(stated, ranks, found=requested if world_size is None else found)
@@ -223,11 +223,11 @@ def _check_degrees(stated: dict[str, Any], ranks: int, found: str) -> None:
     given = " ".join(
         f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated
     )
-    next = f"take a multiple of {others} ranks"
+    next_step = f"take a multiple of {others} ranks"
     if copies:
-        next += ", and leave --layout.data out"
+        next_step += ", and leave --layout.data out"
     what = "the degrees of the layout do not fit the number of ranks."
-    raise UserError(what, flags=given, found=found, next=next)
+    raise UserError(what, flags=given, found=found, next=next_step)
 
 
 def _count_model_ranks(values: dict[str, Any]) -> int:
@@ -455,19 +455,19 @@ def _read_pretokenized(
     folder = path.is_dir()
     manifest_path = path / "manifest.json" if folder else _manifest_path(path)
     if path.is_file() and not manifest_path.is_file():
-        next = (
+        next_step = (
             f"make it with `tokenscale pretokenize --input-path … --output-dir {path.parent}`, "
             "or add\n"
         )
-        next += "--text-column NAME if it holds text, to tokenize it before the training"
+        next_step += "--text-column NAME if it holds text, to tokenize it before the training"
         facts = {"flag": "--dataset", "file": path, "expected": manifest_path.name}
-        raise UserError("the pretokenized file has no manifest beside it.", **facts, next=next)
+        raise UserError("the pretokenized file has no manifest beside it.", **facts, next=next_step)
     check_present(manifest_path if folder else path, flag="--dataset")
     # corpora and tokenizers also have a manifest
     if folder and "format" not in read_json(manifest_path, what="manifest"):
         what = "the dataset's folder holds no token store."
-        next = "name a store, or leave --pretokenized out"
-        raise UserError(what, flag="--dataset", folder=path, next=next)
+        next_step = "name a store, or leave --pretokenized out"
+        raise UserError(what, flag="--dataset", folder=path, next=next_step)
     manifest = read_store_manifest(manifest_path)
     options = manifest["options"]
     stored = [
@@ -522,9 +522,9 @@ def _find_store_tokenizer(
                     theirs = f"{found.directory} has {name} {has[name]}"
                     ours = f"{path} has {name} {manifest[name]}"
                     facts = {"flag": "--tokenizer-name", "tokenizer": theirs, "store": ours}
-                    next = "name the tokenizer that made them, or leave --tokenizer-name out"
+                    next_step = "name the tokenizer that made them, or leave --tokenizer-name out"
                     raise UserError(
-                        "the tokenizer is not the one that made these ids.", **facts, next=next
+                        "the tokenizer is not the one that made these ids.", **facts, next=next_step
                     )
             # the store's name stays: it is part of the run's identity
             return tokenizer, found.directory
@@ -606,9 +606,9 @@ def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
     numbers = (model.vocabulary_size or DUMMY_VOCABULARY) - CONTROL
     if numbers < 2:
         what = "the model's vocabulary is too small for the dataset dummy."
-        next = "name a dataset, or another model"
+        next_step = "name a dataset, or another model"
         has = f"{model.name} has {model.vocabulary_size} entries"
-        raise UserError(what, model=has, expected="at least 5", next=next)
+        raise UserError(what, model=has, expected="at least 5", next=next_step)
     source = SourceSettings(kind="dummy", documents=DUMMY_DOCUMENTS, vocabulary_size=numbers)
     corpus = CorpusSettings(source=source, cleaning=CleaningSettings(deduplicate=False))
     return replace(
@@ -668,7 +668,7 @@ def _fitting_vocabulary(model: ModelSettings) -> int | None:
 
 def vocabulary_error(model: ModelSettings, tokenizer: str, size: int) -> UserError:
     """Return the error for an embedding that has fewer rows than the tokenizer has ids."""
-    next = (
+    next_step = (
         "leave --tokenizer-name out: a tokenizer with as many entries as the model is then "
         "learned from the text"
     )
@@ -677,5 +677,5 @@ def vocabulary_error(model: ModelSettings, tokenizer: str, size: int) -> UserErr
         "tokenizer": f"{tokenizer} has {size:,}",
     }
     return UserError(
-        "the tokenizer has more entries than the model's embedding.", **facts, next=next
+        "the tokenizer has more entries than the model's embedding.", **facts, next=next_step
     )

@@ -119,19 +119,19 @@ def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
     """
     if not manifest.get("document_parts"):
         facts = {"run": run.identity, "corpus": run.corpus.name, "key": "labels"}
-        next = "set `target_column` or `target_files` of the corpus' source, or labels: all"
+        next_step = "set `target_column` or `target_files` of the corpus' source, or labels: all"
         raise UserError(
-            "labels: target needs pairs, but the documents are not pairs.", **facts, next=next
+            "labels: target needs pairs, but the documents are not pairs.", **facts, next=next_step
         )
     if manifest["bos_id"] == manifest["eos_id"]:
         what = (
             "labels: target needs different ids for BOS and EOS, but the tokenizer has one for "
             "both."
         )
-        next = "use another tokenizer (kind bpe trains one on the corpus), or labels: all"
+        next_step = "use another tokenizer (kind bpe trains one on the corpus), or labels: all"
         name = run.tokenizer.name
         raise UserError(
-            what, run=run.identity, tokenizer=f"{name}, id {manifest['bos_id']}", next=next
+            what, run=run.identity, tokenizer=f"{name}, id {manifest['bos_id']}", next=next_step
         )
     return manifest["bos_id"], manifest["eos_id"]
 

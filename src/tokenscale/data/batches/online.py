@@ -56,14 +56,14 @@ class OnlineDocuments:
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:
             what = "the model's vocabulary is smaller than the tokenizer's."
-            next = "remove model.vocabulary_size, or raise it"
+            next_step = "remove model.vocabulary_size, or raise it"
             has = f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids"
             raise UserError(
                 what,
                 run=run.identity,
                 model=f"vocabulary_size {model_size}",
                 tokenizer=has,
-                next=next,
+                next=next_step,
             )
 
     def __len__(self) -> int:

@@ -49,8 +49,8 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
                 "allowed": f"{limit:g}  (maximum_repetitions)",
             }
             key = f"mixtures.{run.corpus.name}.maximum_repetitions"
-            next = f"raise {key}, lower the weight of {name}, or train fewer steps"
-            raise UserError(what, mixture=run.corpus.name, source=name, **needs, next=next)
+            next_step = f"raise {key}, lower the weight of {name}, or train fewer steps"
+            raise UserError(what, mixture=run.corpus.name, source=name, **needs, next=next_step)
 
 
 def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[int]) -> list[float]:

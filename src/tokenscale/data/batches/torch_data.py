@@ -41,9 +41,9 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         declared = read_store_manifest(self.where)
         if bounds and declared["format"] != "packed":
             what = "only rows of a packed store hold several documents."
-            next = "leave `bounds` out, or read a packed store"
+            next_step = "leave `bounds` out, or read a packed store"
             raise UserError(
-                what, store=f"{self.where} has the format {declared['format']}", next=next
+                what, store=f"{self.where} has the format {declared['format']}", next=next_step
             )
         self.manifest = open_store(
             self.where, expected=StoreSettings(declared["format"], **declared["options"])

@@ -206,9 +206,11 @@ class Source(NamedTuple):
         if changed := sorted(
             {name for (_, name), _ in self.stamps.items() ^ self.list_stamps().items()}
         ):
-            next = "run this command again when the files are complete"
+            next_step = "run this command again when the files are complete"
             raise UserError(
-                "a source file changed while it was read.", files=few(changed, shown=8), next=next
+                "a source file changed while it was read.",
+                files=few(changed, shown=8),
+                next=next_step,
             )
         hashes = {
             (key, file["name"]): file["sha256"]
@@ -320,9 +322,12 @@ def describe_corpus(
     """Return the manifest of a corpus. Raises UserError if there are no training documents."""
     if splits["train"]["rows"] == 0:
         found = ", ".join(f"{k} {v}" for k, v in counts.items())
-        next = "check corpus.source and corpus.cleaning"
+        next_step = "check corpus.source and corpus.cleaning"
         raise UserError(
-            "the corpus has no training documents.", corpus=directory, documents=found, next=next
+            "the corpus has no training documents.",
+            corpus=directory,
+            documents=found,
+            next=next_step,
         )
     own = settings.source.has_own_validation
     return {

@@ -184,8 +184,11 @@ def match_targets(
     """
     if targets and len(files) != len(targets):
         what = "each file of texts goes with one of translations."
-        next = "name as many, in the same order"
+        next_step = "name as many, in the same order"
         raise UserError(
-            what, key=f"source.{key}", found=f"{len(targets)} for {len(files)} files", next=next
+            what,
+            key=f"source.{key}",
+            found=f"{len(targets)} for {len(files)} files",
+            next=next_step,
         )
     yield from zip(files, targets or [None] * len(files), strict=True)

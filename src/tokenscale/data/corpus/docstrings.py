@@ -145,8 +145,8 @@ def _find_root(name: str) -> Path:
         spec = None
     if spec is None or spec.origin is None:
         what = f"the package {name!r} is not installed."
-        next = f"install {name}, or take it off the list"
-        raise UserError(what, key="corpus.source.packages", next=next)
+        next_step = f"install {name}, or take it off the list"
+        raise UserError(what, key="corpus.source.packages", next=next_step)
     origin = Path(spec.origin)
     return origin.parent if spec.submodule_search_locations else origin
 

@@ -67,12 +67,12 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     directory = Path(directory)
     source = settings.source
     if source.kind not in DOWNLOADS:
-        next = "tokenscale corpus --help makes the corpus"
+        next_step = "tokenscale corpus --help makes the corpus"
         raise UserError(
             "this corpus' source needs no download.",
             key="source.kind",
             found=source.kind,
-            next=next,
+            next=next_step,
         )
     resolve, fetch = DOWNLOADS[source.kind]
     manifest: dict[str, Any] = {"schema_version": VERSION, "kind": source.kind}
@@ -127,8 +127,8 @@ def _check_local_name(local: str, name: str) -> str:
     """
     if "\0" in local or any(part in ("", ".", "..") for part in local.split("/")):
         what = "a file of the source would be written outside of its folder."
-        next = "name the file by another path"
-        raise UserError(what, file=repr(name), found=repr(local), next=next)
+        next_step = "name the file by another path"
+        raise UserError(what, file=repr(name), found=repr(local), next=next_step)
     return local
 
 
@@ -162,10 +162,15 @@ def _fetch_file(
             f"the source has changed; to accept it, remove its line from {RECORD} in the folder "
             "of the download"
         )
-        next = "check the declared hash and the address" if declared else changed
+        next_step = "check the declared hash and the address" if declared else changed
         found = f"{digest}  ({size:,} bytes)"
         raise UserError(
-            what, address=name, file=target, expected=f"sha256 {expected}", found=found, next=next
+            what,
+            address=name,
+            file=target,
+            expected=f"sha256 {expected}",
+            found=found,
+            next=next_step,
         )
     sync(part)
     part.replace(target)
@@ -240,8 +245,10 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
             )
             what = "a download fails again and again."
             tried = f"{failures} times in a row"
-            next = "check the network, the address and, of a bucket, AWS_ENDPOINT_URL"
-            raise UserError(what, address=address, tried=tried, reason=reason, kept=kept, next=next)
+            next_step = "check the network, the address and, of a bucket, AWS_ENDPOINT_URL"
+            raise UserError(
+                what, address=address, tried=tried, reason=reason, kept=kept, next=next_step
+            )
         kept = f" ({_size(part):,} bytes so far)" if _size(part) else ""
         print(
             (
@@ -324,12 +331,12 @@ def _expand_patterns(
             )
         if not matches:
             near = find_nearest(pattern, words=names)
-            next = f"did you mean {near}?" if near else "correct `files` of the source"
+            next_step = f"did you mean {near}?" if near else "correct `files` of the source"
             raise UserError(
                 "no file of the source fits its pattern.",
                 requested=pattern,
                 has=few(names, shown=8),
-                next=next,
+                next=next_step,
             )
         found |= dict.fromkeys(sorted(matches))
     return list(found)
@@ -392,12 +399,12 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
             version=version,
         )
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        next = "download the file with another program, and use its path"
+        next_step = "download the file with another program, and use its path"
         raise UserError(
             "a server sends a file in an unknown encoding.",
             address=address,
             found=encoding,
-            next=next,
+            next=next_step,
         )
     if first:
         raise Retry(
@@ -424,8 +431,8 @@ def _translate_web_errors(address: str) -> Iterator[None]:
         yield
     except (ValueError, requests.TooManyRedirects) as error:  # such as a redirect to `file:`
         what = "a download leads to something that is not a web address."
-        next = "use the address of the file itself"
-        raise UserError(what, address=address, reason=first_line(error), next=next) from None
+        next_step = "use the address of the file itself"
+        raise UserError(what, address=address, reason=first_line(error), next=next_step) from None
     except urllib3.exceptions.TimeoutError:
         raise Retry("the connection timed out") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -451,15 +458,17 @@ def _check_response(address: str, response: requests.Response) -> None:
         )
     if not response.ok:
         answer = f"{response.status_code} {response.reason}"
-        next = "check the address, and whether it needs a login"
-        raise UserError("a server does not give a file.", address=address, answer=answer, next=next)
+        next_step = "check the address, and whether it needs a login"
+        raise UserError(
+            "a server does not give a file.", address=address, answer=answer, next=next_step
+        )
     if "html" in content_type and not urlsplit(address).path.endswith((".html", ".htm")):
-        next = "use the address of the file itself (often called `raw` or `resolve`)"
+        next_step = "use the address of the file itself (often called `raw` or `resolve`)"
         raise UserError(
             "an address gives a web page, not a file.",
             address=address,
             found=content_type,
-            next=next,
+            next=next_step,
         )
 
 
@@ -593,15 +602,15 @@ def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: boo
 
 
 def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError:
-    next = "check names, revision, network and, for gated data, `hf auth login`"
+    next_step = "check names, revision, network and, for gated data, `hf auth login`"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        next = (
+        next_step = (
             "unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
         )
     dataset = f"{source.repository} at {source.revision}"
     reason = f"{type(error).__name__}: {first_line(error)}"
     what = "the hub does not give a file of the dataset."
-    return UserError(what, dataset=dataset, file=name, reason=reason, next=next)
+    return UserError(what, dataset=dataset, file=name, reason=reason, next=next_step)
 
 
 #: kind of source → (`resolve(source, files, recorded)`, which returns {remote name: local name},

@@ -60,11 +60,11 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
         what = "a source names a folder, not files."
-        next = f"name its files: {Path(pattern) / '*.parquet'}"
+        next_step = f"name its files: {Path(pattern) / '*.parquet'}"
         if not Path(matches[0]).is_dir():
             what = "this is not a regular file."
-            next = "name a file"
-        return UserError(what, key=f"source.{key}", found=pattern, next=next)
+            next_step = "name a file"
+        return UserError(what, key=f"source.{key}", found=pattern, next=next_step)
     names = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
     near = find_nearest(Path(pattern).name, words=names)
     return UserError(
@@ -101,13 +101,13 @@ def describe_downloads(
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:
             path = downloads / file["name"]
-            next = f"snakemake -f {downloads / 'manifest.json'}"
+            next_step = f"snakemake -f {downloads / 'manifest.json'}"
             check_file(
                 path,
                 size=file["bytes"],
                 sha256=file["sha256"],
                 what="download",
-                next=next,
+                next=next_step,
             )
     return {k: v for k, v in manifest.items() if k != "schema_version"}
 
@@ -176,13 +176,13 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
             nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if nonempty and not any(nonempty):
                 found = f"{len(paths)} file(s), all empty"
-                next = "put text there, or name other files"
+                next_step = "put text there, or name other files"
                 raise UserError(
                     "a source has no documents.",
                     file=paths[0],
                     key=f"source.{key}",
                     found=found,
-                    next=next,
+                    next=next_step,
                 )
         except UserError as error:
             if built and error.what in (MISSING, NO_MATCH):
@@ -197,8 +197,10 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
 def too_many_parts_error(corpus: CorpusSettings, files: int) -> UserError:
     """Return the error for a corpus that has more parts than source files."""
     what = "a corpus has more parts than source files."
-    next = f"lower `parts` of the corpus {corpus.name}, or split its files"
-    return UserError(what, key="parts", found=f"{corpus.parts} parts, {files} file(s)", next=next)
+    next_step = f"lower `parts` of the corpus {corpus.name}, or split its files"
+    return UserError(
+        what, key="parts", found=f"{corpus.parts} parts, {files} file(s)", next=next_step
+    )
 
 
 def _read_documents(
@@ -219,7 +221,9 @@ def _read_documents(
 
 def _read_manifest(downloads: Path | None) -> dict[str, Any]:
     if downloads is None:
-        next = "--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)"
-        raise UserError("the corpus has a remote source, and --downloads is missing.", next=next)
+        next_step = "--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)"
+        raise UserError(
+            "the corpus has a remote source, and --downloads is missing.", next=next_step
+        )
     path = downloads / "manifest.json"
     return read_record(path, what="manifest of the download", next=f"snakemake -f {path}")

@@ -197,9 +197,9 @@ class Duplicates:
             return self._database.execute(query, parameters)
         except self._error as error:
             what = "duplicates cannot be found."
-            next = "free space on the disk of this folder, and try again"
+            next_step = "free space on the disk of this folder, and try again"
             raise UserError(
-                what, folder=self._folder, reason=first_line(error), next=next
+                what, folder=self._folder, reason=first_line(error), next=next_step
             ) from None
 
     def read(self, number: int) -> np.ndarray:
@@ -364,13 +364,13 @@ def _rewrite_shard(
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
     source = part_folder(directory, number) / name
     target = building / entry["name"]
-    next = rebuild_command(part_folder(directory, number))
+    next_step = rebuild_command(part_folder(directory, number))
     check_file(
         source,
         size=entry["bytes"],
         sha256=entry["sha256"],
         what="corpus",
-        next=next,
+        next=next_step,
     )
     kept = np.ones(entry["rows"], dtype=bool)
     kept[dropped] = False
@@ -391,15 +391,15 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
     other settings.
     """
     path = part_folder(directory, number) / "manifest.json"
-    next = rebuild_command(part_folder(directory, number))
+    next_step = rebuild_command(part_folder(directory, number))
     manifest = read_manifest_file(
         path,
         what="part of the corpus",
         newest=VERSION,
-        next=next,
+        next=next_step,
         oldest=VERSION,
     )
-    with report_malformed(path, what="manifest of the part", next=next):
+    with report_malformed(path, what="manifest of the part", next=next_step):
         check_types(
             manifest,
             fields={"part": int, "parts": int, "documents": dict, "splits": dict, "source": dict},
@@ -413,7 +413,11 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
                 what = "a part does not belong to the corpus."
                 wanted = f"{name}: {expected}"
                 raise UserError(
-                    what, part=path.parent, expected=wanted, found=f"{name}: {found}", next=next
+                    what,
+                    part=path.parent,
+                    expected=wanted,
+                    found=f"{name}: {found}",
+                    next=next_step,
                 )
         for split in SPLITS:
             for key in ("files", "tables"):
@@ -424,7 +428,7 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
                         size=file["bytes"],
                         sha256=sha256,
                         what="corpus",
-                        next=next,
+                        next=next_step,
                     )
     return manifest
 
@@ -438,8 +442,8 @@ def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
     for number, found in enumerate(facts):
         if found != facts[0]:
             what = "parts of the corpus come from different versions of the source."
-            next = "rm -r the folder `parts` of the corpus, and build it again"
-            raise UserError(what, parts=f"00000 and {number:05d}", next=next)
+            next_step = "rm -r the folder `parts` of the corpus, and build it again"
+            raise UserError(what, parts=f"00000 and {number:05d}", next=next_step)
     lists = {
         key: [file for part in parts for file in part["source"].get(key, [])] for key in FILE_LISTS
     }

@@ -257,13 +257,13 @@ class RawText:
 
     def _check(self, file: dict[str, Any], sha256: str | None) -> None:
         path = self.directory / file["name"]
-        next = rebuild_command(self.directory, file=file["name"])
+        next_step = rebuild_command(self.directory, file=file["name"])
         check_file(
             path,
             size=file["bytes"],
             sha256=sha256,
             what="corpus",
-            next=next,
+            next=next_step,
         )
 
     def open_records(self) -> Records | None:
@@ -271,15 +271,15 @@ class RawText:
         path = records_manifest(self.directory)
         if self._name != "train" or not path.exists():
             return None
-        next = f"snakemake -f {path}"
+        next_step = f"snakemake -f {path}"
         manifest = read_manifest_file(
             path,
             what="corpus records",
             newest=RECORDS_VERSION,
-            next=next,
+            next=next_step,
             sealed=True,
         )
-        with report_malformed(path, what="manifest of the corpus records", next=next):
+        with report_malformed(path, what="manifest of the corpus records", next=next_step):
             if manifest["text_sha256"] != self.split["text_sha256"]:
                 return None  # records of an earlier build of this corpus
             for entry in manifest["files"]:
@@ -289,7 +289,7 @@ class RawText:
                     path.parent / entry["name"],
                     size=entry["bytes"],
                     what="corpus",
-                    next=next,
+                    next=next_step,
                 )
             entries = manifest["files"]
         return Records(
@@ -297,7 +297,7 @@ class RawText:
             entries=entries,
             dtype=np.dtype("u1"),
             what="corpus",
-            rebuild=lambda name: next,
+            rebuild=lambda name: next_step,
         )
 
     def _decode_all(self) -> Callable[[int], str]:

@@ -75,7 +75,7 @@ def read_texts(
     elif form != "text":
         rows = FORMATS[form].read(path, list_columns(source), span)
     elif source.target_column is not None:
-        next = (
+        next_step = (
             "name the file of translations as target_files, or write the pairs to Parquet, JSON "
             "lines or TSV"
         )
@@ -83,7 +83,7 @@ def read_texts(
             "a text file has no columns to hold pairs.",
             file=path,
             key="source.target_column",
-            next=next,
+            next=next_step,
         )
     elif source.separator is not None:
         yield from _split_text(path, separator=source.separator.replace("\r\n", "\n"), span=span)
@@ -132,12 +132,12 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
         if name.endswith(endings):
             return form
     what = "the ending of a source file does not say what it holds."
-    next = "set `format` of the source to one of "
+    next_step = "set `format` of the source to one of "
     known = (
         ", ".join(e for endings in ENDINGS.values() for e in endings)
         + "; each but Parquet also .gz, .zst"
     )
-    raise UserError(what, file=path, known=known, next=next + ", ".join(ENDINGS))
+    raise UserError(what, file=path, known=known, next=next_step + ", ".join(ENDINGS))
 
 
 # --------------------------------------------------------------------------------------------------

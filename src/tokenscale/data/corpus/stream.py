@@ -39,8 +39,8 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
         ]
     elif source.revision is None:
         what = "a dataset of the hub needs its commit."
-        next = "set revision to its 40 hex digits, or name a folder"
-        raise UserError(what, key="source.revision", dataset=source.repository, next=next)
+        next_step = "set revision to its 40 hex digits, or name a folder"
+        raise UserError(what, key="source.revision", dataset=source.repository, next=next_step)
     return facts
 
 
@@ -154,7 +154,7 @@ def _get_text(row: dict[str, Any], name: str, option: str, source: SourceSetting
 def _stream_error(source: SourceSettings, what: str, error: Exception) -> UserError:
     dataset = f"{source.repository}{f' at {source.revision}' if source.revision else ''}"
     reason = f"{type(error).__name__}: {first_line(error)}"
-    next = "check name, revision, subset, network and, for gated data, `hf auth login`"
+    next_step = "check name, revision, subset, network and, for gated data, `hf auth login`"
     return UserError(
-        "a dataset cannot be streamed.", dataset=dataset, file=what, reason=reason, next=next
+        "a dataset cannot be streamed.", dataset=dataset, file=what, reason=reason, next=next_step
     )

@@ -100,13 +100,13 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
     )
     if not is_sealed(manifest, key=SEAL) or read_file(path) != pretty_json(manifest).encode():
         expected = f"the content of {SEAL}, as it was written"
-        next = rebuild_command(where)
+        next_step = rebuild_command(where)
         raise changed_error(
             "the manifest of the token store",
             file=path,
             expected=expected,
             found="other content",
-            next=next,
+            next=next_step,
         )
     del manifest[SEAL]
     with report_malformed(path, what="manifest of the token store", next=rebuild_command(where)):
@@ -167,7 +167,7 @@ def open_store(
             width = max(len(wants), len(has))
             # rebuilding a folder uses the options in its name; the command of a single file
             # contains them
-            next = (
+            next_step = (
                 "wrote it: change its options, or the settings of the run"
                 if single
                 else "rebuilds it"
@@ -176,13 +176,13 @@ def open_store(
                 "the token store does not match this run.",
                 run=f"{wants:<{width}}  {requested}",
                 store=f"{has:<{width}}  {found}  ({path.name})",
-                next=f"{rebuild_command(where)}   {next}",
+                next=f"{rebuild_command(where)}   {next_step}",
             )
-    next = rebuild_command(where)
+    next_step = rebuild_command(where)
     # their readers verify what they read
     read = manifest["format"] == "packed" or "records" in manifest
     for file in (*manifest.get("records", {}).get("files", []), *manifest["files"]):
-        restore = rebuild_command(where, file=file["name"]) if "parts" in manifest else next
+        restore = rebuild_command(where, file=file["name"]) if "parts" in manifest else next_step
         sha256 = None if read else file.get("sha256")
         check_file(
             folder / file["name"],
@@ -199,9 +199,9 @@ def open_records(where: Path, manifest: dict[str, Any]) -> Records:
     none.
     """
     if "records" not in manifest:
-        next = rebuild_command(where)
+        next_step = rebuild_command(where)
         raise UserError(
-            "the token store has no records files, which are read.", store=where, next=next
+            "the token store has no records files, which are read.", store=where, next=next_step
         )
     return Records(
         folder=resolve_store(where)[0],

@@ -127,13 +127,13 @@ class _Part:
         path = self.where / f"{name}.npy"
         file = self._files.get(f"{name}.npy")
         if file is not None:
-            next = rebuild_command(self.where)
+            next_step = rebuild_command(self.where)
             check_file(
                 path,
                 size=file["bytes"],
                 sha256=file["sha256"],
                 what="token store",
-                next=next,
+                next=next_step,
             )
         # indexing this object costs many times as much as a plain view
         table = np.load(path, mmap_mode="r")
@@ -252,12 +252,12 @@ class PackedStore:
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 part = self._parts[self._part_numbers(indices[into.ids.max(axis=1).argmax()])]
                 size = self.manifest["vocabulary_size"]
-                next = rebuild_command(part.where)
+                next_step = rebuild_command(part.where)
                 raise vocabulary_error(
                     part.tokens_path,
                     found=largest,
                     vocabulary_size=size,
-                    next=next,
+                    next=next_step,
                 )
             np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
         into.tokens_bt[...] = into.inputs
@@ -476,13 +476,13 @@ class PackedStore:
         place = f"{row:,} of {len(self):,}, byte {(row - part.first_row) * self._row_bytes:,} on"
         expected = f"XXH3 {right[n]:016x}  (checksums.npy)"
         found = f"XXH3 {hashes[n]:016x}"
-        next = rebuild_command(part.where)
+        next_step = rebuild_command(part.where)
         return changed_error(
             "a row of the token store",
             file=part.tokens_path,
             expected=expected,
             found=found,
-            next=next,
+            next=next_step,
             row=place,
         )
 

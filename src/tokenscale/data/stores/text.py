@@ -76,9 +76,11 @@ def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
             "pairs need EOS after both parts.", key="eos", found="false", next="set eos: true"
         )
     if eos and tokenizer.eos_id is None:
-        next = "set `eos` of the tokenizer, or `eos: false` for the run"
+        next_step = "set `eos` of the tokenizer, or `eos: false` for the run"
         raise UserError(
-            f"the tokenizer {tokenizer.name} has no end-of-document token.", key="eos", next=next
+            f"the tokenizer {tokenizer.name} has no end-of-document token.",
+            key="eos",
+            next=next_step,
         )
 
 

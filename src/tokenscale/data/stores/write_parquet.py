@@ -104,9 +104,11 @@ def write_token_list(
             to_documents=add_to_digest,
         )
         if read.close() != writer.digest.close():
-            next = "check the disk and the memory of this machine, and build the store again"
+            next_step = "check the disk and the memory of this machine, and build the store again"
             raise UserError(
-                "the token store is not read back as it was written.", folder=directory, next=next
+                "the token store is not read back as it was written.",
+                folder=directory,
+                next=next_step,
             )
         tokens = int(writer.occurrences.sum())
         facts = {
@@ -220,11 +222,11 @@ class Shard:
             found = f"{offsets[-1]:,} ids in the column {field.name}"
             expected = f"at most {GROUP_VALUES:,}"
             facts = {"file": self.path, "rows": rows, "found": found, "expected": expected}
-            next = (
+            next_step = (
                 "set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the "
                 "corpus"
             )
-            raise UserError("a row group has too many ids.", **facts, next=next)
+            raise UserError("a row group has too many ids.", **facts, next=next_step)
         values = np.concatenate([part[field.name].ids for part in self._pending])
         values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
         return pa.ListArray.from_arrays(

@@ -273,10 +273,10 @@ def merge_store(
     if not filled or documents != expected:
         what = "the parts of the token store do not have all documents."
         whole = f"{expected:,} documents of the split"
-        next = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
+        next_step = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
         found = f"{documents:,} in {parts} parts"
         raise UserError(
-            what, store=directory, expected=f"{whole} {store.split}", found=found, next=next
+            what, store=directory, expected=f"{whole} {store.split}", found=found, next=next_step
         )
     merged = _merge_manifests(directory, filled)
     if store.format == "packed":

@@ -292,8 +292,8 @@ def import_library(kind: str) -> Any:
     try:
         return _import("tokenizers")
     except Unavailable as error:
-        next = "install tokenizers (environment.yml)"
-        raise UserError(f"tokenizers of kind {kind} need it: {error}.", next=next) from None
+        next_step = "install tokenizers (environment.yml)"
+        raise UserError(f"tokenizers of kind {kind} need it: {error}.", next=next_step) from None
 
 
 def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
@@ -560,11 +560,11 @@ class EngineTokenizer(Tokenizer):
                 f"not {name} {engine.version}: its ids differ from those of {REFERENCE}"
             )
         what = f"the engine {requested} cannot be used here."
-        next = (
+        next_step = (
             "install it (environment.yml), or choose another: "
             f"{', '.join(['auto', *self._engines])}"
         )
-        raise UserError(what, tokenizer=self.name, tried="; ".join(self.notes), next=next)
+        raise UserError(what, tokenizer=self.name, tried="; ".join(self.notes), next=next_step)
 
     def _is_exact(self, name: str, engine: Engine) -> bool:
         """Return whether the engine is exact: as recorded by the build for this version, otherwise
@@ -648,5 +648,7 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 def random_error(name: str, **facts: object) -> UserError:
     """Return the error for a tokenizer that encodes the same text differently a second time."""
     what = f"the tokenizer {name} gives other ids for the same text: it is no function of the text."
-    next = "remove what is random from its files (dropout or sampling), or use another tokenizer"
-    return UserError(what, **facts, next=next)
+    next_step = (
+        "remove what is random from its files (dropout or sampling), or use another tokenizer"
+    )
+    return UserError(what, **facts, next=next_step)

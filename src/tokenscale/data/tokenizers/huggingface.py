@@ -63,11 +63,11 @@ def make(
     ids = _choose_ids(settings, token_names, vocabulary)
     if "bos" not in ids:
         what = f"nothing says which token begins a document of tokenizer {settings.name}."
-        next = (
+        next_step = (
             "set `bos` to the text of that token; many tokenizers without one use their "
             "end-of-text token"
         )
-        raise UserError(what, source=settings.source, key="tokenizer.bos", next=next)
+        raise UserError(what, source=settings.source, key="tokenizer.bos", next=next_step)
     unknown = backends.find_unknown(json.loads(tokenizer.model.__getstate__()))
     names = {role: tokenizer.id_to_token(i) for role, i in ids.items()}
     for role in ("pad", "mask"):
@@ -248,8 +248,8 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
 
 
 def _folder_error(problem: str, **facts: object) -> UserError:
-    next = "name a folder of a fast tokenizer (transformers' save_pretrained writes one)"
-    return UserError(f"the tokenizer's folder {problem}.", **facts, next=next)
+    next_step = "name a folder of a fast tokenizer (transformers' save_pretrained writes one)"
+    return UserError(f"the tokenizer's folder {problem}.", **facts, next=next_step)
 
 
 def _download_folder(settings: TokenizerSettings) -> Path:
@@ -259,11 +259,11 @@ def _download_folder(settings: TokenizerSettings) -> Path:
             f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned "
             "revision."
         )
-        next = (
+        next_step = (
             "set `revision` to a commit of the hub repository, so that the same name stays the "
             "same tokenizer"
         )
-        raise UserError(what, key="tokenizer.revision", next=next)
+        raise UserError(what, key="tokenizer.revision", next=next_step)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -410,16 +410,16 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
         "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
     )
     if near:
-        next = f"did you mean {near!r}?"
+        next_step = f"did you mean {near!r}?"
     elif "/" in text:
-        next = hub
+        next_step = hub
     else:
-        next = other
+        next_step = other
     raise UserError(
         f"there is no tokenizer {text!r}.",
         flag="--tokenizer-name",
         known=", ".join(known),
-        next=next,
+        next=next_step,
     )
 
 

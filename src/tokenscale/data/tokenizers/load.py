@@ -81,8 +81,8 @@ def build(
         )
     for field, problem in settings.problems():
         what = "the tokenizer settings do not fit together."
-        next = f"correct it for tokenizer {settings.name}"
-        raise UserError(what, key=f"tokenizer.{field}", problem=problem, next=next)
+        next_step = f"correct it for tokenizer {settings.name}"
+        raise UserError(what, key=f"tokenizer.{field}", problem=problem, next=next_step)
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     kind = _find_kind(settings.kind)
@@ -135,12 +135,12 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
         )
     for file in [manifest["file"], *manifest.get("derived", [])]:
         path = directory / file["name"]
-        next = rebuild_command(directory)
+        next_step = rebuild_command(directory)
         check_file(
             path,
             size=file["bytes"],
             sha256=file["sha256"],
             what="tokenizer",
-            next=next,
+            next=next_step,
         )
     return _find_kind(manifest["kind"]).load(directory / manifest["file"]["name"], manifest, engine)

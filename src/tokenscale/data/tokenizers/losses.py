@@ -70,9 +70,12 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         raise random_error(tokenizer.name, corpus=corpus)
     if np.isin(ids, [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None]).any():
         what = f"the tokenizer {tokenizer.name} makes control tokens from text."
-        next = "use a tokenizer whose control tokens are not entries for text"
+        next_step = "use a tokenizer whose control tokens are not entries for text"
         raise UserError(
-            what, corpus=corpus, ids=f"BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}", next=next
+            what,
+            corpus=corpus,
+            ids=f"BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}",
+            next=next_step,
         )
     unknown = tokenizer.unknown_id
     lost: Counter[str] = Counter()
@@ -148,19 +151,19 @@ def _loss_error(
 ) -> UserError:
     accepted = math.ceil(10 * found["lost"]) / 10
     most = sorted(lost.items(), key=lambda item: (-item[1], item[0]))[:5]
-    next = (
+    next_step = (
         "use a tokenizer with these characters (with byte fallback it loses nothing), or accept "
         "the loss:\n"
     )
-    next += f"tokenizers.{tokenizer.name}.accepted_loss: {accepted} in the configuration"
+    next_step += f"tokenizers.{tokenizer.name}.accepted_loss: {accepted} in the configuration"
     if isinstance(tokenizer, JsonTokenizer) and tokenizer.kind == "huggingface":
         name = f"{tokenizer.name}-lossy"
         settings = {"name": name, "kind": "huggingface", "source": str(tokenizer.path.parent)}
         names = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
         settings |= {role: tokenizer.token_name(i) for role, i in names.items() if i is not None}
         text = shlex.quote(json.dumps(settings | {"accepted_loss": accepted}))
-        next += f"; without one, use the tokenizer {name} after\n"
-        next += (
+        next_step += f"; without one, use the tokenizer {name} after\n"
+        next_step += (
             f"tokenscale tokenizer --settings {text} --output "
             f"results/tokenizers/{name}/manifest.json"
         )
@@ -174,5 +177,5 @@ def _loss_error(
         expected=(
             f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)"
         ),
-        next=next,
+        next=next_step,
     )

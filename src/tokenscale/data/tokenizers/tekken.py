@@ -41,9 +41,9 @@ def make(
     source = Path(spec.origin).parent / "data" / FILE if spec is not None and spec.origin else None
     if source is None or not source.exists():
         what = f"the tokenizer {settings.name} needs {FILE} from the package mistral_common."
-        next = "install mistral_common (environment.yml names the version)"
+        next_step = "install mistral_common (environment.yml names the version)"
         raise UserError(
-            what, found="no such package" if source is None else f"no file {source}", next=next
+            what, found="no such package" if source is None else f"no file {source}", next=next_step
         )
     path = directory / FILE
     with atomic(path) as temporary:

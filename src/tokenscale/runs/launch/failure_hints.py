@@ -142,12 +142,12 @@ def find_hint(*texts: str, state: str | None = None) -> Hint | None:
             next=own["next"].strip(),
             line=f"tokenscale: {own['what']}",
         )
-    for pattern, what, next in _COMPILED:
+    for pattern, what, next_step in _COMPILED:
         if found := pattern.search(output):
             start = output.rfind("\n", 0, found.start()) + 1
             end = output.find("\n", found.end())
             line = output[start : end if end >= 0 else None].strip()
-            return Hint(what=what, next=next, line="" if line == known else line)
+            return Hint(what=what, next=next_step, line="" if line == known else line)
     return None
 
 

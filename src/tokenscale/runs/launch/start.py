@@ -377,12 +377,12 @@ def _memory_error(
 ) -> UserError:
     part, size = max(parts.items(), key=lambda item: item[1] or 0)
     shape = f"{run.micro_batch} x {run.sequence_length} tokens at a time"
-    next = "lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a "
-    next += "smaller model"
+    next_step = "lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a "
+    next_step += "smaller model"
     if ranks > 1:
-        next += ", or use fewer ranks"
+        next_step += ", or use fewer ranks"
     if room == machine.memory_mb << 20:
-        next += f"; or raise memory_mb = {machine.memory_mb} of the machine"
+        next_step += f"; or raise memory_mb = {machine.memory_mb} of the machine"
     return UserError(
         f"the run needs more memory than {'a GPU' if on_gpus else 'this machine'} has.",
         run=f"{run.model.name}, {entries:,} vocabulary entries, {shape}",
@@ -391,7 +391,7 @@ def _memory_error(
             f"{format_bytes(size)} a rank"
         ),
         found=format_bytes(int(room)),
-        next=next,
+        next=next_step,
     )
 
 

@@ -35,11 +35,11 @@ def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError
         variable: "project" if variable.endswith("ACCOUNT") else "value" for variable in variables
     }
     what = f"environment variables that the profile uses have no value: {', '.join(variables)}."
-    next = "\n".join(f"export {variable}=<{value}>" for variable, value in values.items())
+    next_step = "\n".join(f"export {variable}=<{value}>" for variable, value in values.items())
     return UserError(
         what,
         used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)),
-        next=next,
+        next=next_step,
     )
 
 

@@ -80,9 +80,12 @@ class HeldOut:
             )
             if found.useful_tokens == 0:
                 what = "no row of the held-out slice keeps a label: there is no validation loss."
-                next = "raise sequence_length or validation.rows, or set validation.rows: 0"
+                next_step = "raise sequence_length or validation.rows, or set validation.rows: 0"
                 raise UserError(
-                    what, corpus=held_out.corpus, found=f"{held_out.global_rows} rows", next=next
+                    what,
+                    corpus=held_out.corpus,
+                    found=f"{held_out.global_rows} rows",
+                    next=next_step,
                 )
             sums.append(found)
             if run.mixture is not None:

@@ -295,8 +295,10 @@ def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None
     unknown = sorted(set(weights) - expected)
     if missing or unknown:
         what = f"these are not the weights of {where}."
-        next = "compare the shape that is stated with the one of the weights"
-        raise UserError(what, missing=few(missing) or None, unknown=few(unknown) or None, next=next)
+        next_step = "compare the shape that is stated with the one of the weights"
+        raise UserError(
+            what, missing=few(missing) or None, unknown=few(unknown) or None, next=next_step
+        )
 
 
 def _config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, Any]:
@@ -434,5 +436,5 @@ def _read_biases(config: dict[str, Any], kind: str) -> dict[str, Any]:
 def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:
     if not holds:
         what = "the model has a setting that the decoder of this project does not support."
-        next = "use it as it is: `model.transformers`"
-        raise UserError(what, key=key, found=config.get(key), expected=expected, next=next)
+        next_step = "use it as it is: `model.transformers`"
+        raise UserError(what, key=key, found=config.get(key), expected=expected, next=next_step)

@@ -255,12 +255,12 @@ def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
             if config_class in known
         ]
         what = f"transformers has no {objective} language model of type {shape.transformers}."
-        next = f"use `objective: {other[0]}`" if other else "choose another type"
+        next_step = f"use `objective: {other[0]}`" if other else "choose another type"
         raise UserError(
             what,
             model=shape.name,
             has=", ".join(other) or "neither a masked nor a causal one",
-            next=next,
+            next=next_step,
         )
     config = _config(shape, config_class)
     if config.is_encoder_decoder:
@@ -330,15 +330,15 @@ def _library() -> ModuleType:
         import transformers
     except ImportError as error:
         what = "the model is one of the library transformers, which this environment lacks."
-        next = (
+        next_step = (
             "make setup installs it; the image of a container needs it, too "
             "(profiles/alps/Containerfile)"
         )
-        raise UserError(what, reason=error, next=next) from None
+        raise UserError(what, reason=error, next=next_step) from None
     return transformers
 
 
 def _refused(shape: ModelSettings, reason: str) -> UserError:
     what = f"the model type {shape.transformers} of transformers cannot be used here."
-    next = "choose another type; those tested are named in the README"
-    return UserError(what, model=shape.name, reason=reason, next=next)
+    next_step = "choose another type; those tested are named in the README"
+    return UserError(what, model=shape.name, reason=reason, next=next_step)

@@ -82,9 +82,12 @@ def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
         return
     if len(found) != nodes:
         what = "the ranks are not on as many nodes as they should be."
-        next = "start it with `tokenscale launch`, which spells every option of srun out"
+        next_step = "start it with `tokenscale launch`, which spells every option of srun out"
         raise UserError(
-            what, expected=f"{nodes} nodes", found=f"{len(found)}: {', '.join(found)}", next=next
+            what,
+            expected=f"{nodes} nodes",
+            found=f"{len(found)}: {', '.join(found)}",
+            next=next_step,
         )
     each = len(devices_of_ranks) // nodes
     if any(
@@ -121,12 +124,15 @@ def check_network(expected: str, found: str | None) -> None:
     """
     if found is None or expected.lower() not in found.lower():
         what = "NCCL does not use the expected network between nodes."
-        next = (
+        next_step = (
             "look for its plugin in the container (aws-ofi-nccl), or change `network` in the "
             "machine's file"
         )
         raise UserError(
-            what, expected=expected, found=found or "no line about it in NCCL_DEBUG_FILE", next=next
+            what,
+            expected=expected,
+            found=found or "no line about it in NCCL_DEBUG_FILE",
+            next=next_step,
         )
 
 

@@ -229,12 +229,12 @@ class NanoGpt(ForeignFormat):
         if not path.is_file():
             raise UserError("the source is not a file.", file=path, next="name the .bin")
         if document_end is None:
-            next = (
+            next_step = (
                 "--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: "
                 "--tokenizer FOLDER"
             )
             raise UserError(
-                f"{self.NAME} does not say which id ends a document.", file=path, next=next
+                f"{self.NAME} does not say which id ends a document.", file=path, next=next_step
             )
         self._type = np.dtype(dtype).newbyteorder("<") if dtype else smallest_dtype(vocabulary_size)
         self.files = [path]

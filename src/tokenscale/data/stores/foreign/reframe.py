@@ -182,8 +182,10 @@ class ReframedDocuments:
                 f"{self.framing.bos_id}"
             )
             source = self.reader.files[0]
-            next = "correct --bos-id, or the source"
-            raise UserError(what, source=source, found=found, expected="all or none", next=next)
+            next_step = "correct --bos-id, or the source"
+            raise UserError(
+                what, source=source, found=found, expected="all or none", next=next_step
+            )
         return counts
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
@@ -446,5 +448,5 @@ def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) ->
             what = "the source is not what its record describes."
             expected = same[0] if same else "(none of this kind)"
             hashes_of = {"expected": f"sha256 {expected}", "found": f"sha256 {sha256}"}
-            next = "convert it again; or remove the record, if the file was changed on purpose"
-            raise UserError(what, record=path, file=file.name, **hashes_of, next=next)
+            next_step = "convert it again; or remove the record, if the file was changed on purpose"
+            raise UserError(what, record=path, file=file.name, **hashes_of, next=next_step)

@@ -497,12 +497,12 @@ class Mds(ShardFolder):
         zipped = path / check_relative_path(shard["zip_data"]["basename"])
         if name.split(":")[0] != "zstd":
             what = "a shard of the MDS folder has a compression that is not read here."
-            next = (
+            next_step = (
                 "decompress the files (shard.00000.mds.… → shard.00000.mds), or write them again "
                 "without it"
             )
             raise UserError(
-                what, file=zipped, found=name, expected="zstd, or no compression", next=next
+                what, file=zipped, found=name, expected="zstd, or no compression", next=next_step
             )
         return zipped
 
@@ -731,8 +731,8 @@ def pack_offsets(sizes: np.ndarray, gap: int, name: str) -> np.ndarray:
     if head[-1] >= OFFSETS_END:
         found = f"{head[-1]:,} bytes"
         expected = f"fewer than {OFFSETS_END:,} bytes, which its offsets can count"
-        next = "choose another format: --to megatron"
+        next_step = "choose another format: --to megatron"
         raise UserError(
-            f"a document is too long for {name}.", found=found, expected=expected, next=next
+            f"a document is too long for {name}.", found=found, expected=expected, next=next_step
         )
     return head.astype("<u4")
