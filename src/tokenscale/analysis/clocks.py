@@ -370,6 +370,13 @@ def _ordered(evidence: Evidence) -> Iterator[str]:
             return
 
 
+@expect(
+    "run_start, init_done, run_stop of each rank",
+    must="once, in this order, as long apart as stated",
+    known_from="clocks",
+    word="suspect",
+    tolerance="0.25 s and 5 %",
+)
 def _start(evidence: Evidence) -> Iterator[str]:
     named: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for event in evidence.events:
