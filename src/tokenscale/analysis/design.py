@@ -507,16 +507,18 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             key="runs.budget",
             next="read the cautions of the report once runs are there",
         )
-    known = [(cell, run, text) for cell, run, text in design.readings if text.passes is not None]
-    again = [
-        (cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused
+    known = [
+        (cell, run, text, text.passes)
+        for cell, run, text in design.readings
+        if text.passes is not None
     ]
+    again = [reading for reading in known if reading[3] > 1 and not reading[2].is_refused]
     cure = "fewer steps, or a larger corpus"
-    passes = [text.passes for *_, text in again]
-    if any(run.mixture for _, run, _ in again):
+    passes = [times for *_, times in again]
+    if any(run.mixture for _, run, *_ in again):
         of = {
-            name: [t.passes for *_, t in known if t.corpus == name]
-            for name in sorted({t.corpus for *_, t in again})
+            name: [times for *_, text, times in known if text.corpus == name]
+            for name in sorted({text.corpus for *_, text, _ in again})
         }
         texts = listing(f"{name} {_times(times)} times" for name, times in of.items())
         yield Problem(
@@ -541,7 +543,7 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             mark=f"text read {_times(passes)} times",
         )
     elif again:
-        once = [cell for cell, _, text in known if text.passes <= 1]
+        once = [cell for cell, *_, times in known if times <= 1]
         scaled = any(
             all(_is_layout_key(k) or k == "global_batch" for k in a if a[k] != b[k])
             for (a, *_), b in itertools.product(again, once)
@@ -589,10 +591,13 @@ def check_held_out(design: Design) -> Iterator[Problem]:
     """
     found = {}
     for _, run in design.settings:
-        for corpus in run.corpora if run.validation_store else ():
+        store = run.validation_store
+        if store is None:
+            continue
+        for corpus in run.corpora:
             text = design.texts.get((corpus.name, run.tokenizer.name, run.eos), CorpusSize())
             requested = run.validation.rows
-            rows = text.rows.get(run.validation_store.directory, requested)
+            rows = text.rows.get(store.directory, requested)
             if text.held_out and (text.held_out < FEW_DOCUMENTS or rows < requested):
                 of = f" in {rows} of the {requested} rows requested" if rows < requested else ""
                 found[corpus.name] = (f"{text.held_out} document{'s' * (text.held_out > 1)}", of)
@@ -640,6 +645,7 @@ def check_mixtures(design: Design) -> Iterator[Problem]:
             )
     ends: dict[str, tuple[int, int]] = {}
     for run, text in mixed:
+        assert run.mixture is not None  # as of all of `mixed`
         starts = run.mixture.stage_starts(run.sequence_length)
         reached = (sum(start < text.sequences for start in starts), len(starts))
         ends[run.corpus.name] = min(ends.get(run.corpus.name, reached), reached)

@@ -427,7 +427,7 @@ def _rows(
     row["validation_tokens"] = log.validation_tokens()
     run = None if row["external"] else read_settings((record or {}).get("run"))
     planned = read_settings(entry.get("run"))
-    changed = tuple(log.changed(record)) if sealed else ()
+    changed = tuple(log.changed(record or {})) if sealed else ()
     known = (row, record or {}, run, Steps(log.steps), whole, log.events, log.spans)
     evidence = Evidence(*known, planned, trouble, changed, copies=tuple(log.copies()))
     if run is not None and sealed:

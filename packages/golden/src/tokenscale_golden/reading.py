@@ -338,6 +338,10 @@ def _is_loss(name: str) -> bool:
     return bool((words := {*_words(name).split()}) & {"loss", "losses"}) and not words & NO_LOSS
 
 
+def _value_of(row: dict[str, Any], column: str | None) -> Any:
+    return None if column is None else row.get(column)
+
+
 def _pick(path: str, rows: Rows, chosen: str) -> Curve:  # noqa: C901
     """Return the curve of the columns for step, loss, gradient norm and time."""
     for row in rows:  # our logs, where null is not finite
@@ -396,13 +400,15 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:  # noqa: C901
     )
     notes = [] if step else ["no column of steps: lines are counted from 1"]
     # null is not finite, unless another row has the loss of the step
-    known = {row.get(step) for row in real}
+    known = {_value_of(row, step) for row in real}
     rows = [
         row
         for row in rows
-        if isinstance(row[loss], REAL) or (row[loss] is None and row.get(step) not in known)
+        if isinstance(row[loss], REAL) or (row[loss] is None and _value_of(row, step) not in known)
     ]
-    numbers = [at if isinstance(at := row.get(step), REAL) else i for i, row in enumerate(rows, 1)]
+    numbers = [
+        at if isinstance(at := _value_of(row, step), REAL) else i for i, row in enumerate(rows, 1)
+    ]
     if wrong := [at for at in numbers if not abs(at) < 1e15 or at != int(at)]:
         raise GoldenError(
             f"{path}: steps must be whole numbers; {step!r} has {wrong[0]} (columns swapped?)."
@@ -415,7 +421,8 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:  # noqa: C901
             table.popitem()
         table[number] = row
     columns = [
-        [table[step].get(name) for step in sorted(table)] for name in (loss, norm, time or rate)
+        [_value_of(table[number], name) for number in sorted(table)]
+        for name in (loss, norm, time or rate)
     ]
     values = [
         np.array([float(v) if isinstance(v, REAL) else math.nan for v in column])

@@ -312,7 +312,12 @@ def _judge_losses(  # noqa: C901
             ),
         )
     small = len(x) > 4 and r[first] * scale[first] <= 0.3 * np.median(np.abs(np.diff(x, 2)))
-    few = others and len(r) - first < 16 and (first == 0 or c > OTHER_BATCHES / 2 or small)
+    few = (
+        others
+        and c is not None
+        and len(r) - first < 16
+        and (first == 0 or c > OTHER_BATCHES / 2 or small)
+    )
     if others:
         return (
             say(UNKNOWN, f"{sizes}: other data or not? Compare 16 steps", first)

@@ -330,10 +330,13 @@ def merge_store(
         for r in records
     ]
     seconds = [record.get("duration_s") for record in built]
+    known = [duration for duration in seconds if duration is not None]
     engines = sorted({record.get("engine", "") for record in built} - {""})
     # of all jobs together
     write_build_record(
-        path, duration_s=None if None in seconds else sum(seconds), engine=", ".join(engines)
+        path,
+        duration_s=sum(known) if len(known) == len(seconds) else None,
+        engine=", ".join(engines),
     )
     write_sealed(path, record=merged, key=SEAL)
     return merged
