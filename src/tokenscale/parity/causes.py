@@ -383,23 +383,25 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
 
 
 def _explain_module(parity: Parity, first: Comparison) -> Cause:
-    before = list(itertools.takewhile(lambda anchor: anchor is not first.anchor, parity.anchors))
-    where = first.anchor.name("a")
+    differing = first.anchor
+    assert differing is not None  # as in every comparison of modules
+    before = list(itertools.takewhile(lambda anchor: anchor is not differing, parity.anchors))
+    where = differing.name("a")
     allowed = MULTIPLE * max(first.floor, RESOLUTION)
     if first.stage == "module output":
         cause = _explain_output(
             parity,
-            first.anchor,
+            differing,
             where,
             allowed=allowed,
         )
     else:
-        parts = [anchor.a[0]["module"].split(".") for anchor in (*before[-1:], first.anchor)]
+        parts = [anchor.a[0]["module"].split(".") for anchor in (*before[-1:], differing)]
         common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
         where = f"{'.'.join(common) or 'the model'} (input of {where})"
         cause = _explain_input(
             parity,
-            first.anchor,
+            differing,
             before=before,
             where=where,
             allowed=allowed,
@@ -459,7 +461,7 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
         for name in getattr(anchor, side)[0]["parameters"]:
             shape = recording.parameters[name]["shape"]
             value = recording.detail("initial", kind="", name=name)
-            if value.numel() == math.prod(shape):  # else a sample
+            if value is not None and value.numel() == math.prod(shape):  # else a sample
                 weights[0 if name.endswith("bias") else len(shape)] = value.view(shape)
         inputs[side] = x[side], weights
     known = set(inputs["a"][1]) & set(inputs["b"][1]) & {1, 2}
@@ -500,6 +502,7 @@ def _explain_input(
         return None
     if not x["a"].is_floating_point():
         ours, theirs = (parity.rows(x[side], side) for side in "ab")
+        assert ours is not None and theirs is not None
         shift = (theirs - ours).unique().tolist() if ours.shape == theirs.shape else []
         how = f"B's are A's {shift[0]:+d}" if len(shift) == 1 else "they are others"
         return _cause(
@@ -586,6 +589,7 @@ def _explain_attention(
     formula = FORMULAS["attention"]
     # a window of n leaves the first n positions as they are
     ours, theirs = (parity.rows(x[side], side) for side in "ab")
+    assert ours is not None and theirs is not None
     apart = ((ours - theirs).abs() > allowed * ours.abs().mean()).any(-1).any(0).nonzero()
     windows = [f"causal, window of {int(apart[0])}"] if len(apart) and int(apart[0]) else []
     mask = (*formula.settings["mask"], *windows)
@@ -851,7 +855,8 @@ def _join(parity: Parity, matches: list[Match], side: str, step: int, kind: str)
         )
         for match in matches
     ]
-    return None if any(value is None for value in found) else torch.cat(found)
+    recorded = [value for value in found if value is not None]
+    return torch.cat(recorded) if len(recorded) == len(found) else None
 
 
 def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
@@ -859,16 +864,19 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
     parameters left out.
     """
     step = first.step
+    assert step is not None  # as of every gradient
     compared = [
-        c for c in parity.comparisons if c.stage == "gradient" and c.step == step and c.match
+        (c, c.match)
+        for c in parity.comparisons
+        if c.stage == "gradient" and c.step == step and c.match
     ]
     usable = []
     absent = {"A": [], "B": []}  # type: ignore[var-annotated]
-    for comparison in compared:
+    for comparison, match in compared:
         a, b = (
             _join(
                 parity,
-                matches=[comparison.match],
+                matches=[match],
                 side=side,
                 step=step,
                 kind="gradient",
@@ -879,7 +887,7 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
         if has_a != has_b:
             absent["B" if has_a else "A"].append(comparison.name)
         if a is not None and b is not None and comparison.floor < 1e-2:
-            usable.append(comparison)
+            usable.append((comparison, match))
     for side, names in reversed(absent.items()):
         if names:
             text = f"parameters without a gradient in {side}: {_few(names)}"
@@ -890,18 +898,19 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
                 text=text,
             )
     if usable:
-        matches = [c.match for c in usable]
-        allowed = MULTIPLE * max(c.floor for c in usable)
-        gradients = {
-            side: _join(
+        matches = [match for _, match in usable]
+        allowed = MULTIPLE * max(c.floor for c, _ in usable)
+        gradients: dict[str, Tensor] = {}
+        for side in "ab":
+            joined = _join(
                 parity,
                 matches,
                 side=side,
                 step=step,
                 kind="gradient",
             )
-            for side in "ab"
-        }
+            assert joined is not None  # each of them was recorded
+            gradients[side] = joined
         scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
         if abs(scale - 1) > allowed and _try(
             parity,
@@ -919,7 +928,7 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
         explain = _explain_uncleared if step else _explain_micro_batches
         if cause := explain(parity, matches, gradients, step, allowed):
             return cause
-    if wrong := [c for c in compared if c.verdict == DIFFERENT]:
+    if wrong := [c for c, _ in compared if c.verdict == DIFFERENT]:
         text = (
             "backward pass: the last parameter in order of execution whose gradient differs is "
             f"{wrong[-1].name}"
@@ -976,9 +985,10 @@ def _explain_micro_batches(
         )
         for number in range(count)
     ]
-    if count > 8 or any(value is None for value in sums):
+    recorded = [value for value in sums if value is not None]
+    if count > 8 or len(recorded) < count:
         return None
-    parts = [sums[0], *(later - earlier for earlier, later in itertools.pairwise(sums))]
+    parts = [recorded[0], *(later - earlier for earlier, later in itertools.pairwise(recorded))]
     for kept in (
         kept for n in range(1, len(parts)) for kept in itertools.combinations(range(len(parts)), n)
     ):
@@ -1005,10 +1015,12 @@ def _explain_micro_batches(
 
 
 def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
+    step = first.step
+    assert step is not None  # as of every norm
     words: list[str] = []
     limits: list[float | None] = []
     for side in "ab":
-        row = getattr(parity, side).steps[first.step]
+        row = getattr(parity, side).steps[step]
         before = row["gradient_norm"]
         after = row["gradient_norm_clipped"]
         clipped = abs(after - before) > MULTIPLE * 2.0**-24 * before
@@ -1016,7 +1028,7 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         value = (
             _find_clipped_value(
                 parity,
-                first.step,
+                step,
                 side,
                 allowed=MULTIPLE * first.floor,
             )
@@ -1026,7 +1038,7 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         words.append(
             f"by value, to {value:.4g}" if value else f"to {after:.4g}" if clipped else "off"
         )
-    evidence = [f"norm before clipping {parity.a.steps[first.step]['gradient_norm']:.6g} in both"]
+    evidence = [f"norm before clipping {parity.a.steps[step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
     return _cause(
         "gradient clipping",
@@ -1117,10 +1129,12 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
         for c in parity.comparisons
         if c.stage == first.stage and c.step == first.step and c.difference
     ]
-    which = _roles(parity, matches=[c.match for c in same if (c.a, c.b) == (first.a, first.b)])
+    matches = [c.match for c in same if c.match and (c.a, c.b) == (first.a, first.b)]
+    which = _roles(parity, matches=matches)
     if setting != "lr":
         name = "epsilon of the optimizer" if setting == "eps" else setting.replace("_", " ")
         return _cause(name, first.a, first.b, where=which)
+    assert first.match is not None  # a setting is that of parameters
     rates = [
         [float(recording.group(names[0], step)["lr"]) for step in range(len(recording.steps))]
         for recording, names in ((parity.a, first.match.a), (parity.b, first.match.b))
@@ -1179,8 +1193,13 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
     changed setting.
     """
     step = first.step
-    compared = [c for c in parity.comparisons if c.stage == "update" and c.step == step and c.match]
-    wrong = [c for c in compared if c.verdict == DIFFERENT]
+    assert step is not None  # as of every update
+    compared = [
+        (c, c.match)
+        for c in parity.comparisons
+        if c.stage == "update" and c.step == step and c.match
+    ]
+    wrong = [(c, match) for c, match in compared if c.verdict == DIFFERENT]
     # too little in each parameter, and systematic
     together = not wrong and first.name == "update_norm"
     wrong = compared if together else wrong
@@ -1190,13 +1209,13 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
     recorded = {
         s: [
             read_kind(
-                c.match,
+                match,
                 recording=getattr(parity, s),
                 side=s,
                 step=step,
                 kind="update",
             )
-            for c in wrong
+            for _, match in wrong
         ]
         for s in "ab"
     }
@@ -1206,7 +1225,7 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
         each.
         """
         recording: Recording = getattr(parity, side)
-        found = [formula.compute((recording, c.match, side, step), settings) for c in wrong]
+        found = [formula.compute((recording, match, side, step), settings) for _, match in wrong]
         if any(
             a is None or b is None or not bool(a.any())
             for a, b in zip(recorded[side], found, strict=True)
@@ -1214,24 +1233,25 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
             return math.inf
         if together:
             sizes = [
-                math.hypot(*(float(value.norm()) for value in values))
+                math.hypot(*(float(value.norm()) for value in values if value is not None))
                 for values in (recorded[side], found)
             ]
             return abs(sizes[1] / sizes[0] - 1) / (MULTIPLE * first.floor)
         worst = 0.0
-        for comparison, actual, predicted in zip(wrong, recorded[side], found, strict=True):
-            match = comparison.match
+        for (comparison, match), actual, predicted in zip(
+            wrong, recorded[side], found, strict=True
+        ):
             kept = recording.details[f"{step}.before.{getattr(match, side)[0]}"].dtype
             before = match.values(recording, side, step, "before")
+            apart = difference(actual, b=predicted)
+            if before is None or actual is None or apart is None:
+                return math.inf
             # weights are rounded to it
             resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())
-            worst = max(
-                worst,
-                difference(actual, b=predicted) / (MULTIPLE * max(comparison.floor, resolved)),
-            )
+            worst = max(worst, apart / (MULTIPLE * max(comparison.floor, resolved)))
         return worst
 
-    which = _roles(parity, matches=[c.match for c in wrong])
+    which = _roles(parity, matches=[match for _, match in wrong])
     found = _search(parity, formula, distance)
     if cause := found and _name(which, found):
         return cause

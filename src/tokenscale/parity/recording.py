@@ -123,15 +123,16 @@ class Match:
         """
         names = getattr(self, side)
         found = [recording.detail(step, kind, name) for name in names]
-        if self.layout is None or any(value is None for value in found):
+        values = [value for value in found if value is not None]
+        if self.layout is None or len(values) < len(found):
             return None
         shapes = [recording.parameters[name]["shape"] for name in names]
         turned = self.layout[side == "b"]
         if any(
-            value.numel() != math.prod(shape) for value, shape in zip(found, shapes, strict=True)
+            value.numel() != math.prod(shape) for value, shape in zip(values, shapes, strict=True)
         ):
-            return None if turned or len(self.a) + len(self.b) > 2 else found[0]
-        parts = [value.view(shape) for value, shape in zip(found, shapes, strict=True)]
+            return None if turned or len(self.a) + len(self.b) > 2 else values[0]
+        parts = [value.view(shape) for value, shape in zip(values, shapes, strict=True)]
         return torch.cat([part.T if turned else part for part in parts]).flatten()
 
 
@@ -194,10 +195,9 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:  # no
     varied_b = [name for name in left_b if of_b[name]["constant"] is None]
     varied_a = [name for name in left_a if of_a[name]["constant"] is None]
     for name in list(varied_a):
-        if other := next(
-            (o for o in varied_b if o in left_b and same_values([of_a[name]], b=[of_b[o]])), None
-        ):
-            match([name], [other])
+        equal = (o for o in varied_b if o in left_b and same_values([of_a[name]], b=[of_b[o]]))
+        if (same := next(equal, None)) is not None:
+            match([name], [same])
     for fused, left_fused, parts, left_parts, turned in (
         (of_a, left_a, of_b, left_b, False),
         (of_b, left_b, of_a, left_a, True),
