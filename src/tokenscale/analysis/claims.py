@@ -174,7 +174,7 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
 def lost(
     ledger: ClaimsFile,
     judged: Iterable[Judged],
-    scales: AbstractSet[str],
+    scales: AbstractSet[str | None],
     experiments: Iterable[str],
 ) -> list[Judged]:
     """Return the claims that are required at one of the scales (`holds_at`) and that the data do

@@ -156,6 +156,7 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
         "vocabulary_size": run.model.vocabulary_size,
     }
     sha256 = read_tokenizer(known)["file"]["sha256"] if known else None
+    assert run.store is not None  # the file is one
     open_store(
         store,
         expected=run.store,
@@ -173,11 +174,9 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
         )
         next = "--tokenizer-name FOLDER names the tokenizer that made the file"
         raise UserError(what, flag=f"--objective {run.objective}", file=store, next=next)
-    if run.validation.rows:
+    if (validation := run.validation_store) is not None:
         held_out = Path(
-            paths.store_manifest(
-                run.corpus.name, run.tokenizer.name, run.validation_store.directory
-            )
+            paths.store_manifest(run.corpus.name, run.tokenizer.name, validation.directory)
         )
         if not held_out.is_file():
             what = (
