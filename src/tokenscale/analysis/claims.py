@@ -95,7 +95,7 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
     judged = []
     for name, claim in ledger.claims.items():
         experiment_tables, rows, refused = _points(name, claim, found)
-        if rows is None:
+        if rows is None or experiment_tables is None:
             reason = (
                 ""
                 if refused or claim.needs
@@ -153,7 +153,7 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
                 "published": list(claim.published),
                 "corrected": list(claim.corrected),
                 "reproduced": is_near(low, high, figures=claim.published)
-                if claim.published and one.cells
+                if claim.published and low is not None and high is not None
                 else None,
                 "number": _finite(number),
                 "low": _finite(low),
@@ -174,7 +174,7 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
 def lost(
     ledger: ClaimsFile,
     judged: Iterable[Judged],
-    scales: AbstractSet[str],
+    scales: AbstractSet[str | None],
     experiments: Iterable[str],
 ) -> list[Judged]:
     """Return the claims that are required at one of the scales (`holds_at`) and that the data do
@@ -499,11 +499,8 @@ def _judged(
     reason = "; ".join(texts + marks)
     sentence = _sentence(claim, rows=shown, cells=cells)
     # an experiment that was not made for the claim may have its rows without its figure
-    figure = (
-        claim.shown_in
-        if claim.shown_in in (experiment_tables.figures or [claim.shown_in])
-        else None
-    )
+    figures = experiment_tables.figures
+    figure = claim.shown_in if not figures or claim.shown_in in figures else None
     where = experiment_tables.name, experiment_tables.scale
     return Judged(
         name, verdict, reason, sentence, *where, cells, tuple(sorted(used)), refused, figure

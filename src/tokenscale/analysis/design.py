@@ -535,16 +535,22 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
     yield from _find_unknown_passes(design)
     known = [(cell, run, text) for cell, run, text in design.readings if text.passes is not None]
     again = [
-        (cell, run, text) for cell, run, text in known if text.passes > 1 and not text.is_refused
+        (cell, run, text) for cell, run, text in known if _passes(text) > 1 and not text.is_refused
     ]
     if any(run.mixture for _, run, _ in again):
         yield _repeated_mixtures(known, again)
     elif again and len(again) == len(known):
         yield _repeated_by_all(again, cells=len(design.readings))
     elif again:
-        once = [cell for cell, _, text in known if text.passes <= 1]
+        once = [cell for cell, _, text in known if _passes(text) <= 1]
         yield _repeated_by_some(again, once)
     yield from _find_large_batches(design)
+
+
+def _passes(text: Reading) -> float:
+    """Return how often a text is read, where that is known."""
+    assert text.passes is not None
+    return text.passes
 
 
 def _find_unknown_passes(design: Design) -> Iterator[Problem]:
@@ -579,7 +585,7 @@ def _find_unknown_passes(design: Design) -> Iterator[Problem]:
 def _repeated_mixtures(known: list[CellReading], again: list[CellReading]) -> Problem:
     """Say how often mixtures read each source of which some cell reads the text `again`."""
     passes_of = {
-        name: [text.passes for *_, text in known if text.corpus == name]
+        name: [_passes(text) for *_, text in known if text.corpus == name]
         for name in sorted({text.corpus for *_, text in again})
     }
     texts = listing(f"{name} {_times(passes)} times" for name, passes in passes_of.items())
@@ -594,7 +600,7 @@ def _repeated_mixtures(known: list[CellReading], again: list[CellReading]) -> Pr
 
 def _repeated_by_all(again: list[CellReading], cells: int) -> Problem:
     """Say how often all cells of which it is known read their text."""
-    passes = _times([text.passes for *_, text in again])
+    passes = _times([_passes(text) for *_, text in again])
     who = "every run reads its"
     if len(again) < cells:
         who = f"runs of {len(again)} of {cells} cells read their"
@@ -612,7 +618,7 @@ def _repeated_by_some(again: list[CellReading], once: list[Cell]) -> Problem:
     that is taken for an effect of scale.
     """
     scaled = any(_differ_in_scale(cell, other) for cell, *_ in again for other in once)
-    most = f"{max(text.passes for *_, text in again):.2g}"
+    most = f"{max(_passes(text) for *_, text in again):.2g}"
     named = listing(sorted({_name_without_layout(cell) for cell, *_ in again}))
     what = (
         f"some cells read their text up to {most} times and others less than once: {named} "
@@ -666,10 +672,13 @@ def check_held_out(design: Design) -> Iterator[Problem]:
     """
     found = {}
     for _, run in design.settings:
-        for corpus in run.corpora if run.validation_store else ():
+        store = run.validation_store
+        if store is None:
+            continue
+        for corpus in run.corpora:
             text = design.texts.get((corpus.name, run.tokenizer.name, run.eos), CorpusSize())
             requested = run.validation.rows
-            rows = text.rows.get(run.validation_store.directory, requested)
+            rows = text.rows.get(store.directory, requested)
             if text.held_out and (text.held_out < FEW_DOCUMENTS or rows < requested):
                 of = f" in {rows} of the {requested} rows requested" if rows < requested else ""
                 found[corpus.name] = (f"{text.held_out} document{'s' * (text.held_out > 1)}", of)
@@ -717,6 +726,7 @@ def check_mixtures(design: Design) -> Iterator[Problem]:
             )
     ends: dict[str, tuple[int, int]] = {}
     for run, text in mixed:
+        assert run.mixture is not None  # as of all of `mixed`
         starts = run.mixture.stage_starts(run.sequence_length)
         reached = (sum(start < text.sequences for start in starts), len(starts))
         ends[run.corpus.name] = min(ends.get(run.corpus.name, reached), reached)

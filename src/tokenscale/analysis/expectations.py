@@ -248,9 +248,11 @@ class Evidence:
         model = self.settings.model.with_positions(self.settings.sequence_length)
         if model.transformers is not None:
             raise NotCheckedError("a model of a library is counted by the library")
-        if model.vocabulary_size is None and self.vocabulary_size is None:
+        if model.vocabulary_size is not None:
+            return model
+        if self.vocabulary_size is None:
             raise NotCheckedError("the vocabulary size is not at hand")
-        return model.with_vocabulary(self.vocabulary_size or model.vocabulary_size)
+        return model.with_vocabulary(self.vocabulary_size)
 
     def get(self, path: str) -> Any:
         """Return a field of run.json by its dotted path; None where there is none."""

@@ -82,7 +82,7 @@ def project(
         runs = measured_runs(
             query("inventory", source=connection), throughput=query("throughput", source=connection)
         )
-        experiment = connection.execute("SELECT any_value(experiment) FROM runs").fetchone()[0]
+        [(experiment,)] = connection.execute("SELECT any_value(experiment) FROM runs").fetchall()
     if runs.empty:
         what = (
             "a prediction needs finished runs, and no valid run of these tables has steps after "
@@ -259,7 +259,9 @@ def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd
 
 
 def _count(value: float | None, noun: str) -> str:
-    return f"unknown {noun}s" if pd.isna(value) else count(int(value), noun)
+    if value is None or pd.isna(value):
+        return f"unknown {noun}s"
+    return count(int(value), noun)
 
 
 def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:

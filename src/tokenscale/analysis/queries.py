@@ -112,7 +112,7 @@ def damage_reported(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     try:
         yield
     except duckdb.Error:
-        (folder,) = connection.execute("SELECT getvariable('tables')").fetchone()
+        [(folder,)] = connection.execute("SELECT getvariable('tables')").fetchall()
         tables.check(Path(folder))
         raise
 
@@ -246,7 +246,7 @@ def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
         files = [str(path) for path in sorted(directory.glob(f"attempt=*/rank=*/{kind}.jsonl"))]
         if files:
             connection.execute(_LOAD.format(kind=kind), [files, FIELDS[kind]])
-        (newest,) = connection.execute(f"SELECT max(schema) FROM logged_{kind}").fetchone()
+        [(newest,)] = connection.execute(f"SELECT max(schema) FROM logged_{kind}").fetchall()
         if newest is not None and newest > VERSION:
             what = "this run's logs were written by a newer tokenscale."
             found = f"schema {newest}"

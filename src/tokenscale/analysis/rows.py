@@ -72,12 +72,12 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
             unsealed=True,
         )
         try:
-            kind = content.get("benchmark")
+            kind = content.get("benchmark", "")
             hardware = content.get("hardware") or {}
             of_kind = {"storage": _of_storage, "inference": _of_inference}
             table = f"{kind}_benchmarks" if kind in of_kind else "benchmarks"
             read = of_kind.get(kind, _of_data)
-            common = {"benchmark": path.stem}
+            common: Row = {"benchmark": path.stem}
             common |= {key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")}
             found[table] += read(common, content, sorted((content.get("left_out") or {}).items()))
             if kind == "inference":
@@ -188,7 +188,7 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
         key="self_sha256",
     )
     try:
-        text = texts.get(manifest.get("corpus_manifest_sha256"), {})
+        text = texts.get(manifest.get("corpus_manifest_sha256", ""), {})
         return {
             "corpus": path.parts[-4],
             "tokenizer": manifest["tokenizer"]["name"],

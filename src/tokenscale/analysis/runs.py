@@ -123,6 +123,8 @@ def model(stated: Row | None) -> ModelSettings | None:
     """The model with its vocabulary that a run describes; None where it describes none that can be
     read.
     """
+    if stated is None:
+        return None
     try:
         shape = decode(ModelSettings, values=stated["shape"])
     except (KeyError, UserError, TypeError, AttributeError, ValueError):
@@ -146,8 +148,8 @@ def peak_columns(row: Row, number: str | None) -> Row:
         if row["device_kind"] == "cuda" and number in NUMBER_FORMATS
         else None
     )
-    flops = getattr(peak, number) if peak else None
-    known = (None, None) if flops is None else (flops * 1e12, peak.source)
+    flops = getattr(peak, number) if peak and number else None
+    known = (flops * 1e12, peak.source) if peak and flops is not None else (None, None)
     return {"number_format": number, "peak_flops": known[0], "peak_source": known[1]}
 
 
@@ -173,7 +175,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         shape,
         row=row,
     )
-    if shape is not None:
+    if shape is not None and run is not None:
         held = largest_memory(replace(run, model=shape), device=row["device_kind"])
         row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
     outcome = record.get("outcome") or {}
@@ -214,7 +216,9 @@ def _recorded(record: Row) -> Row:
         or ("cpu" if device.startswith("cpu") else "cuda"),
         **{name: hardware.get(name) for name in ("cpu", "cores")},
         "machine_memory_bytes": hardware.get("memory_bytes"),
-        "threads_per_rank": int(threads) if str(threads).isdigit() else None,
+        "threads_per_rank": int(threads)
+        if threads is not None and str(threads).isdigit()
+        else None,
         "parameters": record.get("parameters", outcome.get("parameters")),
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
         "code": _code(record),
@@ -281,7 +285,7 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
         if (flops := _number(n)) is not None
     }
     counted = {}
-    if shape is not None:
+    if run is not None and shape is not None:
         costs = functools.partial(
             flops_per_token, shape, run.sequence_length, objective=run.objective
         )

@@ -7,7 +7,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -494,11 +493,11 @@ def _find_overlaps(siblings: Siblings) -> Found:
     for run_id, row in siblings.rows.items():
         for boot, begin, end in siblings.times.get(run_id, []):
             spans["boot", boot].append((begin, end, run_id))
-        begin = row.get("started_unix_s")
-        end = row.get("stopped_unix_s")
-        if not siblings.times.get(run_id) and begin is not None and end is not None:
+        started = row.get("started_unix_s")
+        stopped = row.get("stopped_unix_s")
+        if not siblings.times.get(run_id) and started is not None and stopped is not None:
             for node in filter(None, (row.get("node_names") or "").split(", ")):
-                spans["node", node].append((begin, end - WALL_S, run_id))
+                spans["node", node].append((started, stopped - WALL_S, run_id))
     if not spans:
         raise NotCheckedError("no log states the boot or the node that it was written on")
     most: dict[str, tuple[float, str]] = {}
@@ -540,8 +539,8 @@ def _find_other_machines(siblings: Siblings) -> Found:
         if row["machine_memory_bytes"]
     }
     both: tuple[dict[str, Any], ...] = (boots, memory)
-    for of in both:
-        most = max(of.values(), key=list(of.values()).count, default=None)
+    for of in filter(None, both):
+        most = max(of.values(), key=list(of.values()).count)
         other = next((run_id for run_id, value in of.items() if value == most), None)
         for run_id, value in of.items():
             if of is memory and abs(value / most - 1) > 0.05:
@@ -639,7 +638,9 @@ def _find_other_levels(evidence: Evidence) -> Iterator[str]:
     for key, level in (
         part.partition("=")[::2] for part in (evidence.row["cell"] or "").split(", ")
     ):
-        value = reduce(lambda of, name: getattr(of, name, None), key.split("."), evidence.run)
+        value: Any = evidence.run
+        for name in key.split("."):
+            value = getattr(value, name, None)
         if (
             isinstance(value, (int, float, str))
             and level != format_cell({key: value}).partition("=")[2]

@@ -130,7 +130,7 @@ def measure(
     bench: Sources = (open_sources or Sources)(settings, corpus, tokenizer, stores)
     arms, left_out = bench.list_arms()
     core = min(bench.cores) if bench.cores else None
-    with machine.pin_to_cores({core} if bench.cores else set()):
+    with machine.pin_to_cores({core} if core is not None else set()):
         checked = bench.check_pairs()
         gc.collect()
         gc.freeze()  # exclude existing objects from the collections before each arm
@@ -194,8 +194,10 @@ class Sources:
         }
         self.peers: dict[str, str] = {}  # versions of other libraries
         self.cores = machine.available_cores()
-        self._packed = stores / self.runs["packed"].store.directory
-        self._manifest = open_store(self._packed, expected=self.runs["packed"].store)
+        packed = self.runs["packed"].store
+        assert packed is not None  # the approach reads one
+        self._packed = stores / packed.directory
+        self._manifest = open_store(self._packed, expected=packed)
         self.token_file_bytes = sum(
             file["bytes"] for file in self._manifest["files"] if "checked_by" in file
         )
@@ -383,6 +385,7 @@ class Sources:
             run = replace(run, engine=arm.engine) if arm.engine else run
             return BatchStream(run, inputs=self.inputs(run))
 
+        assert arm.workers is not None  # else there is no loader
         with machine.pin_to_cores(self.cores):
             return workers.measure(make, batches=count, workers=arm.workers)
 

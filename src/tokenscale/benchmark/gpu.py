@@ -473,7 +473,7 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     shape = case.shape
     tokens = case.rows * case.sequence_length
     count = weights(shape)
-    head = shape.vocabulary_size * shape.dimension
+    head = shape.resolved_vocabulary_size * shape.dimension
     computed = hardware_flops_per_token(
         shape,
         case.sequence_length,
@@ -490,7 +490,7 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     layer = (
         10 * shape.dimension + 2 * rotated * (shape.positions == "rotary") + gates * shape.hidden
     )
-    moved = 3 * size * shape.layers * layer + 4 * size * shape.vocabulary_size
+    moved = 3 * size * shape.layers * layer + 4 * size * shape.resolved_vocabulary_size
     return {
         "products_s": tokens * products,
         "update_s": (16 if case.precision == "bf16-true" else 32) * count.total / bandwidth,
@@ -709,7 +709,8 @@ def _time_case(case: Case, device: torch.device, name_of_device: str) -> _Timing
             device=device,
             laps=laps,
         )
-        used = None if joules is None else energy.joules() - joules
+        after = energy.joules()
+        used = None if joules is None or after is None else after - joules
         return _Timing(
             warm_up=warm_up,
             seconds=seconds,
@@ -883,7 +884,9 @@ def _make_batches(case: Case) -> list[Batch]:
     batches = []
     for k in range(4):
         rows = random.integers(
-            0, min(case.shape.vocabulary_size, 50_257), (case.rows, case.sequence_length + 1)
+            0,
+            min(case.shape.resolved_vocabulary_size, 50_257),
+            (case.rows, case.sequence_length + 1),
         )
         batch = Batch.from_arrays(
             np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]), k

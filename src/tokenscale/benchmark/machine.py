@@ -36,8 +36,9 @@ def drop_page_cache(paths: Iterable[Path]) -> float | None:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
-    found = [_count_resident_pages(path) for path in paths]
-    if any(one is None for one in found):
+    counted = [_count_resident_pages(path) for path in paths]
+    found = [pages for pages in counted if pages is not None]
+    if len(found) < len(counted):
         return None
     return sum(kept for kept, _ in found) / max(1, sum(pages for _, pages in found))
 

@@ -183,7 +183,7 @@ def _measure_store(
     manifest = open_store(where, expected=store)
     order = np.arange(manifest.get("rows", manifest["documents"]))
     shuffled = permute(order, n=len(order), seed=0)
-    seconds = {
+    seconds: dict[str, float | None] = {
         "write_s": write_s,
         "sequential_s": _time_read(
             store,

@@ -207,7 +207,10 @@ def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
         folders: dict[str, Any] = {
             role: path if "store" in role else path.parent for role, path in places.items()
         }
-        labelled, rows = count_labelled_rows(run, inputs=Inputs(**folders))
+        counted = count_labelled_rows(run, inputs=Inputs(**folders))
+        if counted is None:
+            continue
+        labelled, rows = counted
         if labelled == 0:
             level = "refuse"
         elif labelled < rows / 2:

@@ -265,7 +265,8 @@ def _sort(runs: "list[RunSettings]") -> "list[RunSettings]":
     writers = {settings.identity: parse_run_id(settings.resume_from or "") for settings in runs}
 
     def depth(run_id: str) -> int:
-        return 1 + depth(writers[run_id]) if writers.get(run_id) else 0
+        writer = writers.get(run_id)
+        return 1 + depth(writer) if writer else 0
 
     return sorted(runs, key=lambda settings: depth(settings.identity))
 
@@ -305,6 +306,7 @@ def pull(config: "Config", experiments: list[str]) -> str:
     Runs whose `done.json` is equal here are not fetched again. Returns a line on what was fetched.
     Raises UserError for a run that has ended here, too, with another record.
     """
+    assert config.settings.bucket is not None  # see the only call, in workflow/rules/common.smk
     bucket = open_bucket(config.settings.bucket, key="bucket")
     check_project(bucket, config, reading=True)
     files: dict[str, dict[str, Any]] = {}

@@ -198,6 +198,7 @@ def convert(
             log=log,
         )
     else:
+        assert goal.store is not None  # as of every goal that is no foreign format
         write_store(
             found, goal=replace(goal, store=replace(goal.store, eos=found.facts["eos"])), log=log
         )
@@ -418,10 +419,8 @@ def open_foreign(
             else ids["eos_id"]
         )
     _check_id("--document-end", value=document_end, vocabulary_size=ids["vocabulary_size"])
-    others = tuple(
-        {known.get("pad_id"), known.get("mask_id")}
-        - {None, ids["bos_id"], ids["eos_id"], document_end}
-    )
+    stated = {i for i in (known.get("pad_id"), known.get("mask_id")) if i is not None}
+    others = tuple(stated - {ids["bos_id"], ids["eos_id"], document_end})
     framing = reframe.Framing(
         vocabulary_size=ids["vocabulary_size"],
         bos_id=ids["bos_id"],
@@ -476,10 +475,11 @@ def open_foreign(
     }
     converted |= {"padding_dropped": reader.padding_dropped, **asdict(counts)}
     made = {
+        "corpus_manifest_sha256": None,
+        "text_sha256": None,
         "special_token_policy": "as the makers of the source had it",
         "converted_from": converted,
     }
-    made = {"corpus_manifest_sha256": None, "text_sha256": None, **made}
     documents.origin = Origin(tokenizer, **ids, source=made, engine=f"converted from {kind}")
     return Source(
         documents=documents,
@@ -617,6 +617,7 @@ def _resolve_eos(
 
 def write_store(found: Source, goal: Target, log: Log) -> None:
     store = goal.store
+    assert store is not None  # see `Target`
     path = goal.path
     progress = Progress(f"writing {path.name}", total=len(found.documents))
     found.documents.report = progress
@@ -703,6 +704,7 @@ def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> refr
             what = "nanoGPT's format needs an id that ends documents, but the tokenizer has none."
             raise UserError(what, tokenizer=origin.tokenizer["name"], next="--document-end ID")
     if end is None and found.counts is not None and found.counts.document_ends_stripped:
+        assert found.framing is not None  # what the counts are of
         end = found.framing.document_end
     _check_id("--document-end", value=end, vocabulary_size=origin.vocabulary_size)
     keep = goal.layout.KEEPS_BOS and (found.counts is None or found.counts.bos_stripped > 0)

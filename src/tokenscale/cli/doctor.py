@@ -415,7 +415,7 @@ def report_imports(names: Sequence[str]) -> None:
     builds = {"version": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip}
     report(**builds, nccl=dist.is_available() and dist.is_nccl_available())
     devices: list[dict[str, Any]] = []
-    error = None
+    broken = None
     try:
         if not torch.cuda.is_available() and (torch.version.cuda or torch.version.hip):
             torch.cuda.init()  # is_available gives no reason; this raises it
@@ -432,8 +432,8 @@ def report_imports(names: Sequence[str]) -> None:
             except Exception as raised:
                 devices[-1]["error"] = f"{type(raised).__name__}: {raised}"[:200]
     except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"[:200]
-    report(devices=devices, error=error)
+        broken = f"{type(raised).__name__}: {raised}"[:200]
+    report(devices=devices, error=broken)
 
 
 # -- project and capacity

@@ -306,6 +306,7 @@ def _score(
 
     def requested() -> Iterator[Rows]:
         for rows in batches:
+            assert rows.numbers is not None  # every source of rows here counts them
             tokens, labels = change.apply(rows.tokens_bt, rows.labels_bt, rows.numbers)
             yield replace(rows, tokens_bt=tokens, labels_bt=labels)
 

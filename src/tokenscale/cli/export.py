@@ -92,7 +92,8 @@ def export(
             model=build(shape, run.sequence_length, objective=run.objective, kernel="sdpa"),
             weights=weights,
         )
-    folder = _find_tokenizer(checkpoint, stated=tokenizer, vocabulary=shape.vocabulary_size)
+    vocabulary = shape.resolved_vocabulary_size
+    folder = _find_tokenizer(checkpoint, stated=tokenizer, vocabulary=vocabulary)
     partial = output.with_name(output.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, as_runnable, as_typed, find_nearest, unknown
@@ -207,7 +207,7 @@ class Parser(argparse.ArgumentParser):
             action, expand_path(arg_string) if action.type is Path else arg_string
         )
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         """Print argparse's message as a user's error, with the nearest allowed value, and exit with
         code 2.
         """
@@ -236,7 +236,7 @@ class Parser(argparse.ArgumentParser):
                 hint = f"did you mean {near}?" if near else f"{self.prog} --help"
                 self._refuse(UserError(f"unknown flag {flag}.", command=self.prog, next=hint))
 
-    def _refuse(self, error: UserError) -> None:
+    def _refuse(self, error: UserError) -> NoReturn:
         self.exit(2, f"{error.render()}\n")
 
 

@@ -282,10 +282,10 @@ def _describe_assumptions(config: Config, runs: Iterable, of_all: Total) -> Iter
             f"  measured: hours of {of_all.measured:,} of {of_all.runs:,} runs, by runs of their "
             "cell that ended here"
         )
-    formats = {run.settings.number_format for run in runs} if machine.device else set()
-    peaks = {
-        number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))
-    }
+    peaks: dict[str, float] = {}
+    for number in sorted({run.settings.number_format for run in runs}):
+        if machine.device and (peak := peak_flops(machine.device, number)):
+            peaks[number] = peak
     if peaks and of_all.measured < of_all.timed:
         pieces = ", ".join(
             f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items()
@@ -338,7 +338,7 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
     unknown: dict[str, None] = {}
     for run in sorted(runs, key=order):
         memory, reason = _predict_memory(run, gpu_gib)
-        if reason:
+        if memory is None:
             unknown[f"    {run.model.name}: {reason}"] = None
             continue
         shape = f"{run.micro_batch} x {run.sequence_length}"

@@ -261,7 +261,7 @@ class RunPrices:
             )
         ) is not None:
             return similar["documents"], _count_tokens(similar), "another store of the same text"
-        built = self.read_manifest("corpus", corpus.name)
+        built = self.read_manifest("corpus", corpus.name) or {}
         try:
             split = built["splits"]["train"]
             # no tokenizer makes more tokens than bytes; beside them two control tokens for each
@@ -281,8 +281,8 @@ class RunPrices:
     ) -> dict[str, Any] | None:
         """Return the manifest of any store with the same documents and the same ids."""
         for folder in sorted((self._results / "tokens" / corpus / tokenizer).glob("*/")):
-            manifest = self.read_manifest("tokens", corpus, tokenizer, folder.name)
-            options = (manifest or {}).get("options", {})
+            manifest = self.read_manifest("tokens", corpus, tokenizer, folder.name) or {}
+            options = manifest.get("options", {})
             if (
                 options.get("split") == store.split
                 and options.get("eos") == store.eos

@@ -65,10 +65,6 @@ def weights(model: ModelSettings) -> Weights:
         return model.counted
     if model.transformers is not None:
         raise UncountedModelError(f"the weights of {model.transformers} are not counted")
-    if model.vocabulary_size is None:
-        raise ValueError("the vocabulary size is not resolved yet")
-    if model.positions == "learned" and model.maximum_positions is None:
-        raise ValueError("the number of positions is not resolved yet")
     found = list(list_weights(replace(model, layers=1)))  # all blocks have equal shapes
     others = {weight.name: prod(weight.shape) for weight in found if weight.layer is None}
     block = [weight.shape for weight in found if weight.layer is not None]
@@ -116,8 +112,10 @@ def list_weights(model: ModelSettings) -> Iterator[Weight]:
         *((name, inner, wide, 0) for name in up),
         ("down", wide, inner, 1),
     ]
-    yield Weight(name="embedding", shape=(model.vocabulary_size, wide), cut=0)
+    yield Weight(name="embedding", shape=(model.resolved_vocabulary_size, wide), cut=0)
     if model.positions == "learned":
+        if model.maximum_positions is None:
+            raise ValueError("the number of positions is not resolved yet")
         yield Weight(name="positions", shape=(model.maximum_positions, wide), cut=None)
     for layer in range(model.layers):
         yield from norm("attention_norm", layer)
@@ -151,7 +149,7 @@ def list_weights(model: ModelSettings) -> Iterator[Weight]:
                 )
     yield from norm("norm")
     if not model.tied_embeddings:
-        yield Weight(name="head", shape=(model.vocabulary_size, wide), cut=0)
+        yield Weight(name="head", shape=(model.resolved_vocabulary_size, wide), cut=0)
 
 
 def parameters(model: ModelSettings) -> int:

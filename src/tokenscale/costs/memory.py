@@ -379,7 +379,9 @@ class _Forward:
         elements = self.all * self.model.dimension
         entries = len(
             shard_rows(
-                model.vocabulary_size, index=self.coordinate.tensor, count=self.layout.tensor
+                model.resolved_vocabulary_size,
+                index=self.coordinate.tensor,
+                count=self.layout.tensor,
             )
         )
         vocabulary = aligned_rows(entries, self.device)

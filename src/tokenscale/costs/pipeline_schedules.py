@@ -158,7 +158,7 @@ def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> li
     """Assign layers to stages, balanced by FLOPs; the last one also has the output head. Needs a
     vocabulary size.
     """
-    head = 6 * model.vocabulary_size * model.dimension
+    head = 6 * model.resolved_vocabulary_size * model.dimension
     block = round(
         (flops_per_token(model, sequence_length, convention=Convention.FULL) - head) / model.layers
     )

@@ -175,11 +175,13 @@ def estimate_run(
             unknown = (
                 f"the library transformers, which builds {run.model.transformers}, is not installed"
             )
-    if run.budget.kind == "wall_s" and seconds is None:
+    if run.budget.wall_s is not None and seconds is None:
         seconds = STARTING_S + run.budget.wall_s
         unknown = None
-    counted = run.budget.kind in ("epochs", "useful_tokens") and rows is not None
-    bound = rows.bound if counted and seconds is not None else None
+    bound = None
+    counted = run.budget.kind in ("epochs", "useful_tokens")
+    if counted and rows is not None and seconds is not None:
+        bound = rows.bound
     if seconds is None and machine.starter == "srun":
         seconds = 60.0 * machine.minutes
         bound = f"the time limit of their jobs: {unknown}"
@@ -245,11 +247,13 @@ def _count_steps(
     `train.budget`.
     """
     budget = run.budget
-    if budget.kind == "wall_s" or (budget.kind == "flops" and model is None):
+    if budget.wall_s is not None:
         return None, None
     if budget.kind == "steps":
         last = budget.steps
-    elif budget.kind == "flops":
+    elif budget.flops is not None:
+        if model is None:
+            return None, None
         row = run.sequence_length * flops_per_token(
             model,
             run.sequence_length,
@@ -263,7 +267,10 @@ def _count_steps(
     elif budget.kind == "useful_tokens" and (run.labels != "all" or run.objective != "causal"):
         return None, "how many tokens are predicted is known only where all are"
     else:
-        epochs = budget.epochs or budget.useful_tokens / rows.useful_tokens
+        epochs = budget.epochs
+        if epochs is None:
+            assert budget.useful_tokens is not None  # the only kind left
+            epochs = budget.useful_tokens / rows.useful_tokens
         last = max(1, math.ceil(epochs * rows.per_epoch / run.global_batch))
     return max(0, last - start_step(run)), None
 
@@ -293,7 +300,7 @@ def _estimate_seconds(
         checkpointing=run.activation_checkpointing,
         objective=run.objective,
     )
-    if run.budget.kind == "wall_s":
+    if run.budget.wall_s is not None:
         training = run.budget.wall_s
         between = 0
     elif steps is None:

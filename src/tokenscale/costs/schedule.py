@@ -11,9 +11,9 @@ def steps_of(
     """Return the optimizer steps of a budget that fixes them in advance; None for useful tokens and
     for wall time.
     """
-    if budget.kind == "epochs":
+    if budget.epochs is not None:
         return max(1, math.ceil(budget.epochs * rows_per_epoch / global_batch))
-    if budget.kind == "flops":
+    if budget.flops is not None:
         return max(1, math.ceil(budget.flops / (flops_per_row * global_batch)))
     return budget.steps if budget.kind == "steps" else None
 

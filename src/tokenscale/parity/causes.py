@@ -414,23 +414,25 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
 
 
 def _explain_module(parity: Parity, first: Comparison) -> Cause:
-    before = list(itertools.takewhile(lambda anchor: anchor is not first.anchor, parity.anchors))
-    where = first.anchor.name("a")
+    differing = first.anchor
+    assert differing is not None  # as in every comparison of modules
+    before = list(itertools.takewhile(lambda anchor: anchor is not differing, parity.anchors))
+    where = differing.name("a")
     allowed = MULTIPLE * max(first.floor, RESOLUTION)
     if first.stage == "module output":
         cause = _explain_output(
             parity,
-            first.anchor,
+            differing,
             where,
             allowed=allowed,
         )
     else:
-        parts = [anchor.a[0]["module"].split(".") for anchor in (*before[-1:], first.anchor)]
+        parts = [anchor.a[0]["module"].split(".") for anchor in (*before[-1:], differing)]
         common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
         where = f"{'.'.join(common) or 'the model'} (input of {where})"
         cause = _explain_input(
             parity,
-            first.anchor,
+            differing,
             before=before,
             where=where,
             allowed=allowed,
@@ -492,7 +494,7 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
         for name in getattr(anchor, side)[0]["parameters"]:
             shape = recording.parameters[name]["shape"]
             value = recording.detail("initial", kind="", name=name)
-            if value.numel() == math.prod(shape):  # else a sample
+            if value is not None and value.numel() == math.prod(shape):  # else a sample
                 weights[0 if name.endswith("bias") else len(shape)] = value.view(shape)
         inputs[side] = x[side], weights
     known = set(inputs["a"][1]) & set(inputs["b"][1]) & {1, 2}
@@ -531,6 +533,7 @@ def _explain_input(
         return None
     if not x["a"].is_floating_point():
         ours, theirs = (parity.rows(x[side], side) for side in "ab")
+        assert ours is not None and theirs is not None
         shift = (theirs - ours).unique().tolist() if ours.shape == theirs.shape else []
         how = f"B's are A's {shift[0]:+d}" if len(shift) == 1 else "they are others"
         return _cause(
@@ -642,6 +645,7 @@ def _list_windows(parity: Parity, x: dict[str, Tensor], allowed: float) -> list[
     """
     ours = parity.rows(x["a"], "a")
     theirs = parity.rows(x["b"], "b")
+    assert ours is not None and theirs is not None  # as in `_explain_attention`
     differs = (ours - theirs).abs() > allowed * ours.abs().mean()
     positions = differs.any(-1).any(0).nonzero()
     if not len(positions) or not int(positions[0]):
@@ -911,7 +915,8 @@ def _join(parity: Parity, matches: list[Match], side: str, step: int, kind: str)
         )
         for match in matches
     ]
-    return None if any(value is None for value in found) else torch.cat(found)
+    recorded = [value for value in found if value is not None]
+    return torch.cat(recorded) if len(recorded) == len(found) else None
 
 
 def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
@@ -923,6 +928,7 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
         for comparison in parity.comparisons
         if comparison.stage == "gradient" and comparison.step == first.step and comparison.match
     ]
+    assert first.step is not None  # as of every gradient
     return (
         _explain_absent_gradients(parity, compared)
         or _explain_gradient_values(parity, compared, step=first.step)
@@ -937,7 +943,7 @@ def _join_gradients(
     return {
         side: _join(
             parity,
-            matches=[comparison.match for comparison in compared],
+            matches=[comparison.match for comparison in compared if comparison.match],
             side=side,
             step=step,
             kind="gradient",
@@ -950,6 +956,7 @@ def _explain_absent_gradients(parity: Parity, compared: list[Comparison]) -> Cau
     """Explain gradients that are absent, or all zero, in one model."""
     absent: dict[str, list[str]] = {"B": [], "A": []}
     for comparison in compared:
+        assert comparison.step is not None  # as of every gradient
         gradients = _join_gradients(parity, [comparison], step=comparison.step)
         in_a, in_b = (value is not None and bool(value.any()) for value in gradients.values())
         if in_a != in_b:
@@ -978,12 +985,18 @@ def _explain_gradient_values(parity: Parity, compared: list[Comparison], step: i
     if not usable:
         return None
     allowed = MULTIPLE * max(comparison.floor for comparison in usable)
-    gradients = _join_gradients(parity, usable, step)
-    scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
+    gradients = {
+        side: gradient
+        for side, gradient in _join_gradients(parity, usable, step).items()
+        if gradient is not None  # each alone has both
+    }
+    ours = gradients["a"]
+    theirs = gradients["b"]
+    scale = float((ours * theirs).sum() / ours.square().sum())
     if abs(scale - 1) > allowed and _try(
         parity,
-        found=gradients["b"],
-        predicted=scale * gradients["a"],
+        found=theirs,
+        predicted=scale * ours,
         allowed=allowed,
     ):
         text = f"scale of the gradient: B's is {scale:.5g} of A's for every parameter"
@@ -993,7 +1006,7 @@ def _explain_gradient_values(parity: Parity, compared: list[Comparison], step: i
             b=scale,
             text=text,
         )
-    matches = [comparison.match for comparison in usable]
+    matches = [comparison.match for comparison in usable if comparison.match]
     explain = _explain_uncleared if step else _explain_micro_batches
     return explain(parity, matches, gradients, step, allowed)
 
@@ -1058,9 +1071,10 @@ def _explain_micro_batches(
         )
         for number in range(count)
     ]
-    if count > MOST_MICRO_BATCHES or any(value is None for value in sums):
+    recorded = [value for value in sums if value is not None]
+    if count > MOST_MICRO_BATCHES or len(recorded) < len(sums):
         return None
-    parts = [sums[0], *(later - earlier for earlier, later in itertools.pairwise(sums))]
+    parts = [recorded[0], *(later - earlier for earlier, later in itertools.pairwise(recorded))]
     for kept in (
         kept for n in range(1, len(parts)) for kept in itertools.combinations(range(len(parts)), n)
     ):
@@ -1087,10 +1101,12 @@ def _explain_micro_batches(
 
 
 def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
+    step = first.step
+    assert step is not None  # as of every norm
     words: list[str] = []
     limits: list[float | None] = []
     for side in "ab":
-        row = getattr(parity, side).steps[first.step]
+        row = getattr(parity, side).steps[step]
         before = row["gradient_norm"]
         after = row["gradient_norm_clipped"]
         if not abs(after - before) > MULTIPLE * 2.0**-24 * before:
@@ -1100,12 +1116,12 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         limits.append(after)
         value = _find_clipped_value(
             parity,
-            first.step,
+            step,
             side,
             allowed=MULTIPLE * first.floor,
         )
         words.append(f"by value, to {value:.4g}" if value else f"to {after:.4g}")
-    evidence = [f"norm before clipping {parity.a.steps[first.step]['gradient_norm']:.6g} in both"]
+    evidence = [f"norm before clipping {parity.a.steps[step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
     return _cause(
         "gradient clipping",
@@ -1196,10 +1212,12 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
         for c in parity.comparisons
         if c.stage == first.stage and c.step == first.step and c.difference
     ]
-    which = _roles(parity, matches=[c.match for c in same if (c.a, c.b) == (first.a, first.b)])
+    matches = [c.match for c in same if c.match and (c.a, c.b) == (first.a, first.b)]
+    which = _roles(parity, matches=matches)
     if setting != "lr":
         name = "epsilon of the optimizer" if setting == "eps" else setting.replace("_", " ")
         return _cause(name, first.a, first.b, where=which)
+    assert first.match is not None  # a setting is that of parameters
     rates = [
         [float(recording.group(names[0], step)["lr"]) for step in range(len(recording.steps))]
         for recording, names in ((parity.a, first.match.a), (parity.b, first.match.b))
@@ -1258,8 +1276,13 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
     changed setting.
     """
     step = first.step
-    compared = [c for c in parity.comparisons if c.stage == "update" and c.step == step and c.match]
-    wrong = [c for c in compared if c.verdict == DIFFERENT]
+    assert step is not None  # as of every update
+    compared = [
+        (c, c.match)
+        for c in parity.comparisons
+        if c.stage == "update" and c.step == step and c.match
+    ]
+    wrong = [(c, match) for c, match in compared if c.verdict == DIFFERENT]
     # too little in each parameter, and systematic
     together = not wrong and first.name == "update_norm"
     wrong = compared if together else wrong
@@ -1269,13 +1292,13 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
     recorded = {
         s: [
             read_kind(
-                c.match,
+                match,
                 recording=getattr(parity, s),
                 side=s,
                 step=step,
                 kind="update",
             )
-            for c in wrong
+            for _, match in wrong
         ]
         for s in "ab"
     }
@@ -1285,7 +1308,7 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
         each.
         """
         recording: Recording = getattr(parity, side)
-        found = [formula.compute((recording, c.match, side, step), settings) for c in wrong]
+        found = [formula.compute((recording, match, side, step), settings) for _, match in wrong]
         if any(
             a is None or b is None or not bool(a.any())
             for a, b in zip(recorded[side], found, strict=True)
@@ -1293,24 +1316,25 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
             return math.inf
         if together:
             sizes = [
-                math.hypot(*(float(value.norm()) for value in values))
+                math.hypot(*(float(value.norm()) for value in values if value is not None))
                 for values in (recorded[side], found)
             ]
             return abs(sizes[1] / sizes[0] - 1) / (MULTIPLE * first.floor)
         worst = 0.0
-        for comparison, actual, predicted in zip(wrong, recorded[side], found, strict=True):
-            match = comparison.match
+        for (comparison, match), actual, predicted in zip(
+            wrong, recorded[side], found, strict=True
+        ):
             kept = recording.details[f"{step}.before.{getattr(match, side)[0]}"].dtype
             before = match.values(recording, side, step, "before")
+            apart = difference(actual, b=predicted)
+            if before is None or actual is None or apart is None:
+                return math.inf
             # weights are rounded to it
             resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())
-            worst = max(
-                worst,
-                difference(actual, b=predicted) / (MULTIPLE * max(comparison.floor, resolved)),
-            )
+            worst = max(worst, apart / (MULTIPLE * max(comparison.floor, resolved)))
         return worst
 
-    which = _roles(parity, matches=[c.match for c in wrong])
+    which = _roles(parity, matches=[match for _, match in wrong])
     found = _search(parity, formula, distance)
     if cause := found and _name(which, found):
         return cause

@@ -24,7 +24,7 @@ def certify(parity: Parity) -> dict[str, Any]:
     verdicts = {comparison.verdict for comparison in parity.comparisons}
     verdict = next(word for word in (DIFFERENT, ROUNDING, EQUAL) if word in verdicts)
     cause = find_cause(parity, first) if first else None
-    by_step: dict[int, dict[str, Any]] = {}
+    by_step: dict[int | None, dict[str, Any]] = {}
     stages: dict[str, dict[str, Any]] = {}
     for comparison in parity.comparisons:
         if comparison.name in SCALARS:

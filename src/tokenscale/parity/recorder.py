@@ -207,6 +207,7 @@ class ParityRecorder:
         before clipping.
         """
         name = self._names[id(parameter)]
+        assert parameter.grad is not None  # called when it is there
         gradient = parameter.grad.detach()
         self._squares[name] = gradient.double().square().sum()
         if self.step < self.detailed_steps:

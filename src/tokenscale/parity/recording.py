@@ -139,15 +139,16 @@ class Match:
         """
         names = self.names(side)
         found = [recording.detail(step, kind, name) for name in names]
-        if self.layout is None or any(value is None for value in found):
+        values = [value for value in found if value is not None]
+        if self.layout is None or len(values) < len(found):
             return None
         shapes = [recording.parameters[name]["shape"] for name in names]
         turned = self.layout[side == "b"]
         if any(
-            value.numel() != math.prod(shape) for value, shape in zip(found, shapes, strict=True)
+            value.numel() != math.prod(shape) for value, shape in zip(values, shapes, strict=True)
         ):
-            return None if turned or len(self.a) + len(self.b) > 2 else found[0]
-        parts = [value.view(shape) for value, shape in zip(found, shapes, strict=True)]
+            return None if turned or len(self.a) + len(self.b) > 2 else values[0]
+        parts = [value.view(shape) for value, shape in zip(values, shapes, strict=True)]
         return torch.cat([part.T if turned else part for part in parts]).flatten()
 
 

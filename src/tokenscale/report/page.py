@@ -341,7 +341,7 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     words = read_figure(path)
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
     drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
-    _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawing)[1].split())
+    _, _, width, height = map(float, style.view_box(drawing).split())
     wide = style.inline(drawing, prefix, css_class="wide")
     phone = style.inline(words["phone"], prefix=f"{prefix}-phone", css_class="phone")
     table = Table(**words["table"]) if "table" in words else None

@@ -37,13 +37,20 @@ def register() -> None:
         font_manager.fontManager.addfont(Path(__file__).parent / name)
 
 
+def view_box(svg: str) -> str:
+    """Return `left top width height` of a figure's drawing."""
+    found = re.search(r'viewBox="([^"]*)"', svg)
+    assert found is not None  # matplotlib writes one
+    return found[1]
+
+
 def inline(svg: str, prefix: str, css_class: str) -> str:
     """The `<svg>` element of a figure for inlining; `prefix` is put before each id that something
     in it refers to.
     """
     unseen = r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>"
     head, body = re.sub(unseen, "", svg[svg.index("<svg") :], flags=re.DOTALL).split(">", 1)
-    box = re.search(r'viewBox="([^"]*)"', head)[1]
+    box = view_box(head)
     body = body.replace("xlink:href=", "href=")
     used = {name for pair in re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', body) for name in pair}
     body = re.sub(
@@ -181,8 +188,10 @@ def narrow() -> Iterator[None]:
 
 def settle(made: Figure) -> None:
     """Lay a figure out, for good: with a layout engine every saving would draw twice."""
+    engine = made.get_layout_engine()
+    assert engine is not None  # not settled before
     with style():
-        text_layout.fit(made, layout=lambda: made.get_layout_engine().execute(made))
+        text_layout.fit(made, layout=lambda: engine.execute(made))
         made.set_layout_engine(None)
 
 

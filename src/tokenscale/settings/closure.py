@@ -71,7 +71,7 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
     """Return the modules of a training: the rank command and the modules that it loads by name
     (`module[:name]`).
     """
-    variants = [
+    variants: list[str | None] = [
         "tokenscale.runs.launch.ranks",
         FORMATS[run.store.format].reader if run.store is not None else ONLINE,
     ]

@@ -660,7 +660,7 @@ class Config:
             errors = [("factors", f"two cells of the experiment are the same run: {run_id}")]
         for run in table:  # those of further repeats of a cell may be missing
             resumes = isinstance(run.cell.get("resume_from"), dict)
-            if resumes and parse_run_id(run.settings.resume_from) not in ids:
+            if resumes and parse_run_id(run.settings.resume_from or "") not in ids:
                 of_canary = run.repeat >= max(design.count_repeats(experiment).values())
                 key = "canary.cell" if of_canary else "primary_repeats"
                 errors = errors or [

@@ -155,6 +155,13 @@ class ModelSettings:
         return self.head_dim or self.dimension // self.heads
 
     @property
+    def resolved_vocabulary_size(self) -> int:
+        """Vocabulary size of a model `with_vocabulary`. Raises ValueError for one without."""
+        if self.vocabulary_size is None:
+            raise ValueError("the vocabulary size is not resolved yet")
+        return self.vocabulary_size
+
+    @property
     def attention_width(self) -> int:
         return self.heads * self.head_dimension
 

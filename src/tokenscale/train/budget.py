@@ -1,5 +1,7 @@
 """The budget of a run: how much of it is used, and when it ends; equal on every rank."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,8 @@ class Budget:
                 found=f"schedule.warmup_steps {warmup_steps}",
                 next="shorten the warm-up, or train longer",
             )
-        self._goal = settings.useful_tokens or settings.wall_s
+        # unused with a number of steps
+        self._goal = settings.useful_tokens or settings.wall_s or math.inf
         self._counts_tokens = settings.useful_tokens is not None
         self._tokens = torch.zeros((), dtype=torch.float64, device=world.device)
         self._alone = 0  # counted here with one rank, which costs nothing on the device
@@ -114,6 +117,7 @@ class Budget:
         """
         self._seconds += seconds
         if self.steps is None:
+            assert self._exchanged is not None  # the step has counted its tokens
             useful, clock, _ = _read(*self._exchanged)
             self._done = self._done + useful if self._counts_tokens else clock
         if self._previous is not None:

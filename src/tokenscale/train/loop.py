@@ -261,11 +261,10 @@ class Training:
         self.trace.close()
         if isinstance(self.batches, Prefetcher):
             self.batches.close()
-        if joules is not None:
-            joules = self.energy.joules() - joules
+        used = self.energy.joules_since(joules)
         if not ended:
-            self._interrupt(joules)
-        self._end(joules)
+            self._interrupt(used)
+        self._end(used)
         return self.trainer.model
 
     def step(self) -> bool:

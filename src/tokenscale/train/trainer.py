@@ -96,6 +96,7 @@ class Trainer:
             activation_checkpointing=run.activation_checkpointing,
             compiled=run.compile,
         )
+        assert self.parallel.shards is not None  # `parallelize` gives every model some
         self.shards = self.parallel.shards
         if not whole and not unset:
             self._initialise(shape, run.effective_seed)

@@ -524,19 +524,25 @@ def _drop_empty_losses(rows: Rows, columns: _Columns) -> Rows:
     the step.
     """
     loss = columns.loss
-    known = {row.get(columns.step) for row in rows if isinstance(row[loss], REAL)}
+    known = {_get(row, columns.step) for row in rows if isinstance(row[loss], REAL)}
     return [
         row
         for row in rows
-        if isinstance(row[loss], REAL) or (row[loss] is None and row.get(columns.step) not in known)
+        if isinstance(row[loss], REAL)
+        or (row[loss] is None and _get(row, columns.step) not in known)
     ]
+
+
+def _get(row: dict[str, Any], name: str | None) -> Any:
+    """Return a row's value in a column; None where the column is not known."""
+    return None if name is None else row.get(name)
 
 
 def _number_steps(path: str, rows: Rows, step: str | None) -> list[Any]:
     """Return the step of each row, which is its number where it has none."""
     numbers = []
     for line, row in enumerate(rows, 1):
-        number = row.get(step)
+        number = _get(row, step)
         numbers.append(number if isinstance(number, REAL) else line)
     for number in numbers:
         if not abs(number) < LARGEST_STEP or number != int(number):
@@ -566,7 +572,7 @@ class _Column:
 
 
 def _read_column(rows: Rows, name: str | None) -> _Column:
-    cells = [row.get(name) for row in rows]
+    cells = [_get(row, name) for row in rows]
     values = [float(cell) if isinstance(cell, REAL) else math.nan for cell in cells]
     units = np.array([getattr(cell, "unit", 0.0) for cell in cells])
     # zeros at the end may have been left out: the smallest unit counts

@@ -265,9 +265,10 @@ class Targets:
         return self.figure_files(experiments if len(experiments) == 1 else ())
 
     def tokenizer_modules(self, experiment: str) -> list[str]:
-        return sorted(
-            {TOKENIZERS[run.settings.tokenizer.kind].module for run in self.config.runs(experiment)}
-        )
+        """Return the modules of a user's own kinds of tokenizers."""
+        runs = self.config.runs(experiment)
+        modules = {TOKENIZERS[run.settings.tokenizer.kind].module for run in runs}
+        return sorted(module for module in modules if module is not None)
 
     # --- parameters of rules
     # ---------------------------------------------------------------------------------------

@@ -215,9 +215,10 @@ def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
 def _format_job(job: QueuedJob) -> tuple[str, ...]:
     """Return the cells of a job's line: id, state, label, time, nodes."""
     limit = format_duration(job.limit_s) if job.limit_s is not None else "no limit"
+    used = f"limit {limit}"
     # a job in its first second runs, although its used time is 0
-    began = job.used_s or (job.used_s == 0 and job.state == "RUNNING")
-    used = f"{format_duration(job.used_s)} of {limit}" if began else f"limit {limit}"
+    if job.used_s is not None and (job.used_s or job.state == "RUNNING"):
+        used = f"{format_duration(job.used_s)} of {limit}"
     return job.id, job.state_name, job.label, used, job.nodes or count(job.node_count, noun="node")
 
 
@@ -227,7 +228,7 @@ def _explain_waiting(job: QueuedJob, now: datetime, indent: str) -> Iterator[str
         return
     ahead = seconds_until(job.start, now)
     start = ""
-    if ahead is not None:
+    if ahead is not None and job.start is not None:
         clock = datetime.fromisoformat(job.start)
         day = "" if clock.date() == now.date() else f"{clock:%Y-%m-%d} "
         start = f"; expected start {day}{clock:%H:%M}" + (

@@ -89,7 +89,9 @@ def read_runs(
     # a job that was submitted by hand is named in the lock that it holds
     return [
         _read_run(
-            f, job=queued.get(f.name) or by_id.get(_read_owner(f, pattern=r"job (\S+)")), now=now
+            f,
+            job=queued.get(f.name) or by_id.get(_read_owner(f, pattern=r"job (\S+)") or ""),
+            now=now,
         )
         for f in begun
     ]

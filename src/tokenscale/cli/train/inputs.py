@@ -156,6 +156,7 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
         "vocabulary_size": run.model.vocabulary_size,
     }
     sha256 = read_tokenizer(known)["file"]["sha256"] if known else None
+    assert run.store is not None  # the file is one
     open_store(
         store,
         expected=run.store,
@@ -173,11 +174,11 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
         )
         next_step = "--tokenizer-name FOLDER names the tokenizer that made the file"
         raise UserError(what, flag=f"--objective {run.objective}", file=store, next=next_step)
+    validation = run.validation_store
     if run.validation.rows:
+        assert validation is not None  # as of every run that validates
         held_out = Path(
-            paths.store_manifest(
-                run.corpus.name, run.tokenizer.name, run.validation_store.directory
-            )
+            paths.store_manifest(run.corpus.name, run.tokenizer.name, validation.directory)
         )
         if not held_out.is_file():
             what = (

@@ -620,15 +620,16 @@ def _choose_tokenizer(
     words: TrainOptions,
     model: ModelSettings,
     corpus: CorpusSettings,
-    config: Config,
+    config: Config | None,
     notes: list[str],
 ) -> tuple[TokenizerSettings, Path | None]:
     """Return (settings, folder if it is already built) of the tokenizer."""
     room = model.vocabulary_size
     name = words.tokenizer_name
     if name is None and corpus.source.kind == "dummy":
-        size = corpus.source.vocabulary_size + CONTROL
-        return TokenizerSettings(name=f"numbers-{size}", kind="numbers", vocabulary_size=size), None
+        numbers = corpus.source.vocabulary_size + CONTROL
+        name = f"numbers-{numbers}"
+        return TokenizerSettings(name=name, kind="numbers", vocabulary_size=numbers), None
     entries = room if room is not None and room < TEKKEN_VOCABULARY else _fitting_vocabulary(model)
     if name is None and entries is not None:
         note = f"tokenizer: {entries:,} entries learned from the corpus, to fit the model; "

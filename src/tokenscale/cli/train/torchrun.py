@@ -67,12 +67,12 @@ def train_together(arguments: argparse.Namespace) -> int:
                     attempt=plan["attempt"],
                 )
                 plan["exit"] = 0
-                if world.rank == 0 and not write_done_file(*finishing):
+                if finishing is not None and not write_done_file(*finishing):
                     plan["exit"] = 1
             except Interrupted:
                 plan["exit"] = RESUME_EXIT_CODE
         world.close()
-    if world.rank == 0 and plan["exit"] == 0:
+    if finishing is not None and plan["exit"] == 0:
         print_summary(finishing[0])
     return plan["exit"]
 
@@ -104,6 +104,7 @@ def _make_plan(
 def broadcast_from_rank_0(message: dict[str, Any] | None, world: World) -> dict[str, Any]:
     """Broadcast rank 0's message to every rank. A collective."""
     if world.size == 1:
+        assert message is not None  # rank 0 has one
         return message
     # on the CPU, whatever device the ranks use
     group = dist.new_group(backend="gloo", timeout=BROADCAST_TIMEOUT)

@@ -93,24 +93,27 @@ def count_few_rows(run: RunSettings, inputs: Inputs, batches: Batches) -> float:
     of tokenizing it.
     """
     if run.store is None and BATCHES[run.approach].streams:
+        corpus = inputs.require("corpus", run, f"approach {run.approach}")
         corpora = [
             read_corpus_manifest(manifest_path(where).parent)
-            for where in list_sources(run, where=inputs.corpus)
+            for where in list_sources(run, where=corpus)
         ]
         most = BYTES_PER_TOKEN * run.global_batch * run.sequence_length
-        if sum(corpus["splits"]["train"]["utf8_bytes"] for corpus in corpora) > most:
+        if sum(manifest["splits"]["train"]["utf8_bytes"] for manifest in corpora) > most:
             return math.inf
     return batches.rows_per_epoch()
 
 
 def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:
     """Return the facts of each source that `open_change` reads."""
+    user = "labels: target"
     if run.store is not None:
-        return [read_store_manifest(where) for where in list_sources(run, where=inputs.store)]
-    tokenizer = read_tokenizer_manifest(inputs.tokenizer)
+        stores = list_sources(run, where=inputs.require("store", run, user))
+        return [read_store_manifest(where) for where in stores]
+    tokenizer = read_tokenizer_manifest(inputs.require("tokenizer", run, user))
     corpora = [
         read_corpus_manifest(manifest_path(where).parent)
-        for where in list_sources(run, where=inputs.corpus)
+        for where in list_sources(run, where=inputs.require("corpus", run, user))
     ]
     return [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
 
@@ -141,6 +144,7 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
     sources = list_sources(
         run, where=inputs.require("validation_store", run, "validation"), held_out=True
     )
+    assert run.validation_store is not None  # as in every run with a validation
     slices = []
     for where, corpus in zip(sources, run.corpora, strict=True):
         manifest = open_store(

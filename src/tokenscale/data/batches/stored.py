@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -37,6 +37,7 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
     corpora: list[Path | None] = [None] * len(stores)
     if _exists(inputs.corpus):
         corpora = [manifest_path(path) for path in list_sources(run, where=inputs.corpus)]
+    assert run.store is not None  # the approach reads one
     opened: list[tuple[Path, dict[str, Any]]] = []
     for where, corpus in zip(stores, corpora, strict=True):
         manifest = open_store(
@@ -55,7 +56,7 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
     return opened
 
 
-def _exists(directory: Path | None) -> bool:
+def _exists(directory: Path | None) -> TypeGuard[Path]:
     return directory is not None and (Path(directory) / "manifest.json").exists()
 
 
@@ -64,9 +65,9 @@ def _open_readers(run: RunSettings, inputs: Inputs) -> tuple[list[Any], int]:
     is imported.
     """
     opened = open_run_stores(run, inputs)
-    return [load_reader(run.store.format)(*store) for store in opened], opened[0][1][
-        "vocabulary_size"
-    ]
+    assert run.store is not None  # else it is refused above
+    load = load_reader(run.store.format)
+    return [load(*store) for store in opened], opened[0][1]["vocabulary_size"]
 
 
 def open_pretokenized_padded(run: RunSettings, inputs: Inputs) -> RowBatches:

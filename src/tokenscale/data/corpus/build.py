@@ -182,7 +182,11 @@ def find_source(kind: str) -> Any:
     `validation_documents`, which is only needed for a source with its own held-out documents, yield
     (text, origin).
     """
-    return KINDS[kind] if kind in KINDS else importlib.import_module(SOURCES[kind].module)
+    if kind in KINDS:
+        return KINDS[kind]
+    module = SOURCES[kind].module
+    assert module is not None  # as of every kind of a user
+    return importlib.import_module(module)
 
 
 class Source(NamedTuple):

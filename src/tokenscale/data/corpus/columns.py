@@ -142,17 +142,18 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
         if len(row) == 1:
             yield row[0]
             continue
-        if None in row:
+        texts = [text for text in row if text is not None]
+        if len(texts) < len(row):
             yield None
             continue
-        if PAIR in "".join(row):
+        if PAIR in "".join(texts):
             raise damaged(
                 path,
                 what="pair",
                 name=PAIR,
                 document=f"{number:,}",
             )
-        yield PAIR.join(row)
+        yield PAIR.join(texts)
 
 
 def read_line_pairs(
@@ -191,4 +192,7 @@ def match_targets(
             found=f"{len(targets)} for {len(files)} files",
             next=next_step,
         )
-    yield from zip(files, targets or [None] * len(files), strict=True)
+    if targets:
+        yield from zip(files, targets, strict=True)
+    else:
+        yield from ((file, None) for file in files)

@@ -482,14 +482,17 @@ def resolve_objects(
     bucket.
     """
 
+    # of no files nothing is asked
+    system = open_system(files[0], extra="s3") if files else None
+
     def find(pattern: str) -> tuple[list[str], list[str]]:
+        assert system is not None  # there is a pattern
         scheme, path = pattern.split("://", 1)
         if matches := system.glob(path):
             return [f"{scheme}://{name}" for name in matches], []
         folder = re.split(r"[*?[]", path)[0].rpartition("/")[0]
         return [], [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
 
-    system = open_system(files[0], extra="s3") if files else None
     paths = {
         name: name.split("://", 1)[1]
         for name in _expand_patterns(
@@ -558,14 +561,14 @@ def resolve_hub_files(
     """Return {path in the repository: local file name}, which are equal. Patterns are matched in
     the repository.
     """
+    repository = source.repository
+    assert repository is not None  # the kind needs it
 
     @cache
     def list_files() -> list[str]:
         from huggingface_hub import HfApi
 
-        return HfApi().list_repo_files(
-            source.repository, repo_type="dataset", revision=source.revision
-        )
+        return HfApi().list_repo_files(repository, repo_type="dataset", revision=source.revision)
 
     def find(pattern: str) -> tuple[list[str], list[str]]:
         return [name for name in list_files() if fnmatch(name, pattern)], sorted(list_files())
@@ -587,6 +590,7 @@ def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: boo
     """
     from huggingface_hub import hf_hub_download
 
+    assert source.repository is not None  # the kind needs it
     try:
         cached = hf_hub_download(
             source.repository, name, repo_type="dataset", revision=source.revision

@@ -31,6 +31,7 @@ def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator
 def _documents(source: SourceSettings) -> Iterator[tuple[str, str]]:
     # The raw stream of a bit generator is fixed across NumPy versions; distributions are not.
     bits = np.random.PCG64(source.seed)
+    assert source.documents is not None  # the kind needs it
     for i in range(source.documents):
         length = length_at((int(bits.random_raw()) >> 11) / 2.0**53, source.lengths)
         # high 32 bits: the bias of the remainder is below vocabulary_size / 2**32

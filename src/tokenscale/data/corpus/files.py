@@ -97,6 +97,7 @@ def describe_downloads(
 ) -> dict[str, Any]:
     """Return the source's entry. Raises UserError for a missing or changed file of a part."""
     manifest = _read_manifest(downloads)
+    assert downloads is not None  # else the manifest is refused
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:

@@ -15,7 +15,7 @@ import hashlib
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,17 +240,13 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
     deduplicate = settings.cleaning.deduplicate
     with building_folder(directory) as building:
         (building / "deduplicated").mkdir()
-        duplicates = (
-            Duplicates(tables=tables, folder=building, threads=processes)
-            if deduplicate or own
-            else None
-        )
-        if own and (shared := duplicates.count_shared(len(parts))):
-            counts[HELD_OUT_IN_TRAINING] = shared
-        dropped = (
-            duplicates.read(n) if deduplicate else np.zeros(0, dtype=np.int64)
-            for n in range(len(tables))
-        )
+        dropped: Iterable[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(tables)
+        if deduplicate or own:
+            duplicates = Duplicates(tables=tables, folder=building, threads=processes)
+            if own and (shared := duplicates.count_shared(len(parts))):
+                counts[HELD_OUT_IN_TRAINING] = shared
+            if deduplicate:
+                dropped = map(duplicates.read, range(len(tables)))
         rewrites: list[_Rewrite] = []
         given = zip(tables, dropped, strict=True)
         splits = {

@@ -72,8 +72,8 @@ def read_texts(
             path=path,
             target=target,
         )
-    elif form != "text":
-        rows = FORMATS[form].read(path, list_columns(source), span)
+    elif (read := FORMATS[form].read) is not None:
+        rows = read(path, list_columns(source), span)
     elif source.target_column is not None:
         next_step = (
             "name the file of translations as target_files, or write the pairs to Parquet, JSON "
@@ -436,11 +436,11 @@ def find_start(path: Path, position: int, source: SourceSettings) -> int:
     """
     if not position:
         return 0
-    separator = (
-        (source.separator if detect_format(path, source) == "text" else "\n")
-        .replace("\r\n", "\n")
-        .encode()
-    )
+    text = "\n"
+    if detect_format(path, source) == "text":
+        assert source.separator is not None  # without one, a file is one document
+        text = source.separator.replace("\r\n", "\n")
+    separator = text.encode()
     pattern = re.compile(re.escape(separator).replace(b"\\\n", b"\r?\n"))
     longest = len(separator.replace(b"\n", b"\r\n"))
     with path.open("rb") as file:

@@ -173,7 +173,9 @@ def _sample_files(paths: list[Path], source: SourceSettings, documents: int, see
     mean = sum(path.stat().st_size for path in paths) / len(paths)
     limit = min(documents, max(2, int(SAMPLE_BYTES / mean)))
     chosen = random.Random(seed).sample(paths, min(limit, len(paths)))
-    texts = [text for path in sorted(chosen) for text in read_texts(path, source)]
+    texts = [
+        text for path in sorted(chosen) for text in read_texts(path, source) if text is not None
+    ]
     return Sample(
         texts=texts,
         documents=len(paths),

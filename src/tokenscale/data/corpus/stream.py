@@ -131,6 +131,7 @@ def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
 
 
 def _get_text(row: dict[str, Any], name: str, option: str, source: SourceSettings) -> str | None:
+    assert source.repository is not None  # the kind needs it
     try:
         value = get_value(row, name)
     except (KeyError, TypeError):

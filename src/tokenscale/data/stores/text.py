@@ -44,6 +44,7 @@ def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = Fa
     check_eos(tokenizer, eos, pairs)
     ids, lengths = tokenizer.encode(split_pairs(texts) if pairs else texts)
     if pairs:
+        assert tokenizer.eos_id is not None  # checked above: pairs need EOS
         return frame_pairs(
             ids,
             lengths,

@@ -355,10 +355,11 @@ def _merge_build_records(directory: Path, names: list[str]) -> None:
         what = "build record of the part"
         built.append(read_record(path, what=what, unsealed=True) if path.is_file() else {})
     seconds = [record.get("duration_s") for record in built]
+    known = [duration for duration in seconds if duration is not None]
     engines = sorted({record.get("engine", "") for record in built} - {""})
     write_build_record(
         directory / "manifest.json",
-        duration_s=None if None in seconds else sum(seconds),
+        duration_s=sum(known) if len(known) == len(seconds) else None,
         engine=", ".join(engines),
     )
 

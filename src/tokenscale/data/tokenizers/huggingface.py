@@ -88,6 +88,7 @@ def make(
         tokenizer.save(str(temporary), pretty=True)
     off = {"dropout": getattr(tokenizer.model, "dropout", None)}
     off |= {"truncation": tokenizer.truncation, "padding": tokenizer.padding}
+    assert settings.source is not None  # the kind needs it
     facts = {
         "vocabulary_size": max(vocabulary.values()) + 1,
         "bos_id": ids["bos"],
@@ -232,6 +233,7 @@ class JsonTokenizer(backends.EngineTokenizer):
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
     """Return the `tokenizers.Tokenizer` and {role: token text} from the files of the source."""
     tokenizers = import_library("huggingface")
+    assert settings.source is not None  # the kind needs it
     folder = Path(settings.source)
     if not folder.is_dir():
         folder = _download_folder(settings)
@@ -267,6 +269,7 @@ def _download_folder(settings: TokenizerSettings) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
+    assert settings.source is not None  # the kind needs it
     for name in ("special_tokens_map.json", "tokenizer_config.json", "tokenizer.json"):
         try:
             path = hf_hub_download(settings.source, name, revision=settings.revision)
@@ -496,7 +499,7 @@ def export_tokenizer(
     data |= {
         "truncation": None,
         "padding": None,
-        "post_processor": _bos_template(tokens["bos"], number=ids["bos"]),
+        "post_processor": _bos_template(tokens["bos"], number=tokenizer.bos_id),
     }
     write_text(folder / "tokenizer.json", text=json.dumps(data, ensure_ascii=False) + "\n")
     write_json(

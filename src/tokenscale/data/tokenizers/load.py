@@ -55,7 +55,11 @@ def _find_kind(name: str) -> Any:
     """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of
     the same names.
     """
-    return KINDS[name] if name in KINDS else importlib.import_module(TOKENIZERS[name].module)
+    if name in KINDS:
+        return KINDS[name]
+    module = TOKENIZERS[name].module
+    assert module is not None  # as of every kind of a user
+    return importlib.import_module(module)
 
 
 def build(

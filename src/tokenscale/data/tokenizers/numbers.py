@@ -23,6 +23,7 @@ def make(
     facts).
     """
     path = directory / "numbers.json"
+    assert settings.vocabulary_size is not None  # the kind needs it
     numbers = settings.vocabulary_size - len(CONTROL)
     write_json(path, value={"control": list(CONTROL), "numbers": numbers})
     return path, {

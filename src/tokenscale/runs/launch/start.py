@@ -388,7 +388,7 @@ def _memory_error(
         run=f"{run.model.name}, {entries:,} vocabulary entries, {shape}",
         needed=(
             f"{format_bytes(needed)} on {ranks} rank{'s' * (ranks > 1)}; {part}: "
-            f"{format_bytes(size)} a rank"
+            f"{format_bytes(size or 0)} a rank"
         ),
         found=format_bytes(int(room)),
         next=next_step,

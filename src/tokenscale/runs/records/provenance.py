@@ -130,6 +130,11 @@ class Energy:
             return None
         return millijoules.value / 1e3
 
+    def joules_since(self, before: float | None) -> float | None:
+        """Joules since `joules` gave `before`; None where one of the two is not known."""
+        now = self.joules()
+        return None if now is None or before is None else now - before
+
 
 #: Environment variables that shape a run: an allow-list, because environments hold secrets
 ENVIRONMENT = {

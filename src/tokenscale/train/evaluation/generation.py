@@ -116,7 +116,7 @@ def generate_rows(
         read = 0 if cache is None else end
         for n, row in enumerate(rows):
             row.append(
-                stop_id if ended[n] else _chosen(logits[n], sampling, generator=generators[n])
+                row[-1] if ended[n] else _chosen(logits[n], sampling, generator=generators[n])
             )
             ended[n] = row[-1] == stop_id
         if on_token is not None:
@@ -248,6 +248,7 @@ def _batches(
     pairs: Sequence[Pair], tokenizer: Tokenizer
 ) -> list[tuple[list[Pair], list[list[int]]]]:
     """Return (pairs, prompts of one length) of each batch."""
+    assert tokenizer.eos_id is not None  # pairs need EOS (`data.stores.text.check_eos`)
     sources = tokenizer.encode_batch([pair.source for pair in pairs])
     by_length: dict[int, list[tuple[Pair, list[int]]]] = {}
     for pair, source in zip(pairs, sources, strict=True):

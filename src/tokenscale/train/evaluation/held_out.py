@@ -41,8 +41,10 @@ class HeldOut:
         if run.validation.bleu:
             from tokenscale.data.tokenizers.load import load_tokenizer
 
-            self._tokenizer = load_tokenizer(inputs.tokenizer)
-            self.pairs = held_out_pairs(inputs.corpus, count=run.validation.bleu)
+            user = "validation.bleu"
+            self._tokenizer = load_tokenizer(inputs.require("tokenizer", run, user))
+            corpus = inputs.require("corpus", run, user)
+            self.pairs = held_out_pairs(corpus, count=run.validation.bleu)
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
         """Return whether the loss is due after `done` steps."""
@@ -121,6 +123,7 @@ class HeldOut:
 
     def translate(self, done: int) -> None:
         """Translate the pairs, each reader its share. BLEU is computed when the logs are read."""
+        assert self._tokenizer is not None  # there are pairs
         trainer = self._trainer
         place = self._trainer.mesh.place
         run = self._run

@@ -73,13 +73,13 @@ def validate(
     parallel.module.train()
     correct = objective.correct
     objective.correct = None
-    if accuracy and parallel.pipeline is not None:
+    if correct is not None and parallel.pipeline is not None:
         parallel.pipeline.broadcast_from_last(correct)
     counts = mesh.place.is_group_leader
     sums = [
         total.item() * counts,
         float(useful * counts),
-        float(correct.item() * counts) if accuracy else 0.0,
+        float(correct.item() * counts) if correct is not None else 0.0,
     ]
     loss_sum, useful_tokens, correct_tokens = world.sum(*sums)
     return ValidationSums(

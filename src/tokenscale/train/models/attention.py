@@ -156,6 +156,7 @@ def attend(
             query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped
         )
     if kernel == "flex":
+        assert bounds is not None  # as `choose_kernel` has it
         return _flex(
             query,
             key,
@@ -169,6 +170,7 @@ def attend(
         thd = (x.transpose(1, 2) for x in (query, key, value))
         return flash_attn_func(*thd, dropout_p=dropout, causal=causal).transpose(1, 2)
 
+    assert bounds is not None  # as `choose_kernel` has it
     cut, longest = bounds.lengths()
     rows, _, length, _ = query.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # [B * T, heads, D]

@@ -226,15 +226,14 @@ class Decoder(LanguageModel):
         kernel: str = "sdpa",
     ):
         super().__init__()
-        if model.vocabulary_size is None:
-            raise ValueError("the vocabulary size is not resolved yet")
         self.settings = model = model.with_positions(sequence_length)
         self.sequence_length = sequence_length
         self.causal = causal
         self.kernel = kernel
-        self.embedding = new_embedding(model.vocabulary_size, model.dimension)
+        self.embedding = new_embedding(model.resolved_vocabulary_size, model.dimension)
         if model.positions == "learned":
             model.check_positions(sequence_length)
+            assert model.maximum_positions is not None  # at least those of the sequence
             self.positions = new_embedding(model.maximum_positions, model.dimension)
         self.blocks = nn.ModuleList(
             Block(model=model, causal=causal, kernel=kernel) for _ in range(model.layers)

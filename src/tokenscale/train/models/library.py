@@ -121,6 +121,7 @@ def save(
     Returns the name of the library's class. Raises UserError for a type that counts positions by
     comparing ids with padding, which it did not do in training, and for weights of another shape.
     """
+    assert shape.maximum_positions is not None  # as of every trained one
     model = build(
         shape,
         sequence_length=shape.maximum_positions,
@@ -309,6 +310,7 @@ def _config(shape: ModelSettings, config_class: Any) -> Any:
 def _config_class(shape: ModelSettings) -> type:
     mapping = _library().CONFIG_MAPPING
     known = list(mapping.keys())
+    assert shape.transformers is not None  # else it is a model of ours
     if shape.transformers not in known:
         near = find_nearest(shape.transformers, words=known)
         raise UserError(

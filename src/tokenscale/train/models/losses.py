@@ -164,7 +164,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        of_bias = None
+        if wants_bias and bias is not None:
+            of_bias = torch.zeros_like(bias, dtype=torch.float32)
         scale = FP16_SCALE if dtype == torch.float16 else 1.0
         loss_sum = torch.zeros((), device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -186,18 +188,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     len(weight),
                 )
                 loss_sum += loss
-                if wants_bias:
+                if of_bias is not None and by_bias is not None:
                     of_bias += by_bias[rows]
-                if wants_hidden:
+                if of_hidden is not None and by_hidden is not None:
                     of_hidden[part] = by_hidden
-                if wants_weight and dtype == torch.float32:
+                if of_weight is not None and dtype == torch.float32:
                     of_weight.addmm_(rounded.T[rows], inputs)
-                elif wants_weight:
+                elif of_weight is not None:
                     of_weight.add_(rounded.T[rows] @ inputs, alpha=1 / scale)
         ctx.save_for_backward(
             of_hidden,
-            of_weight.to(weight.dtype) if wants_weight else None,
-            of_bias.to(bias.dtype) if wants_bias else None,
+            of_weight.to(weight.dtype) if of_weight is not None else None,
+            of_bias.to(bias.dtype) if of_bias is not None and bias is not None else None,
         )
         return loss_sum
 

@@ -191,7 +191,7 @@ class Objective(nn.Module):
         """
         if self.vocabulary is None:
             return logits_bv
-        whole = logits_bv.new_zeros(len(logits_bv), self.model.settings.vocabulary_size)
+        whole = logits_bv.new_zeros(len(logits_bv), self.model.settings.resolved_vocabulary_size)
         whole[:, self.vocabulary.first : self.vocabulary.first + logits_bv.shape[1]] = logits_bv
         return self.vocabulary.sum(whole)
 

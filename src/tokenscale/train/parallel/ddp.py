@@ -45,6 +45,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     materialise(parallel.module, mesh.world.device)
     group = mesh.group("data" if mesh.size("data") > 1 else "shard")
     if mesh.size("pipeline") > 1:
+        assert group is not None  # DDP has several copies
         names = tuple(name for name, _ in parallel.objective.model.named_parameters())
         parallel.sharding.reductions.append(GradReduction(names=names, group=group, mean=True))
         return parallel

@@ -128,14 +128,15 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     own_layers = {layer for layers in mine for layer in layers}
     for layer in range(len(model.blocks)):
         if layer not in own_layers:
-            model.blocks[layer] = None
+            model.blocks.register_module(str(layer), None)
     tied = model.settings.tied_embeddings
     if not (first or (last and tied)):
-        model.embedding = None
+        model.register_module("embedding", None)
     if not first and model.settings.positions == "learned":
-        model.positions = None
+        model.register_module("positions", None)
     if not last:
-        model.norm = model.head = None
+        model.register_module("norm", None)
+        model.register_module("head", None)
     if tied:
         ends = mesh.group_by(
             lambda place: (
@@ -171,6 +172,7 @@ class PipelineStage(nn.Module):
         if bounds is not None:
             bounds.prepare(model.kernel, model.causal)
         x = model.embed(inputs.tokens_bt, bounds) if first else x_btd
+        assert x is not None
         x = model.run_blocks(
             x,
             length=inputs.tokens_bt.shape[1],
@@ -194,11 +196,10 @@ class PipelineStage(nn.Module):
         """
         model = cast(Decoder, self.objective.model)
         if first:
-            x = model.embed(tokens_bt, start=cache.length if cache else 0)
-        else:
-            x = x_btd
+            x_btd = model.embed(tokens_bt, start=cache.length if cache else 0)
+        assert x_btd is not None
         x = model.run_blocks(
-            x,
+            x_btd,
             length=tokens_bt.shape[1],
             cache=cache,
             layers=layers,
@@ -219,7 +220,9 @@ class StageP2P:
         self.ranks = mesh.size("pipeline")
 
         def group() -> dist.ProcessGroup:
-            return mesh.group_by(lambda place: (place.data_rank, place.tensor))
+            found = mesh.group_by(lambda place: (place.data_rank, place.tensor))
+            assert found is not None  # every rank has a key
+            return found
 
         wraps = (False, True) if chunks > 1 else (False,)
         self._groups = {(kind, wrap): group() for kind in "FB" for wrap in wraps}
@@ -231,15 +234,17 @@ class StageP2P:
         group = self._groups[kind, not 0 <= target < self.ranks]
         tensor = tensor.contiguous()
         self._sending = [(work, sent) for work, sent in self._sending if not work.is_completed()]
-        self._sending.append(
-            (dist.isend(tensor, group=group, group_dst=target % self.ranks), tensor)
-        )
+        work = dist.isend(tensor, group=group, group_dst=target % self.ranks)
+        assert work is not None  # this rank is in the group
+        self._sending.append((work, tensor))
 
     def receive(self, kind: str, into: Tensor) -> None:
         """Receive from the stage before (F) or from the next one (B), and wait for it."""
         source = self.rank - (1 if kind == "F" else -1)
         group = self._groups[kind, not 0 <= source < self.ranks]
-        dist.irecv(into, group=group, group_src=source % self.ranks).wait()
+        work = dist.irecv(into, group=group, group_src=source % self.ranks)
+        assert work is not None  # this rank is in the group
+        work.wait()
 
     def held(self) -> list[Tensor]:
         """Return the tensors of messages that are not known to be sent: gloo knows only after
@@ -326,7 +331,7 @@ class Pipeline:
         as in training.
         """
         settings = self.stage.objective.model.settings
-        logits = self._empty(len(tokens_bt), settings.vocabulary_size)
+        logits = self._empty(len(tokens_bt), settings.resolved_vocabulary_size)
         for chunk, layers in enumerate(self.layers):
             x = None
             if not self._is_first(chunk):
@@ -400,6 +405,7 @@ class Pipeline:
                 activations[k, chunk] = x, y
                 timer.lap("forward")
             elif kind == "W":
+                assert self.deferred is not None  # only zero-bubble has such passes
                 self.deferred.accumulate((k, chunk))
                 timer.lap("backward")
             else:
@@ -417,6 +423,7 @@ class Pipeline:
                     else:
                         y.backward(gradient)
                 if x is not None:
+                    assert x.grad is not None  # of the backward pass above
                     self.messages.send("B", x.grad)
                 timer.lap("backward")
             uses[k] -= 1

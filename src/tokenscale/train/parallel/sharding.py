@@ -56,12 +56,16 @@ class Mesh:
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """Return the ranks that differ from this one along `axis` only; None for a degree of 1."""
-        return self._devices.get_group(axis) if self.size(axis) > 1 else None
+        if self.size(axis) == 1:
+            return None
+        assert self._devices is not None  # there are several ranks
+        return self._devices.get_group(axis)
 
     def devices(self, *axes: str) -> DeviceMesh:
         """Return the submesh along those of `axes` whose degree is above 1, at this rank's other
         coordinates.
         """
+        assert self._devices is not None  # there are several ranks
         return self._devices[tuple(axis for axis in axes if self.size(axis) > 1)]
 
     def group_by(self, key: Callable[[MeshCoordinate], object | None]) -> dist.ProcessGroup | None:
@@ -183,9 +187,12 @@ class LocalShards:
         if self.reductions:
             weights = dict(self.model.named_parameters())
             for reduction in self.reductions:
-                _all_reduce(
-                    {name: local(weights[name].grad) for name in reduction.names}, reduction
-                )
+                gradients: dict[str, Tensor] = {}
+                for name in reduction.names:
+                    gradient = weights[name].grad
+                    assert gradient is not None  # every weight takes part in the loss
+                    gradients[name] = local(gradient)
+                _all_reduce(gradients, reduction)
         self._assign_gradients()
 
     def _assign_gradients(self) -> None:

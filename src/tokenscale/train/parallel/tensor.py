@@ -38,7 +38,9 @@ def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     Norms, positions and the biases of layers that write into the residual stream are replicated.
     Each rank computes some positions only, so their gradients are summed over the group.
     """
-    ranks = Ranks(group=mesh.group("tensor"), index=mesh.index("tensor"), count=mesh.size("tensor"))
+    group = mesh.group("tensor")
+    assert group is not None  # the degree is above 1
+    ranks = Ranks(group=group, index=mesh.index("tensor"), count=mesh.size("tensor"))
     model = cast(Decoder, parallel.objective.model)
     sharding = parallel.sharding
     specs: dict[str, ShardSpec] = {}
@@ -58,7 +60,7 @@ def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
                 specs=specs,
                 last="down",
             )
-    vocabulary = Vocabulary(ranks.mine(model.settings.vocabulary_size).start, ranks)
+    vocabulary = Vocabulary(ranks.mine(model.settings.resolved_vocabulary_size).start, ranks)
     if model.embedding is not None:
         _split(
             model.embedding,
