@@ -48,7 +48,7 @@ class LogHandler(LogHandlerBase):
 
         with internals.exit_on_error():
             internals.check_release()
-            internals.check_call_files()
+            internals.check_command_line()
         s = self.common_settings
         self.stream = sys.stdout if s.stdout else sys.stderr
         self.default = internals.create_text_handler(s, self.stream)

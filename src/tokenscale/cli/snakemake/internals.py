@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from typing import Any, TextIO
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import open_file
-from tokenscale.settings.profile import CONFIG_FILE
+from tokenscale.settings.profile import CONFIG_FILE, parse_pair
 from tokenscale.settings.yaml_files import read_yaml
 
 #: the oldest release that works, and the newest that was tested
@@ -102,6 +103,8 @@ RECORDS = Path(".snakemake/metadata")
 #: events
 LOGS = Path(".snakemake/log")
 
+#: endings of configuration files
+CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 #: events of the jobs of this dry run, where the logger plugin collects them instead of printing
 #: each
 planned: list[dict[str, Any]] = []
@@ -299,29 +302,43 @@ def check_folder(folder: Path = Path(".snakemake")) -> None:
         os.environ["XDG_CACHE_HOME"] = str(folder.absolute() / "cache")
 
 
-def check_call_files() -> None:
-    """Check what Snakemake reads before our Snakefile: its folder, and configuration files of the
-    command line, since its message for a mistake in one names no line. Raise UserError.
+def check_command_line() -> None:
+    """Check what Snakemake reads before our Snakefile, and reports without the line or with a stack
+    trace: its folder, and `--configfile` and `--config` of the command line. Raise UserError.
     """
     check_folder()
-    for file in _parse_command_line().configfile or ():
-        _check_configuration_file(file)
+    given = _parse_command_line()
+    files = [str(file) for file in given.configfile or ()]
+    # the first word is a file or a value, though it may be a wrong one
+    _check_no_target("--configfile", [file for file in files[1:] if not _is_config_file(file)])
+    values = [value for value in given.config or () if "=" not in value]
+    for value in values:
+        if value == given.config[0] or value.endswith(CONFIG_ENDINGS):
+            parse_pair(value)
+    _check_no_target("--config", values)
+    for file in files:
+        read_yaml(file)
+
+
+def _is_config_file(name: str) -> bool:
+    is_result = name.startswith("results/")
+    return not is_result and (name.endswith(CONFIG_ENDINGS) or Path(name).is_file())
+
+
+def _check_no_target(option: str, targets: list[str]) -> None:
+    """Raise UserError for targets that Snakemake takes as words of an option."""
+    if targets:
+        others = [word for word in sys.argv[1:] if word not in targets]
+        raise UserError(
+            f"a target stands behind {option}, which takes all words that follow it.",
+            found=", ".join(targets),
+            next=shlex.join(["snakemake", *targets, *others]),
+        )
 
 
 def check_configuration() -> None:
     """Raise UserError for a mistake in config/config.yaml, which Snakemake reads next."""
     read_yaml(CONFIG_FILE)
-
-
-def _check_configuration_file(file: Path) -> None:
-    target = "." not in file.name or file.parts[0] == "results"
-    if target and not file.is_file():
-        raise UserError(
-            "a target stands behind --configfile, which takes all words that follow it.",
-            found=file,
-            next=f"snakemake {file} --configfile FILE",
-        )
-    read_yaml(file)
 
 
 def _parse_command_line() -> Any:
