@@ -17,24 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from inspect import signature
 from logging import INFO, LogRecord
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-#: messages about Snakemake itself, by how they begin
-LEFT_OUT: tuple[str, ...] = (
-    "Assuming unrestricted shared filesystem usage",
-    "Building DAG of jobs",
-    "Using shell:",
-)
-LEFT_OUT += (
-    "Singularity containers: ignored",
-    "Conda environments: ignored",
-    "Select jobs to execute",
-)
-LEFT_OUT += ("Elapsed time:",)
 #: events that the progress display replaces
 REPLACED = {
     LogEvent.WORKFLOW_STARTED,
@@ -60,23 +47,12 @@ class LogHandler(LogHandlerBase):
         from tokenscale.cli.snakemake import internals
 
         with internals.exit_on_error():
-            internals.check_call_files()
-            text_handler = internals.load_internal("snakemake.logging", "ColorizingTextHandler")
-            text_filter = internals.load_internal("snakemake.logging", "DefaultFilter")
-            formatter = internals.load_internal("snakemake.logging", "DefaultFormatter")
-            quietness = internals.load_internal("snakemake.settings.enums", "Quietness")
+            internals.check_release()
+            internals.check_command_line()
         s = self.common_settings
         self.stream = sys.stdout if s.stdout else sys.stderr
-        self.default = text_handler(nocolor=s.nocolor, stream=self.stream)
-        # its parameters are named as the settings are, and newer versions of Snakemake have more of
-        # them
-        self.default.addFilter(
-            text_filter(**{n: getattr(s, n) for n in signature(text_filter).parameters})
-        )
-        self.default.setFormatter(formatter(s.quiet, s.show_failed_logs))
-        quiet = {quietness.ALL, quietness.RULES, quietness.PROGRESS} & set(s.quiet or ())
-        listed = s.dryrun and (s.printshellcmds or set(s.quiet or ()) != {quietness.REASON})
-        self.plain = bool(listed or s.verbose or s.debug_dag or quiet)
+        self.default = internals.create_text_handler(s, self.stream)
+        self.plain = not internals.is_display_replaced(s)
         if s.dryrun and not self.plain:
             self.planned = internals.planned = []
         self.display: Display | None = None
@@ -90,17 +66,17 @@ class LogHandler(LogHandlerBase):
             self.handleError(record)
 
     def _emit(self, record: LogRecord) -> None:
+        from tokenscale.cli.snakemake import internals
+
         event = getattr(record, "event", None)
         # printed in a dry run, which continues
-        if str(record.msg).startswith("Error: Directory cannot be locked."):
+        if str(record.msg).startswith(internals.FOLDER_LOCKED):
             record.msg = (
                 "tokenscale: another call works in this folder, or was killed. What is left to "
                 "do now:"
             )
         text = str(record.msg)  # of Snakemake's own errors: a full disk, a folder of another user
-        if "[Errno" in text and (
-            text.startswith("Traceback") or "Error recording metadata" in text
-        ):
+        if "[Errno" in text and (text.startswith("Traceback") or internals.RECORD_FAILED in text):
             from tokenscale.cli.main import translate_error
 
             last = next(line for line in reversed(text.splitlines()) if "[Errno" in line)
@@ -113,7 +89,7 @@ class LogHandler(LogHandlerBase):
             self._plan(record)
         elif event in REPLACED:
             self._show(event, record)
-        elif not (event is None and str(record.msg).startswith(LEFT_OUT)):
+        elif not (event is None and str(record.msg).startswith(internals.MESSAGES_ABOUT_ITSELF)):
             if event == LogEvent.JOB_ERROR and self.display:
                 self.display.fail(record.jobid)
             above = self.display.above if self.display else lambda print_record: print_record()

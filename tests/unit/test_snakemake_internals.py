@@ -1,27 +1,15 @@
-"""Private parts of Snakemake are used in one file, and a release without one of them is refused
-clearly.
-"""
+"""What is done with private parts of Snakemake: signals, jobs and their records."""
 
 import json
 import logging
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
 from tokenscale.cli.snakemake.jobs import Job, list_planned_jobs, read_failed_jobs
-
-ROOT = Path(__file__).parents[2]
-RULES = [ROOT / "workflow/Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
-PLUGIN = [
-    ROOT / "src/snakemake_logger_plugin_tokenscale/__init__.py",
-    *sorted((ROOT / "src/tokenscale/cli/snakemake").glob("[!_i]*.py")),
-]
 
 
 def test_a_second_interrupt_waits_and_a_third_ends():
@@ -60,7 +48,7 @@ def test_a_signal_that_comes_while_jobs_are_selected_does_not_hang_the_call():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_jobs_to_submit_leave_out_local_rules_and_targets_and_another_release_is_refused():
+def test_jobs_to_submit_leave_out_local_rules_and_targets():
     names = {"train": False, "figure": False, "all": True}
     jobs = [
         SimpleNamespace(rule=SimpleNamespace(name=name), is_norun=norun)
@@ -70,61 +58,6 @@ def test_jobs_to_submit_leave_out_local_rules_and_targets_and_another_release_is
     assert (
         internals.get_jobs_to_submit(SimpleNamespace(dag=dag, _localrules={"figure"})) == jobs[:1]
     )
-    with pytest.raises(UserError, match="does not fit the workflow") as caught:
-        internals.get_jobs_to_submit(SimpleNamespace())
-    assert (
-        "_localrules" in caught.value.facts["found"] and "pip install" in caught.value.facts["next"]
-    )
-
-
-#: names of Snakemake that are no part of its documented interface
-PRIVATE = (
-    r"(?<!/)\bworkflow\.\w|(?:from|import) snakemake\b(?!\.utils import min_version)"
-    r"|os\._exit|sys\.argv"
-)
-
-
-@pytest.mark.parametrize("path", [*RULES, *PLUGIN], ids=lambda path: path.name)
-def test_private_names_are_used_in_one_guarded_file(path):
-    assert re.findall(PRIVATE, path.read_text()) == []
-
-
-WITHOUT = """
-import sys
-import snakemake.cli
-import {module} as module
-owner = {owner}
-del owner.{name}
-from snakemake.cli import main
-main(["-n", "--cores", "1", "--logger", "tokenscale"])
-"""
-PLAIN = """
-from tokenscale.cli.snakemake import internals
-with internals.exit_on_error():
-    internals.is_main_process(workflow)
-rule all:
-    shell: "true"
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "owner", "name"),
-    [
-        ("snakemake.logging", "module", "ColorizingTextHandler"),
-        ("snakemake.logging", "module", "DefaultFormatter"),
-        ("snakemake.workflow", "module.Workflow", "is_main_process"),
-    ],
-)
-def test_a_release_without_a_name_is_refused_in_one_message(tmp_path, module, owner, name):
-    (tmp_path / "Snakefile").write_text(PLAIN)
-    code = WITHOUT.format(module=module, owner=owner, name=name)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    text = done.stdout + done.stderr
-    assert done.returncode == 2 and "Traceback" not in text, text
-    assert text.count("this release of Snakemake does not fit the workflow.") == 1
-    assert name in text and "pip install 'snakemake~=" in text
 
 
 SNAKEFILE = """

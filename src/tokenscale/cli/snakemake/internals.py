@@ -1,59 +1,188 @@
-"""All private parts of Snakemake that the workflow's rules use.
+"""All private parts of Snakemake that the workflow, its progress plug-in and commands use.
 
-Snakemake may change these parts in any release. A release without one of them is refused with a
-clear message.
+Snakemake may change these parts in any release. `check_release` refuses one that lacks a name of
+the tables below, before anything else is done. After that check the names are used as they are.
 """
 
 import importlib
+import inspect
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TextIO
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import open_file
-from tokenscale.settings.profile import CONFIG_FILE
+from tokenscale.settings.profile import CONFIG_FILE, parse_pair
 from tokenscale.settings.yaml_files import read_yaml
 
-#: the release that these parts were last tested with
+#: the oldest release that works, and the newest that was tested
+OLDEST = "9.20"
 TESTED = "9.27"
+#: names that are looked up in modules and classes, as `module:name`
+NAMES = (
+    # first: the other modules cannot be imported before this one
+    "snakemake.cli:get_argument_parser",
+    "snakemake.dag:DAG.jobs",
+    "snakemake.dag:DAG.needrun_jobs",
+    "snakemake.jobs:Job.is_norun",
+    "snakemake.logging:ColorizingTextHandler",
+    "snakemake.logging:DefaultFilter",
+    "snakemake.logging:DefaultFormatter",
+    "snakemake.rules:Rule.has_wildcards",
+    "snakemake.rules:Rule.is_producer",
+    "snakemake.settings.enums:Quietness.ALL",
+    "snakemake.settings.enums:Quietness.PROGRESS",
+    "snakemake.settings.enums:Quietness.REASON",
+    "snakemake.settings.enums:Quietness.RULES",
+)
+#: attributes of the object `workflow` that a Snakefile has
+WORKFLOW_NAMES = (
+    "_localrules",
+    "config_settings.config",
+    "config_settings.configfiles",
+    "dag",
+    "dryrun",
+    "is_main_process",
+    "logger_manager.get_logfile",
+    "logger_manager.logger",
+    "main_snakefile",
+    "non_local_exec",
+    "remote_exec",
+    "resource_settings.cores",
+    "resource_settings.default_resources",
+    "resource_settings.nodes",
+    "resource_settings.overwrite_resources",
+    "resource_settings.overwrite_threads",
+    "rules",
+    "scheduler",
+)
+#: event of a log record → its fields that are read without a default
+RECORD_FIELDS = {
+    "job_info": ("rule_name", "jobid", "output", "log"),
+    "job_error": ("rule_name", "jobid", "output", "log", "indent"),
+    "group_error": ("job_error_info", "groupid", "aux_logs"),
+}
+#: messages about Snakemake itself, by how they begin
+MESSAGES_ABOUT_ITSELF = (
+    "Assuming unrestricted shared filesystem usage",
+    "Building DAG of jobs",
+    "Using shell:",
+    "Singularity containers: ignored",
+    "Conda environments: ignored",
+    "Select jobs to execute",
+    "Elapsed time:",
+)
+#: beginning of the message about a locked folder, and a part of that about an output's record
+FOLDER_LOCKED = "Error: Directory cannot be locked."
+RECORD_FAILED = "Error recording metadata"
+#: beginning of the reason of a job → its name here
+REASONS = {
+    "Missing output files:": "missing",
+    "Incomplete output files:": "unfinished",
+    "Updated input files:": "updated",
+    "Input files updated by another job:": "upstream",
+    "Set of input files has changed since last execution": "inputs",
+    "Code has changed since last execution": "rule",
+    "Params have changed since last execution:": "settings",
+    "Software environment definition has changed since last execution": "software",
+    "Forced execution": "forced",
+}
+#: where Snakemake records each output's rule, start and end, in seconds since 1970
+RECORDS = Path(".snakemake/metadata")
+#: where it keeps a log of each call, named by its time; beside it, the workflow writes the jobs'
+#: events
+LOGS = Path(".snakemake/log")
+
+#: endings of configuration files
+CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 #: events of the jobs of this dry run, where the logger plugin collects them instead of printing
 #: each
 planned: list[dict[str, Any]] = []
 
 
-def get_internal(owner: object, path: str) -> Any:
-    """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
-    value: Any = owner
-    for name in path.split("."):
-        if not hasattr(value, name):
-            raise _unfit(path)
-        value = getattr(value, name)
-    return value
+def check_release(workflow: object = None) -> None:
+    """Raise UserError for a release of Snakemake without a name that is used here.
+
+    The logger plugin has no workflow object yet: then the names of modules alone are checked.
+    """
+    for entry in NAMES:
+        module, _, path = entry.partition(":")
+        try:
+            owner = importlib.import_module(module)
+        except ImportError:
+            raise _unfit(module) from None
+        _check_path(owner, path, label=f"{module}.{path}")
+    if workflow is not None:
+        for path in WORKFLOW_NAMES:
+            _check_path(workflow, path, label=f"workflow.{path}")
 
 
-def load_internal(module: str, name: str) -> Any:
-    """Return a name of a module of Snakemake. Raise UserError for a Snakemake without it."""
+def _check_path(owner: object, path: str, label: str) -> None:
+    """Raise UserError unless an object has an attribute, whose last part is not computed.
+
+    An abstract method is none: an interface may keep one that the class has lost.
+    """
+    *outer, name = path.split(".")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        raise _unfit(f"{module}.{name}") from None
+        for part in outer:
+            owner = getattr(owner, part)
+        found = inspect.getattr_static(owner, name)
+    except AttributeError:
+        raise _unfit(label) from None
+    if getattr(found, "__isabstractmethod__", False):
+        raise _unfit(label)
 
 
 def _unfit(missing: str) -> UserError:
     return UserError(
         "this release of Snakemake does not fit the workflow.",
         found=f"snakemake {version('snakemake')}, without {missing}",
-        expected=f"a release like {TESTED}",
+        expected=f"{OLDEST} to {TESTED}",
         next=f"pip install 'snakemake~={TESTED}.0'",
     )
+
+
+@cache
+def report_missing_field(event: str, field: str) -> None:
+    """Print once that log records of this release lack a field. Jobs run on."""
+    error = _unfit(f"the field {field} of {event}")
+    print(error.render(), file=sys.stderr, flush=True)
+
+
+def create_text_handler(settings: Any, stream: TextIO) -> logging.Handler:
+    """Return the handler that Snakemake has without plugins."""
+    from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
+
+    # its parameters are named as the settings are, and newer releases have more of them
+    names = inspect.signature(DefaultFilter).parameters
+    handler = ColorizingTextHandler(nocolor=settings.nocolor, stream=stream)
+    handler.addFilter(DefaultFilter(**{name: getattr(settings, name) for name in names}))
+    handler.setFormatter(DefaultFormatter(settings.quiet, settings.show_failed_logs))
+    return handler
+
+
+def is_display_replaced(settings: Any) -> bool:
+    """Return whether the options of this call leave the progress and a dry run's jobs to us."""
+    from snakemake.settings.enums import Quietness
+
+    quiet = set(settings.quiet or ())
+    if settings.verbose or settings.debug_dag:
+        return False
+    if quiet & {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS}:
+        return False
+    if settings.dryrun:
+        return quiet == {Quietness.REASON} and not settings.printshellcmds
+    return True
 
 
 class JobEvents(logging.Handler):
@@ -81,7 +210,11 @@ class JobEvents(logging.Handler):
 def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     """Return a record of Snakemake's about a job as an event; None for another record."""
     of = dict(vars(record))
-    event = of.get("event")
+    event = getattr(of.get("event"), "value", of.get("event"))
+    for field in RECORD_FIELDS.get(event, ()):
+        if field not in of:
+            report_missing_field(event, field)
+            return None
     if event == "group_error":
         first = of["job_error_info"][0]["jobid"]
         of |= {
@@ -104,16 +237,14 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     return {"event": name, **facts, "slurm": of.get("aux", {}).get("external_jobid")}
 
 
-def record_jobs(workflow: object) -> None:
+def record_jobs(workflow: Any) -> None:
     """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has
     none.
     """
-    manager = get_internal(workflow, path="logger_manager")
-    for log in get_internal(manager, path="get_logfile")():
+    for log in workflow.logger_manager.get_logfile():
         if log.endswith(".snakemake.log"):
-            get_internal(manager, path="logger").addHandler(
-                JobEvents(str(Path(log).with_suffix(".jsonl")))
-            )
+            logger = workflow.logger_manager.logger
+            logger.addHandler(JobEvents(str(Path(log).with_suffix(".jsonl"))))
 
 
 @contextmanager
@@ -171,13 +302,38 @@ def check_folder(folder: Path = Path(".snakemake")) -> None:
         os.environ["XDG_CACHE_HOME"] = str(folder.absolute() / "cache")
 
 
-def check_call_files() -> None:
-    """Check what Snakemake reads before our Snakefile: its folder, and configuration files of the
-    command line, since its message for a mistake in one names no line. Raise UserError.
+def check_command_line() -> None:
+    """Check what Snakemake reads before our Snakefile, and reports without the line or with a stack
+    trace: its folder, and `--configfile` and `--config` of the command line. Raise UserError.
     """
     check_folder()
-    for file in _parse_command_line().configfile or ():
-        _check_configuration_file(file)
+    given = _parse_command_line()
+    files = [str(file) for file in given.configfile or ()]
+    # the first word is a file or a value, though it may be a wrong one
+    _check_no_target("--configfile", [file for file in files[1:] if not _is_config_file(file)])
+    values = [value for value in given.config or () if "=" not in value]
+    for value in values:
+        if value == given.config[0] or value.endswith(CONFIG_ENDINGS):
+            parse_pair(value)
+    _check_no_target("--config", values)
+    for file in files:
+        read_yaml(file)
+
+
+def _is_config_file(name: str) -> bool:
+    is_result = name.startswith("results/")
+    return not is_result and (name.endswith(CONFIG_ENDINGS) or Path(name).is_file())
+
+
+def _check_no_target(option: str, targets: list[str]) -> None:
+    """Raise UserError for targets that Snakemake takes as words of an option."""
+    if targets:
+        others = [word for word in sys.argv[1:] if word not in targets]
+        raise UserError(
+            f"a target stands behind {option}, which takes all words that follow it.",
+            found=", ".join(targets),
+            next=shlex.join(["snakemake", *targets, *others]),
+        )
 
 
 def check_configuration() -> None:
@@ -185,20 +341,10 @@ def check_configuration() -> None:
     read_yaml(CONFIG_FILE)
 
 
-def _check_configuration_file(file: Path) -> None:
-    target = "." not in file.name or file.parts[0] == "results"
-    if target and not file.is_file():
-        raise UserError(
-            "a target stands behind --configfile, which takes all words that follow it.",
-            found=file,
-            next=f"snakemake {file} --configfile FILE",
-        )
-    read_yaml(file)
-
-
 def _parse_command_line() -> Any:
-    parser = load_internal("snakemake.cli", "get_argument_parser")()
-    return parser.parse_known_args(sys.argv[1:])[0]
+    from snakemake.cli import get_argument_parser
+
+    return get_argument_parser().parse_known_args(sys.argv[1:])[0]
 
 
 def get_targets() -> list[str]:
@@ -208,24 +354,24 @@ def get_targets() -> list[str]:
     return _parse_command_line().targets
 
 
-def is_main_process(workflow: object) -> bool:
+def is_main_process(workflow: Any) -> bool:
     """Return whether this process plans the call, instead of running a job of it."""
-    return get_internal(workflow, "is_main_process")
+    return workflow.is_main_process
 
 
-def get_configuration(workflow: object) -> tuple[list[Path], dict[str, Any]]:
+def get_configuration(workflow: Any) -> tuple[list[Path], dict[str, Any]]:
     """Return (configuration files, values) of the command line."""
-    files = get_internal(workflow, "config_settings.configfiles")
-    return list(files), dict(get_internal(workflow, "config_settings.config"))
+    files = workflow.config_settings.configfiles
+    return list(files), dict(workflow.config_settings.config)
 
 
-def is_dry_run(workflow: object) -> bool:
-    return get_internal(workflow, "dryrun")
+def is_dry_run(workflow: Any) -> bool:
+    return workflow.dryrun
 
 
-def get_snakefile(workflow: object) -> str:
+def get_snakefile(workflow: Any) -> str:
     """Return the path of the Snakefile."""
-    return get_internal(workflow, "main_snakefile")
+    return workflow.main_snakefile
 
 
 def wait_for_jobs_when_interrupted() -> None:
@@ -254,53 +400,46 @@ def wait_for_jobs_when_interrupted() -> None:
         )
 
 
-def is_planned(workflow: object) -> bool:
+def is_planned(workflow: Any) -> bool:
     """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do
     not.
     """
-    return get_internal(workflow, path="scheduler") is not None
+    return workflow.scheduler is not None
 
 
-def get_jobs_to_run(workflow: object, unfinished: bool = False) -> list[Any]:
+def get_jobs_to_run(workflow: Any, unfinished: bool = False) -> list[Any]:
     """Return the jobs that this call runs or has run, or only those that have not finished."""
-    return list(get_internal(workflow, path="dag.needrun_jobs")(exclude_finished=unfinished))
+    return list(workflow.dag.needrun_jobs(exclude_finished=unfinished))
 
 
-def find_outputs(workflow: object, rule: str) -> list[str]:
+def find_outputs(workflow: Any, rule: str) -> list[str]:
     """Return the first output of each job of a rule that this call requests, whether it runs or is
     up to date.
     """
-    return sorted(
-        job.output[0] for job in get_internal(workflow, path="dag").jobs if job.rule.name == rule
-    )
+    return sorted(job.output[0] for job in workflow.dag.jobs if job.rule.name == rule)
 
 
-def get_jobs_to_submit(workflow: object) -> list[Any]:
+def get_jobs_to_submit(workflow: Any) -> list[Any]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
-    local = get_internal(workflow, path="_localrules")
+    local = workflow._localrules
     return [
-        job
-        for job in get_jobs_to_run(workflow)
-        if job.rule.name not in local and not get_internal(job, "is_norun")
+        job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun
     ]
 
 
-def submits_jobs(workflow: object) -> bool:
+def submits_jobs(workflow: Any) -> bool:
     """Return whether this process submits jobs, instead of running them here or inside such a
     job.
     """
-    return get_internal(workflow, path="non_local_exec") and not get_internal(
-        workflow, path="remote_exec"
-    )
+    return workflow.non_local_exec and not workflow.remote_exec
 
 
-def get_given_resources(workflow: object) -> dict[str, Any]:
+def get_given_resources(workflow: Any) -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
-    names = {"default-resources": "default_resources", "set-resources": "overwrite_resources"}
-    names["set-threads"] = "overwrite_threads"
     return {
-        option: get_internal(workflow, path=f"resource_settings.{name}") or {}
-        for option, name in names.items()
+        "default-resources": workflow.resource_settings.default_resources or {},
+        "set-resources": workflow.resource_settings.overwrite_resources or {},
+        "set-threads": workflow.resource_settings.overwrite_threads or {},
     }
 
 
@@ -308,23 +447,19 @@ def check_call(
     workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]
 ) -> None:
     """Raise UserError for a call without cores or jobs, and for a target that no rule makes."""
-    cores = get_internal(workflow, "resource_settings.cores")
-    jobs = get_internal(workflow, "resource_settings.nodes")
+    cores = workflow.resource_settings.cores
+    jobs = workflow.resource_settings.nodes
     for flag, number in (("--cores", cores), ("--jobs", jobs)):
         if number is not None and number < 1:  # Snakemake would wait forever
             raise UserError(
                 f"{flag} must be at least 1.", flag=flag, found=number, next=f"{flag} 2, or all"
             )
-    rules = list(get_internal(workflow, path="rules"))
+    rules = list(workflow.rules)
     for target in targets:
         # the report of another configuration may be there
         there = os.path.exists(target) and not target.startswith("results/report")
-        if not there and not any(
-            rule.name == target or get_internal(rule, "is_producer")(target) for rule in rules
-        ):
-            near = find_nearest(
-                target, [rule.name for rule in rules if not get_internal(rule, "has_wildcards")()]
-            )
+        if not there and not any(rule.name == target or rule.is_producer(target) for rule in rules):
+            near = find_nearest(target, [rule.name for rule in rules if not rule.has_wildcards()])
             hint = (
                 f"did you mean {near}?" if near else "snakemake --list-target-rules lists the rules"
             )

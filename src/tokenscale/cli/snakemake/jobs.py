@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokenscale.cli.snakemake.internals import REASONS
 from tokenscale.runs.records.provenance import read_lines
 
 #: kind → (plural, pattern of its output with its experiment and name), in the order of the data
@@ -32,18 +33,6 @@ KINDS = {
 }
 #: kinds of jobs that build data for the runs; each has its source files as the input `code`
 DATA = ("download", "corpus", "records", "tokenizer", "store", "mixture")
-#: beginning of Snakemake's reason → its name here
-REASONS = {
-    "Missing output files:": "missing",
-    "Incomplete output files:": "unfinished",
-    "Updated input files:": "updated",
-    "Input files updated by another job:": "upstream",
-    "Set of input files has changed since last execution": "inputs",
-    "Code has changed since last execution": "rule",
-    "Params have changed since last execution:": "settings",
-    "Software environment definition has changed since last execution": "software",
-    "Forced execution": "forced",
-}
 _REASON = re.compile(f"({'|'.join(map(re.escape, REASONS))})")
 
 

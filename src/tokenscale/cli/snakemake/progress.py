@@ -11,9 +11,8 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.base.wording import format_duration
+from tokenscale.cli.snakemake.internals import RECORDS
 
-#: where Snakemake records each output's rule, start and end, in seconds since 1970
-RECORDS = Path(".snakemake/metadata")
 #: no job is this short: `snakemake --touch` writes records of jobs that did not run
 SHORTEST_S = 0.1
 

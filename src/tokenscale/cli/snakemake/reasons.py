@@ -14,8 +14,8 @@ from typing import Any
 from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import read_arguments, read_json
 from tokenscale.base.wording import count, format_duration, listing, wrap_text
+from tokenscale.cli.snakemake.internals import RECORDS
 from tokenscale.cli.snakemake.jobs import DATA, KINDS, Job
-from tokenscale.cli.snakemake.progress import RECORDS
 from tokenscale.settings.closure import LISTINGS, list_changes
 from tokenscale.settings.experiments import flatten_cell
 from tokenscale.settings.profile import Call

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_duration, wrap_text
+from tokenscale.cli.snakemake.internals import LOGS
 from tokenscale.cli.status.queue import Queue, QueuedJob, query_queue, seconds_until
 from tokenscale.cli.status.runs import RunState, find_writers, list_folders, read_runs
 from tokenscale.runs.records.provenance import read_text
@@ -192,7 +193,7 @@ def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
     """Return whether a Snakemake of this folder runs on this machine, not inside a job: it has its
     log open.
     """
-    logs = f"{(folder / '.snakemake/log').resolve()}/"
+    logs = f"{(folder / LOGS).resolve()}/"
     for process in processes.glob("[0-9]*"):
         try:
             opened = any(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError, as_typed, few
 from tokenscale.base.wording import count, format_duration
+from tokenscale.cli.snakemake.internals import LOGS
 from tokenscale.cli.snakemake.jobs import Job, read_failed_jobs
 from tokenscale.cli.status.runs import find_logs, read_runs, read_tail
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
@@ -15,9 +16,6 @@ from tokenscale.runs.launch.failure_hints import Hint, find_hint
 LINES = 15
 #: failed jobs that are shown with their logs; the others are listed by name and cause
 MAX_WITH_LOGS = 8
-#: where Snakemake keeps a log of each call, named by its time; beside it, the workflow writes the
-#: jobs' events
-LOGS = Path(".snakemake/log")
 
 
 def describe_failures(log: Path | None = None) -> str:
