@@ -211,7 +211,7 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     """Return a record of Snakemake's about a job as an event; None for another record."""
     of = dict(vars(record))
     event = getattr(of.get("event"), "value", of.get("event"))
-    for field in RECORD_FIELDS.get(event, ()):
+    for field in RECORD_FIELDS.get(str(event), ()):
         if field not in of:
             report_missing_field(event, field)
             return None
