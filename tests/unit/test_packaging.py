@@ -271,7 +271,7 @@ GROUPS = {
     "data.corpus.build data.stores.packed data.tokenizers.load": "torch pydantic",
     "data.order.permutation data.order.packing": "torch pyarrow pydantic",
     "runs.records.external runs.records.provenance runs.launch.failure_hints": "torch pyarrow pydantic",
-    "cli.train": "torch pydantic yaml snakemake duckdb tokenizers mistral_common",
+    "cli.train.command": "torch pydantic yaml snakemake duckdb tokenizers mistral_common",
     "costs.flops runs.records.events cli.main": "torch numpy pydantic",
     "analysis.trackers cli.track": "torch pydantic pandas tensorboard mlflow wandb",
 }

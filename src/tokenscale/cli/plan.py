@@ -13,12 +13,8 @@ from tokenscale.base.files import write_sealed
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli import main
 from tokenscale.cli.check import check_sources
-from tokenscale.cli.plan_prices import (
-    GpuPrice,
-    RunPrices,
-    count_library_weights,
-    read_gpu_prices,
-)
+from tokenscale.cli.library_weights import count_library_weights
+from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops

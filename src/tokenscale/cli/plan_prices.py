@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json
+from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.costs import prices as costs
 from tokenscale.costs.peaks import PEAKS, find_peak
 from tokenscale.costs.prices import Price, StoreSize, Total, sum_prices
@@ -316,19 +317,3 @@ def _count_tokens(manifest: dict[str, Any]) -> int:
     cut.
     """
     return manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]
-
-
-def count_library_weights(run: RunSettings, vocabulary_size: int | None) -> RunSettings:
-    """Return the run with the weights of a model of `transformers` counted, where the library is
-    installed and can build it. Other runs are returned as they are.
-    """
-    entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary_size
-    if run.model.transformers is None or entries is None:
-        return run
-    shape = run.model.with_vocabulary(entries).with_positions(run.sequence_length)
-    try:
-        from tokenscale.train.models.library import count_weights
-
-        return replace(run, model=count_weights(shape))
-    except (ImportError, UserError):
-        return run

@@ -18,7 +18,8 @@ from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_bytes
 from tokenscale.cli import check, doctor, main
 from tokenscale.cli.doctor import Finding
-from tokenscale.cli.plan_prices import RunPrices, count_library_weights
+from tokenscale.cli.library_weights import count_library_weights
+from tokenscale.cli.plan_prices import RunPrices
 from tokenscale.costs.prices import sum_prices
 from tokenscale.runs.launch import submission
 from tokenscale.runs.launch.start import check_memory

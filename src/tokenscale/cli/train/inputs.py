@@ -23,8 +23,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, write_text
 from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_duration
+from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.mixture import write_mixture
-from tokenscale.cli.plan_prices import count_library_weights
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train.request import (
     TEKKEN_VOCABULARY,

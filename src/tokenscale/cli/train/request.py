@@ -8,7 +8,7 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, read_json, sha256_text
@@ -32,7 +32,6 @@ from tokenscale.data.tokenizers.huggingface import (
 )
 from tokenscale.settings import flags
 from tokenscale.settings import source_studies as studies
-from tokenscale.settings.config import Config
 from tokenscale.settings.data import (
     CleaningSettings,
     CorpusSettings,
@@ -45,6 +44,9 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.source_studies import StudyFile, TrainOptions, find_flag, spell
+
+if TYPE_CHECKING:
+    from tokenscale.settings.config import Config
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
@@ -620,7 +622,7 @@ def _choose_tokenizer(
     words: TrainOptions,
     model: ModelSettings,
     corpus: CorpusSettings,
-    config: Config | None,
+    config: "Config | None",
     notes: list[str],
 ) -> tuple[TokenizerSettings, Path | None]:
     """Return (settings, folder if it is already built) of the tokenizer."""
