@@ -25,9 +25,8 @@ class Progress:
         now = time.monotonic()
         if now - self.last >= (0.2 if self.live else LOG_S):
             self.last = now
-            self.stream.write(
-                ("\r\033[K" if self.live else "") + self.line() + ("" if self.live else "\n")
-            )
+            line = f"\r\033[K{self.line()}" if self.live else f"{self.line()}\n"
+            self.stream.write(line)
             self.stream.flush()
 
     @property

@@ -281,9 +281,10 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
             (tokens,), (labels,) = reader.rows(np.array([i]))
             own = document[:width].tolist()
             rest = max(0, width - len(document))
-            if [*tokens.tolist(), *labels.tolist()] != [*own, *[pad_id] * rest][:-1] + own[1:] + [
-                IGNORED
-            ] * rest:
+            expected_tokens = [*own, *[pad_id] * rest][:-1]
+            expected_labels = [*own[1:], *[IGNORED] * rest]
+            found_row = (tokens.tolist(), labels.tolist())
+            if found_row != (expected_tokens, expected_labels):
                 raise _difference_error(store, what=f"row {i}")
         return
     found = list(reader.chunks(0, manifest["documents"]))
