@@ -79,7 +79,11 @@ def test_the_studies_command_makes_one_file_a_format(here, monkeypatch, tekken_f
     built = []
     build = "tokenscale.cli.pretokenize_file.build_tokenizer"
     monkeypatch.setattr(
-        build, lambda settings, to: (built.append(settings), shutil.copytree(tekken_folder, to))
+        build,
+        lambda settings, directory: (
+            built.append(settings),
+            shutil.copytree(tekken_folder, directory),
+        ),
     )
     words = (
         "--tokenizer-name unsloth/Mistral-Nemo-Base-2407-bnb-4bit --max-length 32 --batch-size "
