@@ -4,8 +4,7 @@ with it.
 Real daemons of SLURM, on the loopback interface, under the user who starts them. What the nodes
 have is made up: CPUs and memory are only counted, GPUs are links to /dev/null, so that a job is
 told which of them are its own. Nobody is authenticated: any process of this machine can give these
-daemons orders. There is no accounting, so `sacct` knows nothing; finished jobs stay in `squeue
---states=all`.
+daemons orders. Its accounting is SLURM's own, over a MariaDB that only this cluster uses.
 """
 
 import contextlib
@@ -17,15 +16,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tests.slurm.missing import found
+from tests.slurm.missing import find_database_tables, found
 
 NODES = [f"nid{number:06}" for number in range(1, 5)]
 GPUS = 4
 CPUS = 64
 MEMORY_MB = 256_000
+#: the account that the user of the cluster has, the only one
+ACCOUNT = "test"
 #: in the environment of every process of a cluster: its folder
 MARK = "TOKENSCALE_SLURM_CLUSTER"
 #: put into the cluster's `bin` where this machine has them
@@ -64,8 +65,29 @@ ENDED = {
     "FAILED",
     "NODE_FAIL",
     "OUT_OF_MEMORY",
+    "PREEMPTED",
     "TIMEOUT",
 }
+#: of the queue, by squeue's letters
+JOB_FIELDS = {
+    "id": "%i",
+    "state": "%T",
+    "reason": "%r",
+    "comment": "%k",
+    "nodes": "%N",
+    "workdir": "%Z",
+}
+#: of the accounting
+RECORD_FIELDS = {
+    "id": "JobIDRaw",
+    "state": "State",
+    "submitted": "Submit",
+    "ended": "End",
+    "comment": "Comment",
+    "workdir": "WorkDir",
+}
+#: a name or a comment may hold any character that one can type
+SEPARATOR = "\x1f"
 
 CONFIGURATION = """
 ClusterName=tokenscale
@@ -77,6 +99,15 @@ AuthType=auth/none
 CredType=cred/none
 # loopback only
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={host}
+AccountingStoragePort={accounting_port}
+AccountingStorageTRES=gres/gpu
+# an unknown account is refused
+AccountingStorageEnforce=associations,limits,qos
+# the executor writes there what a job is
+AccountingStoreFlags=job_comment
 
 StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool/%n
@@ -117,8 +148,53 @@ SlurmctldTimeout=30
 SlurmdTimeout=300
 InactiveLimit=0
 
+# a job that may not start again is cancelled
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+
 {nodes}
-PartitionName=normal Nodes=ALL Default=YES MaxTime=24:00:00 DefaultTime=00:10:00 State=UP
+PartitionName=DEFAULT Nodes=ALL MaxTime=24:00:00 DefaultTime=00:10:00 State=UP
+PartitionName=normal Default=YES PriorityTier=2 PreemptMode=OFF
+# its jobs end where those of `normal` need their place
+PartitionName=low PriorityTier=1
+"""
+ACCOUNTING = """
+AuthType=auth/none
+DbdHost={host}
+DbdPort={accounting_port}
+SlurmUser={user}
+# loopback only, where this machine's name means that
+CommunicationParameters=NoInAddrAny
+PidFile={root}/run/slurmdbd.pid
+LogFile={root}/log/slurmdbd.log
+StorageType=accounting_storage/mysql
+# over the socket that the environment names
+StorageHost=localhost
+StorageLoc=slurm
+"""
+#: clusters, accounts and users, as sacctmgr loads them
+ASSOCIATIONS = """
+Cluster - 'tokenscale'
+Parent - 'root'
+Account - '{account}'
+Parent - '{account}'
+User - '{user}':DefaultAccount='{account}'
+"""
+#: Nothing is kept, so nothing is written twice or waited for. Who can open the socket may do all.
+DATABASE = """
+--no-defaults
+--skip-networking
+--skip-grant-tables
+--skip-log-bin
+--performance-schema=OFF
+--innodb-buffer-pool-size=16M
+--innodb-log-file-size=4M
+--innodb-file-per-table=OFF
+--innodb-doublewrite=OFF
+--innodb-flush-log-at-trx-commit=0
+--innodb-flush-method=nosync
+--innodb-stats-persistent=OFF
+--innodb-fast-shutdown=2
 """
 
 
@@ -136,25 +212,28 @@ class Cluster:
             raise ValueError(
                 f"the folder of a cluster is too long, or has spaces in its name: {self.root}"
             )
-        #: the controller's and each node's, below one that this object holds, so that no second
-        #: cluster takes them
+        #: the controller's, the accounting's and each node's, below one that this object holds, so
+        #: that no second cluster takes them
         self.ports: list[int] = []
         self.daemons: dict[str, subprocess.Popen] = {}
         self._ending = contextlib.ExitStack()
 
     def __enter__(self) -> "Cluster":
         with contextlib.ExitStack() as stack:
-            for name in ("state", "spool", "run", "log", "gpu", "bin"):
+            for name in ("state", "spool", "run", "log", "gpu", "bin", "database/mysql"):
                 (self.root / name).mkdir(parents=True)  # empty: an old state brings old jobs back
-            first, holder = _free_ports(1 + len(NODES))
+            first, holder = _free_ports(2 + len(NODES))
             stack.enter_context(holder)
-            self.ports = [*range(first, first + 1 + len(NODES))]
+            self.ports = [*range(first, first + 2 + len(NODES))]
             self._configure()
             self._watch(stack)
             stack.callback(self._end)
-            self._start("slurmctld")
+            self._start_database()
+            self.start_accounting()
+            self.run("sacctmgr", "--immediate", "load", f"file={self.root / 'associations'}")
+            self.start_controller()
             for node in NODES:
-                self._start("slurmd", "-N", node)
+                self._start(node, "slurmd", "-D", "-N", node)
             self.wait_until_idle()
             self._ending = stack.pop_all()
         return self
@@ -218,26 +297,33 @@ class Cluster:
         """Every job since the start, by id, in SLURM's words; `nodes` as in
         `nid[000001-000002]`.
         """
-        fields = {
-            "id": "%i",
-            "state": "%T",
-            "reason": "%r",
-            "comment": "%k",
-            "nodes": "%N",
-            "workdir": "%Z",
-        }
-        separator = "\x1f"  # a name or a comment may hold any character that one can type
         said = self.run(
             "squeue",
             "--states=all",
             "--noheader",
             "--sort=i",
-            "--format=" + separator.join(fields.values()),
+            "--format=" + SEPARATOR.join(JOB_FIELDS.values()),
         )
-        return [
-            dict(zip(fields, line.split(separator), strict=True))
-            for line in said.stdout.splitlines()
-        ]
+        return _parse(said.stdout, JOB_FIELDS)
+
+    def records(self) -> list[dict[str, str]]:
+        """Every job as the accounting has it, the oldest first; one that was requeued is there
+        once for each start. A state is as in `CANCELLED by 0`.
+        """
+        said = self.run(
+            "sacct",
+            "--allocations",
+            "--duplicates",
+            "--noheader",
+            "--parsable2",
+            f"--delimiter={SEPARATOR}",
+            "--format=" + ",".join(RECORD_FIELDS.values()),
+        )
+        return sorted(_parse(said.stdout, RECORD_FIELDS), key=lambda record: int(record["id"]))
+
+    def calls(self, client: str) -> int:
+        """How often a client of SLURM was started on this cluster."""
+        return self._calls.read_text().split().count(client)
 
     def wait_for(self, job: str, state: str, timeout: float = 400) -> None:
         """Until the job is in this state. One that ended in another state is not waited for."""
@@ -260,27 +346,34 @@ class Cluster:
         """
         self.run("scontrol", "update", f"NodeName={name}", f"State={state}", f"Reason={reason}")
 
-    def wait_until_idle(self, timeout: float = 300) -> None:
+    def wait_until_idle(self) -> None:
         """Until every node is idle."""
-        end = time.monotonic() + timeout
-        states: object = None
-        while states != dict.fromkeys(NODES, "idle"):
-            for name, daemon in self.daemons.items():
-                if daemon.poll() is not None:
-                    raise RuntimeError(f"{name} ended with {daemon.returncode}.\n{self.logs()}")
-            if time.monotonic() > end:
-                raise TimeoutError(f"the nodes are not idle: {states}\n{self.logs()}")
-            time.sleep(0.1)
-            try:
-                states = self.nodes()
-            except (RuntimeError, subprocess.TimeoutExpired) as error:  # nobody listens yet
-                states = error
+        self._wait(lambda: self.nodes() == dict.fromkeys(NODES, "idle"), "every node is idle")
+
+    def stop_controller(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it, or with SIGSTOP keep it from answering. Jobs go on; clients cannot reach it."""
+        self._stop("slurmctld", number)
+
+    def start_controller(self) -> None:
+        """Start it, with the jobs that it had, or let it go on; until it answers."""
+        self._start_again("slurmctld", self.ports[0])
+        self._wait(self.nodes, "the controller answers")
+
+    def stop_accounting(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End slurmdbd, or with SIGSTOP keep it from answering: `sacct` fails, or waits. The
+        controller keeps for it what happens meanwhile.
+        """
+        self._stop("slurmdbd", number)
+
+    def start_accounting(self) -> None:
+        """Start slurmdbd, or let it go on, until it answers."""
+        self._start_again("slurmdbd", self.ports[1])
 
     def logs(self) -> str:
         """The last lines of every daemon."""
-        paths = sorted((self.root / "log").glob("*.log"))
+        paths = sorted((self.root / "log").iterdir())
         return "\n".join(
-            f"--- {path.stem}\n{path.read_text(errors='replace')[-2000:]}" for path in paths
+            f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in paths
         )
 
     def processes(self) -> dict[int, str]:
@@ -293,20 +386,26 @@ class Cluster:
     # -- start
 
     def _configure(self) -> None:
+        controller_port, accounting_port, *node_ports = self.ports
         nodes = [
             f"NodeName={node} NodeHostname={_host()} NodeAddr=127.0.0.1 Port={port}"
             f" CPUs={CPUS} RealMemory={MEMORY_MB} Gres=gpu:{GPUS} State=UNKNOWN"
-            for node, port in zip(NODES, self.ports[1:], strict=True)
+            for node, port in zip(NODES, node_ports, strict=True)
         ]
-        text = CONFIGURATION.format(
-            root=self.root,
-            host=_host(),
-            user=pwd.getpwuid(os.getuid()).pw_name,
-            controller_port=self.ports[0],
-            first_job=1 + 50 * self.ports[0] % 12000,
-            nodes="\n".join(nodes),
-        )
-        (self.root / "slurm.conf").write_text(text)
+        values = {
+            "root": self.root,
+            "host": _host(),
+            "user": _user(),
+            "account": ACCOUNT,
+            "controller_port": controller_port,
+            "accounting_port": accounting_port,
+            "first_job": 1 + 50 * controller_port % 12000,
+            "nodes": "\n".join(nodes),
+        }
+        (self.root / "slurm.conf").write_text(CONFIGURATION.format(**values))
+        (self.root / "slurmdbd.conf").write_text(ACCOUNTING.format(**values))
+        (self.root / "slurmdbd.conf").chmod(0o600)  # it may hold a password
+        (self.root / "associations").write_text(ASSOCIATIONS.format(**values).lstrip())
         for number in range(GPUS):
             # a regular file would be counted, and not shown
             (self.root / f"gpu/gpu{number}").symlink_to("/dev/null")
@@ -314,32 +413,102 @@ class Cluster:
         # newer daemons want one of these even where nothing uses it: this one asks nothing of the
         # machine
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        self._calls.touch()
         for command in CLIENTS:
             if path := found(command):
                 self._wrap(command, path)
 
     def _wrap(self, command: str, path: str) -> None:
         """A script before the client, as Snakemake's executor takes SLURM_CONF from the environment
-        of its jobs.
+        of its jobs. It counts calls.
         """
         variables = shlex.join([f"SLURM_CONF={self.root}/slurm.conf", f"{MARK}={self.root}"])
         script = self.root / "bin" / command
-        script.write_text(f'#!/bin/sh\nexec env {variables} {shlex.quote(path)} "$@"\n')
+        script.write_text(
+            f"#!/bin/sh\necho {command} >> {self._calls}\n"
+            f'exec env {variables} {shlex.quote(path)} "$@"\n'
+        )
         script.chmod(0o755)
 
-    def _start(self, daemon: str, *options: str) -> None:
+    def _start_database(self) -> None:
+        """A MariaDB with nothing but the table without which SLURM's procedure cannot be made."""
+        (procedures,) = (
+            line
+            for line in find_database_tables().read_text().splitlines()
+            if line.startswith("CREATE TABLE IF NOT EXISTS proc ")
+        )
+        first = self.root / "database.sql"
+        first.write_text(f"CREATE DATABASE slurm;\nUSE mysql;\n{procedures}\n")
+        self._start(
+            "mariadbd",
+            "mariadbd",
+            *DATABASE.split(),
+            f"--user={_user()}",  # it refuses to run as root unless root says so
+            f"--datadir={self.root}/database",
+            f"--socket={self._socket}",
+            f"--pid-file={self.root}/run/mariadbd.pid",
+            f"--init-file={first}",
+        )
+        # slurmdbd would look again after five seconds only
+        self._wait(self._socket.exists, "the database listens")
+
+    @property
+    def _calls(self) -> Path:
+        return self.root / "calls"
+
+    @property
+    def _socket(self) -> Path:
+        return self.root / "run/database"
+
+    def _start(self, name: str, command: str, *options: str) -> None:
         """A daemon in the foreground, as a child of this process that no Ctrl-C reaches."""
-        name = options[-1] if options else daemon
-        with (self.root / f"log/{name}.out").open("w") as out:
+        variables = {
+            "SLURM_CONF": f"{self.root}/slurm.conf",
+            "MYSQL_UNIX_PORT": str(self._socket),
+        }
+        with (self.root / f"log/{name}.out").open("a") as out:
             self.daemons[name] = subprocess.Popen(
-                [found(daemon), "-D", *options],
-                env=self.environment | {"SLURM_CONF": f"{self.root}/slurm.conf"},
+                [found(command), *options],
+                env=self.environment | variables,
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _stop(self, name: str, number: signal.Signals) -> None:
+        """Until a daemon has ended, unless the signal is one that it lives on with."""
+        self.daemons[name].send_signal(number)
+        if number != signal.SIGSTOP:
+            self.daemons.pop(name).wait(timeout=60)
+
+    def _start_again(self, name: str, port: int) -> None:
+        """Until somebody listens there: a client that finds nobody sleeps for a second."""
+        if name in self.daemons:
+            self.daemons[name].send_signal(signal.SIGCONT)
+        else:
+            self._start(name, name, "-D")
+        self._wait(lambda: listens(port), f"{name} listens")
+
+    def _wait(self, holds: Callable[[], object], what: str, timeout: float = 300) -> None:
+        """Until it holds; a client that finds nobody is no answer. Fails where a daemon has
+        ended.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            for name, daemon in self.daemons.items():
+                if daemon.poll() is not None:
+                    raise RuntimeError(f"{name} ended with {daemon.returncode}.\n{self.logs()}")
+            try:
+                if holds():
+                    return
+                reason = ""
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                reason = f": {error}"
+            if time.monotonic() > end:
+                raise TimeoutError(f"not after {timeout:g} s: {what}{reason}\n{self.logs()}")
+            time.sleep(0.05)
 
     def _watch(self, stack: contextlib.ExitStack) -> None:
         """A process that ends the cluster if this one is killed: then nobody holds the other end of
@@ -439,6 +608,14 @@ def open_files(process: int) -> list[str]:
     return names
 
 
+def _parse(text: str, fields: dict[str, str]) -> list[dict[str, str]]:
+    return [dict(zip(fields, line.split(SEPARATOR), strict=True)) for line in text.splitlines()]
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
 def _host() -> str:
     """This machine's name as `hostname -s` has it: what the daemons compare with."""
     return socket.gethostname().partition(".")[0]
@@ -448,6 +625,15 @@ def free(port: int) -> bool:
     """Whether nobody listens there."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def listens(port: int) -> bool:
+    """Whether a connection there is taken; unlike `free`, it does not take the port for a moment."""
+    try:
+        socket.create_connection((_host(), port), timeout=1).close()
     except OSError:
         return False
     return True

@@ -1,12 +1,25 @@
-"""Which commands of SLURM this machine lacks. `python -m tests.slurm.missing` says it and ends with
-1 if any is.
+"""What a test cluster needs and this machine lacks. `python -m tests.slurm.missing` says it and
+ends with 1 if anything is missing.
 """
 
 import os
 import shutil
 import sys
+from pathlib import Path
 
-APT = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client"
+APT = (
+    "apt-get install -y --no-install-recommends "
+    "slurmctld slurmd slurm-client slurmdbd mariadb-server-core"
+)
+COMMANDS = (
+    *("slurmctld", "slurmd", "slurmdbd", "mariadbd"),
+    *("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
+)
+
+
+def find_database_tables() -> Path | None:
+    """The statements that make MariaDB's own tables; older releases name them after MySQL."""
+    return next(Path("/usr/share").glob("m*/m*_system_tables.sql"), None)
 
 
 def found(command: str) -> str | None:
@@ -18,8 +31,9 @@ def found(command: str) -> str | None:
 
 def message() -> str | None:
     """One line for who reads that the tests did not run; None when nothing is missing."""
-    commands = ("slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
-    missing = [command for command in commands if not found(command)]
+    missing = [command for command in COMMANDS if not found(command)]
+    if not find_database_tables():
+        missing.append("MariaDB's system tables")
     return f"SLURM is not installed ({', '.join(missing)}): {APT}" if missing else None
 
 
