@@ -39,6 +39,9 @@ class Machine:
         None, description="cores that srun binds each rank to", ge=1
     )
     memory_mb: int = option(16000, description="memory per node that a training job requests", ge=1)
+    exclusive: bool = option(
+        False, description="nodes have one job each: every job requests all of memory_mb"
+    )
     minutes: int = option(
         120,
         description="longest time limit of a training job; a shorter estimate shortens it",
@@ -100,6 +103,11 @@ class Machine:
         dict, description="environment variables, a value per local rank"
     )
     srun_options: tuple[str, ...] = option(tuple, description="further options of the inner srun")
+
+    @property
+    def cores_per_node(self) -> int:
+        """Cores of a node that its ranks have together."""
+        return (self.cores_per_rank or 1) * (self.gpus_per_node or 1)
 
     @property
     def least_links(self) -> dict[str, float]:

@@ -52,6 +52,7 @@ WORKFLOW_NAMES = (
     "config_settings.configfiles",
     "dag",
     "dryrun",
+    "global_resources",
     "is_main_process",
     "logger_manager.get_logfile",
     "logger_manager.logger",
@@ -60,6 +61,7 @@ WORKFLOW_NAMES = (
     "remote_exec",
     "resource_settings.cores",
     "resource_settings.default_resources",
+    "resource_settings.local_cores",
     "resource_settings.nodes",
     "resource_settings.overwrite_resources",
     "resource_settings.overwrite_threads",
@@ -425,6 +427,21 @@ def get_jobs_to_submit(workflow: Any) -> list[Any]:
     return [
         job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun
     ]
+
+
+def use_cores_of_nodes(workflow: Any, cores: int) -> None:
+    """Limit the threads of jobs to the cores of a node, unless the command line has a limit.
+
+    Snakemake limits them to `cores` of profiles/default, those of the machine that submits, and a
+    cluster profile cannot override this key. Snakemake also ignores `local-cores`: it becomes the
+    limit of the resource `local_cores`, which counts for local rules alone.
+    """
+    settings = workflow.resource_settings
+    if _parse_command_line().cores is None:
+        settings.cores = cores
+        workflow.global_resources["_cores"] = cores
+    if settings.local_cores is not None:
+        workflow.global_resources["local_cores"] = settings.local_cores
 
 
 def submits_jobs(workflow: Any) -> bool:
