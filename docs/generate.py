@@ -52,7 +52,7 @@ from tokenscale.settings.experiments import (
     describe_repeats,
     flatten_cell,
 )
-from tokenscale.settings.machine import Machine
+from tokenscale.settings.machine import Machine, PublishedLink
 from tokenscale.settings.mixture import NamedMixture, NamedStage
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import LARGEST, get_default
@@ -544,6 +544,7 @@ SECTIONS = (
     ("config.yaml: a stage of a mixture", "mixtures.NAME.stages.", NamedStage),
     ("config.yaml: a tokenizer", "tokenizers.NAME.", TokenizerSettings),
     ("machine.toml, the file that `machine` names", "", Machine),
+    ("machine.toml: a published measurement", "published.KIND.", PublishedLink),
     ("claims.yaml: a claim", "claims.NAME.", Claim),
     ("claims.yaml: a document", "documents.NAME.", Document),
     ("experiments/NAME.yaml", "", Experiment),

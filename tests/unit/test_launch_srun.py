@@ -47,7 +47,7 @@ def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     rank = start.rank_argv(where, shape, run="{}", directory=Path("d"), attempt=0, manifests={})
     words = start.srun_argv(rank, shape, where, name="run", outputs=Path("out"), root=ROOT)
     network = " --network 'AWS Libfabric'" if name == "alps" and shape.nodes > 1 else ""
-    links = """ --least-links '{"node":60.0,"network":30.0}'""" if name == "alps" else ""
+    links = """ --least-links '{"node":60.0,"network":15.0}'""" if name == "alps" else ""
     asked = (
         f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes "
         f"{shape.nodes}{network}{links}"
@@ -76,7 +76,7 @@ def test_gpus_are_bound_to_a_rank_or_shown_to_all_ranks_of_a_node():
     rank = start.rank_argv(
         where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={}
     )
-    assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 30}
+    assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 15}
     assert [key for key, _ in Machine(gpu_bind="node").problems()] == ["gpu_bind"]
 
 

@@ -14,6 +14,19 @@ from tokenscale.settings.options import as_list, decode, option, raise_errors, s
 
 
 @settings_class
+class PublishedLink:
+    """What a site publishes of the quantity that `train.parallel.preflight` measures: the bus
+    bandwidth of an all-reduce inside a node, or between nodes with one rank on each.
+    """
+
+    gb_s: float = option(description="GB/s over the link as it should be", gt=0)
+    source: str = option(description="document and version that state it")
+    slow_gb_s: float | None = option(
+        None, description="GB/s over the path that the bound is to refuse", gt=0
+    )
+
+
+@settings_class
 class Machine:
     """Kind of node, and the resources of a rank. The default is this machine."""
 
@@ -68,7 +81,14 @@ class Machine:
     least_node_gb_s: float | None = option(
         None, description="least GB/s of an all-reduce inside a node; below it a run ends", gt=0
     )
-    least_network_gb_s: float | None = option(None, description="the same between nodes", gt=0)
+    least_network_gb_s: float | None = option(
+        None, description="the same between nodes, with one rank on each", gt=0
+    )
+    published: dict[Literal["node", "network"], PublishedLink] = option(
+        dict,
+        description="published measurements of what least_node_gb_s and least_network_gb_s bound; a bound "
+        "must lie above slow_gb_s and not above gb_s",
+    )
     cpu_bind: str = option(
         "cores", description="srun's --cpu-bind, which gives each rank its own cores"
     )
@@ -104,7 +124,7 @@ class Machine:
     @property
     def least_links(self) -> dict[str, float]:
         """Least GB/s by kind of link (`train.parallel.preflight.LINKS`)."""
-        found = {"node": self.least_node_gb_s, "network": self.least_network_gb_s}
+        found = {kind: getattr(self, f"least_{kind}_gb_s") for kind in ("node", "network")}
         return {kind: value for kind, value in found.items() if value is not None}
 
     @property
@@ -126,6 +146,14 @@ class Machine:
             "sha256:[0-9a-f]{64}", self.container_digest
         ):
             yield "container_digest", f"{self.container_digest!r} is not sha256: and 64 hex digits"
+        for kind, link in self.published.items():
+            least = self.least_links.get(kind)
+            if least is not None and not (link.slow_gb_s or 0) < least <= link.gb_s:
+                yield (
+                    f"least_{kind}_gb_s",
+                    f"{least:g} is not between {link.slow_gb_s or 0:g} and {link.gb_s:g} GB/s, "
+                    f"which {link.source} states",
+                )
         if self.signal_s >= 60 * self.minutes:
             yield "signal_s", f"{self.signal_s} s is not shorter than minutes = {self.minutes}"
         if self.gpu_bind != "task" and self.starter != "srun":
