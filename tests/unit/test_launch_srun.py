@@ -4,6 +4,7 @@ GPU.
 
 import json
 import os
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -132,6 +133,31 @@ def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path
     assert read_arguments(words)[-len(asked) :] == asked
     assert variables["SLURM_JOB_ID"] == "41" and "SLURM_CPUS_PER_TASK" not in variables
     assert variables["HF_HUB_OFFLINE"] == "1" and variables["OMP_NUM_THREADS"] == "72"
+
+
+def test_a_recording_starts_in_the_container_of_trainings(tmp_path, monkeypatch):
+    """On the host's Python it would record on a CPU, and its certificate would be one of the CPU."""
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CALLED", str(tmp_path / "called.json"))
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    monkeypatch.chdir(tmp_path)
+    asked = ["--run", "{}", "--store", "s.json", "--output", "parity/r/outcome.json", "--arm", "e"]
+    site = ["--site", str(ROOT / "profiles/alps/machine.toml")]
+    assert main(["arm_record", *asked, *site]) == 7
+    words, _ = json.loads((tmp_path / "called.json").read_text())
+    assert f"--environment={tmp_path}/profiles/alps/train.toml" in words
+    assert read_arguments(words)[-len(asked) - 1 :] == ["arm_record", *asked]
+    assert not (tmp_path / "parity/r").exists(), "the recording empties this folder"
+
+
+def test_every_rule_that_takes_a_gpu_starts_its_command_by_our_srun():
+    rules = "\n".join(file.read_text() for file in (ROOT / "workflow/rules").glob("*.smk"))
+    on_gpus = [rule for rule in re.split(r"(?m)^(?=rule )", rules) if "gres=" in rule]
+    assert len(on_gpus) >= 3
+    for rule in on_gpus:
+        assert 'mpi="srun"' in rule and "--site {resources.site:q}" in rule, rule[:40]
 
 
 def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch, capsys):
