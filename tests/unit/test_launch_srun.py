@@ -28,7 +28,8 @@ STARTED = {
 BOUND = {
     "alps": "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local "
     "--kill-on-bad-exit=1"
-    f" --output=out/rank=%5t.log --environment={ROOT}/profiles/alps/train.toml python",
+    f" --output=out/rank=%5t.log --environment={ROOT}/profiles/alps/train.toml"
+    " --network=disable_rdzv_get .venv-alps/bin/python",
     "slurm-test": "--cpus-per-task=1 --gpus-per-task=1 --cpu-bind=none --kill-on-bad-exit=1"
     " --output=out/rank=%5t.log PYTHON",
 }

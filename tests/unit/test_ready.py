@@ -6,11 +6,10 @@ import argparse
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.machines import GPU, ROOT
+from tests.machines import GPU, ROOT, write_image_record
 from tokenscale.cli import check, main, ready
 from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
@@ -21,8 +20,10 @@ WELL = {name: Finding("ok", "fine") for name in {*ready.HERE, *ready.SUBMITTED}}
 
 
 @pytest.fixture(autouse=True)
-def project(monkeypatch):
+def project(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
+    record = write_image_record(tmp_path / "installed/image.json")
+    monkeypatch.setitem(ALPS, "container_record", record)
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
     # whatever this clone has built
     monkeypatch.setattr(RunPrices, "is_done", lambda prices, run_id: False)
@@ -35,7 +36,8 @@ def find(profile=None, machine=(), experiments=("demo",), **overrides):
     return list(ready.find_problems(config, names, RunPrices(config), profile))
 
 
-ALPS = {"container_digest": f"sha256:{'0' * 64}"}
+#: of the machine: where the record of its image is, which `project` writes
+ALPS = {}
 
 
 def test_nothing_is_missing_for_the_demo_here_nor_on_a_described_cluster():
@@ -62,7 +64,10 @@ CASES = {
         lambda patch: (patch.delenv("ALPS_ACCOUNT"), find("alps", ALPS))[1],
         "export ALPS_ACCOUNT=",
     ),
-    "a digest": (lambda patch: find("alps"), "container_digest"),
+    "packages beside the image": (
+        lambda patch: find("alps", ALPS | {"container_record": "nowhere.json"}),
+        "python profiles/alps/install.py",
+    ),
     "a package": (lambda patch: find("alps", ALPS | WITHOUT), "container_packages"),
     "a budget": (
         lambda patch: find("alps", ALPS, budget={"node_hours": 0.5}),
@@ -118,9 +123,7 @@ def test_a_tokenizer_that_loses_text_does_not_fit(tmp_path, lost, unknown, accep
     )
 
 
-def test_the_partition_its_gpus_and_the_image_are_those_of_the_cluster(monkeypatch, tmp_path):
-    """profiles/alps/train.toml says where the image is; without SCRATCH this is another cluster."""
-    monkeypatch.delenv("SCRATCH", raising=False)
+def test_the_partition_and_its_gpus_are_those_of_the_cluster():
     config = load_config(profile="alps")
     for partitions, words in (
         ({"normal": 4, "debug": 4}, []),
@@ -133,13 +136,6 @@ def test_the_partition_its_gpus_and_the_image_are_those_of_the_cluster(monkeypat
         assert [text in lack.what for text, lack in zip(words, lacks, strict=True)] == [True] * len(
             words
         )
-    monkeypatch.setenv("SCRATCH", str(tmp_path))
-    (lack,) = ready.judge_machine(config, ["demo"], {}, "alps")
-    assert f"{tmp_path}/ce-images/" in lack.what and "step 5" in lack.next
-    image = Path(lack.what.rpartition(" ")[2])
-    image.parent.mkdir()
-    image.touch()
-    assert not list(ready.judge_machine(config, ["demo"], {}, "alps"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ Exit code 0 if nothing is missing, else 2; warnings do not count. Details: `chec
 
 import argparse
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -153,12 +152,6 @@ def judge_machine(
     if profile:
         partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
         yield from _judge_partition(config, partitions, profile)
-    container = config.machine.container
-    if container is not None and (image := _find_missing_image(container)):
-        yield Lack(
-            f"the image of trainings is missing: {image}",
-            next="build it: profiles/alps/README.md, step 5",
-        )
 
 
 def _judge_checks(findings: Mapping[str, Finding], unneeded: set[str]) -> Iterator[Lack]:
@@ -188,17 +181,6 @@ def _judge_partition(config: Config, partitions: Mapping[str, int], profile: str
         yield Lack(
             what, next=f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
         )
-
-
-def _find_missing_image(container: str) -> str | None:
-    """Return the path of a container image if it is missing: CSCS deletes files that nobody
-    accesses.
-    """
-    text = Path(container).read_text() if Path(container).is_file() else ""
-    stated = re.search(r'^image = "(.+)"$', text, re.MULTILINE)
-    path = os.path.expandvars(stated[1]) if stated else ""
-    # `$`: a variable without a value, this is not Alps; `#`: a registry address
-    return path if path and not set("$#") & set(path) and not Path(path).exists() else None
 
 
 def find_problems(

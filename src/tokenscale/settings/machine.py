@@ -2,7 +2,6 @@
 run's id.
 """
 
-import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,12 +97,19 @@ class Machine:
     container: str | None = option(
         None, description="environment definition file for the inner srun only", path=True
     )
-    container_digest: str | None = option(
-        None, description="SHA-256 of the image (`sha256:` and 64 digits), required by `check`"
+    container_option: Literal["environment", "edf"] = option(
+        "environment",
+        description="srun's option that takes this file: environment of the Container Engine, edf of Sarus Suite",
+    )
+    container_record: str | None = option(
+        None,
+        description="file that names the image, its digest and the packages installed beside it, required by "
+        "`check`; profiles/alps/install.py writes it",
+        path=True,
     )
     container_packages: tuple[str, ...] = option(
         tuple,
-        description="Python packages of the container image, by import name; a run that imports any other "
+        description="Python packages of the ranks in the container, by import name; a run that imports any other "
         "package is rejected; "
         "empty: no check",
     )
@@ -142,10 +148,6 @@ class Machine:
                 "container",
                 'needs starter = "srun"; or start the whole workflow in the container',
             )
-        if self.container_digest is not None and not re.fullmatch(
-            "sha256:[0-9a-f]{64}", self.container_digest
-        ):
-            yield "container_digest", f"{self.container_digest!r} is not sha256: and 64 hex digits"
         for kind, link in self.published.items():
             least = self.least_links.get(kind)
             if least is not None and not (link.slow_gb_s or 0) < least <= link.gb_s:

@@ -10,6 +10,7 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
 from tokenscale.runs.launch import submission
+from tokenscale.runs.launch.image import find_image_error
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
 from tokenscale.settings.profile import Call, find_replaced_entries
@@ -62,6 +63,8 @@ class CallChecks:
                     lacking, machine=config.settings.machine or "", container=machine.container
                 )
             )
+        if trained:
+            errors.append(find_image_error(machine))
         prices = RunPrices(config).sum_by_experiment(trained)
         errors.append(submission.budget_error(prices, config.settings.budget.node_hours))
         yield from filter(None, errors)

@@ -22,6 +22,7 @@ from tokenscale.base.wording import format_bytes
 from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import largest_memory, memory
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
+from tokenscale.runs.launch.image import describe_image
 from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.runs.records import provenance
@@ -129,7 +130,7 @@ def srun_argv(
     if outputs is not None:
         argv += [f"--output={outputs / 'rank=%5t.log'}"]
     if machine.container is not None:
-        argv += [f"--environment={(root / machine.container).resolve()}"]
+        argv += [f"--{machine.container_option}={(root / machine.container).resolve()}"]
     return [*argv, *machine.srun_options, *rank]
 
 
@@ -203,8 +204,7 @@ class Launch:
             "starter": self.machine.starter,
             "share": self.share,
         }
-        if self.machine.container_digest is not None:
-            found["container_digest"] = self.machine.container_digest
+        found |= describe_image(self.machine)
         if self.job is None:
             return found
         job = self.job.record()
