@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.machines import write_image_record
+from tests.machines import program, write_image_record
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, RUNS
 
@@ -48,6 +48,7 @@ def equip(project):
     for name in ("sbatch", "sacctmgr", "sshare", "sacct", "squeue", "scancel", "sinfo"):
         (commands / name).write_text(SBATCH if name == "sbatch" else SILENT)
         (commands / name).chmod(0o755)
+    program(commands, "id", "echo users g1")
     write_image_record(project.root / RECORD)
     dear = RUNS | {
         "model": {"preset": "llama-8b-nemo"},
@@ -129,6 +130,19 @@ def test_trainings_without_the_packages_of_their_image_are_not_submitted(cluster
 
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
     assert "export ALPS_ACCOUNT=<project>" in refuse(cluster, "ranks", account=None)
+
+
+def test_what_the_cluster_does_not_offer_is_refused_before_the_first_submission(cluster):
+    assert "g9 is none of your groups" in refuse(cluster, "ranks", account="g9")
+    commands = cluster.root.parent / "commands"
+    program(commands, "sinfo", "echo 'normal*|gpu:4|6:00:00|288|870000'")
+    text = refuse(cluster, "ranks")
+    assert "asks for 720, and the partition normal has 360" in text
+    program(commands, "sinfo", "exit 0")
+    machine = cluster.root / "profiles/alps/machine.toml"
+    purged = f'purged_days = {{"{cluster.root}" = 0}}\n'
+    machine.write_text(re.sub(r"purged_days = .*\n", purged, machine.read_text()))
+    assert "results is purged before the plan ends" in refuse(cluster, "ranks")
 
 
 def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):

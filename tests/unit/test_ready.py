@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.machines import GPU, ROOT, write_image_record
+from tests.machines import GPU, ROOT, program, write_image_record
 from tokenscale.cli import check, main, ready
 from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
+from tokenscale.runs.launch.cluster import Partition
 from tokenscale.runs.records import provenance
 from tokenscale.settings.config import load_config
 
@@ -24,6 +25,9 @@ def project(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     record = write_image_record(tmp_path / "installed/image.json")
     monkeypatch.setitem(ALPS, "container_record", record)
+    # the groups of who runs this; no program of a cluster
+    program(tmp_path, "id", "echo g1 users")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
     # whatever this clone has built
     monkeypatch.setattr(RunPrices, "is_done", lambda prices, run_id: False)
@@ -63,6 +67,14 @@ CASES = {
     "an account": (
         lambda patch: (patch.delenv("ALPS_ACCOUNT"), find("alps", ALPS))[1],
         "export ALPS_ACCOUNT=",
+    ),
+    "a group": (
+        lambda patch: (patch.setenv("ALPS_ACCOUNT", "g2"), find("alps", ALPS))[1],
+        "one of `id -Gn`",
+    ),
+    "time before a purge": (
+        lambda patch: find("alps", ALPS | {"purged_days": {str(ROOT): 0}}),
+        "link it to another folder",
     ),
     "packages beside the image": (
         lambda patch: find("alps", ALPS | {"container_record": "nowhere.json"}),
@@ -125,13 +137,15 @@ def test_a_tokenizer_that_loses_text_does_not_fit(tmp_path, lost, unknown, accep
 
 def test_the_partition_and_its_gpus_are_those_of_the_cluster():
     config = load_config(profile="alps")
+    alps = Partition(gpus=4, minutes=720, cores=288, memory_mb=870_000)
     for partitions, words in (
-        ({"normal": 4, "debug": 4}, []),
-        ({"normal": 0}, []),  # the cluster does not say
-        ({"long": 4}, ["no partition normal"]),
-        ({"normal": 2}, ["have 2 GPUs"]),
+        ({"normal": alps, "debug": alps}, []),
+        ({"normal": Partition(0, 0, 0, 0)}, []),  # the cluster does not say
+        ({"long": alps}, ["no partition normal"]),
+        ({"normal": alps._replace(gpus=2)}, ["asks for 4, and the partition normal has 2"]),
     ):
-        found = {"slurm": Finding("ok", "", values={"partitions": partitions})}
+        values = {name: partition._asdict() for name, partition in partitions.items()}
+        found = {"slurm": Finding("ok", "", values={"partitions": values})}
         lacks = ready.judge_machine(config, ["demo"], found, "alps")
         assert [text in lack.what for text, lack in zip(words, lacks, strict=True)] == [True] * len(
             words

@@ -126,6 +126,14 @@ class Machine:
         dict, description="environment variables, a value per local rank"
     )
     srun_options: tuple[str, ...] = option(tuple, description="further options of the inner srun")
+    accounts: Literal["any", "groups"] = option(
+        "any", description="SLURM's accounts. groups: they are the user's groups (`id -Gn`)"
+    )
+    purged_days: dict[str, int] = option(
+        dict,
+        description="folder → days after its last access at which a file in it is deleted; `ready` and the "
+        "submission refuse a plan that takes longer",
+    )
 
     @property
     def least_links(self) -> dict[str, float]:
