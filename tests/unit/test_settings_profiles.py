@@ -15,6 +15,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.runs.launch import start
 from tokenscale.runs.records import provenance
 from tokenscale.settings import machine, profile
+from tokenscale.settings.config import load_config
+from tokenscale.settings.layout import geometry
 
 ROOT = Path(__file__).parents[2]
 ALPS = ROOT / "profiles/alps"
@@ -151,7 +153,7 @@ def test_the_debug_profile_is_that_of_alps_within_the_partitions_limits():
     machines = [machine.load_machine(folder / "machine.toml") for folder in folders]
     own = {key: getattr(machines[0], key) for key in ("name", "minutes", "signal_s")}
     assert replace(machines[1], **own) == machines[0] and machines[1].minutes == 20 <= 90 / 4
-    own = {"jobs": 1, "config": ["scale=demo", "machine=profiles/alps-debug/machine.toml"]}
+    own = {"jobs": 1, "config": debug["config"]}
     own["default-resources"] = alps["default-resources"] | {
         "slurm_partition": "debug",
         "runtime": 20,
@@ -166,6 +168,19 @@ def test_the_debug_profile_is_that_of_alps_within_the_partitions_limits():
         if int((re.findall(r"runtime=(\d+)", text) or [0])[0]) > 90
     }
     assert long and {name: {"runtime": 60} for name in long} == debug["set-resources"]
+
+
+def test_the_first_run_crosses_nodes_within_what_debug_allows_a_job(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = load_config(profile="profiles/alps-debug")
+    (name,) = config.select_experiments(())
+    shapes = [
+        geometry(run.settings.layout.world_size, config.machine.gpus_per_node)
+        for run in config.runs(name)
+    ]
+    assert {(shape.nodes, shape.ranks_per_node) for shape in shapes} == {(1, 1), (1, 4), (2, 4)}
+    assert all(run.settings.device == "auto" for run in config.runs(name))
+    assert max(shape.nodes for shape in shapes) * config.machine.minutes <= 90
 
 
 MAPS = {
