@@ -26,6 +26,11 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 #: packages of the image that no other version may replace: builds of NVIDIA's
 KEPT = re.compile(r"torch|torchvision|torchao|(?:pytorch[-_])?triton|flash[-_]attn|numpy")
+#: what to do where a registry states no digest
+BY_HAND = (
+    "give it: profiles/alps/prepare.sh --digest sha256:…, as `podman pull IMAGE` and "
+    "`podman image inspect IMAGE --format '{{.Digest}}'` print it on a compute node"
+)
 #: what a registry may hold behind a tag
 TYPES = (
     "application/vnd.oci.image.index.v1+json",
@@ -42,7 +47,10 @@ def main() -> None:
     machine = tomllib.loads((HERE / "machine.toml").read_text())
     record = PROJECT / machine["container_record"]
     image = tomllib.loads((HERE / "train.toml").read_text())["image"]
-    digest = given.digest or find_digest(image)
+    try:
+        digest = given.digest or find_digest(image)
+    except (OSError, ValueError, KeyError) as error:
+        raise SystemExit(f"the registry of {image} states no digest: {error}\n{BY_HAND}") from None
     record.unlink(missing_ok=True)
     python = create_environment(PROJECT / machine["python"])
     install(python, HERE / "requirements.txt")
@@ -82,7 +90,7 @@ def find_digest(image: str, scheme: str = "https") -> str:
         answer = urlopen(Request(url, headers=headers, method="HEAD"), timeout=60)
     digest = answer.headers.get("Docker-Content-Digest", "")
     if not re.fullmatch("sha256:[0-9a-f]{64}", digest):
-        raise SystemExit(f"{url} states no digest; give it: --digest sha256:…")
+        raise ValueError(f"{url} has no Docker-Content-Digest")
     return digest
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Once on a login node of Alps, after `make setup`: the folders on scratch, striped as CSCS's Lustre guide says, and the
-# packages beside the image, installed by one job of minutes. A second call changes nothing but the packages.
+# packages beside the image, installed by one job of minutes. A second call changes nothing but the packages. Options go to
+# install.py.
 # Not yet run on Alps.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -28,4 +29,4 @@ done
 # the Container Engine pulls the image at this first use
 export TOKENSCALE_ROOT=$PWD
 srun --account="$ALPS_ACCOUNT" --partition=debug --nodes=1 --time=30 \
-    --environment="$PWD/profiles/alps/train.toml" python profiles/alps/install.py
+    --environment="$PWD/profiles/alps/train.toml" python profiles/alps/install.py "$@"

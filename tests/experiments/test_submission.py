@@ -121,7 +121,7 @@ def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
 
 def test_trainings_without_the_packages_of_their_image_are_not_submitted(cluster):
     (cluster.root / RECORD).unlink()
-    assert "python profiles/alps/install.py" in refuse(cluster, "ranks")
+    assert "profiles/alps/prepare.sh" in refuse(cluster, "ranks")
     code, text, _ = submit(cluster, "-n", "ranks")
     assert code == 0 and re.search(r"^not ready: .*(\n.*)*container_record", text, re.MULTILINE), (
         text

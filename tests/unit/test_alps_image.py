@@ -52,7 +52,7 @@ def test_trainings_start_only_beside_the_packages_of_their_image(machine, change
     error = image.find_image_error(machine)
     assert (error is None) == (words is None)
     if error is not None:
-        assert words in error.what and "python profiles/alps/install.py" in error.facts["next"]
+        assert words in error.what and error.facts["next"] == "profiles/alps/prepare.sh"
 
 
 def test_a_record_that_is_damaged_or_not_named_is_none(machine):
@@ -141,7 +141,10 @@ def test_the_digest_of_a_tag_is_what_its_registry_states(installer, token, separ
 
 
 def test_a_registry_that_states_none_is_told(installer):
-    with registry({}, token=None) as (host, _), pytest.raises(SystemExit, match="--digest"):
+    with (
+        registry({}, token=None) as (host, _),
+        pytest.raises(ValueError, match="no Docker-Content"),
+    ):
         installer.find_digest(f"{host}/a:b", scheme="http")
 
 
@@ -189,6 +192,15 @@ def run_installer(project, *requirements):
     (project / "profiles/alps/requirements.txt").write_text("# c\n" + "\n".join(requirements))
     command = [sys.executable, "profiles/alps/install.py", "--digest", DIGEST]
     return subprocess.run(command, cwd=project, capture_output=True, text=True)
+
+
+def test_a_registry_that_does_not_answer_ends_the_installation_with_the_way_by_hand(project):
+    (project / "profiles/alps/train.toml").write_text('image = "127.0.0.1:1/image:1"\n')
+    (project / "profiles/alps/requirements.txt").write_text("")
+    command = [sys.executable, "profiles/alps/install.py"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode and "prepare.sh --digest sha256:" in done.stderr
+    assert "Traceback" not in done.stderr and not (project / ".venv-alps").exists()
 
 
 @pytest.mark.slow(40)

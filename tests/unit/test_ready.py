@@ -4,6 +4,7 @@ that mends it.
 
 import argparse
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -70,7 +71,7 @@ CASES = {
     ),
     "a group": (
         lambda patch: (patch.setenv("ALPS_ACCOUNT", "g2"), find("alps", ALPS))[1],
-        "one of `id -Gn`",
+        "slurm_account of the profile",
     ),
     "time before a purge": (
         lambda patch: find("alps", ALPS | {"purged_days": {str(ROOT): 0}}),
@@ -78,7 +79,7 @@ CASES = {
     ),
     "packages beside the image": (
         lambda patch: find("alps", ALPS | {"container_record": "nowhere.json"}),
-        "python profiles/alps/install.py",
+        "profiles/alps/prepare.sh",
     ),
     "a package": (lambda patch: find("alps", ALPS | WITHOUT), "container_packages"),
     "a budget": (
@@ -115,6 +116,21 @@ def test_warnings_are_listed_and_do_not_count(monkeypatch):
     entries = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 131_072}
     (large,) = find(tokenizers={"bpe-4096": entries})
     assert "131,072 entries" in large.what and not large.refuses
+
+
+def test_the_readmes_row_for_a_cluster_states_the_budget_that_it_needs():
+    (row,) = re.findall(
+        r"snakemake ([\w ]+) --profile alps --config 'budget=\{node_hours: (\d+)\}'",
+        (ROOT / "README.md").read_text(),
+    )
+    names = row[0].split()
+    assert not [
+        lack
+        for lack in find("alps", ALPS, names, budget={"node_hours": int(row[1])})
+        if lack.refuses
+    ]
+    (refused,) = [lack for lack in find("alps", ALPS, names) if lack.refuses]
+    assert f"node_hours: {row[1]}" in refused.next
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def account_error(account: object, machine: Machine) -> UserError | None:
     return UserError(
         f"the account {account} is none of your groups, which name the projects here.",
         found=", ".join(groups),
-        next="export ALPS_ACCOUNT=<project>, one of `id -Gn`",
+        next="choose one of them: slurm_account of the profile, or the variable that it names",
     )
 
 

@@ -10,9 +10,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.settings.machine import Machine
 
-#: names of the two files beside an environment definition file: what installs the packages that
-#: its image lacks, and which
-INSTALLER = "install.py"
+#: names of two files beside an environment definition file: what prepares a user's account for it,
+#: and the packages that its image lacks
+PREPARE = "prepare.sh"
 REQUIREMENTS = "requirements.txt"
 DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
@@ -61,15 +61,12 @@ def find_image_error(machine: Machine) -> UserError | None:
         following = f"import it again, or name an image of a registry in {container}"
         what = "the file of the image is missing."
         return UserError(what, file=file, key="image", next=following)
-    installer = Path(container).with_name(INSTALLER)
     facts: dict[str, Any] = {"file": machine.container_record, "key": "container_record"}
     if machine.container_record is None:
         what = f"no record of the image of {container} is named."
         return UserError(what, key="container_record", next="name it in the machine's file")
-    following = (
-        f"TOKENSCALE_ROOT=$PWD srun -N 1 -t 30 --environment=$PWD/{container} "
-        f"python {installer}\n(and -A and -p as for any job)"
-    )
+    script = Path(container).with_name(PREPARE)
+    following = f"{script}" if script.is_file() else "write it as profiles/alps/install.py does"
     if not Path(machine.container_record).is_file():
         what = f"the packages that the image of {container} lacks are not installed."
         return UserError(what, **facts, next=following)
