@@ -21,6 +21,10 @@ TCP_US, TCP_RANKS = 43293, 8
 BYTES = 134_217_728
 
 
+#: cudaMemGetInfo's total on a GH200 of Alps (eth-cscs/alps-gh200-reproducers a460b25, gpudirect-oom)
+GPU_MEMORY_BYTES = 102_005_473_280
+
+
 def bus_gb_s(ranks, microseconds):
     return 2 * (ranks - 1) / ranks * BYTES / microseconds / 1e3
 
@@ -81,6 +85,13 @@ def test_a_run_starts_at_the_published_bandwidth_and_is_refused_at_that_of_tcp(n
 def test_every_bound_stands_beside_a_published_measurement(file):
     machine = load_machine(file)
     assert set(machine.least_links) == set(machine.published)
+
+
+def test_the_memory_of_a_gpu_is_at_most_what_cuda_states_and_nearly_that():
+    stated = GPU_MEMORY_BYTES / 2**30
+    assert (
+        0.98 * stated < load_machine(ROOT / "profiles/alps/machine.toml").gpu_memory_gib <= stated
+    )
 
 
 @pytest.mark.parametrize("least", [5, 30])
