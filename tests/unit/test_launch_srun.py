@@ -144,13 +144,25 @@ def test_a_recording_starts_in_the_container_of_trainings(tmp_path, monkeypatch)
     monkeypatch.setenv("CALLED", str(tmp_path / "called.json"))
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     monkeypatch.chdir(tmp_path)
-    asked = ["--run", "{}", "--store", "s.json", "--output", "parity/r/outcome.json", "--arm", "e"]
+    asked = [
+        "--run",
+        "{}",
+        "--store",
+        "s.json",
+        "--output",
+        "parity/llama-1.4b-w1/outcome.json",
+        "--arm",
+        "e",
+    ]
     site = ["--site", str(ROOT / "profiles/alps/machine.toml")]
     assert main(["arm_record", *asked, *site]) == 7
     words, _ = json.loads((tmp_path / "called.json").read_text())
     assert f"--environment={tmp_path}/profiles/alps/train.toml" in words
     assert read_arguments(words)[-len(asked) - 1 :] == ["arm_record", *asked]
-    assert not (tmp_path / "parity/r").exists(), "the recording empties this folder"
+    # beside the folder, which the recording empties
+    assert [path.name for path in (tmp_path / "parity").iterdir()] == [
+        "llama-1.4b-w1.arguments.json"
+    ]
 
 
 def test_every_rule_that_takes_a_gpu_starts_its_command_by_our_srun():

@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.arm is not None:
             words += ["--arm", str(arguments.arm)]
         # the recording empties its own folder
-        file = arguments.output.parent.with_suffix(".arguments.json")
+        folder = arguments.output.parent
+        file = folder.with_name(f"{folder.name}.arguments.json")
         exit_code = run_on_site(arguments.site, words, arguments_file=file)
         if exit_code is not None:
             return exit_code
