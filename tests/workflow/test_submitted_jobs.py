@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from tests import served
+from tests.machines import program, write_image_record
 from tests.workflow import forked
 from tests.workflow.conftest import CONFIG, EXPERIMENTS, ROOT, RUNS
 
@@ -36,7 +37,7 @@ REQUESTED = {
     "merge_store": (1, 60),
     "benchmark_data": (NODE_CORES, 60),
     "benchmark_storage": (NODE_CORES, 60),
-    "record": (2, 720),
+    "record": (36, 720),
     "certificate": (2, 60),
 }
 #: rules whose ranks our own srun starts, each with its cores; their time comes from an estimate
@@ -72,6 +73,8 @@ def equip(commands) -> None:
 def project(fresh):
     """A project with jobs of every rule, and commands of a SLURM that refuses them."""
     equip(fresh.root.parent / "commands")
+    program(fresh.root.parent / "commands", "id", "echo users g1")
+    write_image_record(fresh.root / ".venv-alps/image.json")
     (fresh.root / "raw").mkdir()
     for number in range(70):
         (fresh.root / f"raw/{number:02d}.txt").write_text(f"text {number}")
@@ -109,8 +112,6 @@ def submit(project, targets) -> tuple[list[list[str]], list[str]]:
     ]
     outputs = [name for e in events if e["event"] == "job_error" for name in e["output"]]
     assert not submitted or outputs, text[-3000:]
-    if os.environ.get("DBG"):
-        print(text[-3500:], len(submitted), outputs)
     return submitted, outputs
 
 

@@ -48,6 +48,10 @@ REPORT_ONLY = "report_now" in REQUESTED
 with internals.exit_on_error():
     if IS_MAIN_PROCESS:
         internals.record_jobs(workflow)
+        internals.check_executor_plugin()
+        from tokenscale.cli.snakemake.executor import install_executor
+
+        install_executor()
     call = profiles.parse_call(
         internals.get_command_line(),
         os.environ,
