@@ -1,5 +1,5 @@
-"""Generate pages of docs/, the JSON schemas of workflow/schemas, environment.yml, packages of a
-Containerfile, and the version where other files state it.
+"""Generate pages of docs/, the JSON schemas of workflow/schemas, environment.yml, the
+packages of profiles/alps, and the version where other files state it.
 
 `make generate` writes them.
 
@@ -52,7 +52,7 @@ from tokenscale.settings.experiments import (
     describe_repeats,
     flatten_cell,
 )
-from tokenscale.settings.machine import Machine
+from tokenscale.settings.machine import Machine, PublishedLink
 from tokenscale.settings.mixture import NamedMixture, NamedStage
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import LARGEST, get_default
@@ -135,12 +135,9 @@ def render_files() -> Iterator[tuple[Path, str]]:
     with open("pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
     yield Path("environment.yml"), render_conda(project)
-    containerfile = Path("profiles/alps/Containerfile")
-    lines = "".join(f'        "{requirement}" \\\n' for requirement in list_image_packages(project))
-    yield (
-        containerfile,
-        re.sub(r'(?m)(^        "[^"]+" \\\n)+', lambda _: lines, containerfile.read_text("utf-8")),
-    )
+    requirements = Path("profiles/alps/requirements.txt")
+    comments = [line for line in requirements.read_text("utf-8").splitlines() if line[:1] == "#"]
+    yield requirements, "\n".join([*comments, *list_image_packages(project)]) + "\n"
 
 
 def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
@@ -328,9 +325,7 @@ def render_conda(project: Mapping[str, Any]) -> str:
 
 
 def list_image_packages(project: Mapping[str, Any]) -> list[str]:
-    """Return the trainer's requirements that the base image of profiles/alps/Containerfile
-    lacks.
-    """
+    """Return the trainer's requirements that the image of profiles/alps/train.toml lacks."""
     stated = split_requirements(project["dependencies"])
     trainer = set(list_packages("trainer")).difference(OF_THE_IMAGE)
     named = [name + bounds for name, bounds in stated.items() if name in trainer]
@@ -544,6 +539,7 @@ SECTIONS = (
     ("config.yaml: a stage of a mixture", "mixtures.NAME.stages.", NamedStage),
     ("config.yaml: a tokenizer", "tokenizers.NAME.", TokenizerSettings),
     ("machine.toml, the file that `machine` names", "", Machine),
+    ("machine.toml: a published measurement", "published.KIND.", PublishedLink),
     ("claims.yaml: a claim", "claims.NAME.", Claim),
     ("claims.yaml: a document", "documents.NAME.", Document),
     ("experiments/NAME.yaml", "", Experiment),

@@ -2,6 +2,8 @@
 print.
 """
 
+import json
+import tomllib
 from pathlib import Path
 
 from tokenscale.cli.doctor import Context
@@ -20,3 +22,17 @@ def program(folder, name, text):
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+def write_image_record(path, **changes):
+    """The record that profiles/alps/install.py leaves when it has installed the packages."""
+    alps = ROOT / "profiles/alps"
+    lines = (alps / "requirements.txt").read_text().splitlines()
+    record = {
+        "image": tomllib.loads((alps / "train.toml").read_text())["image"],
+        "digest": f"sha256:{'0' * 64}",
+        "requirements": [line for line in lines if not line.startswith("#")],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record | changes))
+    return str(path)

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 
 import pyarrow as pa
@@ -99,7 +100,8 @@ def test_parts_are_planned_and_only_what_changed_is_built_again(fresh):
         f"results/tokens/small/bpe/{store}/manifest.json"
         for store in ("token-list", "packed-sequence_length=32")
     ]
-    made = {"corpus_part": 3, "merge_corpus": 1, "pretokenize_part": 6, "merge_store": 2}
+    made = {"corpus_parts_00000_00002": 1, "merge_corpus": 1}
+    made |= {"token_parts_00000_00002": 2, "merge_store": 2}
     assert fresh.planned(*targets) == made | {"build_tokenizer": 1}
     fresh.snakemake("--cores", "2", *targets)
     manifests = {
@@ -110,11 +112,44 @@ def test_parts_are_planned_and_only_what_changed_is_built_again(fresh):
     assert "Nothing to be done" in fresh.dry_run(*targets)
 
     # one part, deleted, is built again and is equal to the byte, so that nothing else is
-    (fresh.root / "results/corpus/small/parts/00002/manifest.json").unlink()
+    parts = fresh.root / "results/corpus/small/parts"
+    shutil.rmtree(parts / "00002")
     fresh.snakemake("--cores", "2", "results/corpus/small/parts/00002/manifest.json")
+    log = fresh.root / "results/logs/corpus/small-parts-00000.log"
+    assert list_finished(log) == [0, 1]
     assert {path: path.read_bytes() for path in manifests} == manifests
     assert "Nothing to be done" in fresh.dry_run(*targets)
 
     write_source(1, word="other")
     planned = fresh.planned(*targets)
-    assert planned["corpus_part"] == 1 and planned["merge_corpus"] == 1
+    assert planned["corpus_parts_00000_00002"] == 1 and planned["merge_corpus"] == 1
+    fresh.snakemake("--cores", "2", *targets)
+    assert list_finished(log) == [0, 2], "a changed file builds its part alone"
+    changed = {path for path in manifests if path.read_bytes() != manifests[path]}
+    assert {path.parent for path in changed if path.is_relative_to(parts)} == {parts / "00001"}
+
+
+@pytest.mark.long
+def test_other_ranges_of_the_same_parts_build_no_part_again(fresh):
+    for number in range(3):
+        write_parquet(
+            fresh.root / f"raw/f{number}.parquet", [f"text {number} {i}" for i in range(50)]
+        )
+    configure(fresh, files=["raw/*.parquet"], text_column="body", parts=3)
+    fresh.snakemake("--cores", "2", "corpus")
+    before = {path: path.stat().st_ino for path in fresh.root.glob("results/corpus/**/*.parquet")}
+    single = ("--config", "parts_per_job=1")
+    assert fresh.planned("corpus", *single) == {
+        "corpus_parts_00000_00000": 1,
+        "corpus_parts_00001_00001": 1,
+        "corpus_parts_00002_00002": 1,
+        "merge_corpus": 1,
+    }
+    fresh.snakemake("--cores", "2", "corpus", *single)
+    parts = {path: inode for path, inode in before.items() if "parts" in path.parts}
+    assert parts and {path: path.stat().st_ino for path in parts} == parts
+
+
+def list_finished(log) -> list[int]:
+    """Parts that a job found finished."""
+    return sorted(map(int, re.findall(r"part (\d+): finished by an earlier job", log.read_text())))

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from tests.machines import program, write_image_record
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, RUNS
 
@@ -15,6 +16,8 @@ SBATCH = '#!/bin/sh\necho "$@" >> "$SUBMITTED"\necho refused >&2\nexit 1\n'
 #: jobs are asked after at once, and none is tried again
 IMPATIENT = ["--retries", "0", "--slurm-init-seconds-before-status-checks", "1"]
 SILENT = "#!/bin/sh\nexit 0\n"
+#: what profiles/alps/install.py writes last
+RECORD = ".venv-alps/image.json"
 
 
 def write(project, name, **changes):
@@ -45,6 +48,8 @@ def equip(project):
     for name in ("sbatch", "sacctmgr", "sshare", "sacct", "squeue", "scancel", "sinfo"):
         (commands / name).write_text(SBATCH if name == "sbatch" else SILENT)
         (commands / name).chmod(0o755)
+    program(commands, "id", "echo users g1")
+    write_image_record(project.root / RECORD)
     dear = RUNS | {
         "model": {"preset": "llama-8b-nemo"},
         "budget": {"steps": 2_000_000},
@@ -114,8 +119,30 @@ def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
     assert code == 0 and re.search(r"^not ready: .*(\n.*)*safetensors", text, re.MULTILINE), text
 
 
+def test_trainings_without_the_packages_of_their_image_are_not_submitted(cluster):
+    (cluster.root / RECORD).unlink()
+    assert "profiles/alps/prepare.sh" in refuse(cluster, "ranks")
+    code, text, _ = submit(cluster, "-n", "ranks")
+    assert code == 0 and re.search(r"^not ready: .*(\n.*)*container_record", text, re.MULTILINE), (
+        text
+    )
+
+
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
     assert "export ALPS_ACCOUNT=<project>" in refuse(cluster, "ranks", account=None)
+
+
+def test_what_the_cluster_does_not_offer_is_refused_before_the_first_submission(cluster):
+    assert "g9 is none of your groups" in refuse(cluster, "ranks", account="g9")
+    commands = cluster.root.parent / "commands"
+    program(commands, "sinfo", "echo 'normal*|gpu:4|6:00:00|288|870000'")
+    text = refuse(cluster, "ranks")
+    assert "asks for 720, and the partition normal has 360" in text
+    program(commands, "sinfo", "exit 0")
+    machine = cluster.root / "profiles/alps/machine.toml"
+    purged = f'purged_days = {{"{cluster.root}" = 0}}\n'
+    machine.write_text(re.sub(r"purged_days = .*\n", purged, machine.read_text()))
+    assert "results is purged before the plan ends" in refuse(cluster, "ranks")
 
 
 def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
@@ -172,10 +199,7 @@ def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, calls = submit(cluster, "-n", account=None)
     assert (code, calls) == (0, []), text
     *_, end = text.partition("\nnot ready: ")
-    assert all(
-        word in end
-        for word in ("ways, ranks at scale alps", "ALPS_ACCOUNT", "node-hours", "container_digest")
-    )
+    assert all(word in end for word in ("ways, ranks at scale alps", "ALPS_ACCOUNT", "node-hours"))
     assert re.search(
         r"^cost of 5 trainings, estimated: [0-9,.]+ node-hours, over the budget of 50 ",
         text,

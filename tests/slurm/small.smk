@@ -1,8 +1,11 @@
 """Small jobs that a test lets end: each starts, waits for its file `NAME.go`, and writes its output."""
 
 from tokenscale.cli.snakemake import internals
+from tokenscale.cli.snakemake.executor import install_executor
 
 internals.check_release(workflow)
+internals.check_executor_plugin()
+install_executor()
 
 # a line for each start
 START = 'echo "${{SLURM_JOB_ID:-}}" >> small/{wildcards.name}.started; '

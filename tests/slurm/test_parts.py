@@ -4,6 +4,7 @@ build.
 
 import json
 import random
+from datetime import datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,8 @@ from tests.slurm.cluster import NODES
 pytestmark = [pytest.mark.long, pytest.mark.slow(60)]
 
 FILES = 15
+#: parts that one job builds
+RANGE = 5
 STORES = ["token-list", "packed-sequence_length=32"]
 
 
@@ -30,7 +33,8 @@ def write_sources(root) -> None:
         pq.write_table(pa.table({"text": texts}), root / f"raw/f{number:02d}.parquet")
     for name, parts in {"many": FILES, "one": 1}.items():
         corpus = {"source": {"files": ["raw/*.parquet"]}, "parts": parts}
-        (root / f"{name}.yaml").write_text(json.dumps({"corpora": {"sky": corpus}}))
+        config = {"corpora": {"sky": corpus}, "parts_per_job": RANGE}
+        (root / f"{name}.yaml").write_text(json.dumps(config))
 
 
 def manifests(root) -> dict[str, dict]:
@@ -52,6 +56,30 @@ def what_parts_keep(found: dict[str, dict]) -> dict[str, object]:
     }
 
 
+def when_built(part) -> tuple[datetime, datetime]:
+    """When a part was begun and finished, by its record."""
+    record = json.loads((part / "build.json").read_text())
+    finished = datetime.fromisoformat(record["created_utc"])
+    return finished - timedelta(seconds=record["duration_s"]), finished
+
+
+def test_parts_of_one_job_overlap_in_time(project):
+    write_sources(project.root)
+    rng = random.Random(5)
+    for number in range(FILES):  # some seconds of work for each part
+        texts = [f"{rng.randrange(10**9)} " + "sun moon " * 40 for _ in range(60_000)]
+        pq.write_table(pa.table({"text": texts}), project.root / f"raw/f{number:02d}.parquet")
+    project.snakemake("results/corpus/sky/parts/00000/manifest.json", "--configfile", "many.yaml")
+    jobs = [job for job in project.cluster.jobs() if job["workdir"] == str(project.root)]
+    assert len(jobs) == 1
+    parts = [project.root / f"results/corpus/sky/parts/{n:05d}" for n in range(RANGE)]
+    times = [when_built(part) for part in parts]
+    span = max(finished for _, finished in times) - min(begun for begun, _ in times)
+    work = sum((finished - begun for begun, finished in times), timedelta())
+    # times of finishing are whole seconds: one after another, the work would be the span
+    assert work > span + timedelta(seconds=2), times
+
+
 def test_parts_survive_a_node_and_a_damaged_part(project, local):
     for root in (project.root, local.root):
         write_sources(root)
@@ -65,8 +93,10 @@ def test_parts_survive_a_node_and_a_damaged_part(project, local):
     project.ended(process)
     assert len([*folder.glob("*/manifest.json")]) == FILES
     jobs = {job["id"] for job in project.cluster.jobs() if job["workdir"] == str(project.root)}
-    # 3 for a part, were they not grouped by 5; and what was lost with the node
-    assert len(jobs) < 2 * FILES
+    # a job for each range of the corpus and of each store, and a merge of each; at most as many were
+    # lost with the node
+    expected = (1 + len(STORES)) * (FILES // RANGE + 1)
+    assert len(jobs) <= 2 * expected < FILES * (1 + len(STORES))
 
     local.snakemake("--cores", "2", *targets, "--configfile", "one.yaml")
     assert what_parts_keep(manifests(project.root)) == what_parts_keep(manifests(local.root))

@@ -85,7 +85,12 @@ def test_what_counts_of_cores_and_memory_is_what_a_control_group_leaves(
 def test_what_a_cluster_lacks_is_told(tmp_path, monkeypatch, spoil, verdict, words):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    partitions = "echo 'normal* gpu:gh200:4(S:0-3)'; echo 'debug (null)'; echo 'debug gpu:2'"
+    kinds = [
+        "normal*|gpu:gh200:4(S:0-3)|12:00:00|288|870000",
+        "debug|(null)|1:30:00|288+|450000",
+        "debug|gpu:2|1:30:00|64|870000",
+    ]
+    partitions = "".join(f"echo '{kind}'; " for kind in kinds)
     programs = {
         "srun": "exit 0",
         "sbatch": "echo slurm 22.05.8",
@@ -97,7 +102,10 @@ def test_what_a_cluster_lacks_is_told(tmp_path, monkeypatch, spoil, verdict, wor
     spoil(tmp_path, monkeypatch)
     found = doctor.check_slurm(asked())
     assert found.verdict == verdict and words in f"{found.fact}; {found.next}", found
-    assert verdict != "ok" or found.values["partitions"] == {"normal": 4, "debug": 2}
+    assert verdict != "ok" or found.values["partitions"] == {
+        "normal": {"gpus": 4, "minutes": 720, "cores": 288, "memory_mb": 870_000},
+        "debug": {"gpus": 2, "minutes": 90, "cores": 288, "memory_mb": 870_000},
+    }
 
 
 @pytest.mark.parametrize(

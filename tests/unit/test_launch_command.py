@@ -72,10 +72,6 @@ def test_the_record_says_where_and_after_which_wait(tmp_path, monkeypatch):
         "starter": "here",
         "share": 1,
     }
-    image = Machine(
-        starter="srun", gpus_per_node=4, container="a.toml", container_digest="sha256:1"
-    )
-    assert Launch(RUN, image, Path("d")).record()["container_digest"] == "sha256:1"
 
 
 def test_a_failed_srun_is_told_by_its_first_rank_or_in_its_own_words(tmp_path):

@@ -4,6 +4,7 @@ GPU.
 
 import json
 import os
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -27,7 +28,8 @@ STARTED = {
 BOUND = {
     "alps": "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local "
     "--kill-on-bad-exit=1"
-    f" --output=out/rank=%5t.log --environment={ROOT}/profiles/alps/train.toml python",
+    f" --output=out/rank=%5t.log --environment={ROOT}/profiles/alps/train.toml"
+    " --network=disable_rdzv_get .venv-alps/bin/python",
     "slurm-test": "--cpus-per-task=1 --gpus-per-task=1 --cpu-bind=none --kill-on-bad-exit=1"
     " --output=out/rank=%5t.log PYTHON",
 }
@@ -47,7 +49,7 @@ def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     rank = start.rank_argv(where, shape, run="{}", directory=Path("d"), attempt=0, manifests={})
     words = start.srun_argv(rank, shape, where, name="run", outputs=Path("out"), root=ROOT)
     network = " --network 'AWS Libfabric'" if name == "alps" and shape.nodes > 1 else ""
-    links = """ --least-links '{"node":60.0,"network":30.0}'""" if name == "alps" else ""
+    links = """ --least-links '{"node":60.0,"network":15.0}'""" if name == "alps" else ""
     asked = (
         f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes "
         f"{shape.nodes}{network}{links}"
@@ -76,7 +78,7 @@ def test_gpus_are_bound_to_a_rank_or_shown_to_all_ranks_of_a_node():
     rank = start.rank_argv(
         where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={}
     )
-    assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 30}
+    assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 15}
     assert [key for key, _ in Machine(gpu_bind="node").problems()] == ["gpu_bind"]
 
 
@@ -132,6 +134,43 @@ def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path
     assert read_arguments(words)[-len(asked) :] == asked
     assert variables["SLURM_JOB_ID"] == "41" and "SLURM_CPUS_PER_TASK" not in variables
     assert variables["HF_HUB_OFFLINE"] == "1" and variables["OMP_NUM_THREADS"] == "72"
+
+
+def test_a_recording_starts_in_the_container_of_trainings(tmp_path, monkeypatch):
+    """On the host's Python it would record on a CPU, and its certificate would be one of the CPU."""
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CALLED", str(tmp_path / "called.json"))
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "--run",
+        "{}",
+        "--store",
+        "s.json",
+        "--output",
+        "parity/llama-1.4b-w1/outcome.json",
+        "--arm",
+        "e",
+    ]
+    site = ["--site", str(ROOT / "profiles/alps/machine.toml")]
+    assert main(["arm_record", *asked, *site]) == 7
+    words, _ = json.loads((tmp_path / "called.json").read_text())
+    assert f"--environment={tmp_path}/profiles/alps/train.toml" in words
+    assert read_arguments(words)[-len(asked) - 1 :] == ["arm_record", *asked]
+    # beside the folder, which the recording empties
+    assert [path.name for path in (tmp_path / "parity").iterdir()] == [
+        "llama-1.4b-w1.arguments.json"
+    ]
+
+
+def test_every_rule_that_takes_a_gpu_starts_its_command_by_our_srun():
+    rules = "\n".join(file.read_text() for file in (ROOT / "workflow/rules").glob("*.smk"))
+    on_gpus = [rule for rule in re.split(r"(?m)^(?=rule )", rules) if "gres=" in rule]
+    assert len(on_gpus) >= 3
+    for rule in on_gpus:
+        assert 'mpi="srun"' in rule and "--site {resources.site:q}" in rule, rule[:40]
 
 
 def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch, capsys):

@@ -4,16 +4,17 @@ that mends it.
 
 import argparse
 import json
+import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.machines import GPU, ROOT
+from tests.machines import GPU, ROOT, program, write_image_record
 from tokenscale.cli import check, main, ready
 from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
+from tokenscale.runs.launch.cluster import Partition
 from tokenscale.runs.records import provenance
 from tokenscale.settings.config import load_config
 
@@ -21,8 +22,13 @@ WELL = {name: Finding("ok", "fine") for name in {*ready.HERE, *ready.SUBMITTED}}
 
 
 @pytest.fixture(autouse=True)
-def project(monkeypatch):
+def project(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
+    record = write_image_record(tmp_path / "installed/image.json")
+    monkeypatch.setitem(ALPS, "container_record", record)
+    # the groups of who runs this; no program of a cluster
+    program(tmp_path, "id", "echo g1 users")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
     # whatever this clone has built
     monkeypatch.setattr(RunPrices, "is_done", lambda prices, run_id: False)
@@ -35,7 +41,8 @@ def find(profile=None, machine=(), experiments=("demo",), **overrides):
     return list(ready.find_problems(config, names, RunPrices(config), profile))
 
 
-ALPS = {"container_digest": f"sha256:{'0' * 64}"}
+#: of the machine: where the record of its image is, which `project` writes
+ALPS = {}
 
 
 def test_nothing_is_missing_for_the_demo_here_nor_on_a_described_cluster():
@@ -62,7 +69,18 @@ CASES = {
         lambda patch: (patch.delenv("ALPS_ACCOUNT"), find("alps", ALPS))[1],
         "export ALPS_ACCOUNT=",
     ),
-    "a digest": (lambda patch: find("alps"), "container_digest"),
+    "a group": (
+        lambda patch: (patch.setenv("ALPS_ACCOUNT", "g2"), find("alps", ALPS))[1],
+        "slurm_account of the profile",
+    ),
+    "time before a purge": (
+        lambda patch: find("alps", ALPS | {"purged_days": {str(ROOT): 0}}),
+        "link it to another folder",
+    ),
+    "packages beside the image": (
+        lambda patch: find("alps", ALPS | {"container_record": "nowhere.json"}),
+        "profiles/alps/prepare.sh",
+    ),
     "a package": (lambda patch: find("alps", ALPS | WITHOUT), "container_packages"),
     "a budget": (
         lambda patch: find("alps", ALPS, budget={"node_hours": 0.5}),
@@ -100,6 +118,21 @@ def test_warnings_are_listed_and_do_not_count(monkeypatch):
     assert "131,072 entries" in large.what and not large.refuses
 
 
+def test_the_readmes_row_for_a_cluster_states_the_budget_that_it_needs():
+    (row,) = re.findall(
+        r"snakemake ([\w ]+) --profile alps --config 'budget=\{node_hours: (\d+)\}'",
+        (ROOT / "README.md").read_text(),
+    )
+    names = row[0].split()
+    assert not [
+        lack
+        for lack in find("alps", ALPS, names, budget={"node_hours": int(row[1])})
+        if lack.refuses
+    ]
+    (refused,) = [lack for lack in find("alps", ALPS, names) if lack.refuses]
+    assert f"node_hours: {row[1]}" in refused.next
+
+
 @pytest.mark.parametrize(
     ("lost", "unknown", "accepted", "refuses"),
     [(0, 0, 0.05, None), (0.02, 0, 0.05, False), (0, 0.3, 0.05, False), (0.02, 0.3, 0.01, True)],
@@ -118,28 +151,21 @@ def test_a_tokenizer_that_loses_text_does_not_fit(tmp_path, lost, unknown, accep
     )
 
 
-def test_the_partition_its_gpus_and_the_image_are_those_of_the_cluster(monkeypatch, tmp_path):
-    """profiles/alps/train.toml says where the image is; without SCRATCH this is another cluster."""
-    monkeypatch.delenv("SCRATCH", raising=False)
+def test_the_partition_and_its_gpus_are_those_of_the_cluster():
     config = load_config(profile="alps")
+    alps = Partition(gpus=4, minutes=720, cores=288, memory_mb=870_000)
     for partitions, words in (
-        ({"normal": 4, "debug": 4}, []),
-        ({"normal": 0}, []),  # the cluster does not say
-        ({"long": 4}, ["no partition normal"]),
-        ({"normal": 2}, ["have 2 GPUs"]),
+        ({"normal": alps, "debug": alps}, []),
+        ({"normal": Partition(0, 0, 0, 0)}, []),  # the cluster does not say
+        ({"long": alps}, ["no partition normal"]),
+        ({"normal": alps._replace(gpus=2)}, ["asks for 4, and the partition normal has 2"]),
     ):
-        found = {"slurm": Finding("ok", "", values={"partitions": partitions})}
+        values = {name: partition._asdict() for name, partition in partitions.items()}
+        found = {"slurm": Finding("ok", "", values={"partitions": values})}
         lacks = ready.judge_machine(config, ["demo"], found, "alps")
         assert [text in lack.what for text, lack in zip(words, lacks, strict=True)] == [True] * len(
             words
         )
-    monkeypatch.setenv("SCRATCH", str(tmp_path))
-    (lack,) = ready.judge_machine(config, ["demo"], {}, "alps")
-    assert f"{tmp_path}/ce-images/" in lack.what and "step 5" in lack.next
-    image = Path(lack.what.rpartition(" ")[2])
-    image.parent.mkdir()
-    image.touch()
-    assert not list(ready.judge_machine(config, ["demo"], {}, "alps"))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ rule benchmark_data:
     threads: ALL_CORES
     resources:
         machine=TIMING_LOCK,
-        mem_mb=8000,
+        mem_mb=memory_mb(8000),
     params:
         settings=lambda w: targets.settings(data_benchmark(w).settings),
         stores=lambda w, input: os.path.dirname(os.path.dirname(input.stores[0])),
@@ -57,7 +57,7 @@ rule benchmark_storage:
     threads: ALL_CORES
     resources:
         machine=TIMING_LOCK,
-        mem_mb=8000,
+        mem_mb=memory_mb(8000),
     params:
         settings=lambda w: targets.settings(storage_benchmark(w).settings),
     message:

@@ -1,6 +1,7 @@
 """Adapter between Snakemake and the package: the configuration, and the inputs and parameters that rules share."""
 
 import gc
+import math
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.cli import cloud
 from tokenscale.cli.snakemake import internals
-from tokenscale.cli.snakemake.targets import TABLES, Targets
+from tokenscale.cli.snakemake.targets import TABLES, Targets, part_manifest
 from tokenscale.runs.launch import lock
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.closure import ONLINE, training_modules, write_listing
@@ -47,6 +48,10 @@ REPORT_ONLY = "report_now" in REQUESTED
 with internals.exit_on_error():
     if IS_MAIN_PROCESS:
         internals.record_jobs(workflow)
+        internals.check_executor_plugin()
+        from tokenscale.cli.snakemake.executor import install_executor
+
+        install_executor()
     call = profiles.parse_call(
         internals.get_command_line(),
         os.environ,
@@ -54,6 +59,8 @@ with internals.exit_on_error():
     )
     config.update(profiles.find_dropped_values(call.config, call.profile))
     settings = Config(config, layers=call.layers())
+    if IS_MAIN_PROCESS and settings.machine.starter == "srun":
+        internals.use_cores_of_nodes(workflow, settings.machine.cores_per_node)
     targets = internals.ExitOnError(Targets(settings, existing_only=REPORT_ONLY))
     calls_jobs = IS_MAIN_PROCESS and lock.enter_workflow(
         internals.get_command_line()[1:]
@@ -74,6 +81,9 @@ if IS_MAIN_PROCESS and settings.broken_experiments:
 TIMING_LOCK = 0 if settings.machine.starter == "srun" else 1
 # More threads than any machine has: a timed rule uses every core of its machine.
 ALL_CORES = 1024
+# A part of a corpus or a store: megabytes, and minutes at most.
+PART_MB = 3000
+PART_MINUTES = 60
 # of what runs read: else a run whose data is there overtakes those planned before it (settings/experiments.py: order_runs)
 DATA_PRIORITY = 20_000
 
@@ -89,9 +99,15 @@ def stores_of(formats):
 
 
 # Corpora that are built in parts, and the formats whose stores are then written in parts.
-IN_PARTS = [name for name, corpus in settings.corpora.items() if corpus.parts > 1]
+PART_RANGES = targets.part_ranges()
+IN_PARTS = set().union(*PART_RANGES.values())
 WRITTEN_IN_PARTS = "|".join(name for name, form in FORMATS.items() if form.splittable)
 WRITTEN_WHOLE = "|".join(name for name, form in FORMATS.items() if not form.splittable)
+
+
+# Counts for local rules, not for submitted jobs (see profiles/alps).
+resource_scopes:
+    local_cores="local",
 
 
 wildcard_constraints:
@@ -99,7 +115,6 @@ wildcard_constraints:
     mixture=one_of(settings.mixtures),
     arm=one_of(list_arms()),
     tokenizer=one_of(settings.tokenizers),
-    part=r"\d{5}",
     experiment=one_of(targets.experiments),
     figure=one_of([*FIGURES, *ALIASES]),
     report=one_of(targets.reports),
@@ -127,6 +142,27 @@ def world_size(w):
 
 def nodes_of(w):
     return geometry(world_size(w), settings.machine.gpus_per_node)
+
+
+def memory_mb(needed):
+    """Return the memory that a job requests: what it needs, or all of a node that it has for itself."""
+    return settings.machine.memory_mb if settings.machine.exclusive else needed
+
+
+def parts_at_a_time(parts):
+    """Return how many of these parts a job builds at a time: on a cluster, what a node has cores and memory for."""
+    if settings.machine.starter != "srun":
+        return len(parts)
+    room = settings.machine.memory_mb // PART_MB
+    return max(1, min(len(parts), settings.machine.cores_per_node, room))
+
+
+def part_minutes(parts, threads):
+    """Return the time limit of a job that builds parts, `threads` at a time. Parts that it does not reach are built next."""
+    minutes = PART_MINUTES * math.ceil(len(parts) / threads)
+    if settings.machine.starter != "srun":
+        return minutes
+    return min(minutes, settings.machine.minutes)
 
 
 @cache

@@ -34,11 +34,11 @@ rule build_corpus:
     benchmark:
         "results/logs/corpus/{corpus}.tsv"
     wildcard_constraints:
-        corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
+        corpus=one_of(set(settings.corpora) - IN_PARTS),
     priority: DATA_PRIORITY
     threads: 1
     resources:
-        mem_mb=8000,
+        mem_mb=memory_mb(8000),
         runtime=240,
     params:
         settings=lambda w: targets.settings(settings.corpora[w.corpus]),
@@ -51,37 +51,39 @@ rule build_corpus:
         " > {log:q} 2>&1"
 
 
-rule corpus_part:
-    """Build one part of a corpus with several `parts`, from its group of source files."""
-    input:
-        downloads=lambda w: targets.corpus_inputs(w.corpus),
-        code=lambda w: code_of(
-            "corpus", SOURCES[settings.corpora[w.corpus].source.kind].module
-        ),
-    output:
-        "results/corpus/{corpus}/parts/{part}/manifest.json",
-    log:
-        "results/logs/corpus/{corpus}-part-{part}.log",
-    benchmark:
-        "results/logs/corpus/{corpus}-part-{part}.tsv"
-    wildcard_constraints:
-        corpus=one_of(IN_PARTS),
-    priority: DATA_PRIORITY
-    group:
-        "corpus_parts"
-    threads: 1
-    resources:
-        mem_mb=3000,
-        runtime=60,
-    params:
-        settings=lambda w: targets.settings(settings.corpora[w.corpus]),
-        number=lambda w: int(w.part),
-        content=lambda w: targets.content_of(w.corpus, int(w.part)),
-    message:
-        "corpus {wildcards.corpus}, part {wildcards.part}"
-    shell:
-        "python -m tokenscale corpus {params.settings:q} --downloads {input.downloads:q}"
-        " --part {params.number:q} --content {params.content:q} --output {output:q} > {log:q} 2>&1"
+for parts, corpora in PART_RANGES.items():
+
+    rule:
+        """Build a range of the parts of a corpus, each from its group of source files; finished parts are kept."""
+        name:
+            f"corpus_parts_{parts[0]:05d}_{parts[-1]:05d}"
+        input:
+            downloads=lambda w: targets.corpus_inputs(w.corpus),
+            code=lambda w: code_of(
+                "corpus", SOURCES[settings.corpora[w.corpus].source.kind].module
+            ),
+        output:
+            [part_manifest("results/corpus/{corpus}", number) for number in parts],
+        log:
+            f"results/logs/corpus/{{corpus}}-parts-{parts[0]:05d}.log",
+        benchmark:
+            f"results/logs/corpus/{{corpus}}-parts-{parts[0]:05d}.tsv"
+        wildcard_constraints:
+            corpus=one_of(corpora),
+        priority: DATA_PRIORITY
+        threads: parts_at_a_time(parts)
+        resources:
+            mem_mb=lambda w, threads: memory_mb(PART_MB * threads),
+            runtime=lambda w, threads, parts=parts: part_minutes(parts, threads),
+        params:
+            settings=lambda w: targets.settings(settings.corpora[w.corpus]),
+            parts=lambda w, parts=parts: targets.part_arguments(w.corpus, parts),
+            manifest=lambda w: corpus_manifest(w.corpus),
+        message:
+            f"corpus {{wildcards.corpus}}, parts {parts[0]} to {parts[-1]}"
+        shell:
+            "python -m tokenscale corpus {params.settings:q} --downloads {input.downloads:q} {params.parts:q}"
+            " --inputs {input:q} --processes {threads} --output {params.manifest:q} > {log:q} 2>&1"
 
 
 rule merge_corpus:
@@ -100,7 +102,7 @@ rule merge_corpus:
     priority: DATA_PRIORITY
     threads: 8
     resources:
-        mem_mb=lambda w, threads: 4000 + 600 * threads,
+        mem_mb=lambda w, threads: memory_mb(4000 + 600 * threads),
         runtime=240,
     params:
         settings=lambda w: targets.settings(settings.corpora[w.corpus]),
@@ -125,7 +127,7 @@ rule corpus_records:
     priority: DATA_PRIORITY
     threads: 8
     resources:
-        mem_mb=lambda w, threads: 1000 + 500 * threads,
+        mem_mb=lambda w, threads: memory_mb(1000 + 500 * threads),
         runtime=240,
     message:
         "records of the corpus {wildcards.corpus}"

@@ -12,7 +12,7 @@ rule build_tokenizer:
     priority: DATA_PRIORITY
     threads: 2
     resources:
-        mem_mb=4000,
+        mem_mb=memory_mb(4000),
     params:
         settings=lambda w: targets.settings(settings.tokenizers[w.tokenizer]),
     message:
@@ -46,12 +46,12 @@ rule pretokenize:
     benchmark:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.tsv"
     wildcard_constraints:
-        corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
+        corpus=one_of(set(settings.corpora) - IN_PARTS),
         store=stores_of("|".join(FORMATS)),
     priority: DATA_PRIORITY
     threads: 8
     resources:
-        mem_mb=lambda w, threads: 1000 + 1100 * threads,  # 500 in all, but for words that never repeat
+        mem_mb=lambda w, threads: memory_mb(1000 + 1100 * threads),  # 500 in all, but for words that never repeat
     params:
         engine=settings.settings.engine,
     message:
@@ -69,42 +69,49 @@ use rule pretokenize as pretokenize_whole with:
         store=stores_of(WRITTEN_WHOLE),
 
 
-rule pretokenize_part:
-    """Write one part of a token store, a range of the documents, of a corpus with several `parts`."""
-    input:
-        corpus="results/corpus/{corpus}/manifest.json",
-        tokenizer="results/tokenizers/{tokenizer}/manifest.json",
-        code=lambda w: code_of(
-            "pretokenize",
-            FORMATS[StoreSettings.parse(w.store).format].writer,
-            tokenizer_module(w.tokenizer),
-        ),
-    output:
-        "results/tokens/{corpus}/{tokenizer}/{store}/parts/{part}/manifest.json",
-    log:
-        "results/logs/pretokenize/{corpus}-{tokenizer}-{store}-part-{part}.log",
-    benchmark:
-        "results/logs/pretokenize/{corpus}-{tokenizer}-{store}-part-{part}.tsv"
-    wildcard_constraints:
-        corpus=one_of(IN_PARTS),
-        store=stores_of(WRITTEN_IN_PARTS),
-    priority: DATA_PRIORITY
-    group:
-        "token_parts"
-    threads: 1
-    resources:
-        mem_mb=3000,
-        runtime=60,
-    params:
-        engine=settings.settings.engine,
-        number=lambda w: int(w.part),
-        parts=lambda w: settings.corpora[w.corpus].parts,
-    message:
-        "tokens {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}, part {wildcards.part}"
-    shell:
-        "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
-        " --tokenizer {input.tokenizer:q} --engine {params.engine} --threads {threads}"
-        " --part {params.number:q} --parts {params.parts:q} --output {output:q} > {log:q} 2>&1"
+for parts, corpora in PART_RANGES.items():
+
+    rule:
+        """Write a range of the parts of a token store, each from a range of the documents; finished parts are kept."""
+        name:
+            f"token_parts_{parts[0]:05d}_{parts[-1]:05d}"
+        input:
+            corpus="results/corpus/{corpus}/manifest.json",
+            tokenizer="results/tokenizers/{tokenizer}/manifest.json",
+            code=lambda w: code_of(
+                "pretokenize",
+                FORMATS[StoreSettings.parse(w.store).format].writer,
+                tokenizer_module(w.tokenizer),
+            ),
+        output:
+            [
+                part_manifest("results/tokens/{corpus}/{tokenizer}/{store}", number)
+                for number in parts
+            ],
+        log:
+            f"results/logs/pretokenize/{{corpus}}-{{tokenizer}}-{{store}}-parts-{parts[0]:05d}.log",
+        benchmark:
+            f"results/logs/pretokenize/{{corpus}}-{{tokenizer}}-{{store}}-parts-{parts[0]:05d}.tsv"
+        wildcard_constraints:
+            corpus=one_of(corpora),
+            store=stores_of(WRITTEN_IN_PARTS),
+        priority: DATA_PRIORITY
+        threads: parts_at_a_time(parts)
+        resources:
+            mem_mb=lambda w, threads: memory_mb(PART_MB * threads),
+            runtime=lambda w, threads, parts=parts: part_minutes(parts, threads),
+        params:
+            engine=settings.settings.engine,
+            numbers=list(parts),
+            parts=lambda w: settings.corpora[w.corpus].parts,
+            manifest=lambda w: store_manifest(w.corpus, w.tokenizer, w.store),
+        message:
+            f"tokens {{wildcards.corpus}} / {{wildcards.tokenizer}} / {{wildcards.store}}, parts {parts[0]} to {parts[-1]}"
+        shell:
+            "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
+            " --tokenizer {input.tokenizer:q} --engine {params.engine} --threads 1 --processes {threads}"
+            " --part {params.numbers:q} --parts {params.parts:q} --inputs {input:q} --output {params.manifest:q}"
+            " > {log:q} 2>&1"
 
 
 rule merge_store:
@@ -125,7 +132,7 @@ rule merge_store:
     priority: DATA_PRIORITY
     threads: 1
     resources:
-        mem_mb=2000,
+        mem_mb=memory_mb(2000),
         runtime=60,
     params:
         parts=lambda w: settings.corpora[w.corpus].parts,

@@ -74,19 +74,24 @@ rule record:
         run_id=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
     threads: 2
     resources:
+        # like a training on one rank: on a cluster our own srun starts it on a GPU, in the container of trainings
+        mpi="srun",
         nodes=1,
-        tasks_per_node=1,
+        tasks_per_node=geometry(1, settings.machine.gpus_per_node).tasks_per_node,
+        cpus_per_task=geometry(1, settings.machine.gpus_per_node).cores_per_task(
+            settings.machine.cores_per_rank
+        ),
         mem_mb=settings.machine.memory_mb,
         runtime=settings.machine.minutes,
         gres="gpu:1",
-        slurm_extra=settings.machine.slurm_options,
+        site=settings.settings.machine or "",
     params:
         run=lambda w: targets.arguments(run=targets.run_of(w.run_id).to_json()),
     message:
         "record {wildcards.run_id} for its certificates"
     shell:
         "python -m tokenscale arm_record {params.run:q} --store {input.store:q} --arm {input.arm:q}"
-        " --output {output:q} > {log:q} 2>&1"
+        " --site {resources.site:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule certificate:

@@ -27,7 +27,6 @@ from tokenscale.base.files import (
     read_json,
     sha256_file,
     sha256_text,
-    write_arguments,
     write_sealed,
 )
 from tokenscale.benchmark.rounds import interleave
@@ -71,24 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int | None:
     """Run the benchmark and print its table, or start it by srun and return its exit code."""
     if arguments.site:
-        from tokenscale.runs.launch.start import run_single_rank
-        from tokenscale.settings.machine import load_machine
+        from tokenscale.runs.launch.start import run_on_site
 
-        machine = load_machine(arguments.site)
-        if machine.starter == "srun":
-            words = [
-                "inference",
-                "--settings",
-                arguments.settings,
-                "--output",
-                str(arguments.output),
-                "--run",
-            ]
-            file = write_arguments(
-                arguments.output.with_suffix(".arguments.json"),
-                words=[*words, *map(str, arguments.run)],
-            )
-            return run_single_rank(machine, ["benchmark", file])
+        words = ["benchmark", "inference", "--settings", arguments.settings]
+        words += ["--output", str(arguments.output), "--run", *map(str, arguments.run)]
+        file = arguments.output.with_suffix(".arguments.json")
+        exit_code = run_on_site(arguments.site, words, arguments_file=file)
+        if exit_code is not None:
+            return exit_code
     settings = from_json(InferenceBenchmarkSettings, text=arguments.settings)
     print(format_table(measure(settings, runs=arguments.run, output=arguments.output)))
     return None

@@ -18,10 +18,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, type=Path, help="results/parity/<run id>/outcome.json"
     )
+    parser.add_argument(
+        "--site",
+        nargs="?",
+        metavar="FILE",
+        help="the machine's file; with srun there, record on a GPU",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Record. A failure is written into the output: the certificate then gives it as its reason."""
+    """Record, or start the recording by srun and return its exit code. A failure is written into
+    the output: the certificate then gives it as its reason.
+    """
+    if arguments.site:
+        from tokenscale.runs.launch.start import run_on_site
+
+        words = ["arm_record", "--run", arguments.run, "--store", str(arguments.store)]
+        words += ["--output", str(arguments.output)]
+        if arguments.arm is not None:
+            words += ["--arm", str(arguments.arm)]
+        # the recording empties its own folder
+        folder = arguments.output.parent
+        file = folder.with_name(f"{folder.name}.arguments.json")
+        exit_code = run_on_site(arguments.site, words, arguments_file=file)
+        if exit_code is not None:
+            return exit_code
     from tokenscale.arms.record import record
     from tokenscale.runs.launch.lock import hold_run_folder
     from tokenscale.settings.run import RunSettings

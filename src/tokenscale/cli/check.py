@@ -22,6 +22,7 @@ from tokenscale.costs.flops import weights
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import count_labelled_rows
 from tokenscale.data.corpus.files import check_files
+from tokenscale.runs.launch.image import find_image_error
 from tokenscale.runs.launch.submission import install_hint
 from tokenscale.runs.records.provenance import count_cores
 from tokenscale.settings.claims import load_claims
@@ -132,15 +133,13 @@ def find_problems(
     files count.
     """
     found: dict[str, list[Problem]] = {"": []}
-    if names and config.machine.container is not None and config.machine.container_digest is None:
-        what = f"the image of {config.machine.container} has no digest"
-        following = 'sha256sum IMAGE, then container_digest = "sha256:…" there'
+    if names and (error := find_image_error(config.machine)) is not None:
         found[""].append(
             Problem(
                 level="refuse",
-                what=what,
-                key="container_digest",
-                next=following,
+                what=error.what.rstrip("."),
+                key="container_record",
+                next=str(error.facts["next"]),
             )
         )
     if here:
@@ -318,8 +317,7 @@ def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem
     else:
         for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
             what = (
-                f"{len(run_ids)} runs import {package}, which the container's image lacks "
-                f"({few(run_ids)})"
+                f"{len(run_ids)} runs import {package}, which the container lacks ({few(run_ids)})"
             )
             yield Problem(
                 level="refuse",

@@ -3,17 +3,22 @@ records files.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.processes import map_processes
 from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_bytes
 from tokenscale.data.corpus.build import build
-from tokenscale.data.corpus.parts import build_part, merge_parts
+from tokenscale.data.corpus.parts import build_part, list_part_files, merge_parts
 from tokenscale.data.corpus.raw_text import write_text_records
+from tokenscale.data.parts import PartRecord, digest_inputs
+from tokenscale.data.records import part_folder
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import CorpusSettings, state_held_out
-from tokenscale.settings.options import from_json
+from tokenscale.settings.options import from_json, to_dict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,25 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--settings", metavar="JSON", help="build the corpus of these settings")
     text = "write records files, for random access to single documents"
     what.add_argument("--records", action="store_true", help=text)
-    text = "build part N (from 0) of a corpus with several `parts` in its settings"
-    parser.add_argument("--part", type=int, metavar="N", help=text)
-    parser.add_argument(
-        "--content",
-        nargs="?",
-        default="",
-        const="",
-        help="fingerprint of the source files, to record",
-    )
-    text = "processes that merge parts, or write records files"
+    text = "build these parts (from 0) of a corpus with several `parts` in its settings"
+    parser.add_argument("--part", type=int, nargs="+", metavar="N", help=text)
+    text = "files that finished parts were built from: with other content they are built again"
+    parser.add_argument("--inputs", type=Path, nargs="+", default=[], metavar="FILE", help=text)
+    text = "fingerprint of the source files, to record; of each part"
+    parser.add_argument("--content", nargs="*", default=[], help=text)
+    text = "processes that build parts, merge parts, or write records files"
     parser.add_argument("--processes", type=int, default=1, metavar="N", help=text)
     text = "kinds url, hub: results/downloads/NAME/manifest.json"
     parser.add_argument("--downloads", nargs="?", type=Path, metavar="FILE", help=text)
-    text = "results/corpus/NAME/[parts/NNNNN/ | records/]manifest.json"
+    text = "results/corpus/NAME/[records/]manifest.json; parts are built in its folder"
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help=text)
 
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
-    """Build the corpus or one part, merge its parts, or write its records files, and report the
+    """Build the corpus or some parts, merge its parts, or write its records files, and report the
     size.
     """
     if arguments.processes < 1:
@@ -60,32 +62,14 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     for field, text in settings.problems():
         what = "the settings of the corpus do not fit together."
         raise UserError(what, key=field, reason=text, next="change this key")
-    part = arguments.part
-    if part is not None and not 0 <= part < settings.parts:
-        expected = f"0 to {settings.parts - 1}"
-        next_step = "name one of its parts, or change `parts` in its settings"
-        raise UserError(
-            "the corpus has no such part.",
-            flag="--part",
-            found=part,
-            expected=expected,
-            next=next_step,
-        )
-    name = f"corpus {settings.name}" + (f", part {part}" if part is not None else "")
-    progress = Progress(name)
     downloads = arguments.downloads.parent if arguments.downloads else None
     directory = arguments.output.parent
-    with hold_run_folder(directory, what=f"the {name}", wait=wait):
-        if part is not None:
-            manifest = build_part(
-                settings,
-                number=part,
-                directory=directory,
-                report=progress,
-                downloads=downloads,
-                content=arguments.content,
-            )
-        elif settings.parts > 1:
+    if arguments.part is not None:
+        _build_parts(settings, arguments, downloads=downloads, wait=wait)
+        return
+    progress = Progress(f"corpus {settings.name}")
+    with hold_run_folder(directory, what=f"the corpus {settings.name}", wait=wait):
+        if settings.parts > 1:
             manifest = merge_parts(settings, directory, arguments.processes)
             for split in manifest["splits"].values():
                 progress(split["rows"], split["utf8_bytes"])
@@ -95,12 +79,77 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
                 directory,
                 report=progress,
                 downloads=downloads,
-                content=arguments.content,
+                content="".join(arguments.content),
             )
     progress.close()
-    rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
-    # found among all parts
-    dropped = 0 if part is not None else manifest["cleaning"]["documents"]["duplicates"]
-    print(f"{progress.line()}; {rows}" + (f"; {dropped:,} duplicates dropped" if dropped else ""))
-    if part is None and (overlap := state_held_out(manifest)):
+    dropped = manifest["cleaning"]["documents"]["duplicates"]
+    line = f"{progress.line()}; {_format_rows(manifest)}"
+    print(line + (f"; {dropped:,} duplicates dropped" if dropped else ""))
+    if overlap := state_held_out(manifest):
         print(overlap)
+
+
+def _format_rows(manifest: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
+
+
+def _build_parts(
+    settings: CorpusSettings, arguments: argparse.Namespace, downloads: Path | None, wait: bool
+) -> None:
+    """Build the parts that an earlier job has not finished, several at a time."""
+    numbers = arguments.part
+    contents = arguments.content or [""] * len(numbers)
+    if len(contents) != len(numbers):
+        what = "--content must have one fingerprint for each part."
+        found = f"{len(contents)} for {len(numbers)} parts"
+        raise UserError(what, found=found, next="snakemake, which passes them")
+    for number in numbers:
+        if not 0 <= number < settings.parts:
+            raise UserError(
+                "the corpus has no such part.",
+                flag="--part",
+                found=number,
+                expected=f"0 to {settings.parts - 1}",
+                next="name one of its parts, or change `parts` in its settings",
+            )
+    jobs = []
+    for number, content in zip(numbers, contents, strict=True):
+        built_from = digest_inputs(
+            arguments.inputs,
+            settings=to_dict(settings),
+            part=number,
+            content=content,
+        )
+        record = PartRecord(part_folder(arguments.output.parent, number), built_from)
+        jobs.append((number, content, record))
+    build = partial(_build_part, settings, downloads, wait)
+    for _ in map_processes(build, jobs, arguments.processes):
+        pass
+
+
+def _build_part(
+    settings: CorpusSettings,
+    downloads: Path | None,
+    wait: bool,
+    number: int,
+    content: str,
+    record: PartRecord,
+) -> None:
+    """Build one part, unless it is finished."""
+    name = f"corpus {settings.name}, part {number}"
+    progress = Progress(name)
+    with hold_run_folder(record.directory, what=f"the {name}", wait=wait):
+        if record.restore(list_part_files):
+            print(f"{name}: finished by an earlier job", flush=True)
+            return
+        manifest = build_part(
+            settings,
+            number=number,
+            directory=record.directory,
+            report=progress,
+            downloads=downloads,
+            content=content,
+        )
+        record.write()
+    progress.close()
+    print(f"{progress.line()}; {_format_rows(manifest)}", flush=True)

@@ -30,6 +30,7 @@ from typing import Any
 from tokenscale import __version__
 from tokenscale.base.errors import as_typed
 from tokenscale.base.wording import format_bytes, wrap_text
+from tokenscale.runs.launch.cluster import SINFO, parse_partitions
 from tokenscale.runs.records import provenance
 
 #: time limit of a child process; a first import from a busy network disk is slow
@@ -797,9 +798,7 @@ def make_finding(fact: str, notes: list[tuple[str, str]], **values: Any) -> Find
 
 
 def check_slurm(context: Context) -> Finding:
-    """Check SLURM's programs, its controller and its accounting. `values`: partition → GPUs of its
-    nodes, if any.
-    """
+    """Check SLURM's programs, its controller and its accounting. `values`: its partitions."""
     if missing := [name for name in ("sbatch", "srun", "sinfo") if shutil.which(name) is None]:
         cure = (
             "run this on a cluster's login node; a dry run needs no SLURM: snakemake --profile "
@@ -810,17 +809,14 @@ def check_slurm(context: Context) -> Finding:
             fact=f"{', '.join(missing)} not found; needed only for --profile alps",
             next=cure,
         )
-    code, text = run_command(["sinfo", "--noheader", "--format=%P %G"])
+    code, text = run_command(["sinfo", *SINFO])
     if code != 0:
         first = text.splitlines()[0] if text else describe_exit(code)
         cure = "scontrol ping; then contact the administrators"
         return Finding(
             verdict="no", fact=f"its controller does not respond: {first[:160]}", next=cure
         )
-    partitions: dict[str, int] = {}
-    for name, _, resources in (line.partition(" ") for line in text.splitlines()):
-        gpus = sum(int(count) for count in re.findall(r"gpu:(?:[^,:()]+:)?(\d+)", resources))
-        partitions[name.rstrip("*")] = max(gpus, partitions.get(name.rstrip("*"), 0))
+    partitions = parse_partitions(text)
     notes = []
     if run_command(["sacct", "-X", "--noheader", "--format=JobIdRaw"])[0] != 0:
         notes.append(
@@ -834,7 +830,8 @@ def check_slurm(context: Context) -> Finding:
             )
         )
     fact = f"{run_command(['sbatch', '--version'])[1]}, partitions {', '.join(partitions)}"
-    return make_finding(fact, notes, partitions=partitions)
+    values = {name: partition._asdict() for name, partition in partitions.items()}
+    return make_finding(fact, notes, partitions=values)
 
 
 #: (name, check), in the order of the output

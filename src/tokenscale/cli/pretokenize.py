@@ -4,12 +4,17 @@ from a text file.
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.processes import map_processes
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.stores.writing import describe_store, merge_store, write_store
+from tokenscale.data.parts import PartRecord, digest_inputs
+from tokenscale.data.records import part_folder
+from tokenscale.data.stores.writing import describe_store, list_files, merge_store, write_store
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import StoreSettings
 
@@ -35,10 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "merge the N parts of the store in the output's folder"
     rule.add_argument("--parts", type=int, default=1, metavar="N", help=text)
-    rule.add_argument("--part", type=int, metavar="K", help="write part K (from 0) of the N parts")
-    rule.add_argument(
-        "--output", type=Path, metavar="FILE", help="results/tokens/…/[parts/NNNNN/]manifest.json"
-    )
+    text = "write these parts (from 0) of the N parts, each with one process"
+    rule.add_argument("--part", type=int, nargs="+", metavar="K", help=text)
+    text = "processes that write parts"
+    rule.add_argument("--processes", type=int, default=1, metavar="N", help=text)
+    text = "results/tokens/…/manifest.json; parts are written in its folder"
+    rule.add_argument("--output", type=Path, metavar="FILE", help=text)
+    text = "files that finished parts were built from: with other content they are written again"
+    rule.add_argument("--inputs", type=Path, nargs="+", default=[], metavar="FILE", help=text)
 
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
@@ -68,22 +77,25 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace, wait: bool) -> None:
-    """Write the store of a corpus, one part of it, or the manifest of all its parts."""
+    """Write the store of a corpus, some parts of it, or the manifest of all its parts."""
     store = StoreSettings.parse(arguments.store)
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
-    part = arguments.part
+    numbers = arguments.part
     parts = arguments.parts
-    if parts < 1 or (part is not None and not 0 <= part < parts):
+    if parts < 1 or not all(0 <= number < parts for number in numbers or ()):
         what = "--part must be from 0 to --parts - 1."
-        found = f"--part {part} --parts {parts}"
+        found = f"--part {' '.join(map(str, numbers or ()))} --parts {parts}"
         raise UserError(what, found=found, next="--parts 8 --part 0, for example")
-    documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
-    name = f"store {store.directory}" + (f", part {part}" if part is not None else "")
-    progress = Progress(name, total=documents if part is None else None)
     corpus = arguments.corpus.parent
+    documents = read_corpus_manifest(corpus)["splits"][store.split]["rows"]
     directory = arguments.output.parent
+    if numbers is not None:
+        _write_parts(store, arguments, tokenizer=tokenizer.parent, wait=wait)
+        return
+    name = f"store {store.directory}"
+    progress = Progress(name, total=documents)
     with hold_run_folder(directory, what=f"the {name}", wait=wait):
-        if part is None and parts > 1:
+        if parts > 1:
             manifest = merge_store(
                 store,
                 corpus_directory=corpus,
@@ -91,17 +103,72 @@ def _write(arguments: argparse.Namespace, wait: bool) -> None:
                 parts=parts,
             )
         else:
-            options = {"engine": arguments.engine, "part": None if part is None else (part, parts)}
             manifest = write_store(
                 store,
                 corpus_directory=corpus,
                 tokenizer_directory=tokenizer.parent,
                 directory=directory,
                 report=progress,
-                **options,
+                engine=arguments.engine,
             )
     progress.close()
-    if manifest["documents"] == 0:
-        print(f"{progress.line()}; no documents fall into this part")
+    print(f"{progress.line()}; {describe_store(manifest)}")
+
+
+def _write_parts(
+    store: StoreSettings, arguments: argparse.Namespace, tokenizer: Path, wait: bool
+) -> None:
+    """Write the parts that an earlier job has not finished, several at a time."""
+    jobs = []
+    for number in arguments.part:
+        built_from = digest_inputs(
+            arguments.inputs,
+            store=store.directory,
+            engine=arguments.engine,
+            part=number,
+            parts=arguments.parts,
+        )
+        record = PartRecord(part_folder(arguments.output.parent, number), built_from)
+        jobs.append((number, record))
+    options = {"engine": arguments.engine, "tokenizer_directory": tokenizer}
+    write = partial(
+        _write_part,
+        store,
+        wait=wait,
+        parts=arguments.parts,
+        corpus_directory=arguments.corpus.parent,
+        **options,
+    )
+    for _ in map_processes(write, jobs, arguments.processes):
+        pass
+
+
+def _write_part(
+    store: StoreSettings,
+    number: int,
+    record: PartRecord,
+    *,
+    wait: bool,
+    parts: int,
+    **options: Any,
+) -> None:
+    """Write one part, unless it is finished."""
+    name = f"store {store.directory}, part {number}"
+    progress = Progress(name)
+    with hold_run_folder(record.directory, what=f"the {name}", wait=wait):
+        if record.restore(list_files):
+            print(f"{name}: finished by an earlier job", flush=True)
+            return
+        manifest = write_store(
+            store,
+            directory=record.directory,
+            report=progress,
+            part=(number, parts),
+            **options,
+        )
+        record.write()
+    progress.close()
+    if manifest["documents"]:
+        print(f"{progress.line()}; {describe_store(manifest)}", flush=True)
     else:
-        print(f"{progress.line()}; {describe_store(manifest)}")
+        print(f"{progress.line()}; no documents fall into this part", flush=True)

@@ -6,7 +6,6 @@ Exit code 0 if nothing is missing, else 2; warnings do not count. Details: `chec
 
 import argparse
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -21,7 +20,7 @@ from tokenscale.cli.doctor import Finding
 from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.plan_prices import RunPrices
 from tokenscale.costs.prices import sum_prices
-from tokenscale.runs.launch import submission
+from tokenscale.runs.launch import cluster, submission
 from tokenscale.runs.launch.start import check_memory
 from tokenscale.settings.config import Config
 from tokenscale.settings.profile import load_profile
@@ -151,14 +150,15 @@ def judge_machine(
         what = f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}"
         yield Lack(what, next="CUDA_VISIBLE_DEVICES= make run")
     if profile:
-        partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
-        yield from _judge_partition(config, partitions, profile)
-    container = config.machine.container
-    if container is not None and (image := _find_missing_image(container)):
-        yield Lack(
-            f"the image of trainings is missing: {image}",
-            next="build it: profiles/alps/README.md, step 5",
+        found = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
+        partitions = {name: cluster.Partition(**values) for name, values in found.items()}
+        file, values = load_profile(profile)
+        errors = cluster.partition_errors(
+            values, read_resources(profile), config.machine, partitions=partitions, file=str(file)
         )
+        yield from map(_describe, errors)
+    if config.machine.starter == "srun":
+        yield from map(_describe, cluster.quota_errors([Path.home(), *list_result_folders()]))
 
 
 def _judge_checks(findings: Mapping[str, Finding], unneeded: set[str]) -> Iterator[Lack]:
@@ -170,35 +170,17 @@ def _judge_checks(findings: Mapping[str, Finding], unneeded: set[str]) -> Iterat
             yield Lack(what=f"{name}: {finding.fact}", next=finding.next, refuses=False)
 
 
-def _judge_partition(config: Config, partitions: Mapping[str, int], profile: str) -> Iterator[Lack]:
-    """Yield what the cluster's `partitions`, by their GPUs of a node, lack for a profile."""
-    machine = config.machine
-    wanted = _read_resources(profile).get("slurm_partition")
-    if not partitions or not wanted:
-        return
-    if wanted not in partitions:
-        file = f"profiles/{Path(profile).name}/config.yaml"
-        following = f"slurm_partition: one of {', '.join(partitions)}, in {file}"
-        yield Lack(f"the cluster has no partition {wanted}", next=following)
-    elif 0 < (there := partitions[wanted]) < (machine.gpus_per_node or 0):
-        what = (
-            f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for "
-            f"{machine.gpus_per_node}"
-        )
-        yield Lack(
-            what, next=f"gpus_per_node = {there} in {config.settings.machine}, or another partition"
-        )
+def _describe(error: UserError) -> Lack:
+    """Return an error as what is missing, with the facts that a reader needs to mend it."""
+    facts = ", ".join(
+        f"{key} {text}" for key, text in error.facts.items() if key in ("needed", "found", "budget")
+    )
+    return Lack(f"{error.what} {facts}".strip(), next=str(error.facts.get("next", "")))
 
 
-def _find_missing_image(container: str) -> str | None:
-    """Return the path of a container image if it is missing: CSCS deletes files that nobody
-    accesses.
-    """
-    text = Path(container).read_text() if Path(container).is_file() else ""
-    stated = re.search(r'^image = "(.+)"$', text, re.MULTILINE)
-    path = os.path.expandvars(stated[1]) if stated else ""
-    # `$`: a variable without a value, this is not Alps; `#`: a registry address
-    return path if path and not set("$#") & set(path) and not Path(path).exists() else None
+def list_result_folders(results: Path = Path("results")) -> list[Path]:
+    """Return the folder of results and those in it that may be links."""
+    return [results, *(folder for folder in results.glob("*") if folder.is_symlink())]
 
 
 def find_problems(
@@ -222,7 +204,12 @@ def find_problems(
                 )
     runs = config.all_runs(list(names))
     left = [run_id for run_id in runs if not prices.is_done(run_id)]
-    errors = [submission.unset_variable_error([_read_resources(profile)] if profile else [])]
+    resources = read_resources(profile) if profile else {}
+    errors = [
+        submission.unset_variable_error([resources]),
+        cluster.account_error(resources.get("slurm_account"), config.machine),
+        find_purge_error(config, prices, left, profile=profile),
+    ]
     if config.machine.gpus_per_node is not None:
         errors.append(
             submission.budget_error(
@@ -240,13 +227,7 @@ def find_problems(
             large.append((run_id, error))
     for run_id, lack in large[:1]:
         errors.append(UserError(f"{len(large)} runs, such as {run_id}: {lack.what}", **lack.facts))
-    for found in filter(None, errors):
-        facts = ", ".join(
-            f"{key} {text}"
-            for key, text in found.facts.items()
-            if key in ("needed", "found", "budget")
-        )
-        yield Lack(f"{found.what} {facts}".strip(), next=str(found.facts.get("next", "")))
+    yield from map(_describe, filter(None, errors))
     stores = prices.count_stores(list(names)).predicted_bytes if left else 0
     needed = sum_prices(prices.price(runs[run_id]) for run_id in left).bytes + stores
     if needed > (free := shutil.disk_usage(".").free):
@@ -254,7 +235,22 @@ def find_problems(
         yield Lack(what, next="free space (`df -h .`)")
 
 
-def _read_resources(profile: str) -> dict[str, Any]:
+def find_purge_error(
+    config: Config, prices: RunPrices, left: Sequence[str], profile: str | None
+) -> UserError | None:
+    """Return the error for results that are purged before the runs that are left have ended.
+
+    The time is that of the runs whose time is known, as many at once as the profile allows jobs.
+    """
+    runs = config.all_runs(config.usable(()))
+    prices_left = [prices.price(runs[run_id]) for run_id in left if run_id in runs]
+    hours = sum((price.seconds or 0.0) / 3600 for price in prices_left if price.bound is None)
+    jobs = str((load_profile(profile)[1] if profile else {}).get("jobs", 1))
+    at_once = int(jobs) if jobs.isdecimal() and int(jobs) else 1
+    return cluster.purge_error(config.machine, list_result_folders(), hours=hours / at_once)
+
+
+def read_resources(profile: str) -> dict[str, Any]:
     """Return the default resources of a profile, with the environment's values of variables."""
     given = load_profile(profile)[1].get("default-resources") or {}
     pairs = (

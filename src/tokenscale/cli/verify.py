@@ -22,6 +22,7 @@ from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
 from tokenscale.data.mixtures import read_mixture
+from tokenscale.data.parts import RECORD as FINISHED
 from tokenscale.data.records import Records, part_folder
 from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest
 from tokenscale.data.stores.manifest import rebuild_command as rebuild_store
@@ -261,6 +262,7 @@ def _verify_corpus_part(
             files,
             what="corpus",
             next=next_step,
+            beside=[FINISHED],
         )
         yield from _compare_entries(
             folder,
@@ -325,6 +327,7 @@ def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Find
     """
     listed = [file for file in list_files(manifest) if not file["name"].startswith("parts/")]
     beside = [file["name"] for file in listed] + (["parts"] if "parts" in manifest else [])
+    beside += [FINISHED] if "part" in manifest else []
     hashed = [file for file in listed if "sha256" in file]
     yield from _verify_files(
         folder,

@@ -112,6 +112,14 @@ class ConfigFile:
         description="file of the machine, from cluster profiles; by default this one",
         path=True,
     )
+    parts_per_job: int = option(
+        64,
+        description=(
+            "parts of a corpus or a token store that one job builds, as many at a time as it has "
+            "cores and, on a cluster, memory for"
+        ),
+        ge=1,
+    )
     budget: SubmissionBudget = option(SubmissionBudget, description="limits on submitted jobs")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",

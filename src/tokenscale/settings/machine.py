@@ -2,7 +2,6 @@
 run's id.
 """
 
-import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,19 @@ from typing import Literal
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_file
 from tokenscale.settings.options import as_list, decode, option, raise_errors, settings_class
+
+
+@settings_class
+class PublishedLink:
+    """What a site publishes of the quantity that `train.parallel.preflight` measures: the bus
+    bandwidth of an all-reduce inside a node, or between nodes with one rank on each.
+    """
+
+    gb_s: float = option(description="GB/s over the link as it should be", gt=0)
+    source: str = option(description="document and version that state it")
+    slow_gb_s: float | None = option(
+        None, description="GB/s over the path that the bound is to refuse", gt=0
+    )
 
 
 @settings_class
@@ -39,6 +51,9 @@ class Machine:
         None, description="cores that srun binds each rank to", ge=1
     )
     memory_mb: int = option(16000, description="memory per node that a training job requests", ge=1)
+    exclusive: bool = option(
+        False, description="nodes have one job each: every job requests all of memory_mb"
+    )
     minutes: int = option(
         120,
         description="longest time limit of a training job; a shorter estimate shortens it",
@@ -68,7 +83,14 @@ class Machine:
     least_node_gb_s: float | None = option(
         None, description="least GB/s of an all-reduce inside a node; below it a run ends", gt=0
     )
-    least_network_gb_s: float | None = option(None, description="the same between nodes", gt=0)
+    least_network_gb_s: float | None = option(
+        None, description="the same between nodes, with one rank on each", gt=0
+    )
+    published: dict[Literal["node", "network"], PublishedLink] = option(
+        dict,
+        description="published measurements of what least_node_gb_s and least_network_gb_s bound; a bound "
+        "must lie above slow_gb_s and not above gb_s",
+    )
     cpu_bind: str = option(
         "cores", description="srun's --cpu-bind, which gives each rank its own cores"
     )
@@ -78,12 +100,19 @@ class Machine:
     container: str | None = option(
         None, description="environment definition file for the inner srun only", path=True
     )
-    container_digest: str | None = option(
-        None, description="SHA-256 of the image (`sha256:` and 64 digits), required by `check`"
+    container_option: Literal["environment", "edf"] = option(
+        "environment",
+        description="srun's option that takes this file: environment of the Container Engine, edf of Sarus Suite",
+    )
+    container_record: str | None = option(
+        None,
+        description="file that names the image, its digest and the packages installed beside it, required by "
+        "`check`; profiles/alps/install.py writes it",
+        path=True,
     )
     container_packages: tuple[str, ...] = option(
         tuple,
-        description="Python packages of the container image, by import name; a run that imports any other "
+        description="Python packages of the ranks in the container, by import name; a run that imports any other "
         "package is rejected; "
         "empty: no check",
     )
@@ -100,11 +129,24 @@ class Machine:
         dict, description="environment variables, a value per local rank"
     )
     srun_options: tuple[str, ...] = option(tuple, description="further options of the inner srun")
+    accounts: Literal["any", "groups"] = option(
+        "any", description="SLURM's accounts. groups: they are the user's groups (`id -Gn`)"
+    )
+    purged_days: dict[str, int] = option(
+        dict,
+        description="folder → days after its last access at which a file in it is deleted; `ready` and the "
+        "submission refuse a plan that takes longer",
+    )
+
+    @property
+    def cores_per_node(self) -> int:
+        """Cores of a node that its ranks have together."""
+        return (self.cores_per_rank or 1) * (self.gpus_per_node or 1)
 
     @property
     def least_links(self) -> dict[str, float]:
         """Least GB/s by kind of link (`train.parallel.preflight.LINKS`)."""
-        found = {"node": self.least_node_gb_s, "network": self.least_network_gb_s}
+        found = {kind: getattr(self, f"least_{kind}_gb_s") for kind in ("node", "network")}
         return {kind: value for kind, value in found.items() if value is not None}
 
     @property
@@ -122,10 +164,14 @@ class Machine:
                 "container",
                 'needs starter = "srun"; or start the whole workflow in the container',
             )
-        if self.container_digest is not None and not re.fullmatch(
-            "sha256:[0-9a-f]{64}", self.container_digest
-        ):
-            yield "container_digest", f"{self.container_digest!r} is not sha256: and 64 hex digits"
+        for kind, link in self.published.items():
+            least = self.least_links.get(kind)
+            if least is not None and not (link.slow_gb_s or 0) < least <= link.gb_s:
+                yield (
+                    f"least_{kind}_gb_s",
+                    f"{least:g} is not between {link.slow_gb_s or 0:g} and {link.gb_s:g} GB/s, "
+                    f"which {link.source} states",
+                )
         if self.signal_s >= 60 * self.minutes:
             yield "signal_s", f"{self.signal_s} s is not shorter than minutes = {self.minutes}"
         if self.gpu_bind != "task" and self.starter != "srun":

@@ -9,10 +9,11 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
-from tokenscale.runs.launch import submission
+from tokenscale.runs.launch import cluster, submission
+from tokenscale.runs.launch.image import find_image_error
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
-from tokenscale.settings.profile import Call, find_replaced_entries
+from tokenscale.settings.profile import Call, find_replaced_entries, load_profile
 
 
 class CallChecks:
@@ -62,9 +63,35 @@ class CallChecks:
                     lacking, machine=config.settings.machine or "", container=machine.container
                 )
             )
+        if trained:
+            errors.append(find_image_error(machine))
+        if machine.starter == "srun":
+            errors += self._find_site_errors(jobs, trained)
         prices = RunPrices(config).sum_by_experiment(trained)
         errors.append(submission.budget_error(prices, config.settings.budget.node_hours))
         yield from filter(None, errors)
+
+    def _find_site_errors(self, jobs: list[Any], trained: list[str]) -> Iterator[UserError | None]:
+        """Yield what the cluster's accounts, partition and purged folders object to."""
+        from tokenscale.cli import ready
+        from tokenscale.cli.plan_prices import RunPrices
+
+        machine = self.config.machine
+        profile = self.call.profile
+        for account in sorted(
+            {str(dict(job.resources.items()).get("slurm_account", "")) for job in jobs}
+        ):
+            yield cluster.account_error(account, machine)
+        if profile and jobs:
+            file, values = load_profile(profile)
+            yield from cluster.partition_errors(
+                values,
+                ready.read_resources(profile),
+                machine,
+                partitions=cluster.query_partitions(),
+                file=str(file),
+            )
+        yield ready.find_purge_error(self.config, RunPrices(self.config), trained, profile=profile)
 
     def _find_replaced_options(self, jobs: list[Any]) -> UserError | None:
         maps = internals.get_given_resources(self.workflow)

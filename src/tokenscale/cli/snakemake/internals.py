@@ -45,6 +45,23 @@ NAMES = (
     "snakemake.settings.enums:Quietness.REASON",
     "snakemake.settings.enums:Quietness.RULES",
 )
+#: the SLURM plugin: the newest release that was tested, what our executor takes from its modules
+#: and its class, and what an executor of it has
+EXECUTOR_PLUGIN = "snakemake-executor-plugin-slurm"
+EXECUTOR_TESTED = "2.8.0"
+EXECUTOR_NAMES = (
+    "snakemake_executor_plugin_slurm:Executor._report_job_error_threadsafe",
+    "snakemake_executor_plugin_slurm:Executor._report_job_submission_threadsafe",
+    "snakemake_executor_plugin_slurm:Executor.cancel_jobs",
+    "snakemake_executor_plugin_slurm:Executor.check_active_jobs",
+    "snakemake_executor_plugin_slurm:Executor.get_account_arg",
+    "snakemake_executor_plugin_slurm:Executor.get_status_command",
+    "snakemake_executor_plugin_slurm:Executor.run_job",
+    "snakemake_executor_plugin_slurm.utils:get_job_wildcards",
+    "snakemake_interface_executor_plugins.executors.base:SubmittedJobInfo",
+    "snakemake_interface_executor_plugins.registry:ExecutorPluginRegistry",
+)
+EXECUTOR_ATTRIBUTES = ("_failed_nodes", "run_uuid", "slurm_logdir", "status_rate_limiter")
 #: attributes of the object `workflow` that a Snakefile has
 WORKFLOW_NAMES = (
     "_localrules",
@@ -52,6 +69,7 @@ WORKFLOW_NAMES = (
     "config_settings.configfiles",
     "dag",
     "dryrun",
+    "global_resources",
     "is_main_process",
     "logger_manager.get_logfile",
     "logger_manager.logger",
@@ -60,6 +78,7 @@ WORKFLOW_NAMES = (
     "remote_exec",
     "resource_settings.cores",
     "resource_settings.default_resources",
+    "resource_settings.local_cores",
     "resource_settings.nodes",
     "resource_settings.overwrite_resources",
     "resource_settings.overwrite_threads",
@@ -115,19 +134,36 @@ def check_release(workflow: object = None) -> None:
 
     The logger plugin has no workflow object yet: then the names of modules alone are checked.
     """
-    for entry in NAMES:
-        module, _, path = entry.partition(":")
-        try:
-            owner = importlib.import_module(module)
-        except ImportError:
-            raise _unfit(module) from None
-        _check_path(owner, path, label=f"{module}.{path}")
+    _check_names(NAMES)
     if workflow is not None:
         for path in WORKFLOW_NAMES:
             _check_path(workflow, path, label=f"workflow.{path}")
 
 
-def _check_path(owner: object, path: str, label: str) -> None:
+def check_executor_plugin() -> None:
+    """Raise UserError for a release of the SLURM plugin without a name that our executor uses."""
+    _check_names(EXECUTOR_NAMES, package=EXECUTOR_PLUGIN, tested=EXECUTOR_TESTED)
+
+
+def check_executor(executor: object) -> None:
+    """Raise UserError for an executor of the SLURM plugin without an attribute that ours uses."""
+    for name in EXECUTOR_ATTRIBUTES:
+        if not hasattr(executor, name):
+            raise _unfit(f"Executor.{name}", package=EXECUTOR_PLUGIN, tested=EXECUTOR_TESTED)
+
+
+def _check_names(entries: Iterable[str], **package: str) -> None:
+    """Raise UserError unless modules and classes have the names of a table."""
+    for entry in entries:
+        module, _, path = entry.partition(":")
+        try:
+            owner = importlib.import_module(module)
+        except ImportError:
+            raise _unfit(module, **package) from None
+        _check_path(owner, path, label=f"{module}.{path}", **package)
+
+
+def _check_path(owner: object, path: str, label: str, **package: str) -> None:
     """Raise UserError unless an object has an attribute, whose last part is not computed.
 
     An abstract method is none: an interface may keep one that the class has lost.
@@ -138,17 +174,18 @@ def _check_path(owner: object, path: str, label: str) -> None:
             owner = getattr(owner, part)
         found = inspect.getattr_static(owner, name)
     except AttributeError:
-        raise _unfit(label) from None
+        raise _unfit(label, **package) from None
     if getattr(found, "__isabstractmethod__", False):
-        raise _unfit(label)
+        raise _unfit(label, **package)
 
 
-def _unfit(missing: str) -> UserError:
+def _unfit(missing: str, package: str = "snakemake", tested: str = f"{TESTED}.0") -> UserError:
+    of = "Snakemake" if package == "snakemake" else package
     return UserError(
-        "this release of Snakemake does not fit the workflow.",
-        found=f"snakemake {version('snakemake')}, without {missing}",
-        expected=f"{OLDEST} to {TESTED}",
-        next=f"pip install 'snakemake~={TESTED}.0'",
+        f"this release of {of} does not fit the workflow.",
+        found=f"{package} {version(package)}, without {missing}",
+        expected=f"{OLDEST} to {TESTED}" if package == "snakemake" else tested,
+        next=f"pip install '{package}~={tested}'",
     )
 
 
@@ -425,6 +462,20 @@ def get_jobs_to_submit(workflow: Any) -> list[Any]:
     return [
         job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun
     ]
+
+
+def use_cores_of_nodes(workflow: Any, cores: int) -> None:
+    """Limit the threads of jobs to the cores of a node, unless the command line has a limit.
+
+    Snakemake limits them to `cores` of profiles/default, those of the machine that submits, and a
+    cluster profile cannot override this key. Snakemake also ignores `local-cores`: it becomes the
+    limit of the resource `local_cores`, which counts for local rules alone.
+    """
+    if _parse_command_line().cores is None:
+        workflow.resource_settings.cores = cores
+        workflow.global_resources["_cores"] = cores
+    if workflow.resource_settings.local_cores is not None:
+        workflow.global_resources["local_cores"] = workflow.resource_settings.local_cores
 
 
 def submits_jobs(workflow: Any) -> bool:

@@ -23,6 +23,8 @@ from tokenscale.settings.run import RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import read_yaml
 
 CORPORA = Path("results/corpus")
+#: (folder of a corpus or a store, number) → manifest of a part
+part_manifest = "{}/parts/{:05d}/manifest.json".format
 _check_files = cache(check_files)
 #: files of an experiment's tables, in their folder
 TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "manifest.json")
@@ -136,6 +138,12 @@ class Targets:
             *map(manifests.mixture_manifest, config.mixtures),
         ]
         files += map(manifests.tokenizer_manifest, config.tokenizers)
+        files += [
+            path
+            for name, corpus in config.corpora.items()
+            if corpus.parts > 1
+            for path in self.part_manifests(str(CORPORA / name), name)
+        ]
         stores = [manifests.store_manifest(*store) for store in config.stores(self.chosen)]
         reports = [
             f"results/{r}/{name}"
@@ -227,9 +235,20 @@ class Targets:
     def part_manifests(self, folder: str, corpus: str) -> list[str]:
         """Return the manifests of all parts of a corpus, or of one of its stores."""
         return [
-            f"{folder}/parts/{number:05d}/manifest.json"
-            for number in range(self.config.corpora[corpus].parts)
+            part_manifest(folder, number) for number in range(self.config.corpora[corpus].parts)
         ]
+
+    def part_ranges(self) -> dict[range, list[str]]:
+        """Return the parts that one job builds → the corpora that have such a range."""
+        size = self.config.settings.parts_per_job
+        found: dict[range, list[str]] = {}
+        for name, corpus in self.config.corpora.items():
+            if corpus.parts == 1:
+                continue
+            for first in range(0, corpus.parts, size):
+                parts = range(first, min(first + size, corpus.parts))
+                found.setdefault(parts, []).append(name)
+        return found
 
     def mixed_corpora(self, mixture: str, store: str | None = None) -> list[str]:
         """Return the corpora of a mixture that runs read: in a validation store all, otherwise
@@ -278,6 +297,14 @@ class Targets:
         of large files.
         """
         return fingerprint_sources(self.config.corpora[corpus], folder=CORPORA, number=part)
+
+    def part_arguments(self, corpus: str, parts: range) -> str:
+        """Return the arguments of a job that builds parts of a corpus: their numbers, and the
+        fingerprints of their source files.
+        """
+        return self.arguments(
+            part=list(parts), content=[self.content_of(corpus, number) for number in parts]
+        )
 
     def claims_digest(self) -> str:
         """Return a digest of the claims' content. Raises UserError for wrong claims."""

@@ -1,5 +1,5 @@
-"""Corpora built in parts: one job for each group of source files, and one job that merges the
-parts.
+"""Corpora built in parts: jobs that build a range of parts, each from its group of source files, and
+one job that merges the parts.
 
 A part is a folder `parts/NNNNN` with shards, a manifest and, for each split, the table
 `SPLIT.documents` (Parquet, `COLUMNS`): hash and lengths of each document, in order.
@@ -215,6 +215,12 @@ class Duplicates:
             SELECT 1 FROM read_parquet(getvariable('tables')) GROUP BY high, low
             HAVING min(file_index) < $first AND max(file_index) >= $first)"""
         return self._execute(query, parameters={"first": first}).fetchone()[0]
+
+
+def list_part_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of the files of a part."""
+    splits = manifest["splits"].values()
+    return [file for split in splits for file in (*split["files"], *split["tables"])]
 
 
 def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -> dict[str, Any]:

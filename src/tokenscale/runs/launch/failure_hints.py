@@ -55,7 +55,10 @@ the container did not start
     check `image` and `mounts` in the environment definition file that the machine's file names as `container`
     pyxis: (?:couldn't start container|container start failed|failed to import|.*[Nn]o such file)
     enroot.*(?:\[ERROR\]|[Nn]o such file)|(?:EDF|environment definition).*(?:not found|[Nn]o such file|invalid)
-    unrecognized option '--(?:environment|container-image)
+    unrecognized option '--(?:environment|edf|container-image)
+the Python of the ranks is missing, which may be one inside a container
+    correct `python` in the machine's file; on Alps profiles/alps/prepare.sh installs it
+    execve\(\): \S*python\S*: No such file
 Python did not find a module where the ranks run, which may be inside a container
     install it there (`pip install --no-deps .` for this package), or correct `python` in the machine's file
     ModuleNotFoundError: No module named|python\S*: No module named|ImportError: lib\S+: cannot open shared

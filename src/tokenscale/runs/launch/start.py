@@ -22,12 +22,13 @@ from tokenscale.base.wording import format_bytes
 from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import largest_memory, memory
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
+from tokenscale.runs.launch.image import describe_image
 from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import Geometry, geometry
-from tokenscale.settings.machine import Machine
+from tokenscale.settings.machine import Machine, load_machine
 from tokenscale.settings.manifests import done_file
 from tokenscale.settings.run import OURS, RunSettings, parse_run_id
 
@@ -129,7 +130,7 @@ def srun_argv(
     if outputs is not None:
         argv += [f"--output={outputs / 'rank=%5t.log'}"]
     if machine.container is not None:
-        argv += [f"--environment={(root / machine.container).resolve()}"]
+        argv += [f"--{machine.container_option}={(root / machine.container).resolve()}"]
     return [*argv, *machine.srun_options, *rank]
 
 
@@ -203,8 +204,7 @@ class Launch:
             "starter": self.machine.starter,
             "share": self.share,
         }
-        if self.machine.container_digest is not None:
-            found["container_digest"] = self.machine.container_digest
+        found |= describe_image(self.machine)
         if self.job is None:
             return found
         job = self.job.record()
@@ -586,16 +586,23 @@ def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
     )
 
 
-def run_single_rank(machine: Machine, arguments: list[str]) -> int:
-    """Run the command in this job and return its exit code. Raises UserError outside of a SLURM
-    job.
+def run_on_site(site: str | None, words: list[str], *, arguments_file: Path) -> int | None:
+    """Run the command `words` on a GPU by srun and return its exit code, if the machine's file
+    `site` starts ranks by srun; else None: the caller is to run it here.
+
+    All words but the command's name go into `arguments_file`, which has room for them. Raises
+    UserError outside of a SLURM job.
     """
+    machine = load_machine(site)
+    if machine.starter != "srun":
+        return None
     if job_id() is None:
         following = "run snakemake with this machine's profile, or remove --site to measure here"
         raise UserError(NO_JOB, machine=machine.name, next=following)
     root = Path.cwd()
     base = _step_environment(ranks.rank_environment(machine.cores_per_rank or 1))
     variables = srun_environment(machine, outputs=root / "results/logs", root=root)
+    command = [words[0], write_arguments(arguments_file, words=words[1:])]
     return subprocess.run(
-        build_argv(machine, arguments, root), env=base | variables, cwd=os.getcwd()
+        build_argv(machine, command, root), env=base | variables, cwd=os.getcwd()
     ).returncode

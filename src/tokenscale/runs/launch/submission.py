@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.wording import format_number
 from tokenscale.costs.prices import Total
+from tokenscale.runs.launch.image import REQUIREMENTS
 
 #: reference to an environment variable: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -65,14 +66,14 @@ def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | Non
 def missing_package_error(
     lacking: Mapping[str, list[str]], machine: str, container: str
 ) -> UserError | None:
-    """Return the error for runs that import packages missing in the container image; None without.
+    """Return the error for runs that import packages missing in the container; None without.
 
     `lacking` is package → ids of the runs that import it. `machine` and `container` are the files
     to change.
     """
     if not lacking:
         return None
-    what = "runs import packages that the container image lacks."
+    what = "runs import packages that the container lacks."
     runs = "\n".join(f"{package}: {few(run_ids)}" for package, run_ids in lacking.items())
     return UserError(
         what,
@@ -84,9 +85,9 @@ def missing_package_error(
 
 
 def install_hint(packages: Iterable[str], container: str) -> str:
-    where = f"in the image ({Path(container).with_name('Containerfile')})"
-    again = "build it again, and add the name to container_packages; or choose other runs"
-    return f"install {', '.join(packages)} {where}, {again}"
+    file = Path(container).with_name(REQUIREMENTS)
+    again = "install again, and add the name to container_packages; or choose other runs"
+    return f"add {', '.join(packages)} to {file}, {again}"
 
 
 def format_costs(totals: Mapping[str, Total], node_hours: float) -> list[str]:

@@ -333,8 +333,7 @@ def _library() -> ModuleType:
     except ImportError as error:
         what = "the model is one of the library transformers, which this environment lacks."
         next_step = (
-            "make setup installs it; the image of a container needs it, too "
-            "(profiles/alps/Containerfile)"
+            "make setup installs it; a container needs it, too (profiles/alps/requirements.txt)"
         )
         raise UserError(what, reason=error, next=next_step) from None
     return transformers

@@ -1,0 +1,266 @@
+"""What our executor does with answers that a real SLURM cannot be made to give: states as `sacct`
+prints them, and clients that fail. The commands are made up; Snakemake and the plugin are real.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests import served
+from tests.workflow.conftest import ROOT
+from tokenscale.base.errors import UserError
+from tokenscale.cli.snakemake import executor, internals
+
+pytestmark = [pytest.mark.slow(60), pytest.mark.workflow]
+
+#: every client of SLURM: jobs are files of one folder, each with what is to be said of it
+CLIENT = """#!{python}
+import json, os, subprocess, sys, time
+from pathlib import Path
+name = Path(sys.argv[0]).name
+folder = Path(os.environ["FAKE_SLURM"])
+with open(folder / "calls", "a") as file:
+    file.write(json.dumps([time.time(), name, *sys.argv[1:]]) + "\\n")
+plan = json.loads((folder / "plan").read_text())
+jobs = sorted(folder.glob("*.job"), key=lambda path: int(path.stem))
+silent = plan.get("silent", {{}}).get(name)
+if silent and silent[0] < time.time() - plan["start"] < silent[1]:
+    sys.exit(name + ": error: " + silent[2])
+if name == "sbatch":
+    if refusal := plan.get("refusal"):
+        sys.exit("sbatch: error: " + refusal)
+    number = 100 + len(jobs)
+    words = sys.argv[1:]
+    ends = plan.get("ends", [])
+    state = ends[len(jobs)] if len(jobs) < len(ends) else ""
+    comment = words[words.index("--comment") + 1]
+    job = {{"state": state, "comment": comment}}
+    (folder / f"{{number}}.job").write_text(json.dumps(job))
+    if not state:
+        command = next(word for word in words if word.startswith("--wrap="))[7:]
+        end = f"({{command}}) > {{folder}}/{{number}}.log 2>&1; echo $? > {{folder}}/{{number}}.rc"
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        subprocess.Popen(["bash", "-c", end], start_new_session=True, **streams)
+    if len(jobs) in plan.get("unanswered", []):
+        sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+    print(number)
+elif name in ("sacct", "squeue"):
+    for path in jobs:
+        job = json.loads(path.read_text())
+        code = path.with_suffix(".rc")
+        ended = code.read_text().strip() if code.exists() else ""
+        state = job["state"] or ("RUNNING" if not ended else "FAILED" if int(ended) else "COMPLETED")
+        if any("%k" in word for word in sys.argv):
+            state = job["comment"]
+        elif name == "squeue" and plan.get("forgotten"):
+            continue
+        elif name == "squeue":
+            state = state.split()[0]
+        print(f"{{path.stem}}|{{state}}")
+elif name == "sinfo":
+    print(plan.get("down", ""))
+elif name == "scontrol":
+    print("MinJobAge = 300 sec")
+"""
+#: runs its command here, without the options of srun
+SRUN = """#!/bin/bash
+while [[ "$1" == -* ]]; do case "$1" in -n|-c) shift 2;; *) shift;; esac; done
+exec "$@"
+"""
+CLIENTS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "sshare")
+SNAKEFILE = """
+from tokenscale.cli.snakemake import executor
+executor.install_executor()
+executor.FIRST_RETRY_S = 0.5
+executor.LONGEST_PAUSE_S = 2
+executor.LONGER_BY_S = 1
+rule all:
+    input: expand("{{n}}.txt", n=range({jobs}))
+rule one:
+    output: "{{n}}.txt"
+    log: "{{n}}.log"
+    resources: mem_mb=100, runtime=10
+    shell: "echo begun >> {{wildcards.n}}.begun; sleep {seconds}; echo 1 > {{output}}"
+"""
+
+
+def run_campaign(folder, jobs=1, seconds=0, **plan):
+    """The call's exit code and text, its calls of clients, and the outputs that are there."""
+    commands = folder / "commands"
+    commands.mkdir()
+    for name in CLIENTS:
+        (commands / name).write_text(CLIENT.format(python=served.python()))
+        (commands / name).chmod(0o755)
+    (commands / "srun").write_text(SRUN)
+    (commands / "srun").chmod(0o755)
+    state = folder / "state"
+    state.mkdir()
+    (state / "plan").write_text(json.dumps(plan | {"start": time.time()}))
+    (folder / "Snakefile").write_text(SNAKEFILE.format(jobs=jobs, seconds=seconds))
+    environment = os.environ | {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "FAKE_SLURM": str(state),
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    options = "--executor slurm --slurm-no-requeue --jobs 4 --retries 1 --keep-going"
+    settings = "--slurm-init-seconds-before-status-checks 1 --latency-wait 5"
+    account = "--default-resources slurm_account=g1 slurm_partition=normal"
+    words = f"{options} {settings} {account}".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", *words],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    calls = [json.loads(line) for line in (state / "calls").read_text().splitlines()]
+    outputs = {path.stem for path in folder.glob("*.txt")}
+    return done.returncode, done.stdout, calls, outputs
+
+
+def count(calls, client):
+    return sum(name == client for _, name, *_ in calls)
+
+
+ENDED = ["CANCELLED by 1000", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE"]
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_a_job_that_ended_without_success_is_submitted_again(state, tmp_path):
+    code, text, calls, outputs = run_campaign(tmp_path, ends=[state])
+    assert code == 0 and outputs == {"0"}, text
+    assert count(calls, "sbatch") == 2
+    assert f"SLURM status is: '{state}'" in text
+
+
+def test_of_a_lost_jobs_nodes_those_that_are_down_are_excluded(tmp_path):
+    code, text, calls, _ = run_campaign(tmp_path, ends=["NODE_FAIL"], down="nid000002")
+    assert code == 0, text
+    second = [words for _, name, *words in calls if name == "sbatch"][1]
+    assert [word for word in second if "nid" in word] == ["--exclude=nid000002"]
+
+
+REFUSAL = "Batch job submission failed: Socket timed out on send/recv operation"
+
+
+def test_a_controller_that_does_not_answer_is_asked_until_it_does(tmp_path):
+    away = [0, 12, REFUSAL]
+    code, text, calls, outputs = run_campaign(
+        tmp_path, jobs=4, silent={"sbatch": away, "squeue": away}
+    )
+    assert code == 0 and outputs == {"0", "1", "2", "3"}, text
+    assert "Socket timed out on send/recv operation. Trying again in" in text
+    # two threads submit, in pauses of 0.5, 1, 2, 2, … seconds
+    assert count(calls, "sbatch") <= 4 + 2 * 10
+
+
+def test_a_job_that_was_taken_without_an_answer_is_not_submitted_twice(tmp_path):
+    code, text, calls, outputs = run_campaign(tmp_path, unanswered=[0], seconds=3)
+    assert code == 0 and outputs == {"0"}, text
+    assert count(calls, "sbatch") == 1
+    assert (tmp_path / "0.begun").read_text() == "begun\n"
+    assert "SLURM has taken one as job 100." in text
+
+
+@pytest.mark.parametrize("refusal", ["Invalid account or account/partition combination specified"])
+def test_a_refusal_that_stays_is_final(refusal, tmp_path):
+    code, text, calls, outputs = run_campaign(tmp_path, refusal=refusal)
+    assert code == 1 and not outputs
+    assert count(calls, "sbatch") == 1
+    assert refusal in text
+
+
+def test_a_job_that_ends_while_slurm_is_silent_is_noticed(tmp_path):
+    """Neither the accounting nor the controller answers for a time, in which the job ends."""
+    away = [4, 16, "failed to open persistent connection to host"]
+    code, text, calls, outputs = run_campaign(
+        tmp_path, seconds=5, silent={"sacct": away, "squeue": away}
+    )
+    assert code == 0 and outputs == {"0"}, text
+    assert "failed to open persistent connection to host. Still asking." in text
+    assert "SLURM answers again, after" in text
+
+
+def test_a_cluster_without_accounting_is_asked_through_its_controller(tmp_path):
+    disabled = [0, 1e9, "Slurm accounting storage is disabled"]
+    code, text, _, outputs = run_campaign(tmp_path, silent={"sacct": disabled})
+    assert code == 0 and outputs == {"0"}, text
+    assert "Still asking" not in text
+
+
+def test_an_old_log_is_not_shown_for_a_job_that_dies_before_it_writes(tmp_path):
+    (tmp_path / "0.log").write_text("of an earlier success")
+    code, text, _, _ = run_campaign(tmp_path, ends=["CANCELLED by 0"] * 2)
+    assert code == 1, text
+    assert (tmp_path / "0.log").read_text() == ""
+
+
+def build_executor(requeue=False):
+    """An executor without a cluster, for single decisions."""
+    settings = SimpleNamespace(requeue=requeue)
+    built = object.__new__(executor.CampaignExecutor)
+    built.workflow = SimpleNamespace(executor_settings=settings)
+    built._unclear_since = {}
+    return built
+
+
+@pytest.mark.parametrize(
+    ("state", "requeue", "is_complete", "after_s", "failed"),
+    [
+        ("RUNNING", False, True, 1e6, False),
+        ("REQUEUED", False, True, 1e6, False),
+        ("a word of a later release", False, True, 1e6, False),
+        ("PREEMPTED", False, True, 0, True),
+        ("PREEMPTED", True, True, 0, False),
+        ("PREEMPTED", True, True, 601, True),
+        ("NODE_FAIL", True, True, 601, True),
+        ("", False, True, 599, False),
+        ("", False, True, 601, True),
+        ("", False, False, 1e6, False),
+        ("CANCELLED by 0", False, False, 0, True),
+    ],
+)
+def test_when_a_job_has_failed(state, requeue, is_complete, after_s, failed, monkeypatch):
+    built = build_executor(requeue)
+    info = SimpleNamespace(external_jobid="7")
+    now = time.monotonic()
+    built._has_failed(info, state, is_complete)
+    monkeypatch.setattr(executor.time, "monotonic", lambda: now + after_s)
+    assert built._has_failed(info, state, is_complete) is failed
+
+
+def test_a_job_that_is_known_again_is_waited_for_anew(monkeypatch):
+    built = build_executor()
+    info = SimpleNamespace(external_jobid="7")
+    now = time.monotonic()
+    for seconds, state in ((0, ""), (400, "RUNNING"), (800, "")):
+        monkeypatch.setattr(executor.time, "monotonic", lambda later=seconds: now + later)
+        assert not built._has_failed(info, state, True)
+
+
+@pytest.mark.parametrize("entry", internals.EXECUTOR_NAMES)
+def test_a_plugin_without_a_name_is_refused(entry, monkeypatch):
+    module, _, path = entry.partition(":")
+    owner = sys.modules[module]
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(UserError, match="this release of snakemake-executor-plugin-slurm does not"):
+        internals.check_executor_plugin()
+
+
+@pytest.mark.parametrize("name", internals.EXECUTOR_ATTRIBUTES)
+def test_an_executor_without_an_attribute_is_refused(name):
+    attributes = dict.fromkeys(set(internals.EXECUTOR_ATTRIBUTES) - {name})
+    with pytest.raises(UserError, match="does not fit the workflow") as caught:
+        internals.check_executor(SimpleNamespace(**attributes))
+    assert caught.value.facts["next"] == "pip install 'snakemake-executor-plugin-slurm~=2.8.0'"
