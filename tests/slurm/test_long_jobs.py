@@ -43,7 +43,7 @@ def test_a_node_set_down_costs_an_attempt(project):
     process = project.start(*ARGUMENTS)
     name, path = project.trains()
     project.cluster.set_node(project.jobs_of(name)[0]["nodes"], "down")  # it comes back by itself
-    assert "node failure" in project.ended(process)
+    assert "SLURM status is: 'NODE_FAIL'" in project.ended(process)
     whole(project, 2)
     assert events(path, 1, "resume")[0]["step"] > 0
 
