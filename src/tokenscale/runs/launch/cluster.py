@@ -98,16 +98,19 @@ def partition_errors(
         return
     offered = partitions[wanted]
     site = f"{machine.name}'s machine.toml"
-    asked = {
+    requested = {
         "gpus": [(machine.gpus_per_node or 0, f"gpus_per_node of {site}")],
-        "minutes": [(machine.minutes, f"minutes of {site}"), *_list_asked(profile, "runtime")],
+        "minutes": [(machine.minutes, f"minutes of {site}"), *_list_requested(profile, "runtime")],
         "cores": [
             ((machine.cores_per_rank or 0) * (machine.gpus_per_node or 1), f"cores of {site}"),
             *_list_threads(profile),
         ],
-        "memory_mb": [(machine.memory_mb, f"memory_mb of {site}"), *_list_asked(profile, "mem_mb")],
+        "memory_mb": [
+            (machine.memory_mb, f"memory_mb of {site}"),
+            *_list_requested(profile, "mem_mb"),
+        ],
     }
-    for kind, values in asked.items():
+    for kind, values in requested.items():
         most, where = max(values)
         there = getattr(offered, kind)
         if 0 < there < most:
@@ -116,7 +119,7 @@ def partition_errors(
             yield UserError(what, file=file, key=kind, next=following)
 
 
-def _list_asked(profile: Mapping[str, Any], name: str) -> Iterator[tuple[int, str]]:
+def _list_requested(profile: Mapping[str, Any], name: str) -> Iterator[tuple[int, str]]:
     """Yield whole numbers of a resource in a profile, with where they stand."""
     of_rules = profile.get("set-resources")
     maps = {f"set-resources: {rule}": values for rule, values in _as_map(of_rules).items()}
