@@ -18,6 +18,7 @@ from typing import Any
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
+from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
@@ -190,6 +191,11 @@ class CampaignExecutor(Executor):
     def __post_init__(self, test_mode: bool = False) -> None:
         super().__post_init__(test_mode)
         internals.check_executor(self)
+        if self.workflow.executor_settings.array_jobs:
+            raise WorkflowError(
+                "slurm-array-jobs: states of array tasks are not read here. Remove this line from "
+                "the profile; parts_per_job in config.yaml puts parts into one job."
+            )
         self._is_ended = threading.Event()
         self._submitted: set[str] = set()
         self._in_thread = threading.local()
