@@ -150,7 +150,9 @@ def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
     limit.
     """
     text = refuse(cluster, "--default-resources", "slurm_partition=debug", "--", "ranks")
-    assert re.search(r"lost +default-resources: slurm_account, runtime, nodes, local_cores, constraint\n", text)
+    assert re.search(
+        r"lost +default-resources: slurm_account, runtime, nodes, local_cores, constraint\n", text
+    )
     _, text, calls = submit(cluster, "--set-resources", "train:runtime=5", "--", "ranks")
     assert calls and not refusals(text), "it takes nothing of what is submitted away"
 
