@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.slurm.projects import events, losses, whole
+from tests.slurm.projects import PROFILE, events, losses, whole
 
 pytestmark = pytest.mark.slow(20)
 
@@ -70,25 +70,38 @@ def same(ours: list, theirs: list, what: str) -> None:
         assert mine == (pytest.approx(other, rel=1e-5) if isinstance(mine, float) else other), what
 
 
-def test_four_runs_of_one_gpu_share_a_node_by_hand(project):
-    """Each has a GPU of its own and says that it had company; Snakemake finds them done."""
-    project.change("long", layout={}, budget={"steps": 30})
+def test_runs_of_an_experiment_that_shares_nodes_stand_side_by_side(project):
+    """Each has GPUs of its own at the same time, and says that it had company."""
+    machine = project.root / PROFILE / "machine.toml"
+    machine.write_text("exclusive = true\n" + machine.read_text())
+    project.change("long", budget={"steps": 60})
     path = project.root / "config/experiments/long.yaml"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"factors": {"seed": [0, 1, 2, 3]}}))
-    planned = project.snakemake("-np", "runs", "--config", "experiments=long")
-    ids = sorted(set(re.findall(r"train (\S+-w1-[0-9a-f]{10})", planned)))
-    job = project.submit_launches(ids, "--ntasks-per-node=4", "--gres=gpu:4")
-    project.cluster.wait_for(job, "COMPLETED")
-    records = [json.loads((folder / "run.json").read_text()) for folder in project.runs().values()]
-    assert {record["launch"]["share"] for record in records} == {4}
-    assert sorted(record["environment"]["CUDA_VISIBLE_DEVICES"] for record in records) == [
-        "0",
-        "1",
-        "2",
-        "3",
-    ]
-    assert len({tuple(record["hardware"]["nodes"]) for record in records}) == 1
+    factors = {"layout.data": [1, 2], "seed": [0, 1]}
+    together = json.loads(path.read_text()) | {"factors": factors, "share_nodes": True}
+    path.write_text(json.dumps(together))
+    project.snakemake("runs", "--config", "experiments=long")
+    by_job: dict[str, list] = {}
+    for folder in project.runs().values():
+        record = json.loads((folder / "run.json").read_text())
+        by_job.setdefault(record["launch"]["job"]["id"], []).append((folder, record))
+    sizes = [[record["hardware"]["world_size"] for _, record in of] for of in by_job.values()]
+    assert sorted(sizes) == [[1, 1], [2, 2]]
+    for of in by_job.values():
+        folders, records = zip(*of, strict=True)
+        assert {r["launch"]["share"] * r["hardware"]["world_size"] for r in records} == {4}
+        assert len({tuple(record["hardware"]["nodes"]) for record in records}) == 1
+        gpus = [record["environment"]["CUDA_VISIBLE_DEVICES"] for record in records]
+        assert len(set(gpus)) == len(gpus)
+        spans = [read_span(folder) for folder in folders]
+        assert max(begin for begin, _ in spans) < min(end for _, end in spans)
     assert "Nothing to be done" in project.snakemake("runs", "--config", "experiments=long")
+
+
+def read_span(run) -> tuple[float, float]:
+    """Start and end of a run of one attempt, by the clock of its machine."""
+    (started,) = events(run, 0, "run_start")
+    (stopped,) = events(run, 0, "run_stop")
+    return started["t_mono_s"], stopped["t_mono_s"]
 
 
 def test_a_submission_that_is_refused_is_told_with_its_reason(project):

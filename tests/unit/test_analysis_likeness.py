@@ -117,6 +117,10 @@ def ranks(number, **variables):
     return ("packed", {"world_size": number, "environment": json.dumps(variables)})
 
 
+def on_nodes(number, share, nodes="a"):
+    return ("packed", {"world_size": number, "share": share, "node_names": nodes})
+
+
 def repeats(approach, count, **changes):
     return [(approach, {"repeat": k, "science": f"{k}"} | changes) for k in range(count)]
 
@@ -173,6 +177,10 @@ ALIKE = {
     "variables of communication, which one rank has not": (
         "world_size",
         [ranks(1), ranks(2, NCCL_ALGO="Ring"), ranks(4, NCCL_ALGO="Ring")],
+    ),
+    "world sizes on nodes that are as busy": (
+        "world_size",
+        [on_nodes(1, share=4), on_nodes(2, share=2), on_nodes(4, share=1), on_nodes(8, 1, "a, b")],
     ),
     "another release with the same code": (
         "approach",
@@ -262,6 +270,12 @@ UNLIKE = {
         [*repeats("packed", 2), *repeats("packed", 3, share=2)[2:]],
         {2},
         "2 vs 1",
+    ),
+    "world sizes of which one had company": (
+        "world_size",
+        [on_nodes(1, share=4), on_nodes(2, share=1)],
+        {0, 1},
+        "runs at once on its node 4 (layout.data=1) vs 1 (layout.data=2)",
     ),
     "a device that is not recorded is as most": (
         "approach",

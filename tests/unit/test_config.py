@@ -12,6 +12,7 @@ from tokenscale.base.files import canonical_json
 from tokenscale.settings import config as configuration
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import SCALES, format_cell, merge_settings
+from tokenscale.settings.machine import Machine
 from tokenscale.settings.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -217,6 +218,29 @@ def test_one_word_stands_for_all_experiments_and_equal_runs_are_shared(tmp_path)
     config = Config(BASE, root=tmp_path)
     chosen = [config.select_experiments(words) for words in ([], ["f"], ["all_experiments"])]
     assert chosen == [["e"], ["f"], ["e", "f"]] and len(config.all_runs(["e", "f"])) == 8
+
+
+@pytest.mark.parametrize(
+    ("of_e", "of_f", "machine", "places"),
+    [
+        (True, True, {}, {4: 1, 2: 2, 1: 4}),
+        (True, False, {}, {4: 1, 2: 1, 1: 1}),
+        (True, True, {"exclusive": False}, {4: 1, 2: 1, 1: 1}),
+        (True, True, {"gpus_per_node": 2}, {4: 1, 2: 1, 1: 2}),
+    ],
+)
+def test_runs_share_nodes_if_all_their_experiments_say_so(of_e, of_f, machine, places, tmp_path):
+    """On a machine that charges whole nodes; run ids are those of runs alone."""
+    ranks = {**EXPERIMENT, "factors": {"layout.data": [1, 2, 4]}}
+    alone = set(project(tmp_path, ranks).all_runs(["e"]))
+    project(tmp_path, ranks | {"share_nodes": of_e})
+    (tmp_path / "config/experiments/f.yaml").write_text(json.dumps(ranks | {"share_nodes": of_f}))
+    found = Config(BASE, root=tmp_path).all_runs(["e", "f"])
+    assert set(found) == alone
+    cluster = Machine(**{"starter": "srun", "gpus_per_node": 4, "exclusive": True} | machine)
+    assert {
+        run.settings.layout.world_size: run.count_places(cluster) for run in found.values()
+    } == places
 
 
 def with_run(**changes):

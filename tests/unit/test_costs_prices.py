@@ -227,6 +227,14 @@ def test_checkpoints_are_weights_and_moments():
     assert half.bytes - logs.bytes == 2 * count
 
 
+def test_a_node_that_runs_share_is_charged_until_the_last_one_ends():
+    """By hand: runs of 4, 3, 2 and 1 hours on nodes of two places, and one of 5 hours alone."""
+    alone = Price(1, 1, 5 * 3600.0, 1, 0, 0, 1)
+    shared = [replace(alone, seconds=hours * 3600.0, places=2) for hours in (1, 4, 2, 3)]
+    assert sum_prices([alone, *shared]).node_hours == 5 + 4 + 2
+    assert sum_prices([alone, *shared]).gpu_hours == 5 + 4 + 2 + 3 + 1
+
+
 def test_a_total_adds_up_and_logs_grow_with_ranks_and_steps():
     """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and
     three a rank.

@@ -83,8 +83,9 @@ def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
     names = ("machine", "node_names", "job_ids", "queue_s", "slurm_logs")
     expected = ["alps", "nid1, nid2", "45, 51", 60, "rule_train/45.log, rule_train/51.log"]
     assert [found[0][name] for name in names] == expected
-    assert [found[n]["validity"] for n in range(3)] == ["valid", "suspect", "valid"]
-    assert "4 runs had its node at once" in found[1]["reasons"] and found[2]["job_ids"] is None
+    assert [found[n]["validity"] for n in range(3)] == ["valid"] * 3
+    assert "up to 4 runs had its node at once" in found[1]["cautions"]
+    assert found[2]["job_ids"] is None
 
 
 def test_the_latest_attempt_wins_step_by_step(tmp_path):

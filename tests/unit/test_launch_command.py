@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_arguments
 from tokenscale.runs.launch import failure_hints, job
 from tokenscale.runs.launch.job import Job
-from tokenscale.runs.launch.start import Launch
+from tokenscale.runs.launch.start import PORTS, Launch
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine
@@ -37,7 +38,10 @@ def test_ranks_are_processes_of_their_own_or_of_torchrun():
 def test_srun_is_told_where_ranks_meet_by_its_job_and_a_machines_own_variables_win():
     argv, variables = Launch(RUN, SRUN, Path("d"), job=JOB).command(3, {})
     assert argv[0] == "srun" and "--output=d/attempt=03/output/rank=%5t.log" in argv
-    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.7", "20045")
+    assert variables["MASTER_ADDR"] == "10.0.0.7" and int(variables["MASTER_PORT"]) in PORTS
+    other = replace(RUN, repeat=1)
+    _, of_other = Launch(other, SRUN, Path("d"), job=JOB).command(3, {})
+    assert of_other["MASTER_PORT"] != variables["MASTER_PORT"]  # runs of one job
     assert variables["OMP_NUM_THREADS"] == "8"
     machine = Machine(
         starter="srun",

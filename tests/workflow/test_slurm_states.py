@@ -79,17 +79,21 @@ executor.install_executor()
 executor.FIRST_RETRY_S = 0.5
 executor.LONGEST_PAUSE_S = 2
 executor.LONGER_BY_S = 1
+executor.SHARED_AFTER_S = 4
 rule all:
     input: expand("{{n}}.txt", n=range({jobs}))
 rule one:
+    input: {inputs}
     output: "{{n}}.txt"
     log: "{{n}}.log"
-    resources: mem_mb=100, runtime=10
-    shell: "echo begun >> {{wildcards.n}}.begun; sleep {seconds}; echo 1 > {{output}}"
+    resources: mem_mb=100, runtime=10{resources}
+    shell: "echo begun >> {{wildcards.n}}.begun; {first}sleep {seconds}; echo 1 > {{output}}"
 """
+#: of a run on one of a node's four GPUs, as workflow/rules/train.smk has them
+SHARED = ", ranks=1, nodes=1, tasks_per_node=2, cpus_per_task=36, mpi='srun', gres='gpu:1', share=4"
 
 
-def run_campaign(folder, jobs=1, seconds=0, **plan):
+def run_campaign(folder, jobs=1, seconds=0, inputs="[]", resources="", first="", **plan):
     """The call's exit code and text, its calls of clients, and the outputs that are there."""
     commands = folder / "commands"
     commands.mkdir()
@@ -101,13 +105,16 @@ def run_campaign(folder, jobs=1, seconds=0, **plan):
     state = folder / "state"
     state.mkdir()
     (state / "plan").write_text(json.dumps(plan | {"start": time.time()}))
-    (folder / "Snakefile").write_text(SNAKEFILE.format(jobs=jobs, seconds=seconds))
+    text = SNAKEFILE.format(
+        jobs=jobs, seconds=seconds, inputs=inputs, resources=resources, first=first
+    )
+    (folder / "Snakefile").write_text(text)
     environment = os.environ | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "FAKE_SLURM": str(state),
         "PYTHONPATH": str(ROOT / "src"),
     }
-    options = "--executor slurm --slurm-no-requeue --jobs 4 --retries 1 --keep-going"
+    options = "--executor slurm --slurm-no-requeue --jobs 8 --retries 1 --keep-going"
     settings = "--slurm-init-seconds-before-status-checks 1 --latency-wait 5"
     account = "--default-resources slurm_account=g1 slurm_partition=normal"
     words = f"{options} {settings} {account}".split()
@@ -201,6 +208,36 @@ def test_an_old_log_is_not_shown_for_a_job_that_dies_before_it_writes(tmp_path):
     code, text, _, _ = run_campaign(tmp_path, ends=["CANCELLED by 0"] * 2)
     assert code == 1, text
     assert (tmp_path / "0.log").read_text() == ""
+
+
+def find_value(call, option):
+    return next(word.partition("=")[2] for word in call if word.startswith(f"{option}="))
+
+
+def test_jobs_that_share_nodes_fill_them_and_one_that_fails_is_repeated_alone(tmp_path):
+    fails_once = "test {wildcards.n} != 2 || test -e again || {{ touch again; exit 1; }}; "
+    code, text, calls, outputs = run_campaign(
+        tmp_path, jobs=6, seconds=2, resources=SHARED, first=fails_once
+    )
+    assert code == 0 and outputs == set("012345"), text
+    submitted = [words for _, name, *words in calls if name == "sbatch"]
+    *first, last = [
+        [find_value(call, of) for of in ("--gres", "--ntasks-per-node", "--cpus-per-task")]
+        for call in submitted
+    ]
+    assert sorted(first) == [["gpu:2", "2", "72"], ["gpu:4", "4", "72"]]
+    assert last == ["gpu:1", "2", "36"]
+    begun = {n: (tmp_path / f"{n}.begun").read_text().count("begun") for n in outputs}
+    assert begun == dict.fromkeys("01345", 1) | {"2": 2}
+
+
+def test_a_job_whose_company_does_not_come_is_submitted_without_it(tmp_path):
+    """The others cannot be ready: their input needs this job's output."""
+    waits = "lambda w: [] if w.n == '0' else '0.txt'"
+    code, text, calls, outputs = run_campaign(tmp_path, jobs=5, inputs=waits, resources=SHARED)
+    assert code == 0 and outputs == set("01234"), text
+    submitted = [words for _, name, *words in calls if name == "sbatch"]
+    assert [find_value(call, "--gres") for call in submitted] == ["gpu:1", "gpu:4"]
 
 
 def build_executor(requeue=False):

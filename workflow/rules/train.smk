@@ -48,9 +48,9 @@ rule train:
         # per node: SLURM may split six GPUs of a job into four on one node and two on the next
         gres=lambda w: f"gpu:{nodes_of(w).ranks_per_node}",
         slurm_extra=settings.machine.slurm_options,
-        # read by the launcher only: the machine's file, and how many runs share a node
         site=settings.settings.machine or "",
-        share=1,
+        # how many such runs a node has at once: their jobs are submitted as one
+        share=lambda w: targets.runs[w.run_id].count_places(settings.machine),
     params:
         run=lambda w: targets.arguments(run=targets.run_of(w.run_id).to_json()),
     message:

@@ -74,6 +74,7 @@ OTHERS = [
     "cell",
     "repeat",
     "seed",
+    "node_names",
     "external",
     "science",
     "code_digest",
@@ -113,7 +114,8 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     theirs.
 
     World sizes whose global batch grows with them (weak scaling) may differ in it, and in what
-    follows from it.
+    follows from it. World sizes may differ in the runs at once on a node where the same number of
+    GPUs of it was at work.
     """
     columns = [column for column in (*OTHERS, *SETTINGS, *PLACES, *RANKS) if column in runs]
     counted = runs.loc[runs["validity"].isin(["valid", "suspect"]), columns].reset_index(drop=True)
@@ -173,6 +175,8 @@ def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
     elif factor in LEVELS and same_science and ours["positions"].nunique() > 1:
         # an equal budget of tokens or seconds is a number of steps for each approach
         free = ("positions",)
+    if factor in RANKS_CHANGE and _nodes_are_as_busy(group):
+        free += ("share",)
     wanted = {**SETTINGS, **PLACES, **({} if factor in RANKS_CHANGE else RANKS)}
     return {
         column: name for column, name in wanted.items() if column in group and column not in free
@@ -182,6 +186,14 @@ def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
 def _weak(group: pd.DataFrame) -> bool:
     rows = group["global_batch"] / group["world_size"]
     return group["global_batch"].nunique() > 1 and rows.nunique() == 1
+
+
+def _nodes_are_as_busy(group: pd.DataFrame) -> bool:
+    """Whether all runs had nodes with as many ranks at work, of theirs and of others."""
+    if "share" not in group or "node_names" not in group or group["node_names"].isna().all():
+        return False
+    nodes = group["node_names"].str.split(", ").str.len()
+    return (group["world_size"] / nodes * group["share"]).nunique(dropna=False) == 1
 
 
 def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:

@@ -113,13 +113,16 @@ def _broken(evidence: Evidence) -> Iterator[str]:
 
 @expect(
     "runs on its nodes",
-    must="one",
+    must="one, where the experiment does not say share_nodes",
     known_from="launcher",
-    word="suspect",
+    word="caution",
 )
 def _alone(evidence: Evidence) -> Iterator[str]:
     if (evidence.row.get("share") or 1) > 1:
-        yield f"{evidence.row['share']} runs had its node at once: its times are not those of a run alone"
+        yield (
+            f"up to {evidence.row['share']} runs had its node at once: its times are not those of "
+            "a run alone"
+        )
 
 
 def _first_nonfinite(steps: Steps) -> int | None:

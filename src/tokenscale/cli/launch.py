@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_site = "file of the machine (docs/settings.md); by default this one as it is"
     parser.add_argument("--site", nargs="?", help=of_site)
     parser.add_argument(
-        "--share", type=int, default=1, help="runs that have this run's nodes at the same time"
+        "--share", type=int, default=1, help="most runs that have this run's nodes at the same time"
     )
 
 

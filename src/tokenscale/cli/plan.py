@@ -152,6 +152,8 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     yield from _render_table(rows)
     charged = "from start to end of a run, times its nodes (whole ones are charged)"
     yield f"  node-hours: {charged}; {hours}: times its ranks"
+    if sharing := sum(run.count_places(machine) > 1 for run in every.values()):
+        yield f"  {sharing} of these runs share nodes, each charged once (share_nodes)"
     yield "  files, bytes: what the runs leave in results/runs; done: runs that have ended"
     yield from _describe_stores(config, names, prices)
     if of_all.passing_bytes:

@@ -102,7 +102,7 @@ class RunPrices:
                 price = replace(
                     price, seconds=median(seconds), unknown=None, bound=None, measured=True
                 )
-            self._prices[run.run_id] = price
+            self._prices[run.run_id] = replace(price, places=run.count_places(self._machine))
         return self._prices[run.run_id]
 
     def _measure(self, run: Run) -> list[float]:

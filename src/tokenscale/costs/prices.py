@@ -88,10 +88,12 @@ class Price:
     bound: str | None = None
     #: whether `seconds` is the time of runs of the same cell on this machine
     measured: bool = False
+    #: how many such runs a node has at once
+    places: int = 1
 
     @property
     def node_hours(self) -> float | None:
-        """Charged node-hours: whole nodes that the run's ranks occupy."""
+        """Charged node-hours of the run alone: whole nodes that its ranks occupy."""
         return None if self.seconds is None else self.nodes * self.seconds / 3600
 
     @property
@@ -126,15 +128,24 @@ class Total:
 
 def sum_prices(prices: Iterable[Price]) -> Total:
     prices = list(prices)
-    names = ("node_hours", "gpu_hours", "bytes", "files", "measured")
+    names = ("gpu_hours", "bytes", "files", "measured")
     return Total(
         runs=len(prices),
+        node_hours=_sum_node_hours(prices),
         **{name: sum(getattr(price, name) or 0 for price in prices) for name in names},
         passing_bytes=max((p.passing_bytes for p in prices), default=0),
         unlogged=sum(p.steps is None for p in prices),
         unknown=dict(Counter(p.unknown or "" for p in prices if p.seconds is None)),
         bounded=dict(Counter(p.bound for p in prices if p.bound is not None)),
     )
+
+
+def _sum_node_hours(prices: list[Price]) -> float:
+    """Return the charged node-hours. A node that runs share is charged until the last one ends."""
+    hours: dict[int, list[float]] = {}
+    for price in prices:
+        hours.setdefault(price.places, []).append(price.node_hours or 0)
+    return sum(sum(sorted(of, reverse=True)[::places]) for places, of in hours.items())
 
 
 def estimate_run(

@@ -659,6 +659,7 @@ class Config:
                         cell=cell,
                         repeat=repeat,
                         position=position,
+                        share_nodes=experiment.share_nodes,
                     )
                 )
         options.raise_errors(errors, file=file)
@@ -781,8 +782,15 @@ class Config:
         return options.decode(ModelSettings, values, file=file, key="runs.model")
 
     def all_runs(self, names: Iterable[str]) -> dict[str, Run]:
-        """Return run id → run of several experiments. A run that two of them share appears once."""
-        return {run.run_id: run for name in names for run in reversed(self.runs(name))}
+        """Return run id → run of several experiments. A run that two of them have appears once; it
+        shares nodes if both of them say so.
+        """
+        found: dict[str, Run] = {}
+        for run in (run for name in names for run in reversed(self.runs(name))):
+            other = found.get(run.run_id, run)
+            is_alone = run.share_nodes and not other.share_nodes
+            found[run.run_id] = replace(run, share_nodes=False) if is_alone else run
+        return found
 
     def list_corpora(self, names: Iterable[str]) -> list[str]:
         """Return the sorted names of the corpora that the experiments read."""

@@ -18,6 +18,8 @@ from tokenscale.settings.benchmarks import (
     InferenceBenchmarkSettings,
     StorageBenchmarkSettings,
 )
+from tokenscale.settings.layout import geometry
+from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import (
     collect,
     decode,
@@ -201,6 +203,11 @@ class Experiment:
     order_seed: int = option(
         0, description="seed of the randomised order in which runs start", ge=0
     )
+    share_nodes: bool = option(
+        False,
+        description="on a cluster that charges whole nodes, runs that need less than a node stand on one side by "
+        "side; their times are then those of runs in company, and the report says so",
+    )
     canary: Canary | None = option(
         None,
         description="further repeats of one cell, spread over the campaign: noise floor and drift",
@@ -282,10 +289,20 @@ class Run:
     cell: dict[str, Any]
     repeat: int
     position: int
+    share_nodes: bool = False
 
     @cached_property
     def run_id(self) -> str:
         return self.settings.identity
+
+    def count_places(self, machine: Machine) -> int:
+        """Return how many such runs stand on a node at once: 1 where a run does not share nodes,
+        fills one, or asks for its GPUs alone.
+        """
+        if not self.share_nodes or not machine.exclusive or machine.gpus_per_node is None:
+            return 1
+        shape = geometry(self.settings.layout.world_size, machine.gpus_per_node)
+        return machine.gpus_per_node // shape.ranks_per_node if shape.nodes == 1 else 1
 
 
 def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:

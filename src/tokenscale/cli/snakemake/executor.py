@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from tokenscale.cli.snakemake import internals
+from tokenscale.cli.snakemake.shared_job import SharedJob, count_places
 
 #: seconds to wait for an answer of SLURM
 ANSWER_S = 60.0
@@ -34,6 +35,9 @@ LONGER_BY_S = 10.0
 FIRST_RETRY_S = 5.0
 #: a job that SLURM does not know for so long, or that it does not resume, has failed
 LOST_AFTER_S = 600.0
+
+#: a job that may share a node waits at most so long for others
+SHARED_AFTER_S = 600.0
 
 #: states of jobs that have ended without success, by the first word that SLURM prints
 FAILED = frozenset(
@@ -188,6 +192,17 @@ def grow_pauses() -> Iterator[float]:
 class CampaignExecutor(Executor):
     """The plugin's executor for campaigns of days, during which SLURM is away at times."""
 
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        self._is_ended = threading.Event()
+        self._submitted: set[str] = set()
+        self._in_thread = threading.local()
+        self._unclear_since: dict[str, float] = {}
+        self._silent_since: float | None = None
+        self._waiting: dict[Any, float] = {}
+        self._waiting_lock = threading.Lock()
+        self._given: set[int] = set()
+        super().__init__(workflow, logger)  # starts the thread that asks for states
+
     def __post_init__(self, test_mode: bool = False) -> None:
         super().__post_init__(test_mode)
         internals.check_executor(self)
@@ -196,13 +211,56 @@ class CampaignExecutor(Executor):
                 "slurm-array-jobs: states of array tasks are not read here. Remove this line from "
                 "the profile; parts_per_job in config.yaml puts parts into one job."
             )
-        self._is_ended = threading.Event()
-        self._submitted: set[str] = set()
-        self._in_thread = threading.local()
-        self._unclear_since: dict[str, float] = {}
-        self._silent_since: float | None = None
 
     # -- submission
+
+    def run_jobs(self, jobs: list[Any]) -> None:
+        """Submit jobs, those that may share a node once there are enough to fill it."""
+        super().run_jobs([job for job in jobs if count_places(job) == 1])
+        self._given.update(job.jobid for job in jobs)
+        shared = [job for job in jobs if count_places(job) > 1]
+        for job in shared:
+            self.run_job_pre(job)
+        with self._waiting_lock:
+            self._waiting.update(dict.fromkeys(shared, time.monotonic()))
+        for places in {count_places(job) for job in shared}:
+            self._submit_shared(places, in_full=not self._may_come(places))
+
+    def _may_come(self, places: int) -> bool:
+        """Return whether this call is to run more jobs of this size that are not ready yet."""
+        return any(
+            job.jobid not in self._given and count_places(job) == places
+            for job in self.workflow.dag.needrun_jobs()
+            if not job.is_local
+        )
+
+    def _submit_shared(self, places: int, in_full: bool) -> None:
+        """Submit waiting jobs of one size, the longest first: as many as fill nodes, or all."""
+        with self._waiting_lock:
+            ready = [job for job in self._waiting if count_places(job) == places]
+            ready.sort(key=lambda job: job.resources.runtime, reverse=True)
+            count = len(ready) if in_full else len(ready) // places * places
+            for job in ready[:count]:
+                del self._waiting[job]
+        for start in range(0, count, places):
+            jobs = ready[start : min(start + places, count)]
+            one = SharedJob(jobs, Path(self.tmpdir)) if len(jobs) > 1 else jobs[0]
+            self._job_submission_executor.submit(self.run_job, one)
+
+    def _submit_what_waits_long(self) -> None:
+        """Submit jobs whose company did not come: its data failed, or Snakemake runs few jobs."""
+        if self._is_ended.is_set():
+            return
+        with self._waiting_lock:
+            late = time.monotonic() - SHARED_AFTER_S
+            places = {count_places(job) for job, since in self._waiting.items() if since < late}
+        for number in places:
+            self._submit_shared(number, in_full=True)
+
+    def format_job_exec(self, job: Any) -> str:
+        if isinstance(job, SharedJob):
+            return job.format_command(super().format_job_exec)
+        return super().format_job_exec(job)
 
     def get_account_arg(self, job: Any) -> Iterator[str]:
         """Yield the account as it is given. sbatch itself refuses one that is not the user's; the
@@ -236,9 +294,10 @@ class CampaignExecutor(Executor):
                 return
             if is_answered:
                 refusal = self._submit(job)
-        if refusal.startswith(REFUSED):
-            job.attempt = job.restart_times + 1
-        super()._report_job_error_threadsafe(SubmittedJobInfo(job), refusal)
+        for one in job.jobs if isinstance(job, SharedJob) else [job]:
+            if refusal.startswith(REFUSED):
+                one.attempt = one.restart_times + 1
+            super()._report_job_error_threadsafe(SubmittedJobInfo(one), refusal)
 
     def _submit(self, job: Any) -> str:
         """Return why SLURM did not take a job; "" for one that it took."""
@@ -252,7 +311,11 @@ class CampaignExecutor(Executor):
 
     def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
         self._submitted.add(job_info.external_jobid)
-        super()._report_job_submission_threadsafe(job_info)
+        shared = job_info.job
+        marks = shared.marks if isinstance(shared, SharedJob) else {shared: None}
+        for job, mark in marks.items():
+            aux = job_info.aux | {"mark": mark}
+            super()._report_job_submission_threadsafe(replace(job_info, job=job, aux=aux))
 
     def _find_unknown_job(self, job: Any) -> tuple[bool, str | None]:
         """Return whether the controller answers, and the job that it took without an answer that
@@ -299,13 +362,14 @@ class CampaignExecutor(Executor):
         """
         settings = self.workflow.executor_settings
         first_pause = settings.init_seconds_before_status_checks
+        self._submit_what_waits_long()
         if not active_jobs:
             self.next_seconds_between_status_checks = first_pause
             return
         async with self.status_rate_limiter:
             answer = await asyncio.to_thread(
                 query_states,
-                [info.external_jobid for info in active_jobs],
+                {info.external_jobid for info in active_jobs},
                 name=self.run_uuid,
                 has_accounting=self.get_status_command() == "sacct",
             )
@@ -313,9 +377,11 @@ class CampaignExecutor(Executor):
         has_any_ended = False
         for info in active_jobs:
             state = answer.states.get(info.external_jobid, "")
-            if first_word(state) == "COMPLETED":
+            has_failed = self._has_failed(info, state, answer.is_complete)
+            mark = info.aux["mark"]
+            if first_word(state) == "COMPLETED" or (has_failed and mark and mark.exists()):
                 self._report_success(info)
-            elif self._has_failed(info, state, answer.is_complete):
+            elif has_failed:
                 await asyncio.to_thread(self._exclude_nodes_that_are_down, info, state)
                 self._report_failure(info, state)
             else:

@@ -59,9 +59,17 @@ EXECUTOR_NAMES = (
     "snakemake_executor_plugin_slurm:Executor.run_job",
     "snakemake_executor_plugin_slurm.utils:get_job_wildcards",
     "snakemake_interface_executor_plugins.executors.base:SubmittedJobInfo",
+    "snakemake_interface_executor_plugins.executors.real:RealExecutor.format_job_exec",
+    "snakemake_interface_executor_plugins.executors.remote:RemoteExecutor.tmpdir",
     "snakemake_interface_executor_plugins.registry:ExecutorPluginRegistry",
 )
-EXECUTOR_ATTRIBUTES = ("_failed_nodes", "run_uuid", "slurm_logdir", "status_rate_limiter")
+EXECUTOR_ATTRIBUTES = (
+    "_failed_nodes",
+    "_job_submission_executor",
+    "run_uuid",
+    "slurm_logdir",
+    "status_rate_limiter",
+)
 #: attributes of the object `workflow` that a Snakefile has
 WORKFLOW_NAMES = (
     "_localrules",

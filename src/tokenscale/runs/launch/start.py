@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -34,8 +35,8 @@ from tokenscale.settings.run import OURS, RunSettings, parse_run_id
 
 NO_JOB = "this machine starts processes by srun, but this process is not in a SLURM job."
 GIB = 1 << 30
-#: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of
-#: ephemeral ports
+#: rendezvous ports, chosen by the numbers of job and run because nodes may be shared; below Linux's
+#: range of ephemeral ports
 PORTS = range(20000, 32768)
 
 
@@ -137,16 +138,20 @@ def srun_argv(
 def srun_environment(
     machine: Machine,
     *,
+    name: str = "",
     outputs: Path,
     root: Path,
     address: str | None = None,
     job: str | None = None,
 ) -> dict[str, str]:
-    """Return the variables that srun passes to all ranks; the machine's own take precedence."""
+    """Return the variables that srun passes to all ranks of the run `name`; the machine's own take
+    precedence.
+    """
     found = dict.fromkeys(THREADS, str(machine.cores_per_rank or 1))
     found["TOKENSCALE_ROOT"] = str(root)  # where the container's file finds the project
     if address is not None:
         number = int(re.sub(r"\D", "", job or "") or 0)
+        number += zlib.crc32(name.encode())  # runs of one job stand side by side
         found |= {"MASTER_ADDR": address, "MASTER_PORT": str(PORTS[number % len(PORTS)])}
     # NCCL ends where it is not there, and says in its log that it is
     if machine.network is not None:
@@ -240,7 +245,7 @@ class Launch:
             **places,
         )
         job: dict[str, Any] = {"address": self.job.address, "job": self.job.id} if self.job else {}
-        return argv, srun_environment(machine, **places, **job)
+        return argv, srun_environment(machine, name=self.run.identity, **places, **job)
 
     def outputs(self, attempt: int) -> Path:
         return self.attempt_directory(attempt) / "output"
