@@ -1,5 +1,6 @@
 """What each rule's job requests from SLURM under the profile of Alps, from a machine of a few cores."""
 
+import itertools
 import json
 import os
 import re
@@ -22,26 +23,15 @@ with open(os.environ["SUBMITTED"], "a") as file:
 sys.exit("refused")
 """
 NODE_MB = 450_000
-NODE_CORES = 288
-#: rule → cores, minutes; each has the memory of its node
-REQUESTED = {
-    "build_corpus": (1, 240),
-    "corpus_parts_00000_00063": (64, 60),
-    "corpus_parts_00064_00069": (6, 60),
-    "merge_corpus": (64, 240),
-    "corpus_records": (64, 240),
-    "build_tokenizer": (2, 60),
-    "pretokenize": (72, 60),
-    "token_parts_00000_00063": (64, 60),
-    "token_parts_00064_00069": (6, 60),
-    "merge_store": (1, 60),
-    "benchmark_data": (NODE_CORES, 60),
-    "benchmark_storage": (NODE_CORES, 60),
-    "record": (36, 720),
-    "certificate": (2, 60),
+#: column of the table in docs/operations.md → options of sbatch that state it
+REQUESTS = {
+    "nodes": ("--nodes",),
+    "tasks a node": ("--ntasks-per-node", "--ntasks"),
+    "cores a task": ("--cpus-per-task",),
+    "GPUs a node": ("--gres",),
+    "MB a node": ("--mem",),
+    "minutes": ("-t",),
 }
-#: rules whose ranks our own srun starts, each with its cores; their time comes from an estimate
-TRAININGS = {"train": {36, 72}, "benchmark_inference": {36}}
 
 
 #: eight local jobs, each of which records its begin and its end
@@ -115,31 +105,37 @@ def submit(project, targets) -> tuple[list[list[str]], list[str]]:
     return submitted, outputs
 
 
-def value_of(call, *flags) -> int:
-    """The number behind one of these flags of a call."""
-    for position, word in enumerate(call):
-        for flag in flags:
-            if word == flag:
-                return int(call[position + 1])
-            if word.startswith(f"{flag}="):
-                return int(word.partition("=")[2])
-    raise AssertionError(f"none of {flags} in {call}")
+def find_value(call, options) -> str:
+    """The number behind one of these options of a call; "" where it has none of them."""
+    for option in options:
+        for word, following in itertools.pairwise(call):
+            if word == option:
+                return following
+            if word.startswith(f"{option}="):
+                return word.rpartition("=")[2].removeprefix("gpu:")
+    return ""
 
 
-def test_every_job_requests_what_the_profile_states_whatever_this_machine_has(project):
+def read_rules(page: str) -> set[str]:
+    """The rules in the first column of the page's table of requests."""
+    table = page.partition("| rule |")[2].partition("\n\n")[0]
+    return set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+
+
+PAGE = (ROOT / "docs/operations.md").read_text()
+
+
+def test_every_job_requests_what_the_documentation_says_whatever_this_machine_has(project):
     """Jobs are refused; their outputs are then there, so that the jobs after them are submitted."""
     targets = ["tables", "results/tokens/large/bpe/token-list/manifest.json"]
-    found: dict[str, set[tuple[int, int, int]]] = {}
+    found: set[tuple[str, ...]] = set()
     for _ in range(8):
         calls, outputs = submit(project, targets)
         if not calls:
             break
         for call in calls:
             rule = re.search(r"--target-jobs .(\w+):", call[-1])[1]
-            cores = value_of(call, "--cpus-per-task", "-c")
-            found.setdefault(rule, set()).add(
-                (cores, value_of(call, "--mem"), value_of(call, "-t", "--time"))
-            )
+            found.add((f"`{rule}`", *(find_value(call, of) for of in REQUESTS.values())))
         shutil.rmtree(project.root / ".snakemake")
         for name in outputs:
             (project.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -147,19 +143,18 @@ def test_every_job_requests_what_the_profile_states_whatever_this_machine_has(pr
         runs = sorted({name.split("/")[2] for name in outputs if name.endswith("/done.json")})
         if runs:
             targets.append(f"results/parity/{runs[0]}/over/{runs[1]}.json")
-    trained = {rule: found.pop(rule) for rule in TRAININGS}
-    assert {rule: {cores for cores, _, _ in trained[rule]} for rule in trained} == TRAININGS
-    assert {memory for requests in trained.values() for _, memory, _ in requests} == {NODE_MB}
-    expected = {rule: {(cores, NODE_MB, minutes)} for rule, (cores, minutes) in REQUESTED.items()}
-    assert found == expected
+    rows = [("rule", *REQUESTS), ("---",) * (1 + len(REQUESTS)), *sorted(found)]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    assert table in PAGE, f"docs/operations.md has another table than\n{table}"
+    memory = 1 + list(REQUESTS).index("MB a node")
+    assert {int(row[memory]) for row in found} == {NODE_MB}
 
 
-def test_every_rule_that_goes_to_a_cluster_is_in_the_test_above():
+def test_every_rule_that_goes_to_a_cluster_is_in_the_table_above():
     text = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
     rules = re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
     submitted = {name for name, body in rules if "localrule: True" not in body and "shell:" in body}
-    tested = {name for name in (*REQUESTED, *TRAININGS) if "_parts_" not in name}
-    assert submitted == tested
+    assert submitted == {name for name in read_rules(PAGE) if "_parts_" not in name}
 
 
 def test_local_jobs_take_no_more_than_local_cores(tmp_path):
