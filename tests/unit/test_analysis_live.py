@@ -4,11 +4,14 @@ is equal.
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from tokenscale.analysis import queries
+from tokenscale.analysis.logs import merge, read_run
 from tokenscale.runs.records import provenance
 
 PACKAGE = Path(queries.__file__).parents[1]
@@ -76,3 +79,15 @@ def test_no_other_file_divides_tokens_by_seconds():
         'kept["useful_tokens"] / seconds'
     )
     assert {name for name, hits in found.items() if hits} <= OTHERS
+
+
+def test_of_a_step_that_a_log_has_twice_the_last_line_counts_as_in_the_tables(tmp_path):
+    write_logs(tmp_path, steps=[(9.0, 1, 1.0)] * 8)
+    for path in tmp_path.glob("attempt=01/rank=*/steps.jsonl"):
+        lines = path.read_text().splitlines()
+        again = json.loads(lines[5]) | {"useful_tokens": 2045}
+        path.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(again)]))
+    with closing(queries.connect_logs(tmp_path)) as connection:
+        [(live,)] = connection.execute("SELECT sum(useful_tokens) FROM steps").fetchall()
+    log = read_run(tmp_path, "run", digest=None)
+    assert live == pc.sum(merge(log.steps, log.events)["useful_tokens"]).as_py() == 2 * (7 + 2045)

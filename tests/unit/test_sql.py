@@ -103,6 +103,19 @@ def test_methods_are_held_against_one_rank_of_the_same_micro_batch(tmp_path):
     assert alone.isna().all(), "its micro-batch has no run on one rank"
 
 
+@pytest.mark.parametrize("missing", [None, 3])
+@pytest.mark.parametrize("name", ["loss_difference", "order", "parallelism"])
+def test_data_whose_digest_a_step_lacks_is_not_the_same(name, missing, tmp_path):
+    digest = {"order_digest": lambda step, rank: None if step == missing else step * (rank == 0)}
+    whole = {"order_digest": lambda step, rank: step}
+    runs = [laid_out("single"), laid_out("ddp", data=2)]
+    steps = tables.steps("single", 5, **whole) + tables.steps("ddp", 5, 2, **digest)
+    found = query(name, tables.write(tmp_path, runs=runs, steps=steps))
+    of_pair = found[found.iloc[:, 0] == "ddp"] if name == "parallelism" else found
+    assert len(of_pair)
+    assert of_pair["same_data"].all() == (missing is None)
+
+
 def test_memory_is_that_of_the_fullest_rank_in_the_latest_attempt(tmp_path):
     parts = ["parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"]
     measured = [("zero3", 0, rank, 900, 900, 900, 900) for rank in (0, 1)]

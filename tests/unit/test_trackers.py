@@ -233,7 +233,12 @@ def test_broken_lines_are_left_out_and_a_field_that_a_line_lacks_is_missed_by_no
             json.dumps(line) + "\n"
         )
     ((point,), _) = read_points(tmp_path, ended=True)
-    assert point.values == {"step/h2d_s": 1.1, "step/rows": 6, "step/skipped": 1}
+    assert point.values == {
+        "step/h2d_s": 1.1,
+        "step/rows": 6,
+        "step/skipped": 1,
+        "step/nonfinite": 0,
+    }
 
 
 def test_the_latest_attempt_s_validation_counts(tmp_path):

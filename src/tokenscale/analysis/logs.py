@@ -36,6 +36,8 @@ BLOCK_BYTES = 1 << 20
 
 #: without this field a line says nothing
 REQUIRED = {"steps": "step", "spans": "name", "events": "event"}
+#: words of a line of a later version
+NEWER = "is newer than this reader's"
 #: longest text of a broken line that is kept
 CUT = 500
 _BOUNDS = {"INTEGER": 2**31, "BIGINT": 2**63}
@@ -216,7 +218,7 @@ def parse(raw: bytes, kind: str) -> dict[str, Any]:
         raise Broken("not an object")
     row = {name: _typed(name, sql, value=record.get(name)) for name, sql in FIELDS[kind].items()}
     if row["schema"] is not None and row["schema"] > VERSION:
-        raise Broken(f"schema {row['schema']} is newer than this reader's {VERSION}")
+        raise Broken(f"schema {row['schema']} {NEWER} {VERSION}")
     if row[REQUIRED[kind]] is None:
         raise Broken(f"no field {REQUIRED[kind]}")
     if kind == "steps":

@@ -3,7 +3,7 @@
 WITH over_ranks AS (
     SELECT step, max(t_unix_s) AS t_unix_s, {summed_steps}
     FROM latest_steps
-    WHERE $ended OR attempt IN (SELECT attempt FROM logged_attempts WHERE stated)
+    WHERE $ended OR attempt IN (SELECT attempt FROM events WHERE event = 'run_start' AND world_size IS NOT NULL)
     GROUP BY step HAVING count(*) = any_value(world_size)
 ),
 rates AS (

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from tokenscale.analysis import tables
 from tokenscale.analysis.expectations import WARM_UP_STEPS
+from tokenscale.analysis.logs import NEWER, merge, read_run
 from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.runs.records.events import FIELDS, VERSION
 from tokenscale.runs.records.provenance import read_sealed
 
 if TYPE_CHECKING:
@@ -138,21 +138,10 @@ def query(
         return source.execute(text, values or None).df()
 
 
+#: what a run is called whose logs alone are read
+RUN_ID = "run"
 #: bytes read at the end of each rank's log for the current throughput: about a hundred steps
 TAIL_BYTES = 50_000
-_PLACE = r"attempt=(\d+)/rank=(\d+)/\w+\.jsonl$"
-#: the tables of a run that are read from its logs; where a line was logged
-LOGS = ("steps", "events")
-LOGGED = {"attempt": "INTEGER", "rank": "INTEGER", "line": "BIGINT"}
-#: whole lines, in the order of attempts, ranks and lines
-_LOAD = f"""
-INSERT INTO logged_{{kind}} BY NAME
-SELECT * EXCLUDE (filename), regexp_extract(filename, '{_PLACE}', 1)::INTEGER AS attempt,
-    regexp_extract(filename, '{_PLACE}', 2)::INTEGER AS rank, row_number() OVER () AS line
-FROM read_json(?, columns = ?, format = 'newline_delimited', ignore_errors = true, filename = true,
-    hive_partitioning = false)
-"""
-FILES = ("live.sql",)
 
 
 def run_summary(directory: Path) -> dict[str, Any] | None:
@@ -224,10 +213,9 @@ def current_throughput(attempt: Path) -> dict[str, float] | None:
     rows = [row for path in sorted(attempt.glob("rank=*/steps.jsonl")) for row in _tail(path)]
     if not rows:
         return None
-    with closing(_connect()) as connection:
-        connection.register("tails", pa.Table.from_pylist(rows))
-        connection.execute("INSERT INTO logged_steps BY NAME FROM tails")
-        _create_run(connection)
+    with closing(
+        _connect(merge(tables.of_rows("steps", rows), events=[]), events=[])
+    ) as connection:
         speed = next(iter(query_rows(connection, name="throughput")), None)
     return speed and {
         "step_s": speed["median_step_s"],
@@ -237,41 +225,42 @@ def current_throughput(attempt: Path) -> dict[str, float] | None:
 
 def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
     """Open a connection whose tables `steps`, `runs` and `events` hold one run's logs, also while
-    the run trains.
+    the run trains, as `ingest` reads and merges them.
 
     Raises UserError for logs of a newer version.
     """
-    connection = _connect()
-    for kind in LOGS:
-        files = [str(path) for path in sorted(directory.glob(f"attempt=*/rank=*/{kind}.jsonl"))]
-        if files:
-            connection.execute(_LOAD.format(kind=kind), [files, FIELDS[kind]])
-        [(newest,)] = connection.execute(f"SELECT max(schema) FROM logged_{kind}").fetchall()
-        if newest is not None and newest > VERSION:
-            what = "this run's logs were written by a newer tokenscale."
-            found = f"schema {newest}"
-            expected = f"at most {VERSION}"
-            next_step = "upgrade tokenscale"
-            raise UserError(what, path=directory, found=found, expected=expected, next=next_step)
-    _create_run(connection)
-    return connection
+    log = read_run(directory, run_id=RUN_ID, digest=None)
+    if newer := [broken["reason"] for broken in log.quarantine if NEWER in broken["reason"]]:
+        what = "this run's logs were written by a newer tokenscale."
+        raise UserError(what, path=directory, found=newer[0], next="upgrade tokenscale")
+    return _connect(merge(log.steps, log.events), log.events)
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
+def _connect(steps: pa.Table, events: list[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
+    """Open a connection to the merged steps and the events of one run.
+
+    A step that is not finite is in `latest_steps` alone.
+    """
     connection = duckdb.connect(":memory:")
     connection.execute("SET threads = 1")
     connection.execute("SET VARIABLE target_loss = NULL::DOUBLE")
-    logs = {f"logged_{kind}": FIELDS[kind] | LOGGED for kind in LOGS}
-    for table, fields in (TABLES | logs).items():
-        if table not in LOGS:
+    for table, fields in TABLES.items():
+        if table not in ("steps", "events"):
             typed = ", ".join(f'"{name}" {kind}' for name, kind in fields.items())
             connection.execute(f"CREATE TABLE {table} ({typed})")
-    return connection
-
-
-def _create_run(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.execute(read_file(FILES[0]))
+    connection.register("latest_steps", steps)
+    connection.execute(
+        "CREATE VIEW steps AS FROM latest_steps WHERE nonfinite IS DISTINCT FROM true"
+    )
+    lines = pa.array(range(len(events)), pa.int64())
+    connection.register("events", tables.of_rows("events", events).append_column("line", lines))
+    connection.execute(
+        "INSERT INTO runs BY NAME SELECT ? AS run_id, 'valid' AS validity, "
+        "coalesce(max_by(world_size, attempt), 1) AS world_size FROM latest_steps",
+        [RUN_ID],
+    )
     create_views(connection)
+    return connection
 
 
 def query_rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[dict[str, Any]]:
@@ -293,7 +282,11 @@ def _tail(path: Path) -> list[dict[str, Any]]:
             lines = file.read().split(b"\n")
     except OSError:
         return []
-    place = {"rank": int(path.parent.name[5:]), "attempt": int(path.parent.parent.name[8:])}
+    place = {
+        "run_id": RUN_ID,
+        "rank": int(path.parent.name[5:]),
+        "attempt": int(path.parent.parent.name[8:]),
+    }
     return [row | place for row in map(_parse, [first, *lines[start > len(first) : -1]]) if row]
 
 

@@ -21,7 +21,8 @@ compared AS (
         b.step,
         a.loss AS reference_loss,
         abs(b.loss_sum / nullif(b.useful_tokens, 0) - a.loss) AS difference,
-        a.order_digest = b.order_digest AS same_data,
+        a.order_digest AS reference_digest,
+        b.order_digest,
         row_number() OVER (PARTITION BY b.run_id ORDER BY b.step) - 1 AS place,
         count(*) OVER (PARTITION BY b.run_id) AS steps
     FROM referenced AS a
@@ -41,7 +42,7 @@ SELECT
     count(*) AS steps,
     arg_max(c.reference_loss, c.difference ORDER BY c.step) AS reference_loss,
     max(c.difference) AS largest_difference,
-    bool_and(c.same_data) AS same_data
+    same_data(c.order_digest, c.reference_digest) AS same_data
 FROM compared AS c
 JOIN pairs AS p USING (run_id)
 GROUP BY p.run_id, p.approach, p.series, p.world_size, p.repeat, p.reference, p.reference_world_size,

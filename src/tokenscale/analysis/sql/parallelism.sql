@@ -48,7 +48,7 @@ agreed AS (
     SELECT
         a.run_id,
         max(abs(a.loss - b.loss)) AS largest_loss_difference,
-        count(*) = count(*) FILTER (a.order_digest = b.order_digest) AS same_data
+        same_data(a.order_digest, b.order_digest) AS same_data
     FROM gathered AS a JOIN referenced AS b USING (run_id, step)
     GROUP BY a.run_id
 )
