@@ -93,7 +93,9 @@ rule one:
 SHARED = ", ranks=1, nodes=1, tasks_per_node=2, cpus_per_task=36, mpi='srun', gres='gpu:1', share=4"
 
 
-def run_campaign(folder, jobs=1, seconds=0, inputs="[]", resources="", first="", **plan):
+def run_campaign(
+    folder, *more_options, jobs=1, seconds=0, inputs="[]", resources="", first="", **plan
+):
     """The call's exit code and text, its calls of clients, and the outputs that are there."""
     commands = folder / "commands"
     commands.mkdir()
@@ -119,7 +121,7 @@ def run_campaign(folder, jobs=1, seconds=0, inputs="[]", resources="", first="",
     account = "--default-resources slurm_account=g1 slurm_partition=normal"
     words = f"{options} {settings} {account}".split()
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *words],
+        [sys.executable, "-m", "snakemake", *words, *more_options],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -128,7 +130,9 @@ def run_campaign(folder, jobs=1, seconds=0, inputs="[]", resources="", first="",
         text=True,
         timeout=240,
     )
-    calls = [json.loads(line) for line in (state / "calls").read_text().splitlines()]
+    calls = []
+    if (state / "calls").exists():
+        calls = [json.loads(line) for line in (state / "calls").read_text().splitlines()]
     outputs = {path.stem for path in folder.glob("*.txt")}
     return done.returncode, done.stdout, calls, outputs
 
@@ -183,6 +187,12 @@ def test_a_refusal_that_stays_is_final(refusal, tmp_path):
     assert code == 1 and not outputs
     assert count(calls, "sbatch") == 1
     assert refusal in text
+
+
+def test_array_jobs_are_refused_before_the_first_submission(tmp_path):
+    code, text, calls, _ = run_campaign(tmp_path, "--slurm-array-jobs", "one")
+    assert code == 2 and "slurm-array-jobs: one" in text and "Traceback" not in text
+    assert count(calls, "sbatch") == 0
 
 
 def test_a_job_that_ends_while_slurm_is_silent_is_noticed(tmp_path):

@@ -18,10 +18,10 @@ from typing import Any
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
-from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
 from tokenscale.cli.snakemake.shared_job import SharedJob, count_places
 
@@ -206,11 +206,15 @@ class CampaignExecutor(Executor):
     def __post_init__(self, test_mode: bool = False) -> None:
         super().__post_init__(test_mode)
         internals.check_executor(self)
-        if self.workflow.executor_settings.array_jobs:
-            raise WorkflowError(
-                "slurm-array-jobs: states of array tasks are not read here. Remove this line from "
-                "the profile; parts_per_job in config.yaml puts parts into one job."
-            )
+        if arrays := self.workflow.executor_settings.array_jobs:
+            with internals.exit_on_error():
+                raise UserError(
+                    "jobs of this workflow are no array jobs: the states of their tasks are not "
+                    "read.",
+                    found=f"slurm-array-jobs: {arrays}",
+                    next="remove this line from the profile; `parts_per_job` of the configuration "
+                    "puts many parts into one job",
+                )
 
     # -- submission
 
