@@ -20,7 +20,10 @@ KINDS = (
     "empty",
 )
 #: of text and JSON; in a file without such a place they are the first kind
-OF_TEXT = ("number", "nan", "infinity", "latin-1", "line", "name", "edit")
+OF_TEXT = ("number", "nan", "infinity", "value", "latin-1", "line", "name", "edit")
+#: values at the edges of JSON and of what Python reads of it
+EDGES = (b"1e999", b"-1e999", b"-0.0", b"1e-999", b"9223372036854775808", b"%d" % 2**1024)
+EDGES += (b'"\\ud800"', b'{"a": 1, "a": 2}', b"[" * 2000 + b"]" * 2000)
 OF_FILES = ("exchange", "remove", "folder", "copy")
 #: what opening may wait for, or read for ever
 SPECIAL = ("fifo", "device", "dangling")
@@ -74,9 +77,14 @@ def retyped(data: bytes, kind: str, draw: random.Random) -> bytes:
             return json.dumps(edited(json.loads(data), draw), indent=2).encode()
         except ValueError:
             kind = "flip"
-    if kind in ("number", "nan", "infinity") and numbers:
+    if kind in ("number", "nan", "infinity", "value") and numbers:
         place = draw.choice(numbers)
-        new = {"number": b"%d" % (int(place[0]) + 1), "nan": b"NaN", "infinity": b"-Infinity"}[kind]
+        new = {
+            "number": b"%d" % (int(place[0]) + 1),
+            "nan": b"NaN",
+            "infinity": b"-Infinity",
+            "value": draw.choice(EDGES),
+        }[kind]
     elif kind == "name" and names:
         place = draw.choice(names)
         new = draw.choice(

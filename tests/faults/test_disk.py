@@ -2,6 +2,7 @@
 then ends well.
 """
 
+import errno
 import json
 import os
 import subprocess
@@ -83,6 +84,24 @@ def test_a_disk_that_took_a_part_is_full_whoever_wrote(error):
     said = translate_error(error).render()
     assert said.startswith("tokenscale: the disk is full.") and os.getcwd() in said
     assert translate_error(OSError("10247 requested and 10247 read")) is None
+
+
+SYSTEM = ("EIO", "ESTALE", "EMFILE", "ENFILE", "EFBIG", "ENOLCK", "ETIMEDOUT", "EINTR", "EBUSY")
+SYSTEM += ("EREMOTEIO", "ENXIO", "ENODEV", "ETXTBSY", "EDEADLK", "ENOTCONN", "EHOSTDOWN")
+
+
+@pytest.mark.parametrize("name", SYSTEM)
+@pytest.mark.parametrize("path", [None, "results/x.json"])
+def test_what_the_system_refuses_is_told_with_its_place_and_reason(name, path):
+    number = getattr(errno, name)
+    said = translate_error(OSError(number, os.strerror(number), path)).render()
+    assert os.strerror(number) in said and (path or os.getcwd()) in said
+    assert "then repeat the command" in said
+
+
+def test_a_mistake_in_the_code_keeps_its_trace():
+    assert translate_error(FileNotFoundError(errno.ENOENT, "gone", "x")) is None
+    assert translate_error(OSError(errno.EBADF, "closed")) is None
 
 
 def test_weights_have_the_rights_of_all_other_files(tmp_path):

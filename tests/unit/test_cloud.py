@@ -249,6 +249,27 @@ def test_an_empty_bucket_and_a_path_out_of_the_folder_are_refused(project):
         pull()
 
 
+def test_a_worker_writes_inputs_of_runs_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("results/tokens").mkdir(parents=True)
+    Path("results/corpus").symlink_to(tmp_path)
+    Path("results/tokens/link").symlink_to(tmp_path)
+    for name in (
+        *("Makefile", "src/tokenscale/x.py", ".git/hooks/pre-commit", "config/config.yaml"),
+        *(".venv/lib/evil.pth", "results/runs/x", "results/x", "results", "results/", "", "/x"),
+        *(
+            "results/tokens/../../x",
+            "results/tokens/link/x",
+            "results/corpus/x",
+            "Results/tokens/x",
+        ),
+        *("results/tokens/.", "results/tokens//x", "results//tokens/x", "./results/tokens/x"),
+    ):
+        with pytest.raises(UserError, match="bucket"):
+            cloud.find_input_path(name)
+    assert cloud.find_input_path("results/tokens/a/b") == Path("results/tokens/a/b")
+
+
 class Recorded:
     def __init__(self):
         self.objects = {}

@@ -117,7 +117,18 @@ def test_what_belongs_to_nothing_is_said(results, capsys, name):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "5", "{}", '{"seal": 5}', '{"seal": "x", "a": NaN}', "{", "\xff", "[" * 99999]
+    "text",
+    [
+        "[]",
+        "5",
+        "{}",
+        '{"seal": 5}',
+        '{"seal": "x", "a": NaN}',
+        '{"seal": "x", "a": 1e999}',
+        "{",
+        "\xff",
+        "[" * 99999,
+    ],
 )
 def test_a_record_that_is_none_is_a_finding_and_no_stack_trace(results, text):
     (path,) = results.glob("runs/*/run.json")

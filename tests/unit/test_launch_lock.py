@@ -219,7 +219,19 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "text", [b"NaN", b'{"a": Infinity}', b"[-Infinity]", b"\xff", b"{", b"[" * 100_000, b""]
+    "text",
+    [
+        b"NaN",
+        b'{"a": Infinity}',
+        b"[-Infinity]",
+        b"[1e999]",
+        b'{"a": -1e400}',
+        b'{"a": 1, "a": 2}',
+        b"\xff",
+        b"{",
+        b"[" * 100_000,
+        b"",
+    ],
 )
 def test_json_that_we_do_not_write_is_refused_with_its_name(tmp_path, text):
     (tmp_path / "record.json").write_bytes(text)

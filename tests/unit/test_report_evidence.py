@@ -22,7 +22,15 @@ from tokenscale.base.files import read_json, write_json
 from tokenscale.cli.main import main
 from tokenscale.report import build
 from tokenscale.report.build import rebuild
-from tokenscale.report.packed_logs import INDEX, JUDGED, TableInputs, pack, restore
+from tokenscale.report.packed_logs import (
+    INDEX,
+    JUDGED,
+    UNFINISHED,
+    TableInputs,
+    pack,
+    record_made,
+    restore,
+)
 
 pytestmark = pytest.mark.slow(20)
 
@@ -90,8 +98,8 @@ def test_tables_claims_and_report_come_again_from_the_archive_alone(
     made, archive, tmp_path, capsys
 ):
     output = tmp_path / "build"
-    write_json(output / INDEX, [])
-    write_json(output / "stores/stale.json", {})  # of an earlier call
+    write_json(output / INDEX, UNFINISHED)
+    write_json(output / "stores/stale.json", {})  # of a call that was killed
     rebuild(archive, output, LEDGER, **COPIED)
     assert not (output / "stores").exists()
     for path in (made / "tables/demo").iterdir():
@@ -243,6 +251,38 @@ def test_what_holds_other_files_is_not_replaced(archive, results):
         with pytest.raises(UserError, match="holds other files"):
             restore(archive, place)
     assert (results / INPUTS.table).is_file()
+
+
+FOREIGN_INDICES = ({"my": "own list"}, [], {"files": []}, {"files": {"thesis.txt": "0" * 64}})
+
+
+@pytest.mark.parametrize("index", FOREIGN_INDICES)
+def test_a_foreign_file_of_the_index_name_makes_nothing_ours(index, archive, tmp_path):
+    write_json(tmp_path / INDEX, index)
+    (tmp_path / "thesis.txt").write_text("years")
+    with pytest.raises(UserError, match="holds other files"):
+        restore(archive, tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "years"
+
+
+@pytest.mark.parametrize("change", ["add", "edit", "link"])
+def test_a_rebuilt_folder_is_replaced_unless_somebody_changed_it(change, archive, tmp_path):
+    output = tmp_path / "build"
+    for _ in range(2):
+        restore(archive, output)
+        record_made(output)
+    path = output / INPUTS.table
+    if change == "add":
+        path = path.with_name("notes.md")
+    elif change == "link":
+        path.unlink()
+        path.symlink_to(tmp_path)
+    if change != "link":
+        path.write_text("mine")
+    with pytest.raises(UserError, match="holds other files") as caught:
+        restore(archive, output)
+    assert path.name in str(caught.value.facts["found"])
+    assert change == "link" or path.read_text() == "mine"
 
 
 @pytest.mark.experiment

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -479,6 +480,20 @@ def check_relative_path(name: object) -> str:
     return "/".join(map(check_file_name, name.split("/") if isinstance(name, str) else [name]))
 
 
+def inside(root: Path, name: object) -> Path:
+    """Return the path of a name that came from data, below a folder that the caller names.
+
+    Raises ValueError for a name that is no path of plain file names, and for one that leads through
+    a link.
+    """
+    path = root
+    for part in check_relative_path(name).split("/"):
+        path = path / part
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link")
+    return path
+
+
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
     """Read a JSON file. Raises UserError if it is missing, broken, holds NaN or infinity, or is no
     regular file.
@@ -495,15 +510,30 @@ def read_json(path: str | Path, what: str = "file", next: str | None = None) -> 
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON as `pretty_json` writes it. Raises ValueError, also for NaN, infinity and text
-    that is not UTF-8.
+    """Parse JSON as `pretty_json` writes it. Raises ValueError, also for numbers that are not
+    finite, for an object that has a key twice, and for text that is not UTF-8.
     """
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
+    def parse_float(digits: str) -> float:
+        number = float(digits)
+        if not math.isfinite(number):
+            raise ValueError(f"{digits[:20]} is too large a number")
+        return number
+
+    def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("an object has a key twice")
+        return found
+
     return json.loads(
-        text if isinstance(text, str) else text.decode("utf-8"), parse_constant=refuse
+        text if isinstance(text, str) else text.decode("utf-8"),
+        parse_constant=refuse,
+        parse_float=parse_float,
+        object_pairs_hook=build_object,
     )
 
 

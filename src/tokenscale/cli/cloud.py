@@ -22,6 +22,7 @@ from tokenscale.base.files import (
     check_file_name,
     check_relative_path,
     check_types,
+    inside,
     parse_json,
     pretty_json,
     read_json,
@@ -43,6 +44,8 @@ NAMED = ("corpora", "mixtures", "tokenizers")
 #: seconds
 TICK_S = 0.5
 CHECKPOINT = "checkpoint.json"
+#: folders of results that hold inputs of runs
+INPUT_FOLDERS = ("corpus", "tokens", "tokenizers", "mixtures", "arms")
 NEXT_BUCKET = "use another prefix of the bucket, or the configuration of its project"
 
 
@@ -314,7 +317,7 @@ def pull(config: "Config", experiments: list[str]) -> str:
         files |= _parse(bucket.read(key) or b"", bucket, key)["files"]
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
-            fetch_input(bucket, path=_checked_path(path), facts=facts)
+            fetch_input(bucket, path=find_input_path(path), facts=facts)
     listed = bucket.list("runs/")
     fetched = 0
     ended = [
@@ -337,19 +340,37 @@ def pull(config: "Config", experiments: list[str]) -> str:
         ]
         # the mark of the end comes last
         for key in sorted(keys, key=lambda key: key == f"{prefix}done.json"):
-            bucket.download(key, Path("results", _checked_path(key)))
+            bucket.download(key, _find_path(Path("results"), key))
         fetched += 1
     return f"{bucket.address}: {len(ended)} finished runs, {fetched} of them fetched"
 
 
-def _checked_path(path: str) -> Path:
-    """Return a path of the bucket if it lies below this folder."""
+def _find_path(root: Path, name: str) -> Path:
+    """Return the path of a name of the bucket below a folder."""
     try:
-        return Path(check_relative_path(path))
-    except ValueError:
+        return inside(root, name)
+    except ValueError as error:
         raise UserError(
-            "a path in the bucket leads out of this folder.", path=path, next=NEXT_BUCKET
+            "a path in the bucket leads out of this folder.",
+            path=name,
+            reason=error,
+            next=NEXT_BUCKET,
         ) from None
+
+
+def find_input_path(name: str) -> Path:
+    """Return where an input that a bucket names is written. Raises UserError for a path outside of
+    the folders of inputs: whoever writes to the bucket must not write code here.
+    """
+    folder, _, rest = name.partition("/")
+    if folder != "results" or rest.partition("/")[0] not in INPUT_FOLDERS:
+        raise UserError(
+            "the bucket names a file that is no input of runs.",
+            path=name,
+            expected=f"results/{{{','.join(INPUT_FOLDERS)}}}/…",
+            next=NEXT_BUCKET,
+        )
+    return _find_path(Path("results"), rest)
 
 
 # --- workers
@@ -387,7 +408,7 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     plan = _parse(data, bucket, key)
     failed = {}
     for path, facts in plan["files"].items():
-        fetch_input(bucket, path=_checked_path(path), facts=facts)
+        fetch_input(bucket, path=find_input_path(path), facts=facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
         if (code := train_run(bucket, settings, every_s)) == RESUME_EXIT_CODE:
             return code
@@ -436,7 +457,7 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     mirror = Mirror(bucket=bucket, settings=settings, directory=output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         for key in bucket.list(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/"):
-            if not (path := Path("results", _checked_path(key))).is_file():
+            if not (path := _find_path(Path("results"), key)).is_file():
                 bucket.download(key, path)
     mirror.fetch()
     with open_run(
@@ -639,7 +660,7 @@ class Mirror:
         return found
 
     def _path(self, key: str) -> Path:
-        return self._directory / _checked_path(key.removeprefix(self._key))
+        return _find_path(self._directory, key.removeprefix(self._key))
 
     def _warn(self, error: UserError) -> None:
         text = redact_credentials(error.render())

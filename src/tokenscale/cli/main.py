@@ -28,6 +28,8 @@ SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 #: a file where a folder is needed, and the like
 MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+#: numbers that mean a mistake in the code: files that are gone or closed, wrong arguments
+MISTAKES = (errno.ENOENT, errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ESRCH, errno.ECHILD)
 #: type names and messages of libraries' out-of-memory errors; Arrow's and NumPy's are MemoryErrors
 NO_MEMORY = ("OutOfMemoryError", "OutOfMemoryException", "DefaultCPUAllocator: ")
 
@@ -57,7 +59,21 @@ def translate_error(error: Exception) -> UserError | None:
         return UserError(how, **facts, next="make it writable for this user, or use another folder")
     if (number in MISPLACED or _is_unmade_folder(error, number)) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
-    return _translate_memory_error(error, number)
+    return _translate_memory_error(error, number) or _translate_fault(number, facts)
+
+
+def _translate_fault(number: int | None, facts: dict[str, Any]) -> UserError | None:
+    """Return the error for what a sick disk, a file system that is away or a limit gives; None for
+    a number that only a mistake in the code gives.
+    """
+    if number is None or number in MISTAKES:
+        return None
+    place = {"folder": Path.cwd()} if facts["path"] is None else {}
+    return UserError(
+        "the system refused to read or write.",
+        **{name: value for name, value in (facts | place).items() if value is not None},
+        next="look at the disk and the limits (dmesg, df -h ., ulimit -a), then repeat the command",
+    )
 
 
 def _find_number(error: Exception) -> int | None:

@@ -15,7 +15,7 @@ from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.report import bundle, claims, page, pdf, save
-from tokenscale.report.packed_logs import restore
+from tokenscale.report.packed_logs import record_made, restore
 from tokenscale.settings.registry import drawn_figures
 
 CLAIMS = "claims.json"
@@ -121,4 +121,6 @@ def rebuild(
     """
     experiments = restore(archive, output)
     folders = (output / name for name in ("tables", "figures", "report"))
-    return write(experiments, *folders, ledger=ledger, workflow=workflow, citation=citation)
+    written = write(experiments, *folders, ledger=ledger, workflow=workflow, citation=citation)
+    record_made(output)
+    return written

@@ -7,6 +7,7 @@ import lzma
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.analysis import tables
 from tokenscale.analysis.ingest import TableInputs, read_inputs
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import (
     RATIO,
     UNPACKED,
@@ -23,16 +24,21 @@ from tokenscale.base.files import (
     check_file_name,
     check_relative_path,
     check_types,
+    inside,
     parse_json,
     read_file,
+    read_json,
     report_malformed,
+    sha256_file,
     write_json,
 )
 
 #: name of the archive in the folder of a report
 LOGS = "logs.json.xz"
-#: in a folder that was made from an archive: the list of its experiments and their inputs
+#: in a folder that was made from an archive: its files with their hashes
 INDEX = "archive.json"
+#: its content until all of them are made
+UNFINISHED: dict[str, Any] = {"schema": 1, "files": {}, "unfinished": True}
 #: bytes that are no text, as in a damaged log, come back as they were
 ENCODING = ("utf-8", "surrogateescape")
 #: files of a run that tables are made of, and those that its seal covers
@@ -134,26 +140,67 @@ def restore(archive: Path, output: Path) -> list[str]:
 
     Raises UserError for a damaged archive, and for a folder that holds anything else.
     """
-    if (
-        output.exists()
-        and not (output / INDEX).is_file()
-        and (not output.is_dir() or any(output.iterdir()))
-    ):
-        what = "the folder for the evidence holds other files."
-        next_step = "name a new folder with --output"
-        raise UserError(what, folder=output, next=next_step)
+    _check_replaceable(output)
     experiments, files, judged = _unpack(archive)
     shutil.rmtree(output, ignore_errors=True)
+    write_json(output / INDEX, value=UNFINISHED)
     for name, content in files.items():
-        path = output / name
+        path = inside(output, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    write_json(output / INDEX, value=[asdict(inputs) for inputs in experiments])
     for inputs in experiments:
         folder = output / "tables" / inputs.experiment
         inputs.ingest(output, output=folder)
         _add_judged(folder, judged=judged.get(inputs.experiment, {}))
     return [inputs.experiment for inputs in experiments]
+
+
+def record_made(output: Path) -> None:
+    """Record which files a folder holds, once all are made: a later call may replace these, and no
+    others.
+    """
+    hashes = {name: sha256_file(output / name) for name in _list_names(output) if name != INDEX}
+    write_json(output / INDEX, value={"schema": 1, "files": hashes})
+
+
+def _check_replaceable(output: Path) -> None:
+    """Raise UserError for a folder with a file that `record_made` did not record, or that was
+    changed since.
+    """
+    record: Any = None
+    with suppress(UserError):
+        record = read_json(output / INDEX)
+    if record == UNFINISHED:
+        return
+    known = isinstance(record, dict) and isinstance(record.get("files"), dict)
+    made = record["files"] | {INDEX: None} if known else {}
+    others = [
+        name
+        for name in _list_names(output)
+        if name not in made or (name != INDEX and not _is_file_with(output / name, made[name]))
+    ]
+    if others:
+        raise UserError(
+            "the folder for the evidence holds other files.",
+            folder=output,
+            found=few(others),
+            next=f"name a new folder with --output, or remove this one: rm -r {output}",
+        )
+
+
+def _list_names(folder: Path) -> list[str]:
+    """Return the sorted paths of all that is no folder below a folder, or of the file itself."""
+    if not folder.is_dir():
+        return [folder.name] if os.path.lexists(folder) else []
+    return sorted(
+        Path(place, name).relative_to(folder).as_posix()
+        for place, folders, files in os.walk(folder)
+        for name in (*files, *(name for name in folders if Path(place, name).is_symlink()))
+    )
+
+
+def _is_file_with(path: Path, sha256: object) -> bool:
+    return not path.is_symlink() and sha256_file(path) == sha256
 
 
 def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[str, Any]]:
