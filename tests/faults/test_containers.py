@@ -74,6 +74,7 @@ def test_locks_are_free_and_temporary_files_are_removed(tmp_path, other_boot):
     assert all(("boot 00000000" in path.read_text()) == other_boot for path in owners)
     following.communicate("\n", timeout=30)
     assert following.returncode == 0
-    assert {path.name for path in (folder / "run").iterdir()} == {".lock", "done.json"}
+    left = {path.name for path in (folder / "run").iterdir()} - {".lock", "done.json"}
+    assert len(left) == other_boot, "for a day, as another node's locks may not reach this one"
     assert json.loads((folder / "run/done.json").read_text()) == "whole"
     assert [path.name for path in (folder / ".snakemake").iterdir()] == ["tokenscale.owners"]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -180,8 +181,8 @@ def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(
     made = []
     make = files.tempfile.mkstemp
 
-    def make_and_look(*arguments):
-        made.append(make(*arguments))
+    def make_and_look(**names):
+        made.append(make(**names))
         if len(made) <= times:
             files._remove_left_over.__wrapped__(tmp_path)
         return made[-1]
@@ -190,6 +191,22 @@ def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(
     with files.atomic(tmp_path / "a.json") as path:
         assert path.exists() and len(made) == times + 1
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(("age_s", "stays"), [(0, True), (86_000, True), (87_000, False)])
+def test_a_temporary_file_of_another_boot_stays_for_a_day_whatever_its_lock(
+    age_s, stays, tmp_path, monkeypatch
+):
+    """Locks of another node may not reach this one: Lustre with localflock."""
+    with monkeypatch.context() as on_other:
+        on_other.setattr(files, "get_boot_id", lambda: "another boot")
+        name = files.name_temporary()
+    left = tmp_path / f"{name}x.a.json.tmp"
+    left.touch()
+    os.utime(left, (time.time() - age_s,) * 2)
+    files._remove_left_over.cache_clear()
+    write_json(tmp_path / "a.json", {})
+    assert left.exists() is stays
 
 
 def test_a_file_in_a_new_folder_has_usual_permissions_and_is_closed(tmp_path):

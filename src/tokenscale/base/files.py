@@ -27,6 +27,8 @@ os.umask(UMASK)
 #: that left one
 POLL_S = 1.0
 PATIENCE_S = 120.0
+#: seconds after which a temporary file of another boot is a dead process's
+DAY_S = 86_400.0
 #: how names of temporary files begin
 TEMPORARY = ".tokenscale-"
 _REMOVE = "remove it, or name another path"
@@ -43,15 +45,17 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """Yield a new file next to `path`; it is synced and renamed on success, and removed on failure.
 
     Readers see the old or the complete new file and, if `durable`, also after a power cut. The new
-    file is locked while the block runs, so that the files of killed processes can be told from
-    those of living ones, on every machine.
+    file names the boot and is locked while the block runs, so that the files of killed processes
+    can be told from those of living ones.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
     while True:
         # refuses links: a new name
-        descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)
+        descriptor, name = tempfile.mkstemp(
+            suffix=f".{path.name}.tmp", prefix=name_temporary(), dir=path.parent
+        )
         # a file system without locks: what a killed process leaves there stays
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -94,14 +98,23 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 @cache  # a folder of many files is listed once
 def _remove_left_over(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed: nobody locks them."""
+    """Remove the temporary files of processes that were killed: of this boot those that nobody
+    locks, of another one, whose locks may not reach this machine, those that are a day old.
+    """
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
-        with (
-            suppress(OSError, UserError),
-            open(open_file(left, flags=os.O_RDWR, follow=False), "rb+") as file,
-        ):
-            if acquire(file):
+        with suppress(OSError, UserError):
+            if left.name.startswith(name_temporary()):
+                with open(open_file(left, flags=os.O_RDWR, follow=False), "rb+") as file:
+                    if acquire(file):
+                        left.unlink()
+            elif time.time() - left.lstat().st_mtime > DAY_S:
                 left.unlink()
+
+
+def name_temporary() -> str:
+    """Return how names of this boot's temporary files begin."""
+    place = get_boot_id() or platform.node()
+    return f"{TEMPORARY}{sha256_text(place)[:8]}-"
 
 
 def sync(path: str | Path) -> None:
