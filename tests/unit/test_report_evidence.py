@@ -152,11 +152,18 @@ def test_what_token_stores_showed_is_packed_and_can_only_add_to_what_logs_say(re
     more = said[run] | {
         "reasons": f"{said[run]['reasons']}; more",
         "validity": "invalid",
-        "unchecked": "",
     }
+    recounted = "; ".join(
+        reason for reason in more["unchecked"].split("; ") if "not at hand" not in reason
+    )
+    assert recounted
     for packed, expected in (
         (more, more),
         (said[run] | {"validity": "valid"}, said[run]),
+        (more | {"validity": "valid"}, more | {"validity": said[run]["validity"]}),
+        (more | {"reasons": "more"}, more | {"reasons": f"more; {said[run]['reasons']}"}),
+        (more | {"validity": "missing"}, said[run]),
+        (more | {"unchecked": ""}, more | {"unchecked": recounted}),
         (said[run] | {"validity": "valid", "reasons": ""}, said[run]),
         ({"validity": "valid"}, said[run]),
     ):

@@ -46,6 +46,10 @@ OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*
 #: what `ingest` says of a run after a comparison with its token stores, which are not in the
 #: archive
 JUDGED = ("validity", "reasons", "cautions", "unchecked")
+#: words of `validity`, the worst last
+SEVERITY = ("valid", "suspect", "invalid")
+#: why a value was not checked that could be where the token stores are
+NOT_AT_HAND = "not at hand"
 
 
 def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
@@ -241,20 +245,29 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
 
 def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
     """Add what a comparison with their token stores showed of runs when they were packed: more
-    reasons and cautions.
+    reasons and cautions, and a worse word. Nothing that the logs say is taken back.
     """
     rows = pq.read_table(folder / "runs.parquet", use_threads=False).to_pylist()
     for row in rows:
         packed = judged.get(row["run_id"], {})
-        texts = (
-            [(of[name] or "").split("; ") for of in (row, packed)]
-            for name in ("reasons", "cautions")
-        )
-        if packed.keys() == {*JUDGED} and all({*own} - {""} <= {*of} for own, of in texts):
-            row |= (
-                packed
-                if packed["reasons"] != row["reasons"]
-                else packed | {"validity": row["validity"]}
-            )
+        if packed.keys() != {*JUDGED} or not {row["validity"], packed["validity"]} <= {*SEVERITY}:
+            continue
+        row["validity"] = max(row["validity"], packed["validity"], key=SEVERITY.index)
+        row["reasons"] = _unite(row["reasons"], packed["reasons"])
+        row["cautions"] = _unite(row["cautions"], packed["cautions"])
+        row["unchecked"] = _unite(row["unchecked"], packed["unchecked"], replaceable=NOT_AT_HAND)
     tables.write(folder / "runs.parquet", table="runs", rows=rows)
     tables.write_manifest(folder)
+
+
+def _unite(own: str | None, packed: str | None, replaceable: str | None = None) -> str:
+    """Return the packed text, followed by sentences of our own that it lacks; those that hold the
+    `replaceable` words may be lacking.
+    """
+    given = (packed or "").split("; ")
+    lacking = [
+        sentence
+        for sentence in (own or "").split("; ")
+        if sentence not in given and not (replaceable and replaceable in sentence)
+    ]
+    return "; ".join(filter(None, [*given, *lacking]))
