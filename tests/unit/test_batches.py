@@ -4,6 +4,8 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from tests.corpora import Lab, check_order, documents_of, make_run, same, take
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs, Prefetcher, document_ids, merge_states
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.order.permutation import permute
+from tokenscale.data.batches.stored import BucketedBatches
+from tokenscale.data.order.permutation import ShuffledOrder, permute
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
@@ -225,10 +228,43 @@ def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):
     whole = 5 * 64 // len(documents)
     expected = [d[1 : T + 1].tolist() for d in documents]
     assert all(found.count(d) >= whole * expected.count(d) for d in expected)
-    lengths = [(b.labels_bt != IGNORED).sum(axis=1) for b in batches]
-    assert np.mean([np.ptp(n) for n in lengths]) < 2  # of 1 … 16
+
+    def read_lengths(of):
+        return [(batch.labels_bt != IGNORED).sum(axis=1) for batch in of]
+
+    lengths = read_lengths(batches)
+    in_any_order = replace(run, approach="pretokenized-padded")
+    others = read_lengths(take(lab.batches(in_any_order), 64))
+    assert np.mean([np.ptp(n) for n in lengths]) < 0.5 * np.mean([np.ptp(n) for n in others])
     order = [int(n.max()) for n in lengths]
     assert order != sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch"),
+    [(1, 1), (3, 8), (8, 8), (64, 8), (512, 8), (513, 8), (1000, 8), (1000, 64), (16_213, 512)],
+)
+def test_a_pass_of_length_bucketed_batches_reads_every_document(rows, batch):
+    """Three passes of ceil(documents / batch) steps, as other approaches need them; the digest of
+    any step is the same wherever reading began.
+    """
+    lengths = np.random.default_rng(1).lognormal(5, 1, rows).astype(np.int64) + 3
+    batches = object.__new__(BucketedBatches)
+    batches._order = ShuffledOrder(rows, seed=5)
+    batches._store = SimpleNamespace(lengths_of=lambda documents: lengths[documents])
+    batches._seed = 5
+    batches._global_batch = batch
+    batches.slots = np.arange(batch)
+    read: dict[int, list[int]] = {}
+    for step in range(-(-3 * rows // batch)):
+        steps, documents = batches.choose(step)
+        read[step] = documents[step - int(steps[0])].tolist()
+    for epoch in range(1, 4):
+        seen = [document for step in range(-(-epoch * rows // batch)) for document in read[step]]
+        counts = np.bincount(seen, minlength=rows)
+        assert counts.min() >= epoch and counts.max() <= epoch + -(-batch // rows)
+    apart = rows >= 2 * batch
+    assert not apart or np.mean([len({*documents}) for documents in read.values()]) > 0.97 * batch
 
 
 def test_online_and_offline_are_bit_identical_on_1_000_hostile_documents(tmp_path):

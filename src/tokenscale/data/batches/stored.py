@@ -159,10 +159,12 @@ MULTIPLE = 64
 class BucketedBatches(RowBatches):
     """One document per row, batched with documents of similar length and padded to the longest.
 
-    The documents of every 64 global batches are sorted by length, split into batches again, and the
-    batches are shuffled. The global order remains a pure function of (seed, step) and there is
-    little padding. In return, the documents of a batch have about the same length, and batches
-    differ in shape. Documents longer than the sequence length are cut.
+    The documents of a window, which is 64 global batches or what a pass has left, are sorted by
+    length, split into batches again, and the batches are shuffled. The global order remains a pure
+    function of (seed, step) and there is little padding. In return, the documents of a batch have
+    about the same length, and batches differ in shape. Documents longer than the sequence length
+    are cut. A pass over a mixture is as many documents as its corpora have together: one that is
+    drawn more often than the others may come several times in a window.
     """
 
     def __init__(
@@ -194,23 +196,30 @@ class BucketedBatches(RowBatches):
         """Return the batches of a step's window: its documents sorted by length, split and
         shuffled.
         """
-        window = step // WINDOW
-        steps = np.arange(window * WINDOW, (window + 1) * WINDOW, dtype=np.int64)
+        steps, number = self._find_window(step)
         documents = self._order.samples(
             (steps[:, None] * self._global_batch + np.arange(self._global_batch)).ravel()
         )
         lengths = self._store.lengths_of(documents)
-        by_length = np.argsort(lengths, kind="stable").reshape(WINDOW, self._global_batch)
-        shuffled = by_length[
-            permute(
-                np.arange(WINDOW),
-                n=WINDOW,
-                seed=self._seed,
-                epoch=window,
-            )
-        ]
+        by_length = np.argsort(lengths, kind="stable").reshape(len(steps), self._global_batch)
+        places = permute(np.arange(len(steps)), n=len(steps), seed=self._seed, epoch=number)
+        shuffled = by_length[places]
         self._lengths = lengths[shuffled]
         return steps, documents[shuffled][:, self.slots]
+
+    def _find_window(self, step: int) -> tuple[np.ndarray, int]:
+        """Return the steps of the window with this step, int64, and a number of its own.
+
+        Windows end with each pass over the documents, so that a pass reads every one: pass e begins
+        at step ceil(e * documents / batch).
+        """
+        number = step * self._global_batch // self._order.rows
+        begin, end = (
+            -(-epoch * self._order.rows // self._global_batch) for epoch in (number, number + 1)
+        )
+        first = begin + (step - begin) // WINDOW * WINDOW
+        stop = min(first + WINDOW, end)
+        return np.arange(first, stop, dtype=np.int64), number + first // WINDOW
 
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """Return a batch as wide as its longest document over all ranks."""
