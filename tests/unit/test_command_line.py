@@ -4,6 +4,8 @@ that are not UTF-8.
 
 import argparse
 import io
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import expand_path, read_arguments, write_arguments
 from tokenscale.cli.main import Parser, main
+from tokenscale.cli.train import command as train
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -97,3 +100,33 @@ def test_paths_behind_flags_are_expanded_and_texts_are_not(tmp_path, monkeypatch
 def test_a_folder_that_cannot_be_made_is_no_trace(command, folder, capsys):
     assert main([*command.split(), folder]) == 2
     assert folder in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_works_with_closed_streams_as_daemons_start_it(closed, tmp_path):
+    settings = '{"name": "numbers", "kind": "numbers", "vocabulary_size": 20}'
+    command = f"{sys.executable} -m tokenscale tokenizer --settings '{settings}' --output m.json"
+    done = subprocess.run(f"{command} {closed}", shell=True, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done
+    assert json.loads((tmp_path / "m.json").read_text())["vocabulary_size"] == 20
+
+
+@pytest.mark.parametrize(("only_prints", "code"), [(True, 0), (False, 1)])
+def test_a_reader_that_leaves_ends_what_makes_something_with_a_word(only_prints, code):
+    text = f"""
+import sys
+from tokenscale.cli.main import exit_code
+def run():
+    raise BrokenPipeError
+sys.exit(exit_code(run, "help", only_prints={only_prints}))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == code
+    assert ("before its work was done" in done.stderr) is not only_prints
+
+
+def test_a_run_that_is_not_complete_fails_its_command(tmp_path, capsys):
+    for status, code in (("complete", 0), ("nonfinite", 1), ("failed", 1)):
+        (tmp_path / "done.json").write_text(json.dumps({"status": status}))
+        assert train.report_failure(tmp_path / "done.json") == code
+        assert (f"not complete: {status}" in capsys.readouterr().err) is bool(code)

@@ -150,6 +150,8 @@ def test_a_job_is_told_by_its_controller(slurm):
         and found.log == "/p/results/logs/45.log"
     )
     assert found.record()["queue_s"] == 90.0
+    set_back = replace(found, started_unix_s=found.submitted_unix_s - 2400)
+    assert set_back.record()["queue_s"] is None, "summer time ended meanwhile"
 
 
 def test_whether_a_job_may_still_write(slurm, monkeypatch):

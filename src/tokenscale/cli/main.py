@@ -186,6 +186,8 @@ GROUPS = {
     },
 }
 COMMANDS = [command for commands in GROUPS.values() for command in commands]
+#: commands that make nothing that lasts
+PRINTING = {*GROUPS["before a run"], "advise", "status", "verify", "diff", "environment", "golden"}
 #: commands of several files, in a folder
 IN_FOLDERS = ("status", "train")
 
@@ -258,6 +260,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Return its exit code: 0, or 2 for a user's mistake."""
+    open_missing_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     # a terminal or log that is not UTF-8 shows ? for what it lacks
     for stream in (sys.stdout, sys.stderr):
@@ -297,13 +300,30 @@ def main(arguments: list[str] | None = None) -> int:
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
-    return exit_code(run, help_command=f"tokenscale {command} --help")
+    return exit_code(
+        run, help_command=f"tokenscale {command} --help", only_prints=command in PRINTING
+    )
 
 
-def exit_code(run: Callable[[], int | None], help_command: str) -> int:
+def open_missing_streams() -> None:
+    """Open the null device for standard streams that were closed, as daemons and `2>&-` do: else
+    the next file that is opened would take their place.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            stream = open(number, "r" if number == 0 else "w", encoding="utf-8")  # noqa: SIM115  # stays open
+            setattr(sys, name, stream)
+
+
+def exit_code(run: Callable[[], int | None], help_command: str, only_prints: bool = False) -> int:
     """Run a command and return its exit code; print a user's mistake as one message.
 
-    `help_command` is the next step of a mistake that names none.
+    `help_command` is the next step of a mistake that names none. A command that makes something,
+    and whose reader leaves before it is made, fails.
     """
     try:
         return run() or 0
@@ -313,7 +333,11 @@ def exit_code(run: Callable[[], int | None], help_command: str) -> int:
         return 2
     except BrokenPipeError:  # the reader of our output has exited (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if only_prints:
+            return 0
+        text = "the reader of this command's output has left, so it ended before its work was done."
+        print(UserError(text, next="repeat it without `| head`").render(), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("tokenscale: interrupted.", file=sys.stderr)
         return 130

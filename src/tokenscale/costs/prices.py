@@ -20,6 +20,7 @@ from tokenscale.costs.flops import (
 )
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.pipeline_schedules import bubble_share
+from tokenscale.costs.schedule import count_steps
 from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
@@ -282,7 +283,7 @@ def _count_steps(
         if epochs is None:
             assert budget.useful_tokens is not None  # the only kind left
             epochs = budget.useful_tokens / rows.useful_tokens
-        last = max(1, math.ceil(epochs * rows.per_epoch / run.global_batch))
+        last = count_steps(epochs, rows.per_epoch, run.global_batch)
     return max(0, last - start_step(run)), None
 
 

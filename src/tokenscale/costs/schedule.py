@@ -1,6 +1,7 @@
 """Length of a run, its epochs, and its learning rate by step: arithmetic of its settings."""
 
 import math
+from fractions import Fraction
 
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings
 
@@ -12,10 +13,20 @@ def steps_of(
     for wall time.
     """
     if budget.epochs is not None:
-        return max(1, math.ceil(budget.epochs * rows_per_epoch / global_batch))
+        return count_steps(budget.epochs, rows_per_epoch, global_batch)
     if budget.flops is not None:
         return max(1, math.ceil(budget.flops / (flops_per_row * global_batch)))
     return budget.steps if budget.kind == "steps" else None
+
+
+def count_steps(epochs: float, rows_per_epoch: float, global_batch: int) -> int:
+    """Return the steps of so many passes, at least 1. Epochs count as the decimals that were
+    written: 1.1 passes over 10 rows are 11 rows.
+
+    >>> count_steps(1.1, rows_per_epoch=10, global_batch=1)
+    11
+    """
+    return max(1, math.ceil(Fraction(str(epochs)) * Fraction(rows_per_epoch) / global_batch))
 
 
 def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:

@@ -30,10 +30,14 @@ class Job:
     log: str | None
 
     def record(self) -> dict[str, Any]:
-        """Return the description for an attempt's record, with the seconds spent in the queue."""
+        """Return the description for an attempt's record, with the seconds spent in the queue:
+        unknown where SLURM's local times run backwards, in the hour that summer time ends twice.
+        """
         start = self.started_unix_s
         submitted = self.submitted_unix_s
         waited = None if start is None or submitted is None else start - submitted
+        if waited is not None and waited < 0:
+            waited = None
         return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
 
 
