@@ -105,10 +105,10 @@ def test_a_folder_that_cannot_be_made_is_no_trace(command, folder, capsys):
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_command_works_with_closed_streams_as_daemons_start_it(closed, tmp_path):
     settings = '{"name": "numbers", "kind": "numbers", "vocabulary_size": 20}'
-    command = f"{sys.executable} -m tokenscale tokenizer --settings '{settings}' --output m.json"
+    command = f"{sys.executable} -m tokenscale tokenizer --settings '{settings}' --output out/manifest.json"
     done = subprocess.run(f"{command} {closed}", shell=True, cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done
-    assert json.loads((tmp_path / "m.json").read_text())["vocabulary_size"] == 20
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["vocabulary_size"] == 20
 
 
 @pytest.mark.parametrize(("only_prints", "code"), [(True, 0), (False, 1)])
