@@ -121,6 +121,11 @@ def test_globs_are_sorted_and_no_file_is_read_twice(tmp_path, monkeypatch):
         texts_of(source("data/**/*.parquet", maximum_documents=2))
         == [t for t, _ in sorted(found)][:2]
     )
+    (tmp_path / "data/latest.parquet").symlink_to("a.parquet")
+    (tmp_path / "data/up").symlink_to(tmp_path / "data")
+    os.link(tmp_path / "data/a.parquet", tmp_path / "data/same.parquet")
+    names = ("data/**/*.parquet", str(tmp_path / "data/b/2.parquet"))
+    assert len(texts_of(source(*names))) == 4, "a file of several names is read once"
 
 
 def test_two_keys_make_a_corpus_and_no_path_is_in_its_manifest(tmp_path):

@@ -21,10 +21,10 @@ NO_MATCH = "no file fits a source's pattern."
 
 
 def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
-    """Return the files that match the paths and globs, each once. Raises UserError for a pattern
-    without a match.
+    """Return the files that match the paths and globs, each once, also where links give it further
+    names. Raises UserError for a pattern without a match.
     """
-    found: dict[Path, None] = {}
+    found: dict[object, Path] = {}
     for pattern in patterns:
         # an existing path is taken literally, even with glob characters
         matches = (
@@ -33,8 +33,11 @@ def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]
         paths = [Path(match) for match in matches if os.path.isfile(match)]
         if not paths:
             raise _no_match_error(pattern, key, matches)
-        found |= dict.fromkeys(paths)
-    return list(found)
+        for path in paths:
+            facts = path.stat()
+            # some file systems number no files
+            found.setdefault((facts.st_dev, facts.st_ino) if facts.st_ino else path, path)
+    return list(found.values())
 
 
 def shorten_paths(paths: list[Path]) -> dict[str, Path]:
