@@ -3,12 +3,21 @@ with.
 """
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
 
-from tokenscale.analysis.design import Design, find_problems
+from tests.operations import count_operations
+from tokenscale.analysis.design import (
+    Design,
+    check_compound_levels,
+    check_confounding,
+    check_repeated_data,
+    find_problems,
+)
 from tokenscale.analysis.readings import CorpusSize, read_texts
+from tokenscale.base.wording import listing
 from tokenscale.settings import experiments
 from tokenscale.settings.experiments import Experiment, PrimaryComparison, merge_settings
 from tokenscale.settings.machine import Machine
@@ -467,3 +476,61 @@ def test_world_sizes_are_held_against_what_is_here(device, gpus, cores, level, w
     found = design({"layout.data": [1, 4]}, runs={"device": device}, gpus=gpus, cores=cores)
     found = [(o.level, o.what) for o in find_problems(found)]
     assert (found[0][0], words in found[0][1]) == (level, True) if level else found == []
+
+
+def describe_confounding(names, cells) -> list[str]:
+    """Subject of each refusal, found from all pairs of cells."""
+    pairs = [
+        (a, b, [name for name in names if a[name] != b[name]])
+        for a, b in itertools.combinations(cells, 2)
+    ]
+    changes = [differing for _, _, differing in pairs]
+    alone = {differing[0] for differing in changes if len(differing) == 1}
+    subjects = []
+    explained = set(alone)
+    for name in names:
+        with_it = set(names).intersection(*(found for found in changes if name in found))
+        others = [other for other in names if other in with_it and other != name]
+        if others and name not in explained:
+            explained.update(with_it)
+            subjects.append(f"factor {name} never changes alone: {listing(others)} changes")
+    lonely = []
+    for cell in [] if subjects else cells:
+        fewest = min((found for a, b, found in pairs if cell in (a, b)), key=len)
+        if len(fewest) > 1:
+            levels = ", ".join(f"{name}={cell[name]}" for name in names)
+            lonely.append(f"cell {levels} differs from every other in {listing(fewest)} at once")
+    return lonely or [
+        *subjects,
+        *(f"no two cells differ in {name} alone" for name in names if name not in explained),
+    ]
+
+
+def test_confounding_is_found_as_by_all_pairs_of_cells():
+    chance = random.Random(57)
+    kinds = set()
+    factors = {"micro_batch": [1, 2], "precision": ["fp32", "bf16"], "sequence_length": [64, 128]}
+    factors["seed"] = [0, 1, 2]
+    cells = experiments.expand_cells(Experiment("?", factors=factors))
+    for _ in range(150):
+        kept = chance.sample(cells, chance.randint(2, 7))
+        found = design(factors, left_out=[c for c in cells if c not in kept], repeats=1)
+        expected = describe_confounding(found.factors, found.cells)
+        texts = [problem.what for problem in check_confounding(found)]
+        assert [t[: len(of)] for t, of in zip(texts, expected, strict=True)] == expected
+        kinds.update(subject.split()[0] for subject in expected)
+    assert kinds == {"factor", "cell", "no"}
+
+
+@pytest.mark.parametrize("check", [check_confounding, check_compound_levels, check_repeated_data])
+def test_checks_of_cells_grow_with_their_number(check):
+    def count(levels: int) -> int:
+        steps = [20 * n for n in range(1, levels + 1)]
+        together = [[n, n / 1000] for n in range(1, levels + 1)]
+        factors = {"budget.steps": steps, "seed, optimizer.learning_rate": together}
+        found = design(factors, repeats=1)
+        assert found.readings and found.factors
+        return count_operations(lambda: list(check(found)))
+
+    # 256 cells after 64: 4 times as much, 16 times if all pairs were compared
+    assert count(16) < 6 * count(8)

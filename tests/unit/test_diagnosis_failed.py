@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from tests.operations import count_operations
 from tokenscale.cli import main as cli
+from tokenscale.cli.status.failed import describe_failures
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 OWN = f"results/logs/train/{RUN}.log"
@@ -140,6 +142,25 @@ def test_many_failures_stay_readable(folder, capsys):
         text = said(folder, capsys, *[event | {"jobid": n} for n in range(100)])
         assert text.startswith("100 jobs failed") and len(text.splitlines()) < 160
         assert text.count("refused by sbatch") == shown, "jobs with one cause are told once"
+
+
+def test_of_many_runs_only_the_folders_of_failed_ones_are_read(folder):
+    def count(runs: int) -> int:
+        log = folder / ".snakemake/log/2026-11-21T161155.1.snakemake.log"
+        log.touch()
+        events = []
+        for number in range(runs):
+            run = RUN[:-2] + f"{number:02d}"
+            (folder / f"results/runs/{run}/attempt=00").mkdir(parents=True, exist_ok=True)
+            (folder / f"results/logs/train/{run}.log").write_text("ValueError: no tokens\n")
+            output = [f"results/runs/{run}/done.json"]
+            events.append(json.dumps(FAILED | {"jobid": number, "output": output}))
+        log.with_suffix(".jsonl").write_text("\n".join(events))
+        return count_operations(describe_failures)
+
+    count(10)  # fills caches of compiled patterns
+    few = count(10)
+    assert count(40) < 5 * few
 
 
 def test_nothing_to_read_is_no_failure(folder, capsys):

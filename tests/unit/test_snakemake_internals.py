@@ -121,3 +121,12 @@ def test_a_group_that_fails_is_one_job_with_its_own_log(tmp_path):
     assert read_failed_jobs(tmp_path / "events.jsonl") == [
         Job("parts", (), ("8.log",), {"other": ""}, slurm="8")
     ]
+
+
+def test_the_runs_of_a_job_are_those_of_its_target_jobs(monkeypatch):
+    jobs = ["train:run_id=a-w1-0123456789", "record:run_id=b-w2-0123456789", "ingest:experiment=c"]
+    words = ["snakemake", "--target-jobs", *jobs, "--allowed-rules", "train", "--mode", "remote"]
+    monkeypatch.setattr("sys.argv", words)
+    assert internals.get_job_runs() == ["a-w1-0123456789", "b-w2-0123456789"]
+    monkeypatch.setattr("sys.argv", ["snakemake", "runs"])
+    assert internals.get_job_runs() == []

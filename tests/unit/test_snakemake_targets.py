@@ -20,12 +20,13 @@ RUNS = {
 }
 
 
-def targets(root, **second) -> Targets:
+def targets(root, job_runs=(), **second) -> Targets:
     (root / "config/experiments").mkdir(parents=True, exist_ok=True)
     for name, more in {"first": {}, "second": second}.items():
         text = json.dumps({"question": "?", "runs": RUNS | more})
         (root / f"config/experiments/{name}.yaml").write_text(text)
-    return Targets(Config(CONFIG, root=root, layers=[("", CONFIG), ("", {}), ("--config", {})]))
+    layers = [("", CONFIG), ("", {}), ("--config", {})]
+    return Targets(Config(CONFIG, root=root, layers=layers), job_runs=job_runs)
 
 
 def test_a_run_reads_its_store_and_what_provides_the_state_that_it_resumes_from(
@@ -42,3 +43,29 @@ def test_a_run_reads_its_store_and_what_provides_the_state_that_it_resumes_from(
         resumed = targets(tmp_path, resume_from=state)
         (resumed_id,) = resumed.runs.keys() - {run_id}
         assert resumed.run_inputs(resumed_id)["resume_from"] == [provider]
+
+
+def test_the_job_of_a_run_builds_only_this_run_and_those_it_resumes_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (first,) = targets(tmp_path).runs
+    resume = {"resume_from": f"results/runs/{first}/checkpoints/step=5"}
+    planned = targets(tmp_path, **resume)
+    assert planned.runs.keys() > {first}
+    (second,) = planned.runs.keys() - {first}
+    assert targets(tmp_path, [first], **resume).runs == planned.runs  # there is no index
+    planned.write_index()
+    job = targets(tmp_path, [first], **resume)
+    assert job.runs == {first: planned.runs[first]}
+    job = targets(tmp_path, [second], **resume)
+    assert job.runs == planned.runs
+    assert job.run_inputs(second) == planned.run_inputs(second)
+
+
+def test_a_job_does_not_follow_the_index_of_other_experiments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    planned = targets(tmp_path, seed=1)
+    planned.write_index()
+    _, second = planned.runs
+    edited = targets(tmp_path, [second], seed=2)
+    assert len(edited.runs) == 2
+    assert second not in edited.runs

@@ -4,12 +4,14 @@ steadiness.
 
 import itertools
 import math
+import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.benchmarks import verdicts
+from tests.operations import count_operations
 from tokenscale.analysis import statistics, tables
 from tokenscale.analysis.expectations import NotCheckedError, Steps
 from tokenscale.analysis.statistics import (
@@ -193,6 +195,27 @@ def test_runs_out_of_order_are_counted_and_those_that_were_not_started_have_no_p
     found = order_kept([0, math.nan, 1, 2], [1.0, 0.0, math.nan, 2.0])
     assert (found.pairs, found.verdict) == (1, "in the planned order")
     assert order_kept([3], [1.0]).verdict == "order not known"
+
+
+def test_inversions_are_counted_as_by_all_pairs_of_runs():
+    chance = random.Random(57)
+    for _ in range(200):
+        count = chance.randint(0, 12)
+        positions = [chance.choice([*range(6), math.nan]) for _ in range(count)]
+        started_s = [chance.choice([1.0, 2.0, 2.5, 7.0, math.inf]) for _ in range(count)]
+        runs = zip(positions, started_s, strict=True)
+        known = [(p, s) for p, s in runs if math.isfinite(p) and math.isfinite(s)]
+        pairs = list(itertools.combinations(sorted(known), 2))
+        found = order_kept(positions, started_s)
+        assert found.pairs == len(pairs)
+        assert found.inversions == sum(first > second for (_, first), (_, second) in pairs)
+
+
+def test_the_order_of_many_runs_is_checked_without_their_pairs():
+    def count(runs: int) -> int:
+        return count_operations(lambda: order_kept(range(runs), [-float(n) for n in range(runs)]))
+
+    assert count(800) < 5 * count(200)
 
 
 def test_what_is_no_speed_and_no_start_is_refused():

@@ -22,7 +22,7 @@ rule benchmark_data:
     log:
         "results/logs/benchmark/data-{benchmark}.log",
     wildcard_constraints:
-        benchmark=one_of(targets.benchmarks["data"]),
+        benchmark=r"[^/]+-[0-9a-f]{8}",
     threads: ALL_CORES
     resources:
         machine=TIMING_LOCK,
@@ -53,7 +53,7 @@ rule benchmark_storage:
     log:
         "results/logs/benchmark/storage-{benchmark}.log",
     wildcard_constraints:
-        benchmark=one_of(targets.benchmarks["storage"]),
+        benchmark=r"[^/]+-[0-9a-f]{8}",
     threads: ALL_CORES
     resources:
         machine=TIMING_LOCK,

@@ -61,10 +61,17 @@ with internals.exit_on_error():
     settings = Config(config, layers=call.layers())
     if IS_MAIN_PROCESS and settings.machine.starter == "srun":
         internals.use_cores_of_nodes(workflow, settings.machine.cores_per_node)
-    targets = internals.ExitOnError(Targets(settings, existing_only=REPORT_ONLY))
+    targets = internals.ExitOnError(
+        Targets(settings, existing_only=REPORT_ONLY, job_runs=internals.get_job_runs())
+    )
+    # With another corpus, the experiments name tokenizers that are trained on it.
+    if IS_MAIN_PROCESS or settings.settings.corpus is not None:
+        targets.expand()
     calls_jobs = IS_MAIN_PROCESS and lock.enter_workflow(
         internals.get_command_line()[1:]
     )
+    if calls_jobs and settings.machine.starter == "srun":
+        targets.write_index()
     if calls_jobs and REPORT_ONLY and settings.settings.bucket is not None:
         print(f"tokenscale: {cloud.pull(settings, targets.chosen)}", file=sys.stderr)
 if IS_MAIN_PROCESS and settings.broken_experiments:
@@ -181,11 +188,11 @@ def job_minutes(w):
 
 
 def data_benchmark(w):
-    return targets.benchmarks["data"][w.benchmark]
+    return targets.benchmark_of("data", w.benchmark)
 
 
 def storage_benchmark(w):
-    return targets.benchmarks["storage"][w.benchmark]
+    return targets.benchmark_of("storage", w.benchmark)
 
 
 def files_of_experiment(w, name):

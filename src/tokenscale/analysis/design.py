@@ -35,8 +35,8 @@ from tokenscale.settings.run import RunSettings, reads_parquet
 
 Cell = dict[str, Any]
 CellReading = tuple[Cell, RunSettings, Reading]
-#: two cells as factor → level as JSON, and the factors in which they differ
-CellPair = tuple[dict[str, str], dict[str, str], list[str]]
+#: levels of a cell as JSON, in the order of the factors
+LevelRow = tuple[str, ...]
 #: sections that are one choice, whatever settings it takes to make it
 ONE_CHOICE = ("layout", "model", "resume_from")
 #: budgets that say, with the tokens at hand, how often a text is read
@@ -174,18 +174,15 @@ def check_confounding(design: Design) -> list[Problem]:
     Keys that the file changes together are one factor.
     """
     names = _list_changing_factors(design)
-    table = [
-        {name: canonical_json(factor_level(cell, factor=name)) for name in names}
+    rows = [
+        tuple(canonical_json(factor_level(cell, factor=name)) for name in names)
         for cell in design.cells
     ]
-    pairs = [
-        (a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)
-    ]
-    alone = {different[0] for _, _, different in pairs if len(different) == 1}
-    together = _group_factors_together(names, pairs, alone)
+    alone = _find_keys_that_change_alone(names, rows)
+    together = _group_factors_together(names, rows, alone)
     key = "left_out" if design.experiment.left_out else "factors"
     found = [_never_alone(name, others) for name, others in together.items()]
-    if not found and (lonely := _find_lonely_cells(table, pairs, key)):
+    if not found and (lonely := _find_lonely_cells(names, rows, key)):
         return lonely
     explained = alone.union(*together.values(), together)
     return found + [
@@ -208,21 +205,42 @@ def _list_changing_factors(design: Design) -> list[str]:
     return [factor for factor in design.experiment.factors if changing & set(factor_keys(factor))]
 
 
+def _find_keys_that_change_alone(names: list[str], rows: list[LevelRow]) -> set[str]:
+    """Return the names in which two rows differ that are otherwise equal."""
+    distinct = set(rows)
+    return {
+        name
+        for column, name in enumerate(names)
+        if len({_without(row, (column,)) for row in distinct}) < len(distinct)
+    }
+
+
+def _without(row: LevelRow, columns: tuple[int, ...]) -> LevelRow:
+    return tuple(level for column, level in enumerate(row) if column not in columns)
+
+
 def _group_factors_together(
-    names: list[str], pairs: list[CellPair], alone: set[str]
+    names: list[str], rows: list[LevelRow], alone: set[str]
 ) -> dict[str, list[str]]:
     """Return factor → the others that change wherever it does: of each group that is not `alone`,
     its first factor.
     """
+    levels = dict(zip(names, zip(*rows, strict=True), strict=True))
     explained = set(alone)
     groups = {}
     for name in names:
-        always = set.intersection(
-            *(set(different) for _, _, different in pairs if name in different)
-        )
-        if len(always) > 1 and name not in explained:
-            explained |= always
-            groups[name] = [n for n in names if n in always and n != name]
+        if name in explained:
+            continue
+        # another factor changes wherever this one does if its level determines this one's
+        others = [
+            other
+            for other in names
+            if other != name
+            and len(set(zip(levels[other], levels[name], strict=True))) == len(set(levels[other]))
+        ]
+        if others:
+            explained |= {name, *others}
+            groups[name] = others
     return groups
 
 
@@ -239,17 +257,18 @@ def _never_alone(name: str, others: list[str]) -> Problem:
     )
 
 
-def _find_lonely_cells(
-    table: list[dict[str, str]], pairs: list[CellPair], key: str
-) -> list[Problem]:
+def _find_lonely_cells(names: list[str], rows: list[LevelRow], key: str) -> list[Problem]:
     """Find cells that differ from every other cell in several factors."""
     found = []
-    for cell in table:
-        near = [different for a, b, different in pairs if cell in (a, b)]
-        if not near or min(map(len, near)) == 1:
+    nearest = _find_nearest_differences(rows, len(names))
+    for row in rows:
+        columns = nearest.get(row, ())
+        if len(columns) < 2:
             continue
-        level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
-        fewest = min(near, key=len)
+        level = ", ".join(
+            f"{name}={json.loads(text)}" for name, text in zip(names, row, strict=True)
+        )
+        fewest = [names[column] for column in columns]
         what = (
             f"cell {level} differs from every other in {listing(fewest)} at once: no other cell is "
             "comparable"
@@ -262,6 +281,32 @@ def _find_lonely_cells(
                 next=SINGLE_STEPS,
             )
         )
+    return found
+
+
+def _find_nearest_differences(rows: list[LevelRow], width: int) -> dict[LevelRow, tuple[int, ...]]:
+    """Return each row → the columns in which it differs from its nearest other row; of several as
+    near, from the first.
+
+    Rows that are equal without some columns differ in these alone. Few columns are tried before
+    many, so that rows with a neighbour in every factor need one pass for each of the factors.
+    """
+    found: dict[LevelRow, tuple[int, ...]] = {}
+    for count in range(1, width + 1):
+        left = [row for row in rows if row not in found]
+        if not left:
+            break
+        nearest: dict[LevelRow, int] = {}
+        for columns in itertools.combinations(range(width), count):
+            equal_elsewhere: dict[LevelRow, list[int]] = {}
+            for number, row in enumerate(rows):
+                equal_elsewhere.setdefault(_without(row, columns), []).append(number)
+            for row in left:
+                numbers = equal_elsewhere[_without(row, columns)]
+                other = next((n for n in numbers if rows[n] != row), len(rows))
+                if other < nearest.get(row, len(rows)):
+                    nearest[row] = other
+                    found[row] = columns
     return found
 
 
@@ -308,11 +353,9 @@ def _list_inseparable_keys(design: Design, factor: str) -> list[str]:
     moved = [
         k for k in factor_keys(factor) if k in design.factors and not (weak and k == "global_batch")
     ]
-    levels = [{key: canonical_json(cell[key]) for key in moved} for cell in design.cells]
-    pairs = [
-        [key for key in moved if a[key] != b[key]] for a, b in itertools.combinations(levels, 2)
-    ]
-    return [key for key in moved if [key] not in pairs]
+    rows = [tuple(canonical_json(cell[key]) for key in moved) for cell in design.cells]
+    alone = _find_keys_that_change_alone(moved, rows)
+    return [key for key in moved if key not in alone]
 
 
 def _list_moved_settings(design: Design, name: str) -> list[str]:
@@ -617,7 +660,8 @@ def _repeated_by_some(again: list[CellReading], once: list[Cell]) -> Problem:
     """Say which cells read their text `again` while others do not; at the larger world sizes alone,
     that is taken for an effect of scale.
     """
-    scaled = any(_differ_in_scale(cell, other) for cell, *_ in again for other in once)
+    others = {_format_without_scale(cell) for cell in once}
+    scaled = any(_format_without_scale(cell) in others for cell, *_ in again)
     most = f"{max(_passes(text) for *_, text in again):.2g}"
     named = listing(sorted({_name_without_layout(cell) for cell, *_ in again}))
     what = (
@@ -637,9 +681,11 @@ def _repeated_by_some(again: list[CellReading], once: list[Cell]) -> Problem:
     )
 
 
-def _differ_in_scale(cell: Cell, other: Cell) -> bool:
-    """Return whether two cells differ in nothing but layout and global batch."""
-    return all(_is_layout_key(k) or k == "global_batch" for k in cell if cell[k] != other[k])
+def _format_without_scale(cell: Cell) -> str:
+    """Return the levels of a cell that are neither its layout nor its global batch, as JSON."""
+    return canonical_json(
+        {k: v for k, v in cell.items() if not _is_layout_key(k) and k != "global_batch"}
+    )
 
 
 def _name_without_layout(cell: Cell) -> str:

@@ -9,6 +9,7 @@ sign-flip test (`permutation_test`), with equal p-values: of 16 pairs in 2.2 s w
 s.
 """
 
+import bisect
 import functools
 import itertools
 import math
@@ -350,8 +351,13 @@ def order_kept(positions: Sequence[float], started_s: Sequence[float]) -> OrderK
         for p, t in zip(positions, started_s, strict=True)
         if math.isfinite(p) and math.isfinite(t)
     )
-    pairs = list(itertools.combinations((started for _, started in known), 2))
-    return OrderKept(len(pairs), inversions=sum(a > b for a, b in pairs))
+    earlier: list[float] = []
+    inversions = 0
+    for _, started in known:
+        place = bisect.bisect_right(earlier, started)
+        inversions += len(earlier) - place
+        earlier.insert(place, started)
+    return OrderKept(math.comb(len(known), 2), inversions)
 
 
 def _positive(values: Sequence[float]) -> np.ndarray:

@@ -586,7 +586,7 @@ class Config:
         if name not in self._tables:
             experiment = self.experiment(name)
             with self._explain_corpus(name):
-                self._tables[name] = self._build_runs(experiment, file=str(self.available[name]))
+                self._tables[name] = self._build_runs(name, experiment)
         return self._tables[name]
 
     def usable(self, required: Sequence[str]) -> list[str]:
@@ -640,28 +640,28 @@ class Config:
             }
             raise UserError(what, file=self.file_of("corpus"), key="corpus", **facts) from None
 
-    def _build_runs(self, experiment: Experiment, file: str) -> list[Run]:
+    def build_run(self, name: str, cell: dict[str, Any], *, repeat: int, position: int) -> Run:
+        """Return one run of an experiment. `position` is its place in the order of starting."""
+        experiment = self.experiment(name)
+        file = str(self.available[name])
+        build = partial(self.run_settings, repeat=repeat, file=file)
+        return Run(
+            settings=design.resolve_settings(experiment, cell, build, file=file),
+            cell=cell,
+            repeat=repeat,
+            position=position,
+            share_nodes=experiment.share_nodes,
+        )
+
+    def _build_runs(self, name: str, experiment: Experiment) -> list[Run]:
+        file = str(self.available[name])
         table: list[Run] = []
         errors: list[Any] = []
         for position, (cell, repeat) in enumerate(design.order_runs(experiment)):
             if errors and repeat:
                 break  # further repeats have the same errors
-            build = partial(self.run_settings, repeat=repeat, file=file)
             with collect(errors):
-                table.append(
-                    Run(
-                        settings=design.resolve_settings(
-                            experiment,
-                            cell,
-                            build,
-                            file=file,
-                        ),
-                        cell=cell,
-                        repeat=repeat,
-                        position=position,
-                        share_nodes=experiment.share_nodes,
-                    )
-                )
+                table.append(self.build_run(name, cell, repeat=repeat, position=position))
         options.raise_errors(errors, file=file)
         ids = Counter(run.run_id for run in table)
         errors = []

@@ -305,15 +305,16 @@ def exit_on_error() -> Iterator[None]:
 
 
 class ExitOnError:
-    """An object whose methods end the process where they raise a UserError, for functions that
-    Snakemake calls.
+    """An object whose methods and properties end the process where they raise a UserError, for
+    functions that Snakemake calls.
     """
 
     def __init__(self, wrapped: object):
         self._wrapped = wrapped
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._wrapped, name)
+        with exit_on_error():
+            value = getattr(self._wrapped, name)
         return exit_on_error()(value) if callable(value) else value
 
 
@@ -397,6 +398,15 @@ def get_targets() -> list[str]:
     the rules.
     """
     return _parse_command_line().targets
+
+
+def get_job_runs() -> list[str]:
+    """Return the ids of the runs that the jobs of this process are for; none in the main process.
+
+    A process that runs jobs of another has them as `--target-jobs RULE:WILDCARD=VALUE`.
+    """
+    jobs = _parse_command_line().target_jobs or ()
+    return [job.wildcards_dict["run_id"] for job in jobs if "run_id" in job.wildcards_dict]
 
 
 def is_main_process(workflow: Any) -> bool:

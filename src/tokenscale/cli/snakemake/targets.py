@@ -4,25 +4,35 @@ configuration.
 
 import os
 from collections.abc import Iterable, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import tables
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import canonical_json, sha256_text, write_arguments
+from tokenscale.base.files import (
+    canonical_json,
+    read_json,
+    sha256_text,
+    write_arguments,
+    write_json,
+)
 from tokenscale.data.corpus.files import check_files
 from tokenscale.data.corpus.fingerprint import fingerprint_sources
 from tokenscale.settings import manifests
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, TARGETS, Config
 from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.experiments import Run
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS
 from tokenscale.settings.run import RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import read_yaml
 
 CORPORA = Path("results/corpus")
+#: run id → its place in the experiments, of the last call that submitted jobs
+RUN_INDEX = Path("results/arguments/runs.json")
 #: (folder of a corpus or a store, number) → manifest of a part
 part_manifest = "{}/parts/{:05d}/manifest.json".format
 _check_files = cache(check_files)
@@ -32,29 +42,96 @@ TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "ma
 
 class Targets:
     """Files of each target. `existing_only` leaves out runs, benchmarks and manifests that do not
-    exist.
+    exist. `job_runs` are the ids of the runs of the job that this process is for, if it is one.
 
     Methods raise UserError for experiments whose files do not match the settings.
     """
 
-    def __init__(self, config: Config, existing_only: bool = False):
+    def __init__(
+        self, config: Config, existing_only: bool = False, job_runs: Sequence[str] = ()
+    ) -> None:
         self.config = config
+        self._job_runs = job_runs
         self._existing_only = existing_only
         #: experiments of the report
         self.chosen = config.select_experiments(())
         #: experiments that may be requested; those that cannot run are refused when they are
         self.experiments = [name for name in config.available if name not in TARGETS]
-        usable = config.usable([name for name in self.chosen if config.has_scale(name)])
-        self.runs = config.all_runs(usable)
         #: name of a report's folder → its experiments: each experiment has its own report
         self.reports = {self._report_name([name]): [name] for name in [*self.experiments, ALL]}
         self.report = self._report_name(())
         self.reports[self.report] = self.chosen
-        #: kind → id → measurement, which experiments share as they share runs
-        self.benchmarks: dict[str, dict[str, Any]] = {"data": {}, "storage": {}}
-        for name in usable:
-            for kind, benchmark in config.experiment(name).benchmarks.items():
-                self.benchmarks[kind][benchmark.id] = benchmark
+
+    @cached_property
+    def _usable(self) -> list[str]:
+        config = self.config
+        return config.usable([name for name in self.chosen if config.has_scale(name)])
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        """Run id → run of all experiments, or, in the job of a run, of that run and those that it
+        resumes from.
+        """
+        return self._read_job_runs() or self.config.all_runs(self._usable)
+
+    def expand(self) -> None:
+        """Expand all experiments, in the process that plans. Jobs do so only where they need it."""
+        _ = self.runs
+
+    def write_index(self) -> None:
+        """Record where in the experiments each run is, for the jobs of this call. Raises UserError
+        if it cannot be written.
+        """
+        homes = {run.run_id: name for name in self._usable for run in self.config.runs(name)}
+        rows = {
+            run_id: {
+                "experiment": homes[run_id],
+                "cell": run.cell,
+                "repeat": run.repeat,
+                "position": run.position,
+                "share_nodes": run.share_nodes,
+            }
+            for run_id, run in self.runs.items()
+        }
+        try:
+            write_json(RUN_INDEX, rows)
+        except OSError as error:
+            what = "the list of runs cannot be written."
+            hint = "make the folder results/arguments writable"
+            raise UserError(what, file=RUN_INDEX, reason=error.strerror, next=hint) from None
+
+    def _read_job_runs(self) -> dict[str, Run]:
+        """Return the runs of this job by the index of the call that submitted it; none if the index
+        is missing or of another configuration. A run's id proves its settings.
+        """
+        found: dict[str, Run] = {}
+        left = list(self._job_runs)
+        try:
+            index = read_json(RUN_INDEX) if left else {}
+            while left:
+                run_id = left.pop()
+                row = index[run_id]
+                run = self.config.build_run(
+                    row["experiment"], row["cell"], repeat=row["repeat"], position=row["position"]
+                )
+                if run.run_id != run_id:
+                    return {}
+                found[run_id] = replace(run, share_nodes=row["share_nodes"])
+                writer = parse_run_id(run.settings.resume_from or "")
+                if writer is not None and writer in index:
+                    left.append(writer)
+        except (UserError, LookupError, TypeError):
+            return {}
+        return found
+
+    @cached_property
+    def benchmarks(self) -> dict[str, dict[str, Any]]:
+        """Kind → id → measurement, which experiments share as they share runs."""
+        found: dict[str, dict[str, Any]] = {"data": {}, "storage": {}}
+        for name in self._usable:
+            for kind, benchmark in self.config.experiment(name).benchmarks.items():
+                found[kind][benchmark.id] = benchmark
+        return found
 
     def _report_name(self, experiments: Sequence[str]) -> str:
         return Path(self.config.report_folder(experiments)).name
@@ -193,6 +270,17 @@ class Targets:
             folder = self.config.settings.experiments_folder
             raise UserError(f"no experiment has a run {run_id}.", folder=folder, next=hint)
         return self.runs[run_id].settings
+
+    def benchmark_of(self, kind: str, identity: str) -> Any:
+        """Return a measurement of data or storage. Raises UserError if no experiment has it."""
+        if identity not in self.benchmarks[kind]:
+            near = find_nearest(identity, words=self.benchmarks[kind])
+            raise UserError(
+                f"no experiment has a {kind} benchmark {identity}.",
+                folder=self.config.settings.experiments_folder,
+                next=f"did you mean {near}?" if near else "snakemake -n -p lists them",
+            )
+        return self.benchmarks[kind][identity]
 
     def run_inputs(self, run_id: str) -> dict[str, str | list[str]]:
         """Return the manifests that a run reads by role, and what provides the state that it

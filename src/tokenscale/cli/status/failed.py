@@ -9,7 +9,7 @@ from tokenscale.base.errors import UserError, as_typed, few
 from tokenscale.base.wording import count, format_duration
 from tokenscale.cli.snakemake.internals import LOGS
 from tokenscale.cli.snakemake.jobs import Job, read_failed_jobs
-from tokenscale.cli.status.runs import find_logs, read_runs, read_tail
+from tokenscale.cli.status.runs import find_last_attempt, find_logs, read_tail
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
 
 #: number of last lines shown of each log
@@ -138,9 +138,8 @@ def _diagnose(job: Job) -> tuple[Hint | None, Path | None]:
 def _find_own_logs(job: Job, logs: list[Path]) -> list[Path]:
     """Return the logs that a job's command wrote: of a training, those of its last attempt."""
     if job.kind == "run":
-        attempts = [run.attempt for run in read_runs(Path("results")) if run.id == job.name]
-        attempt = attempts[0] if attempts else None
-        if found := find_logs(Path("results/runs", job.name), attempt):
+        folder = Path("results/runs", job.name)
+        if found := find_logs(folder, find_last_attempt(folder)):
             return found
     return [path for path in logs if "logs/slurm" not in path.as_posix()]
 

@@ -115,7 +115,7 @@ def find_writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
 
 
 def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
-    attempt = _find_last_attempt(folder)
+    attempt = find_last_attempt(folder)
     status = _read_status(folder, attempt)
     known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
     written = _find_last_write(folder, attempt, status)
@@ -139,7 +139,8 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
 
 
-def _find_last_attempt(folder: Path) -> int | None:
+def find_last_attempt(folder: Path) -> int | None:
+    """Return the number of the newest attempt in a run's folder, None without one."""
     attempts = [
         int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()
     ]
