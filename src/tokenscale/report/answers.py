@@ -375,7 +375,7 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
     rows = captions.common_repeats(rows, by=["series"])
     if rows.empty:
         return _not_compared("scaling", names)
-    base = _numbers(sorted(rows["base_world_size"].unique()))
+    base = _list_numbers(sorted(rows["base_world_size"].unique()))
     medians = 100 * rows.groupby("series")["efficiency"].median()
     values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
     text = f"{world} ranks reach {captions.extremes(medians, ' %')} of ideal scaling from {base}"
@@ -472,7 +472,7 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
             continue
         base = sorted(set(pairs["world_size"]))
         worlds = sorted(set(pairs["other_world_size"]) - set(base))
-        text = _AGREE[part["kind"]].format(worlds=_numbers(worlds), base=_numbers(base))
+        text = _AGREE[part["kind"]].format(worlds=_list_numbers(worlds), base=_list_numbers(base))
         largest = pairs["largest_loss_difference"].max()
         losses = (
             "bit-identical losses"
@@ -497,7 +497,7 @@ def _fewest_ranks(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["world_size"] == rows["world_size"].min()]
 
 
-def _numbers(values: Sequence[int]) -> str:
+def _list_numbers(values: Sequence[int]) -> str:
     return captions.listing([str(int(value)) for value in values])
 
 

@@ -388,7 +388,7 @@ def generations_table(generations: pd.DataFrame) -> Table:
     heads = columns("prompt", "text behind it", "sampling", ">tokens", "model", ">steps", "run")
     rows = []
     for r in generations.itertuples():
-        texts = (_printable(r.prompt), _printable(r.text), _sampling(r))
+        texts = (_printable(r.prompt), _printable(r.text), _describe_sampling(r))
         rows.append([*texts, count(r.tokens), str(r.model), count(r.model_step), str(r.run_id)])
     if not rows:
         return Table(heads, rows=[])
@@ -422,7 +422,7 @@ def _replace_unprintable(character: str) -> str:
     return " " if character.isspace() else _UNPRINTABLE
 
 
-def _sampling(row: Any) -> str:
+def _describe_sampling(row: Any) -> str:
     if row.temperature == 0:
         return "greedy"
     limits = [
