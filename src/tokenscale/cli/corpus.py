@@ -98,7 +98,9 @@ def _build_parts(
 ) -> None:
     """Build the parts that an earlier job has not finished, several at a time."""
     numbers = arguments.part
-    contents = arguments.content or [""] * len(numbers)
+    contents = arguments.content
+    if not contents:
+        contents = [""] * len(numbers)
     if len(contents) != len(numbers):
         what = "--content must have one fingerprint for each part."
         found = f"{len(contents)} for {len(numbers)} parts"

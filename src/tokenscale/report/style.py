@@ -168,8 +168,10 @@ def figure(
     phone (`narrow`).
     """
     if text_layout.width < text_layout.WIDE:
-        shared = {key: value is True for key, value in options.items() if key.startswith("share")}
-        rows, columns, height, options = rows * columns, 1, height * columns, shared
+        height *= columns
+        rows *= columns
+        columns = 1
+        options = {key: value is True for key, value in options.items() if key.startswith("share")}
     made = Figure(figsize=(text_layout.width, height), layout="constrained")
     return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
@@ -260,7 +262,7 @@ def dots(name: str) -> dict:
 
 
 def ordered(names: Sequence[str]) -> list[str]:
-    """Distinct series in the order of the palette, strangers last by name."""
+    """Return distinct series in the order of the palette; unknown ones come last, by name."""
     place = {name: i for i, name in enumerate(APPROACHES)}
     return sorted(
         {str(n) for n in names}, key=lambda name: (place.get(_approach(name), len(place)), name)

@@ -124,7 +124,8 @@ def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
                     f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash",
                     file=sys.stderr,
                 )
-            cache[str(path)], changed = {"stamp": stamp, "sha256": sha256_file(path)}, True
+            cache[str(path)] = {"stamp": stamp, "sha256": sha256_file(path)}
+            changed = True
     if changed:
         with suppress(OSError):  # read-only project: the next parse hashes again
             write_json(memory, value=cache)
