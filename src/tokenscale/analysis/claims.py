@@ -1,13 +1,13 @@
-"""Does a sentence hold? A claim's SQL is asked of an experiment's tables, and what it gives is held
-against its bound.
+"""Verdicts on claims: run a claim's SQL on an experiment's tables, and test its numbers against the
+claim's bound.
 
-A point is a run, or a pair of runs of one repeat, and no run is in two points of a cell. Below six
-points no statement about runs is more than inconclusive; what does not vary (counts of tokens and
-bytes) needs one. Each claim was stated before the runs and is tested at its own level of 5 %. A
-claim that must hold in all cells is supported where every cell supports it, each at 5 %
+A point is a run, or a pair of runs of one repeat. No run is in two points of a cell. With fewer than
+six points, a claim about runs is inconclusive. Quantities that do not vary, such as counts of tokens
+and bytes, need one point. Each claim was stated before the runs and is tested at its own level of
+5 %. A claim that must hold in all cells is supported if every cell supports it, each at 5 %
 (intersection-union test, Berger 1982). One cell is enough to contradict it, and the largest of
-several cells is chosen by its number, so both are corrected over the claim's cells (Holm 1979).
-Runs of other programs are none of these points.
+several cells is chosen by its number, so both tests are corrected over the claim's cells (Holm
+1979). Runs of other programs are not points.
 """
 
 import functools
@@ -36,7 +36,7 @@ SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
 #: a published figure is reproduced where the interval comes this close to it, as a share of the
 #: figure
 REPRODUCED = 0.05
-#: what `list_verdicts` takes as it is from a claim, and from what is judged of it
+#: fields that `list_verdicts` copies from a claim, and from its verdict
 OF_CLAIM = ("claim", "figure", "unit", "direction", "bound", "margin", "remark")
 OF_VERDICT = ("id", "sentence", "verdict", "reason", "experiment", "scale", "shown_in", "refused")
 #: stands for infinity (a target that was never reached) where numbers are ordered and tested
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what the data say of it. Not tested: no experiment, no numbers, and `reason`
+    """Verdict on a claim. A claim that was not tested has no experiment and no numbers; `reason`
     says why.
     """
 
@@ -85,8 +85,8 @@ class Judged:
 
 
 def judge_claims(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[Judged]:
-    """Every claim of the ledger, in its order, asked of the tables below `tables` of the named
-    experiments.
+    """Judge every claim of the ledger, in its order, by the tables of the named experiments below
+    `tables`.
 
     Raises UserError for SQL that DuckDB refuses or that lacks the columns it needs.
     """
@@ -137,7 +137,7 @@ def judge_claims(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -
 
 
 def list_verdicts(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]]:
-    """What the report and other programs read of each claim, as plain values."""
+    """Return the facts of each claim and its verdict, as plain values for `claims.json`."""
     rows = []
     for one in judged:
         claim = ledger.claims[one.id]
@@ -194,9 +194,7 @@ def find_lost_claims(
 
 
 def summarize_cells(cells: Sequence[Cell]) -> tuple[float | None, float | None, float | None, int]:
-    """(median, lowest low, highest high, fewest points) of several cells; the median is that of one
-    cell alone.
-    """
+    """Return (median, lowest low, highest high, fewest points) of several cells."""
     if not cells:
         return None, None, None, 0
     number = float(np.median([cell.number for cell in cells]))
@@ -219,7 +217,7 @@ def is_near(low: float, high: float, figures: Sequence[float]) -> bool | None:
 
 
 def format_number(number: float | None, unit: str, digits: int = 3) -> str:
-    """A number as the sentence has it, with so many significant digits.
+    """Format a number for a sentence, with this number of significant digits.
 
     >>> format_number(0.0153, "percent"), format_number(5.934, "ratio")
     ('1.53 %', '5.93')
@@ -241,9 +239,7 @@ def format_number(number: float | None, unit: str, digits: int = 3) -> str:
 
 
 class ClaimTables:
-    """The tables of one experiment, with the named queries as tables made when they are first asked
-    for.
-    """
+    """Tables of one experiment. A named query becomes a table when a claim first uses it."""
 
     def __init__(self, name: str, folder: Path):
         self.name = name
@@ -261,9 +257,7 @@ class ClaimTables:
         )
 
     def rows(self, claim: str, sql: str) -> pd.DataFrame:
-        """Return what a claim's SQL gives. Raises UserError for anything but one SELECT that
-        runs.
-        """
+        """Return the rows of a claim's SQL. Raises UserError unless it is one SELECT that runs."""
         try:
             kinds = [statement.type for statement in self.connection.extract_statements(sql)]
             if kinds == [duckdb.StatementType.SELECT]:
@@ -280,7 +274,7 @@ class ClaimTables:
                         )
                         self._made.add(query)
                     return self.connection.execute(sql).df()
-            reason = "it has to be one SELECT, which changes nothing for the others"
+            reason = "it has to be one SELECT, so that it changes nothing for other claims"
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
         next_step = "correct the query of this claim in the claims file"
@@ -299,8 +293,8 @@ class ClaimTables:
 def _find_points(
     name: str, claim: Claim, found: dict[str, ClaimTables]
 ) -> tuple[ClaimTables | None, pd.DataFrame | None, str]:
-    """(the experiment that answers, its rows with a column `number`, who was left out); None where
-    nobody has any.
+    """Return (the first experiment that has points, its rows with a column `number`, a sentence on
+    the runs that were left out); None for experiment and rows if no experiment has points.
     """
     refused = ""
     for experiment in claim.experiments:
@@ -338,8 +332,8 @@ def _list_id_columns(rows: pd.DataFrame) -> list[str]:
 def _select_comparable(
     claim: Claim, rows: pd.DataFrame, inventory: pd.DataFrame
 ) -> tuple[pd.DataFrame, str]:
-    """(rows of our own runs that differ in nothing but what the claim compares, sentences on those
-    that do not).
+    """Return (rows of our own runs that differ only in what the claim compares, sentences on the
+    runs that were left out).
     """
     columns = _list_id_columns(rows)
     out = set(inventory.loc[inventory["external"].fillna(False).astype(bool), "run_id"])
@@ -407,14 +401,14 @@ def _summarize_points(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
 
 
 def find_edges(claim: Claim) -> tuple[float, float]:
-    """The bound less and plus the margin."""
+    """Return the bound minus the margin, and the bound plus the margin."""
     away = abs(claim.bound) * claim.margin
     return claim.bound - away, claim.bound + away
 
 
 def _test_points(claim: Claim, x: np.ndarray) -> tuple[float, float]:
-    """(p, smallest p) against the edge that the claim, or what contradicts it, has to leave behind;
-    inside of a margin, the larger p of its two edges (Schuirmann 1987).
+    """Return (p, smallest p) of the test against the edge that the claim, or its contradiction, has
+    to exceed. Within a margin, that is the larger p of both edges (Schuirmann 1987).
     """
     near, far = find_edges(claim)
     median = float(np.median(x))
@@ -429,7 +423,7 @@ def _test_points(claim: Claim, x: np.ndarray) -> tuple[float, float]:
 
 
 def judge_cell(claim: Claim, cell: Cell) -> tuple[str, str]:
-    """(verdict, why) of one cell.
+    """Return (verdict, reason) of one cell.
 
     `above`, `below`: supported where the whole interval, and the test, lie beyond the bound by more
     than the margin; contradicted where they do not reach so far. `equal` (Schuirmann 1987):
@@ -539,7 +533,9 @@ def _write_sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -
 
 
 def _join_kinds(cells: Sequence[Cell]) -> str:
-    """What low and high are: of cells with unlike numbers of points, all that they are."""
+    """Name the kinds of interval of the cells. Cells with different numbers of points can have
+    different kinds.
+    """
     return " or ".join(dict.fromkeys(cell.kind for cell in cells))
 
 
@@ -548,5 +544,5 @@ def _format_value(value: object) -> str:
 
 
 def _without_infinity(value: object) -> Any:
-    """None for infinity, which JSON has not."""
+    """Return None in place of infinity, which JSON cannot express."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

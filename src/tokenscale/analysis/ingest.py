@@ -344,8 +344,8 @@ def _write_tables(
 def _work_ahead(
     work: Callable[[str], Tables], items: list[str], threads: int
 ) -> Generator[tuple[str, Tables], None, None]:
-    """(item, work of it) in order, on so many threads, with at most twice as many results in
-    memory.
+    """Yield (item, result of `work`) in order, computed on this number of threads. At most twice
+    as many results are in memory.
     """
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         waiting: deque[tuple[str, Future]] = deque()
@@ -469,7 +469,9 @@ def _describe_missing_run(row: Row) -> Tables:
 
 
 def _find_status(recorded: str, events: list[Row]) -> str:
-    """The status by the record; where that was not ended, of a loss that was no number."""
+    """Return the record's status; `nonfinite` for a run that stopped at a loss that is no number
+    before its record was sealed.
+    """
     stopped = [event["status"] for event in events if event["event"] == "run_stop"]
     return "nonfinite" if recorded == "running" and "nonfinite" in stopped else recorded
 
@@ -544,7 +546,7 @@ def _count_again(
 
 
 def _read_run_record(path: Path) -> tuple[Row | None, bool, str | None]:
-    """(run.json or None, is it sealed and untouched, what is wrong with it)."""
+    """Return (run.json or None, whether its seal is valid, what is wrong with it)."""
     if not path.is_file():
         return None, False, None
     try:

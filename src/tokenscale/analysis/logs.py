@@ -184,7 +184,7 @@ def _parse_columns(block: bytes, kind: str, first: set[str]) -> dict[str, pa.Chu
 def _parse_line_by_line(
     block: bytes, before: int, kind: str
 ) -> tuple[pa.Table, list[dict[str, Any]]]:
-    """(rows, broken lines) of a block that begins after so many lines of its file."""
+    """Return (rows, broken lines) of a block; `before` lines of the file precede it."""
     pieces = block.split(b"\n")
     if pieces[-1] == b"":
         pieces.pop()

@@ -90,9 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Finding(NamedTuple):
-    """One file that is not as it was written. A `note` is no fault, such as a run that has not
-    ended.
-    """
+    """File that differs from what was written. A `note` is no fault, such as an unfinished run."""
 
     what: str
     note: bool = False

@@ -1,5 +1,5 @@
-"""Parts of a corpus or a token store that one job builds: several at a time, and only those that are
-not finished.
+"""Parts of a corpus or a token store. One job builds several parts at a time, and skips finished
+ones.
 
 Snakemake deletes the manifests that a job declares when the job begins and when it fails. A part
 that is built therefore leaves `finished.json` beside its manifest: the manifest, and a digest of

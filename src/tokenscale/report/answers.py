@@ -644,7 +644,7 @@ def _describe_compilation(runs: pd.DataFrame) -> str:
 
 
 def _describe_load(runs: pd.DataFrame) -> str:
-    """Whether the machine did other work, and whether slow steps can be told.
+    """Describe whether the machine did other work, and whether slow steps can be recognized.
 
     The load average counts runnable tasks over about the last minute (getloadavg(3)), and so the
     ranks of the run before this one, too; they are taken to be as many as the largest run of the

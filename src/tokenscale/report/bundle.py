@@ -220,7 +220,7 @@ def built_by() -> dict[str, Any]:
 
 
 def runs(tables: Path) -> dict[str, dict[str, Any]]:
-    """Run id → what its record tells of its origin; what it does not tell is left out."""
+    """Return run id → facts on its origin in its record, without missing ones."""
     with connect(tables) as connection, damage_reported(connection):
         rows = connection.execute(
             "SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id"

@@ -80,13 +80,13 @@ def name_common(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
 
 
 def in_brackets(text: str) -> str:
-    """Words in brackets behind others; nothing stays nothing."""
+    """Return the text in brackets, after a space; empty for an empty text."""
     return f" ({text})" if text else ""
 
 
 def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
-    """Which of the `rows` medians are of, if only the common ones, `shared`; a sentence with a
-    space after it.
+    """Return a sentence that names the `rows` that medians cover, if those are only the common ones,
+    `shared`; with a space after it.
     """
     if len(rows) and shared.empty:
         return "No repeat was run in all cells, so no medians are compared. "
@@ -102,7 +102,7 @@ def nothing(runs: pd.DataFrame, refused: str) -> str:
 
 
 def _some(runs: pd.DataFrame, **words: str) -> list[str]:
-    """How many runs have each validity, in words, of those that any has."""
+    """Return in words how many runs have each validity that occurs."""
     return [
         f"{n} {word}"
         for kind, word in words.items()
@@ -179,8 +179,8 @@ def ends(values: pd.Series) -> list[float]:
 
 
 def crowded(inventory: pd.DataFrame) -> str:
-    """`caution` of the runs of an inventory: each is held against the fewest ranks of its
-    series.
+    """Return `caution` for the runs of an inventory, each compared with the smallest world size of
+    its series.
     """
     runs = used(inventory).sort_values("world_size", kind="stable")
     fewest = runs.groupby("series")["threads_per_rank"].transform("first")
@@ -188,7 +188,7 @@ def crowded(inventory: pd.DataFrame) -> str:
 
 
 def sentence(text: str) -> str:
-    """Words as a sentence of a caption, with a space after it; nothing stays nothing."""
+    """Return a text as a sentence of a caption, with a space after it; empty for an empty text."""
     return f"{text[0].upper()}{text[1:]}. " if text else ""
 
 

@@ -82,7 +82,7 @@ class Figure:
     refusals: str
 
     def __init__(self, *frames: pd.DataFrame):
-        """Take the frames in the order of `queries`; nobody writes to them."""
+        """Take the frames in the order of `queries`; figures do not change them."""
         for query, frame in zip(self.queries, frames, strict=True):
             setattr(self, query, frame)
         self.first = frames[0]

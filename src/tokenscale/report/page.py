@@ -319,8 +319,8 @@ def _group_by_kind(verdicts: Iterable[str]) -> dict[str, list[str]]:
 def _box_fields(
     part: dict[str, Any], shared: dict[str, Any], cautions: list[str], *, alone: bool
 ) -> dict[str, Any]:
-    """What the first screen shows of an experiment: all answers, or a few beside other experiments;
-    facts in which it differs from most experiments; its cautions without those that all experiments
+    """Return what the first screen shows of an experiment. `alone`: all answers, else a few. Beside
+    them: facts in which it differs from most experiments, and cautions that not all experiments
     share.
     """
     visible, hidden = paired_comparisons.select_answers(

@@ -55,8 +55,8 @@ def names(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
 
 
 def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
-    """A sentence over a panel, small, if any. It `ends` where the panel does, as a lone one does,
-    beside long names.
+    """Write a small sentence over a panel, if there is one. With `ends`, or in a figure of one
+    panel, it is right-aligned, since long names stand on the left.
     """
     if text:
         axes.set_title(
@@ -65,13 +65,13 @@ def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
 
 
 def steps_of(axis: Axis, most: int = 5) -> None:
-    """At most so many ticks, at numbers that people count in."""
+    """Return at most this number of ticks, at round numbers."""
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
     plain(axis)
 
 
 def write_note(axes: Axes, y: float, text: str) -> None:
-    """Words in the row of a strip that has no value."""
+    """Write a note in the row of a strip that has no value."""
     axes.text(
         0.02, y, text, transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9
     )
@@ -168,7 +168,7 @@ def joined(
 
 
 def shifts(count: int) -> list[float]:
-    """Factors that part so many series on a logarithmic axis."""
+    """Return factors that separate this number of series on a logarithmic axis."""
     return [1 + 0.03 * (i - (count - 1) / 2) for i in range(count)]
 
 
