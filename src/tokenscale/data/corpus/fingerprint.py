@@ -18,7 +18,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_record, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.columns import select_part
 from tokenscale.data.corpus.files import list_files, too_many_parts_error
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 
 #: cache beside Snakemake's own records: specific to this machine, safe to delete
