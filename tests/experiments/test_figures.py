@@ -345,7 +345,7 @@ def test_bars_are_of_the_repeats_that_all_cells_have(request, name):
 
 def test_names_are_shortened_wrapped_or_cut_and_stay_apart():
     names = [f"packed, layout.tensor={n}" for n in range(20)]
-    assert panels.short(names)[:2] == ["tensor=0", "tensor=1"] and panels.short(
+    assert panels.shorten_names(names)[:2] == ["tensor=0", "tensor=1"] and panels.shorten_names(
         ["packed", "x"]
     ) == ["packed", "x"]
     found = {(of["color"], of["marker"], of["linestyle"]) for of in looks(names).values()}

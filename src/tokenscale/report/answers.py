@@ -378,7 +378,7 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
     base = _list_numbers(sorted(rows["base_world_size"].unique()))
     medians = 100 * rows.groupby("series")["efficiency"].median()
     values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
-    text = f"{world} ranks reach {captions.extremes(medians, ' %')} of ideal scaling from {base}"
+    text = f"{world} ranks reach {captions.describe_extremes(medians, ' %')} of ideal scaling from {base}"
     spread = f"medians of {len(medians)} series, {len(rows)} runs"
     if values is not None:
         spread = (
@@ -407,7 +407,9 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     rows = captions.common_repeats(rows, by=["method"])
     if rows.empty:
         return _not_compared("memory", names)
-    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), unit=" MB")
+    least = captions.describe_extremes(
+        1e-6 * rows.groupby("method")["memory_bytes"].median(), unit=" MB"
+    )
     single = (
         f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank" if len(alone) else ""
     )
@@ -650,7 +652,7 @@ def _describe_load(runs: pd.DataFrame) -> str:
     ranks of the run before this one, too; they are taken to be as many as the largest run of the
     experiment has: ranks × threads.
     """
-    counted = captions.used(runs)
+    counted = captions.select_usable(runs)
     found = []
     known = counted[counted["device_kind"] == "cpu"].dropna(
         subset=["load_average", "cores", "world_size"]

@@ -21,7 +21,7 @@ from tokenscale.analysis import queries, replication
 from tokenscale.base.files import write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
-from tokenscale.report.captions import sentence
+from tokenscale.report.captions import as_sentence
 from tokenscale.report.figure import figure_class
 from tokenscale.report.save import read_figure
 from tokenscale.report.table import Table
@@ -165,7 +165,7 @@ def _build_figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
     drawn = [f for f in every if not f["folded"]]
     empty = [f for f in every if f["folded"]]
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
-    caution = sentence(part["caution"]).strip()
+    caution = as_sentence(part["caution"]).strip()
     methods = [
         text for text in _list_repeated_sentences(every, drawn, tables.values()) if text != caution
     ]

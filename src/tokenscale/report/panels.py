@@ -34,27 +34,27 @@ def cells(runs: pd.DataFrame) -> list[Cell]:
     return [(name, world) for name, world, _ in captions.cells(listed)]
 
 
-def at(rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+def select_cell(rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     """The rows of a cell."""
     return rows[(rows["series"] == cell[0]) & (rows["world_size"] == cell[1])]
 
 
-def ranks(world: int) -> str:
+def format_ranks(world: int) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{world} rank{'s' * (world > 1)}"
 
 
-def names(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
+def name_cells(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
     """Cells in words, shortened as in a legend; without the ranks where all have as many."""
-    texts = short([name for name, _ in shown])
+    texts = shorten_names([name for name, _ in shown])
     several = ranks_only or len({world for _, world in shown}) > 1
     return [
-        f"{text}, {ranks(world)}" if several else text
+        f"{text}, {format_ranks(world)}" if several else text
         for text, (_, world) in zip(texts, shown, strict=True)
     ]
 
 
-def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
+def write_heading(axes: Axes, text: str, *, ends: bool = False) -> None:
     """Write a small sentence over a panel, if there is one. With `ends`, or in a figure of one
     panel, it is right-aligned, since long names stand on the left.
     """
@@ -91,7 +91,7 @@ def finish_rows(axes: Axes, texts: Sequence[str], most: int = 5) -> None:
     steps_of(axes.xaxis, most)
 
 
-def strips(shown: Figure) -> Drawing:
+def draw_strips(shown: Figure) -> Drawing:
     """A panel per measure, a row per cell that the inventory lists: every run a dot, medians as
     bars.
 
@@ -102,7 +102,8 @@ def strips(shown: Figure) -> Drawing:
     for axes, (column, (label, factor)) in zip(panels, shown.measures.items(), strict=True):
         axes.set_xlabel(label)
         values = {
-            cell: factor * at(shown.rows, cell)[column].dropna().astype(float) for cell in listed
+            cell: factor * select_cell(shown.rows, cell)[column].dropna().astype(float)
+            for cell in listed
         }
         if not any(map(len, values.values())):
             shown.no_data(made, axes)
@@ -110,24 +111,24 @@ def strips(shown: Figure) -> Drawing:
         common = captions.common_repeats(shown.rows.dropna(subset=[column]))
         for y, (cell, found) in enumerate(values.items()):
             if found.empty:
-                refused = len(at(shown.first, cell)) > len(at(shown.rows, cell))
+                refused = len(select_cell(shown.first, cell)) > len(select_cell(shown.rows, cell))
                 write_note(axes, y, text="not comparable" if refused else "no data")
             else:
                 axes.plot(
                     found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False
                 )
-                median = factor * at(common, cell)[column].median()
+                median = factor * select_cell(common, cell)[column].median()
                 axes.plot(
                     [median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2
                 )
-        name_rows(axes, texts=names(listed))
+        name_rows(axes, texts=name_cells(listed))
         most = max(found.max() for found in values.values() if len(found))
         axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
         steps_of(axes.xaxis)
     return made
 
 
-def doublings(axes: Axes, sizes: Sequence[int]) -> None:
+def scale_by_doublings(axes: Axes, sizes: Sequence[int]) -> None:
     """A logarithmic axis below, with these sizes named."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -137,12 +138,12 @@ def doublings(axes: Axes, sizes: Sequence[int]) -> None:
 
 def from_zero(axes: Axes, sizes: Sequence[int]) -> None:
     """Numbers from zero over doublings."""
-    doublings(axes, sizes)
+    scale_by_doublings(axes, sizes)
     axes.set_ylim(bottom=0)
     plain(axes.yaxis)
 
 
-def joined(
+def draw_joined_runs(
     axes: Axes,
     rows: pd.DataFrame,
     column: str,
@@ -167,12 +168,12 @@ def joined(
     axes.plot(middle.index * shift, factor * middle, **line, linewidth=1.2)
 
 
-def shifts(count: int) -> list[float]:
+def find_shifts(count: int) -> list[float]:
     """Return factors that separate this number of series on a logarithmic axis."""
     return [1 + 0.03 * (i - (count - 1) / 2) for i in range(count)]
 
 
-def joined_panels(
+def draw_joined_panels(
     shown: Figure, key: str = "world_size", label: str = "world size (ranks)"
 ) -> Drawing:
     """A panel per measure over a key, a line a series: every run a dot, medians joined; with a
@@ -186,8 +187,8 @@ def joined_panels(
         if shown.rows[column].dropna().empty:
             shown.no_data(made, axes)
             continue
-        for one, shift in zip(series, shifts(len(series)), strict=True):
-            joined(
+        for one, shift in zip(series, find_shifts(len(series)), strict=True):
+            draw_joined_runs(
                 axes,
                 shown.rows,
                 column=column,
@@ -199,11 +200,11 @@ def joined_panels(
         from_zero(axes, sizes=sorted(int(size) for size in shown.rows[key].unique()))
     for one in series:
         panels[0].plot([], [], **look(one), label=one)
-    legend(made, axes=panels[0])
+    draw_legend(made, axes=panels[0])
     return made
 
 
-def legend(
+def draw_legend(
     made: Drawing, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()
 ) -> None:
     """The names of the lines of panels above the figure, which grows for them; as many columns as
@@ -215,7 +216,7 @@ def legend(
     labels = [name for name in order if name in found] or list(found)
     if not labels:
         return
-    columns = legend_columns(texts := short(labels), most)
+    columns = legend_columns(texts := shorten_names(labels), most)
     texts = text_layout.entries(texts)
     lines = -(-len(texts) // columns) + sum(text.count("\n") for text in texts)
     made.set_figheight(made.get_figheight() + 0.19 * (lines - 1))
@@ -223,7 +224,7 @@ def legend(
     made.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
 
 
-def short(labels: Sequence[str]) -> list[str]:
+def shorten_names(labels: Sequence[str]) -> list[str]:
     """Names of series without the levels that all share, and without the section of a factor's key.
 
     >>> short(["packed, layout.tensor=2", "packed, layout.tensor=4", "packed"])
@@ -237,17 +238,17 @@ def short(labels: Sequence[str]) -> list[str]:
     return [", ".join(part.removeprefix("layout.") for part in own) for own in kept]
 
 
-def points(rows: pd.DataFrame) -> pd.Series:
+def number_points(rows: pd.DataFrame) -> pd.Series:
     """The number of each row in its run, from 0: repeats have their points at the same places."""
     return rows.groupby("run_id").cumcount()
 
 
-def thinned(rows: pd.DataFrame, times: int = 1) -> int:
+def find_interval(rows: pd.DataFrame, times: int = 1) -> int:
     """Return n, where every n-th point is drawn, so that all repeats stay within `MOST_POINTS`."""
     return max(1, -(-len(rows) * times // MOST_POINTS))
 
 
-def curve(
+def draw_curve(
     axes: Axes,
     rows: pd.DataFrame,
     x: str,
@@ -268,7 +269,7 @@ def curve(
     if rows["run_id"].nunique() > 1:
         for _, run in rows.groupby("run_id"):
             axes.plot(run[x].iloc[::every], run[y].iloc[::every], **thin)
-    middle = rows.groupby(points(rows))[[x, y]].median()
+    middle = rows.groupby(number_points(rows))[[x, y]].median()
     axes.plot(
         middle[x],
         middle[y],
@@ -279,7 +280,7 @@ def curve(
     )
 
 
-def layered(found: Mapping[str, dict]) -> dict[str, dict]:
+def order_layers(found: Mapping[str, dict]) -> dict[str, dict]:
     """Options with widths, in the order to draw: a line that coincides with those below it leaves
     them to be seen.
     """
@@ -289,7 +290,7 @@ def layered(found: Mapping[str, dict]) -> dict[str, dict]:
     return {name: found[name] | {"linewidth": width} for name, width in widths.items()}
 
 
-def grid(count: int, height: float, x: str, y: str, **options) -> tuple[Drawing, list[Axes]]:
+def make_grid(count: int, height: float, x: str, y: str, **options) -> tuple[Drawing, list[Axes]]:
     """So many panels, at least one and three beside each other, each of a `height` in inches, with
     labels.
     """

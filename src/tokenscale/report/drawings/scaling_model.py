@@ -58,7 +58,7 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
             markersize=5,
             markerfacecolor=face,
         )
-    panels.doublings(axes, sizes=sizes[:: 1 + len(sizes) // 7])
+    panels.scale_by_doublings(axes, sizes=sizes[:: 1 + len(sizes) // 7])
     axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
     axes.set_yscale("log")
     plain(axes.yaxis, log=True)
@@ -157,7 +157,7 @@ class ScalingModel(Figure):
         efficiency stays.
         """
         shown = [series for series in self.series if series.model] or self.series
-        made, every = panels.grid(
+        made, every = panels.make_grid(
             len(shown),
             height=2.9,
             x="world size (ranks)",
@@ -166,9 +166,11 @@ class ScalingModel(Figure):
         if not shown:
             return self.no_data(made)
         found = looks([series.name for series in shown])
-        for panel, series, name in zip(every, shown, panels.short(list(found)), strict=True):
+        for panel, series, name in zip(
+            every, shown, panels.shorten_names(list(found)), strict=True
+        ):
             _draw_panel(panel, series, options=found[series.name])
-            panels.heading(panel, text=f"{name}: {'a model' if series.model else 'no model'}")
+            panels.write_heading(panel, text=f"{name}: {'a model' if series.model else 'no model'}")
         return made
 
     def caption(self) -> str:
@@ -176,13 +178,15 @@ class ScalingModel(Figure):
         model.
         """
         shown = sum(len(series.runs) for series in self.series)
-        text = captions.sentence(captions.crowded(self.inventory) if self.series else "") + (
+        text = captions.as_sentence(
+            captions.caution_crowding(self.inventory) if self.series else ""
+        ) + (
             "A model, not a measurement: the step time as a line over log2 of the ranks, fitted "
             "to the filled runs; "
             f"open runs were not fitted, and test it. The band is for {100 * COVERAGE:g} % of "
             "further runs and widens "
             "with the distance from the fitted sizes; "
-            f"{captions.counted(shown, self.inventory)}. Dotted: the "
+            f"{captions.count_shown(shown, self.inventory)}. Dotted: the "
             "efficiency of the largest fitted size stays. "
         )
         for series in self.series:

@@ -51,7 +51,7 @@ class StorageAgainstEntropy(Figure):
         """
         sizes = self.rows.set_index("store")["bytes_per_id"].dropna()
         return (
-            f"Bytes a token: {captions.extremes(sizes)}"
+            f"Bytes a token: {captions.describe_extremes(sizes)}"
             if len(sizes) and not self.several
             else self.title
         )
@@ -76,7 +76,7 @@ class StorageAgainstEntropy(Figure):
             }
             axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
         panels.finish_rows(axes, texts=self.names[::-1], most=6)
-        panels.legend(made, axes)
+        panels.draw_legend(made, axes)
         return made
 
     def sentences(self) -> str:
@@ -266,8 +266,8 @@ class StorageBenchmark(Figure):
                 )
                 found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
         text += f"Making a store pays after {captions.listing(found)}. " if found else ""
-        text += captions.reasons(self.first[self.first["round"].isna()], column="store")
-        return text + captions.kinds(self.groups(), one="round", cell="a store")
+        text += captions.explain_left_out(self.first[self.first["round"].isna()], column="store")
+        return text + captions.describe_spread(self.groups(), one="round", cell="a store")
 
     def numbers(self) -> str:
         columns = ["bytes_per_useful_token", "store", "shuffled_us_per_token"]

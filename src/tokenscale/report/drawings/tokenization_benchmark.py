@@ -192,10 +192,12 @@ class TokenizationBenchmark(Figure):
             "memory, so that their "
             "batches are copies of decoded rows. "
         )
-        text += self._break_even() + captions.reasons(
+        text += self._break_even() + captions.explain_left_out(
             self.first[self.first["left_out"].notna()], column="arm"
         )
-        return text + self.over() + captions.kinds(self.groups(), one="round", cell="an arm")
+        return (
+            text + self.over() + captions.describe_spread(self.groups(), one="round", cell="an arm")
+        )
 
     def _break_even(self) -> str:
         """Return from which number of batches on an offline arm, with its opening, takes less time
@@ -225,4 +227,4 @@ class TokenizationBenchmark(Figure):
         return text * bool(found)
 
     def numbers(self) -> str:
-        return captions.medians(self.drawn, column=self.main, by=self.by)
+        return captions.describe_medians(self.drawn, column=self.main, by=self.by)
