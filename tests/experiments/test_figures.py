@@ -351,7 +351,7 @@ def test_names_are_shortened_wrapped_or_cut_and_stay_apart():
     found = {(of["color"], of["marker"], of["linestyle"]) for of in looks(names).values()}
     assert len(found) == 20, "lines without an approach differ"
     long = "padded, optimizer.learning_rate_schedule=cosine, corpus.cleaning.shortest=200, {}"
-    assert text_layout.names(["packed", long.format("eos=True")]) == [
+    assert text_layout.wrap_names(["packed", long.format("eos=True")]) == [
         "packed",
         "padded, …\neos=True",
     ]
@@ -359,7 +359,7 @@ def test_names_are_shortened_wrapped_or_cut_and_stay_apart():
         long.format(x) + ", micro_batch=4, sequence_length=2048, precision=bf16"
         for x in ("eos=True", "eos=False")
     ]
-    assert len(set(text_layout.names(same))) == 2
+    assert len(set(text_layout.wrap_names(same))) == 2
 
 
 def test_scaling_names_its_base_and_runs_without_an_efficiency(tmp_path):

@@ -21,7 +21,7 @@ from tokenscale.analysis.steadiness import TOO_NOISY
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.paired_comparisons import TOO_FEW
-from tokenscale.report.style import number, ordered
+from tokenscale.report.style import number, order_series
 from tokenscale.settings.data import LOSS_CAUTION
 
 #: verdicts of answers that no test decides
@@ -144,7 +144,7 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
     if that is equal.
     """
     dropped = dropped_shares(rows)
-    names = sorted(ordered(list(dropped)), key=lambda name: -_most(dropped[name]))
+    names = sorted(order_series(list(dropped)), key=lambda name: -_most(dropped[name]))
     texts = {name: describe_dropped(dropped[name]) for name in names}
     if len(set(texts.values())) < 2:
         return []
@@ -271,7 +271,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     `padding.sql`.
     """
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
-    names = ordered(rows["series"])
+    names = order_series(rows["series"])
     shares = {name: share for (name, _), share in not_useful_shares(rows).items()}
     if len(names) < 2:
         return []
@@ -311,7 +311,7 @@ def answer_loss(
     if rows["series"].nunique() < 2:
         return []
     planned = inventory[inventory["world_size"] == rows["world_size"].min()]
-    names = ordered(rows["series"])
+    names = order_series(rows["series"])
     rows = captions.common_repeats(rows, by=["series"])
     left_out = paired_comparisons.describe_left_out(
         planned, used=set(rows["run_id"]), refused=refused
@@ -371,7 +371,7 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
         return []
     world = int(rows["world_size"].max())
     rows = rows[rows["world_size"] == world]
-    names = ordered(rows["series"])
+    names = order_series(rows["series"])
     rows = captions.common_repeats(rows, by=["series"])
     if rows.empty:
         return _not_compared("scaling", names)

@@ -8,7 +8,7 @@ import pandas as pd
 from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
 from tokenscale.base.wording import count, listing
-from tokenscale.report.style import number, ordered
+from tokenscale.report.style import number, order_series
 
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer
 #: elsewhere
@@ -242,7 +242,7 @@ def describe_extremes(values: pd.Series, unit: str = "") -> str:
 
 def cells(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
     """(series, world size, rows) of each cell, series in the order of the palette."""
-    for name in ordered(rows["series"]):
+    for name in order_series(rows["series"]):
         for world, group in rows[rows["series"] == name].groupby("world_size"):
             yield name, int(world), group
 

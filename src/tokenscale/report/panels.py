@@ -15,12 +15,12 @@ from tokenscale.report.figure import Drawing, Figure
 from tokenscale.report.style import (
     dots,
     figure,
+    format_ticks,
+    is_online,
     jitter,
     legend_columns,
     look,
-    online,
-    ordered,
-    plain,
+    order_series,
 )
 
 Cell = tuple[str, int]
@@ -67,7 +67,7 @@ def write_heading(axes: Axes, text: str, *, ends: bool = False) -> None:
 def steps_of(axis: Axis, most: int = 5) -> None:
     """Return at most this number of ticks, at round numbers."""
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
-    plain(axis)
+    format_ticks(axis)
 
 
 def write_note(axes: Axes, y: float, text: str) -> None:
@@ -79,7 +79,7 @@ def write_note(axes: Axes, y: float, text: str) -> None:
 
 def name_rows(axes: Axes, texts: Sequence[str]) -> None:
     """Rows from 0 up, named on the left."""
-    axes.set_yticks(range(len(texts)), text_layout.names(texts))
+    axes.set_yticks(range(len(texts)), text_layout.wrap_names(texts))
     axes.set_ylim(-0.6, len(texts) - 0.4)
     axes.grid(False, axis="y")
 
@@ -140,7 +140,7 @@ def from_zero(axes: Axes, sizes: Sequence[int]) -> None:
     """Numbers from zero over doublings."""
     scale_by_doublings(axes, sizes)
     axes.set_ylim(bottom=0)
-    plain(axes.yaxis)
+    format_ticks(axes.yaxis)
 
 
 def draw_joined_runs(
@@ -180,7 +180,7 @@ def draw_joined_panels(
     legend.
     """
     made, panels = figure(len(shown.measures), height=4.0)
-    series = ordered(shown.rows["series"])
+    series = order_series(shown.rows["series"])
     for axes, (column, (name, factor)) in zip(panels, shown.measures.items(), strict=True):
         axes.set_xlabel(label)
         axes.set_ylabel(name)
@@ -217,7 +217,7 @@ def draw_legend(
     if not labels:
         return
     columns = legend_columns(texts := shorten_names(labels), most)
-    texts = text_layout.entries(texts)
+    texts = text_layout.wrap_entries(texts)
     lines = -(-len(texts) // columns) + sum(text.count("\n") for text in texts)
     made.set_figheight(made.get_figheight() + 0.19 * (lines - 1))
     handles = [found[name] for name in labels]
@@ -285,8 +285,8 @@ def order_layers(found: Mapping[str, dict]) -> dict[str, dict]:
     them to be seen.
     """
     widths = {name: max(1.0, 2.8 - 0.6 * i) for i, name in enumerate(found)}
-    if any(map(online, found)):
-        widths = {name: 1.3 if online(name) else 2.4 for name in sorted(found, key=online)}
+    if any(map(is_online, found)):
+        widths = {name: 1.3 if is_online(name) else 2.4 for name in sorted(found, key=is_online)}
     return {name: found[name] | {"linewidth": width} for name, width in widths.items()}
 
 

@@ -249,7 +249,7 @@ def _approach(series: str) -> str:
     return series.split(",", maxsplit=1)[0]
 
 
-def online(name: str) -> bool:
+def is_online(name: str) -> bool:
     """Is it tokenized while training? Such a line is drawn thin and dashed over that of its offline
     twin.
     """
@@ -261,7 +261,7 @@ def dots(name: str) -> dict:
     return look(name) | {"linestyle": "none"}
 
 
-def ordered(names: Sequence[str]) -> list[str]:
+def order_series(names: Sequence[str]) -> list[str]:
     """Return distinct series in the order of the palette; unknown ones come last, by name."""
     place = {name: i for i, name in enumerate(APPROACHES)}
     return sorted(
@@ -287,7 +287,7 @@ def legend_columns(names: Sequence[str], most: int) -> int:
     return 1
 
 
-def plain(axis, log: bool = False) -> None:
+def format_ticks(axis, log: bool = False) -> None:
     """Numbers as people write them (20 000; 0.5), on linear and on logarithmic axes."""
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
     if log:

@@ -27,11 +27,11 @@ TIGHT = 2.6
 APART = 3.0
 
 
-def names(texts: Sequence[str]) -> list[str]:
+def wrap_names(texts: Sequence[str]) -> list[str]:
     """Names of rows on at most `LINES` lines. Longer ones lose their middle, or, where two would be
     one then, nothing.
 
-    >>> names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
+    >>> wrap_names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
     ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
     """
     options: dict = {"width": LETTERS[width], "break_on_hyphens": False, "break_long_words": False}
@@ -44,7 +44,7 @@ def names(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def entries(texts: Sequence[str]) -> list[str]:
+def wrap_entries(texts: Sequence[str]) -> list[str]:
     """Names of a legend, on as many lines as they take."""
     return ["\n".join(textwrap.wrap(text, int(ENTRY * width / WIDE))) for text in texts]
 
@@ -67,18 +67,20 @@ def fit(made: Figure, layout: Callable[[], None]) -> None:
     tight = TIGHT if width == WIDE else width
     for _ in range(3):  # other widths of panels leave other room
         wrapped = [
-            _wrap(text, whole=whole[text], end=_ends(text, others=whole, made=made))
+            _wrap_text(text, whole=whole[text], end=_find_end(text, others=whole, made=made))
             for text in whole
         ]
         thinned = [
-            _thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < tight
+            _thin_ticks(axes)
+            for axes in shown
+            if axes.get_position().width * made.get_figwidth() < tight
         ]
         if not any(wrapped) and not any(thinned):
             return
         layout()
 
 
-def _ends(text: Text, others: Iterable[Text], made: Figure) -> float:
+def _find_end(text: Text, others: Iterable[Text], made: Figure) -> float:
     """Where a text has to end: at the figure's edge, or where the heading of the next panel
     begins.
     """
@@ -92,7 +94,7 @@ def _ends(text: Text, others: Iterable[Text], made: Figure) -> float:
     return min(beside, default=made.bbox.width) - APART
 
 
-def _wrap(text: Text, whole: str, end: float) -> bool:
+def _wrap_text(text: Text, whole: str, end: float) -> bool:
     """Put a text that goes beyond `end`, or begins left of the figure, on as many lines as it
     takes.
     """
@@ -110,7 +112,7 @@ def _wrap(text: Text, whole: str, end: float) -> bool:
     return text.get_text() != before
 
 
-def _thin(axes: Axes) -> bool:
+def _thin_ticks(axes: Axes) -> bool:
     """Fewer numbers along the panel, until none is written over another."""
     most = 4 if isinstance(axes.xaxis.get_major_locator(), MaxNLocator) else 0
     before = most

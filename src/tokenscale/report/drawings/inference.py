@@ -6,7 +6,7 @@ import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import PALETTE, figure, no_data, number, plain
+from tokenscale.report.style import PALETTE, figure, format_ticks, no_data, number
 from tokenscale.report.table import Table, columns
 
 _CELL = ["model", "run_id", "batch", "prompt_tokens", "new_tokens"]
@@ -116,11 +116,11 @@ class InferenceTokensPerSecond(Figure):
                 left, sizes=sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique())
             )
             left.set_yscale("log")
-            plain(left.yaxis, log=True)
+            format_ticks(left.yaxis, log=True)
             right.set_xlim(left=0)
             right.set_ylim(bottom=0)
             panels.steps_of(right.xaxis)
-            plain(right.yaxis)
+            format_ticks(right.yaxis)
         for prompt, colour in colours.items():
             for cached in (True, False):
                 every[0].plot(

@@ -7,7 +7,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import CURVES, POINTS, Drawing, Figure
-from tokenscale.report.style import GREY, figure, jitter, looks, number, ordered, plain
+from tokenscale.report.style import GREY, figure, format_ticks, jitter, looks, number, order_series
 
 
 def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -74,7 +74,7 @@ class LossOverTime(Figure):
         train = self.training
         held_out = self.held_out
         stopped = self.stopped
-        names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
+        names = order_series(pd.concat([train["series"], held_out["series"], stopped["series"]]))
         found = panels.order_layers(looks(names))
         every = panels.find_interval(train, times=2)
         common = captions.common_repeats(train, by=["series"])
@@ -128,7 +128,7 @@ class LossOverTime(Figure):
                 continue
             axes.set_xlim(left=0)
             panels.steps_of(axes.xaxis, most=3)
-            plain(axes.yaxis)
+            format_ticks(axes.yaxis)
         panels.draw_legend(made, axes=axes_of[0], order=names)
         return made
 
@@ -219,7 +219,7 @@ class DdpVerificationLoss(Figure):
             return self.no_data(made)
         above = self.rows.loc[self.rows["largest_difference"] > 0, "largest_difference"]
         floor = above.min() / 3 if len(above) else 1e-9  # where zeros stand, below all that differ
-        names = ordered(self.rows["series"])
+        names = order_series(self.rows["series"])
         found = panels.order_layers(looks(names))
         every = panels.find_interval(self.rows)
         for name, options in found.items():

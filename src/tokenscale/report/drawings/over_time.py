@@ -53,7 +53,7 @@ class TokensPerSecondOverTime(Figure):
         )
         if not worlds:
             return self.no_data(made)
-        names = style.ordered(rows["series"])
+        names = style.order_series(rows["series"])
         found = panels.order_layers(style.looks(names))
         nth = panels.find_interval(rows)
         for axes, world in zip(every, worlds, strict=True):
@@ -74,7 +74,7 @@ class TokensPerSecondOverTime(Figure):
             axes.set_xlim(left=0)
             axes.set_ylim(0, 1.08 * rows["useful_tokens_per_s"].max())
             panels.steps_of(axes.xaxis, most=4)
-            style.plain(axes.yaxis)
+            style.format_ticks(axes.yaxis)
         panels.draw_legend(made, axes=every, order=names)
         return made
 

@@ -4,7 +4,17 @@ import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import DOTS, FLOPS, JOINED, SLOWEST, Drawing, Figure
-from tokenscale.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure, look, number, ordered
+from tokenscale.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    figure,
+    look,
+    number,
+    order_series,
+)
 
 
 class Scaling(Figure):
@@ -28,7 +38,7 @@ class Scaling(Figure):
         if rows.empty:
             return self.no_data(made)
         worlds = sorted(int(w) for w in rows["world_size"].unique())
-        series = ordered(rows["series"])
+        series = order_series(rows["series"])
         line: dict = {"linestyle": ":", "linewidth": 0.9}
         for name, shift in zip(series, panels.find_shifts(len(series)), strict=True):
             panels.draw_joined_runs(

@@ -12,7 +12,7 @@ from tokenscale.analysis.scaling_model import COVERAGE, Prediction
 from tokenscale.base.errors import UserError
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import GREY, looks, number, ordered, plain
+from tokenscale.report.style import GREY, format_ticks, looks, number, order_series
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
     panels.scale_by_doublings(axes, sizes=sizes[:: 1 + len(sizes) // 7])
     axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
     axes.set_yscale("log")
-    plain(axes.yaxis, log=True)
+    format_ticks(axes.yaxis, log=True)
 
 
 def _describe_residuals(series: ScalingSeries, model: Projection) -> str:
@@ -98,7 +98,7 @@ class ScalingModel(Figure):
         runs = measured_runs(self.inventory, throughput=self.rows)
         runs = runs[~runs["external"]]
         self.series = []
-        for name in ordered(runs["series"]):
+        for name in order_series(runs["series"]):
             own = runs[runs["series"] == name]
             sizes = sorted(int(w) for w in own["world_size"].unique())
             fitted = tuple(sizes[:-1] if len(sizes) > 2 else sizes)  # the largest is held out

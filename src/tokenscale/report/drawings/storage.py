@@ -17,9 +17,9 @@ from tokenscale.report.style import (
     SKY,
     TEXT,
     figure,
+    format_ticks,
     no_data,
     number,
-    plain,
 )
 
 #: column → name, colour, marker
@@ -211,8 +211,8 @@ class StorageBenchmark(Figure):
                         "fontsize": 8,
                     }
                     axes.text(0.99, speed, store.split(", ")[-1], **look)
-            plain(axes.xaxis, log=True)
-            plain(axes.yaxis, log=True)
+            format_ticks(axes.xaxis, log=True)
+            format_ticks(axes.yaxis, log=True)
         if len(points):
             made.legend(handles=self._handles(), loc="outside lower center", ncols=4)
         return made

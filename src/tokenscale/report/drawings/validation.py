@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import DOTS, Drawing, Figure
-from tokenscale.report.style import dots, figure, jitter, looks, number, plain
+from tokenscale.report.style import dots, figure, format_ticks, jitter, looks, number
 from tokenscale.report.table import Table, columns
 
 
@@ -72,7 +72,7 @@ class MixtureLosses(Figure):
                 axes.plot(here, loss, **look | {"linestyle": "none", "markersize": 5}, label=cell)
                 axes.plot(share.median(), middle.median(), "_", color=look["color"], markersize=18)
             axes.set_xlim(-6, 106)
-            plain(axes.yaxis)
+            format_ticks(axes.yaxis)
         panels.draw_legend(made, axes=every, order=self.cells)
         return made
 
