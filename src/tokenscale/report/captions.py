@@ -127,7 +127,7 @@ def describe_spread(groups: list[pd.Series], one: str = "run", cell: str = "a ce
     """What the spread of groups is, where a value is of `one` run and a group is of `cell`, in a
     sentence or more.
 
-    >>> kinds([pd.Series([1.0]), pd.Series([1.0, 2.0])])
+    >>> describe_spread([pd.Series([1.0]), pd.Series([1.0, 2.0])])
     'A median of one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
     """
     found = {summary(values).kind for values in map(select_finite, groups) if len(values)}
@@ -203,7 +203,7 @@ def describe_medians(
     empty without a value.
 
     >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
-    >>> medians(rows, "s", by=["series"])
+    >>> describe_medians(rows, "s", by=["series"])
     'packed: 1; padded: 4 (repeat 0)'
     """
     rows = rows.dropna(subset=[column])
@@ -225,7 +225,7 @@ def describe_extremes(values: pd.Series, unit: str = "") -> str:
     """Smallest and largest of named values; of one value, the value. A ratio belongs to the tested
     comparisons.
 
-    >>> extremes(pd.Series({"padded": 400.0, "packed": 1000.0}), " tokens/s")
+    >>> describe_extremes(pd.Series({"padded": 400.0, "packed": 1000.0}), " tokens/s")
     '400 tokens/s with padded to 1\u202f000 tokens/s with packed'
     """
     values = values.dropna().astype(float)
@@ -281,7 +281,7 @@ def strip_level(series: pd.Series, key: str) -> pd.Series:
     """Names of series without the level of a factor: what a figure shows along that factor as one
     line.
 
-    >>> without(pd.Series(["packed, micro_batch=4, eos=True"]), "micro_batch").tolist()
+    >>> strip_level(pd.Series(["packed, micro_batch=4, eos=True"]), "micro_batch").tolist()
     ['packed, eos=True']
     """
     return series.str.split(", ").map(

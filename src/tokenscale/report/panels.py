@@ -29,23 +29,23 @@ MOST_POINTS = 5000
 
 
 def cells(runs: pd.DataFrame) -> list[Cell]:
-    """(series, world size) of each cell, in the order of the palette."""
+    """Return (series, world size) of each cell, in the order of the palette."""
     listed = runs.dropna(subset=["series", "world_size"])
     return [(name, world) for name, world, _ in captions.cells(listed)]
 
 
 def select_cell(rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-    """The rows of a cell."""
+    """Return the rows of a cell."""
     return rows[(rows["series"] == cell[0]) & (rows["world_size"] == cell[1])]
 
 
 def format_ranks(world: int) -> str:
-    """`1 rank`, `2 ranks`."""
+    """Return `1 rank` or `2 ranks`."""
     return f"{world} rank{'s' * (world > 1)}"
 
 
 def name_cells(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
-    """Cells in words, shortened as in a legend; without the ranks where all have as many."""
+    """Return names of cells, shortened as in a legend, without ranks if all cells have as many."""
     texts = shorten_names([name for name, _ in shown])
     several = ranks_only or len({world for _, world in shown}) > 1
     return [
@@ -92,10 +92,9 @@ def finish_rows(axes: Axes, texts: Sequence[str], most: int = 5) -> None:
 
 
 def draw_strips(shown: Figure) -> Drawing:
-    """A panel per measure, a row per cell that the inventory lists: every run a dot, medians as
-    bars.
+    """Draw a panel per measure with a row per cell of the inventory: runs as dots, medians as bars.
 
-    Cells whose runs are not comparable say so. Medians are over the repeats that all cells have.
+    Rows of cells whose runs are not comparable have a note. Medians are over the repeats that all cells have.
     """
     listed = cells(shown.inventory)[::-1]
     made, panels = figure(len(shown.measures), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
@@ -129,7 +128,7 @@ def draw_strips(shown: Figure) -> Drawing:
 
 
 def scale_by_doublings(axes: Axes, sizes: Sequence[int]) -> None:
-    """A logarithmic axis below, with these sizes named."""
+    """Make the x axis logarithmic, with ticks at these sizes."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
@@ -152,10 +151,10 @@ def draw_joined_runs(
     shift: float,
     x: str = "world_size",
 ) -> None:
-    """Every run of a series a dot over `x`, medians over the repeats that all cells of `rows` have
-    joined.
+    """Draw each run of a series as a dot over `x`, and join the medians over the repeats that all
+    cells of `rows` have.
 
-    `shift` parts series that would hide others.
+    `shift` separates series that would hide each other.
     """
     rows = rows.dropna(subset=[column])
     here, alike = (
@@ -176,8 +175,8 @@ def find_shifts(count: int) -> list[float]:
 def draw_joined_panels(
     shown: Figure, key: str = "world_size", label: str = "world size (ranks)"
 ) -> Drawing:
-    """A panel per measure over a key, a line a series: every run a dot, medians joined; with a
-    legend.
+    """Draw a panel per measure over a key, with a legend: runs as dots, medians joined by a line per
+    series.
     """
     made, panels = figure(len(shown.measures), height=4.0)
     series = order_series(shown.rows["series"])
@@ -207,8 +206,8 @@ def draw_joined_panels(
 def draw_legend(
     made: Drawing, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()
 ) -> None:
-    """The names of the lines of panels above the figure, which grows for them; as many columns as
-    fit.
+    """Draw the names of the panels' lines above the figure, in as many columns as fit. The figure
+    grows by their height.
     """
     found: dict[str, Any] = {}
     for panel in [axes] if isinstance(axes, Axes) else axes:
@@ -225,9 +224,9 @@ def draw_legend(
 
 
 def shorten_names(labels: Sequence[str]) -> list[str]:
-    """Names of series without the levels that all share, and without the section of a factor's key.
+    """Return names of series without common levels and without the sections of factors' keys.
 
-    >>> short(["packed, layout.tensor=2", "packed, layout.tensor=4", "packed"])
+    >>> shorten_names(["packed, layout.tensor=2", "packed, layout.tensor=4", "packed"])
     ['tensor=2', 'tensor=4', 'packed']
     """
     if len(labels) < 2 or not any("=" in label for label in labels):
@@ -239,7 +238,7 @@ def shorten_names(labels: Sequence[str]) -> list[str]:
 
 
 def number_points(rows: pd.DataFrame) -> pd.Series:
-    """The number of each row in its run, from 0: repeats have their points at the same places."""
+    """Return the number of each row in its run, from 0. Points of repeats have equal numbers."""
     return rows.groupby("run_id").cumcount()
 
 
@@ -257,8 +256,8 @@ def draw_curve(
     label: str,
     every: int = 1,
 ) -> None:
-    """Runs of a series: repeats thin (every n-th point), their median point by point bold, with
-    some markers.
+    """Draw the runs of a series: repeats as thin lines (every n-th point), and their median at each
+    point as a bold line with some markers.
     """
     thin = {
         "color": options["color"],
@@ -281,8 +280,8 @@ def draw_curve(
 
 
 def order_layers(found: Mapping[str, dict]) -> dict[str, dict]:
-    """Options with widths, in the order to draw: a line that coincides with those below it leaves
-    them to be seen.
+    """Return options with line widths, in the order of drawing, so that lines below a coinciding
+    line stay visible.
     """
     widths = {name: max(1.0, 2.8 - 0.6 * i) for i, name in enumerate(found)}
     if any(map(is_online, found)):
@@ -291,8 +290,8 @@ def order_layers(found: Mapping[str, dict]) -> dict[str, dict]:
 
 
 def make_grid(count: int, height: float, x: str, y: str, **options) -> tuple[Drawing, list[Axes]]:
-    """So many panels, at least one and three beside each other, each of a `height` in inches, with
-    labels.
+    """Return a figure with `count` panels (at least one), three beside each other, each `height`
+    inches high, with labels.
     """
     count = max(1, count)
     columns = min(3, count)

@@ -28,8 +28,8 @@ APART = 3.0
 
 
 def wrap_names(texts: Sequence[str]) -> list[str]:
-    """Names of rows on at most `LINES` lines. Longer ones lose their middle, or, where two would be
-    one then, nothing.
+    """Wrap names of rows on at most `LINES` lines. Longer names lose their middle, unless two names
+    would then be equal.
 
     >>> wrap_names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
     ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
@@ -45,13 +45,13 @@ def wrap_names(texts: Sequence[str]) -> list[str]:
 
 
 def wrap_entries(texts: Sequence[str]) -> list[str]:
-    """Names of a legend, on as many lines as they take."""
+    """Wrap names of a legend."""
     return ["\n".join(textwrap.wrap(text, int(ENTRY * width / WIDE))) for text in texts]
 
 
 def fit(made: Figure, layout: Callable[[], None]) -> None:
-    """Lay the figure out; what then leaves it is wrapped, ticks that overlap are thinned, and it is
-    laid out again.
+    """Lay the figure out, wrap texts that extend beyond it, thin overlapping ticks, and lay it out
+    again.
     """
     layout()
     shown = [axes for axes in made.axes if axes.get_visible()]
@@ -81,7 +81,7 @@ def fit(made: Figure, layout: Callable[[], None]) -> None:
 
 
 def _find_end(text: Text, others: Iterable[Text], made: Figure) -> float:
-    """Where a text has to end: at the figure's edge, or where the heading of the next panel
+    """Return where a text has to end: at the figure's edge, or where the heading of the next panel
     begins.
     """
     box = text.get_window_extent()
@@ -95,8 +95,8 @@ def _find_end(text: Text, others: Iterable[Text], made: Figure) -> float:
 
 
 def _wrap_text(text: Text, whole: str, end: float) -> bool:
-    """Put a text that goes beyond `end`, or begins left of the figure, on as many lines as it
-    takes.
+    """Wrap a text that extends beyond `end` or to the left of the figure. Return whether it
+    changed.
     """
     before = text.get_text()
     letters = max(map(len, before.split("\n")))
@@ -113,7 +113,7 @@ def _wrap_text(text: Text, whole: str, end: float) -> bool:
 
 
 def _thin_ticks(axes: Axes) -> bool:
-    """Fewer numbers along the panel, until none is written over another."""
+    """Reduce the numbers along the panel until none overlap. Return whether any were removed."""
     most = 4 if isinstance(axes.xaxis.get_major_locator(), MaxNLocator) else 0
     before = most
     while most > 1:
