@@ -199,7 +199,7 @@ def of_figure(number, low, high, n=6, **changes):
         "experiment": "e",
         "scale": "s",
     }
-    row = replication._of_figure(figure, ours)
+    row = replication._compare_figure(figure, ours)
     return row.ratio, row.verdict
 
 
