@@ -93,7 +93,7 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 @cache  # a folder of many files is listed once
 def _remove_left_over(folder: Path) -> None:
-    """Remove the temporary files of killed processes, which no process locks."""
+    """Remove the temporary files of processes that were killed: nobody locks them."""
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
         with (
             suppress(OSError, UserError),
