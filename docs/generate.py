@@ -27,7 +27,7 @@ from tokenscale import __version__
 from tokenscale.analysis import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
 from tokenscale.analysis.claims import SUPPORTED
 from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
-from tokenscale.analysis.replication import replicate
+from tokenscale.analysis.replication import compare_with_studies
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, write_text
 from tokenscale.cli.doctor import list_packages
@@ -671,7 +671,7 @@ def render_replication(evidence: Path) -> str:
             ):
                 claims[claim["id"]] = claim
         measured = [*judged["replication"], *measured]
-    tables = replication_tables(replicate(claims.values(), measured))
+    tables = replication_tables(compare_with_studies(claims.values(), measured))
     return "\n".join(
         f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in tables
     )

@@ -1036,7 +1036,9 @@ def score_golden(case: Case, kind: str) -> str:
         right = {golden.IDENTICAL, golden.ROUNDING}
     else:
         right = {golden.NORM, golden.UPDATE if re.search(OF_UPDATE, case.name) else golden.MODEL}
-    return "right" if kind in right else "cannot tell" if kind == golden.UNKNOWN else "wrong"
+    if kind in right:
+        return "right"
+    return "cannot tell" if kind == golden.UNKNOWN else "wrong"
 
 
 def find_records() -> dict[str, Path]:

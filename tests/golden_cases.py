@@ -219,13 +219,9 @@ def judge_all(path: Path) -> list[dict]:
             right = kinds_of(group, case)
             # a real change that it shows
             right |= {golden.NORM} if group != "refactoring" else set()
-            score = (
-                "right"
-                if verdict.kind in right
-                else "cannot tell"
-                if verdict.kind == golden.UNKNOWN
-                else "wrong"
-            )
+            score = "cannot tell" if verdict.kind == golden.UNKNOWN else "wrong"
+            if verdict.kind in right:
+                score = "right"
             row = {
                 "precision": p,
                 "seed": s,

@@ -1,9 +1,10 @@
 """One experiment on a rented machine by Modal, after `tokenscale cloud` has staged it
 (docs/cloud.md).
 
-modal secret create tokenscale-bucket AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
-AWS_DEFAULT_REGION=… GPU=H100:4 modal run docs/cloud/modal_app.py --bucket s3://BUCKET/PREFIX
---experiment demo --ranks 4
+    modal secret create tokenscale-bucket AWS_ACCESS_KEY_ID=… \\
+        AWS_SECRET_ACCESS_KEY=… AWS_DEFAULT_REGION=…
+    GPU=H100:4 modal run docs/cloud/modal_app.py --bucket s3://BUCKET/PREFIX \\
+        --experiment demo --ranks 4
 """
 
 import os
@@ -25,15 +26,15 @@ image = (
 
 @app.function(
     image=image,
-    gpu=os.environ.get("GPU", "H100"),  # KIND or KIND:NUMBER; one machine, so at most its GPUs
+    gpu=os.environ.get("GPU", "H100"),  # KIND or KIND:NUMBER, of one machine
     secrets=[modal.Secret.from_name("tokenscale-bucket")],
     timeout=24 * 3600,
-    # a machine that is taken away, or a run that fails: the next worker goes on from the bucket
+    # after a lost machine or a failed run, the next worker continues from the bucket
     retries=10,
 )
 def train(bucket: str, experiment: str, ranks: int) -> None:
-    """Train the staged runs in an empty folder. Raises CalledProcessError where a run did not
-    end.
+    """Train the staged runs in an empty folder. Raises CalledProcessError if a run did not
+    complete.
     """
     command = ["cloud", "--bucket", bucket, experiment, "--ranks", str(ranks), "--worker"]
     subprocess.run([sys.executable, "-m", "tokenscale", *command], check=True)
@@ -41,5 +42,5 @@ def train(bucket: str, experiment: str, ranks: int) -> None:
 
 @app.local_entrypoint()
 def main(bucket: str, experiment: str, ranks: int = 1) -> None:
-    """Rent the machine, and wait for the end of the experiment."""
+    """Rent the machine and wait until the experiment ends."""
     train.remote(bucket, experiment, ranks)

@@ -345,13 +345,13 @@ def test_bars_are_of_the_repeats_that_all_cells_have(request, name):
 
 def test_names_are_shortened_wrapped_or_cut_and_stay_apart():
     names = [f"packed, layout.tensor={n}" for n in range(20)]
-    assert panels.short(names)[:2] == ["tensor=0", "tensor=1"] and panels.short(
+    assert panels.shorten_names(names)[:2] == ["tensor=0", "tensor=1"] and panels.shorten_names(
         ["packed", "x"]
     ) == ["packed", "x"]
     found = {(of["color"], of["marker"], of["linestyle"]) for of in looks(names).values()}
     assert len(found) == 20, "lines without an approach differ"
     long = "padded, optimizer.learning_rate_schedule=cosine, corpus.cleaning.shortest=200, {}"
-    assert text_layout.names(["packed", long.format("eos=True")]) == [
+    assert text_layout.wrap_names(["packed", long.format("eos=True")]) == [
         "packed",
         "padded, …\neos=True",
     ]
@@ -359,7 +359,7 @@ def test_names_are_shortened_wrapped_or_cut_and_stay_apart():
         long.format(x) + ", micro_batch=4, sequence_length=2048, precision=bf16"
         for x in ("eos=True", "eos=False")
     ]
-    assert len(set(text_layout.names(same))) == 2
+    assert len(set(text_layout.wrap_names(same))) == 2
 
 
 def test_scaling_names_its_base_and_runs_without_an_efficiency(tmp_path):

@@ -128,7 +128,7 @@ def test_a_page_is_short_says_each_caution_once_and_opens_few_figures(demo_repor
     part = summary.experiment("demo", demo_report / "tables")
     words = " ".join(visible_words(text))
     cautions = summary.list_cautions(part)
-    part = page._figures(part, demo_report / "figures")
+    part = page._build_figures(part, demo_report / "figures")
     for caution in (*cautions, *part["methods"]):
         assert words.count(caution.rstrip(".").removesuffix(" (world sizes above one)")) == 1, (
             caution
@@ -374,9 +374,9 @@ def test_modules_name_the_queries_and_files_that_they_use(demo_report, tmp_path,
     asked = set()
     opened = set()
     sql = queries.sql
-    read = page._read
+    read = page._read_asset
     monkeypatch.setattr(queries, "sql", lambda name: asked.add(name) or sql(name))
-    monkeypatch.setattr(page, "_read", lambda name: opened.add(name) or read(name))
+    monkeypatch.setattr(page, "_read_asset", lambda name: opened.add(name) or read(name))
     summary._experiment.cache_clear()
     tables = demo_report / "tables"
     figures = demo_report / "figures"

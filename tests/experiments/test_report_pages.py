@@ -11,7 +11,7 @@ from tests.experiments.conftest import EVIL
 from tests.experiments.test_report import Reader
 from tests.unit.test_planted_values import make_campaign
 from tests.workflow.conftest import ROOT
-from tokenscale.analysis.claims import judge
+from tokenscale.analysis.claims import judge_claims
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.report import answers, page, pdf, save, summary
@@ -267,7 +267,7 @@ def test_claims_are_judged_by_what_was_written(tmp_path, differs):
         [logs.write_inference_benchmark(tmp_path / "bench.json", rounds=8, differs=differs)],
     )
     ledger = load_claims(ROOT / "config/claims.yaml")
-    judged = {one.id: one for one in judge(ledger, tmp_path / "tables", ["inference"])}
+    judged = {one.id: one for one in judge_claims(ledger, tmp_path / "tables", ["inference"])}
     faster, same, size = (judged[f"kv-cache-{name}"] for name in ("faster", "same-text", "bytes"))
     assert size.verdict == "supported" and same.verdict == (
         "contradicted" if differs else "supported"
@@ -276,7 +276,7 @@ def test_claims_are_judged_by_what_was_written(tmp_path, differs):
     assert differs or "12 new ones each" in faster.sentence
     (tmp_path / "none").mkdir()
     ingested(tmp_path / "none", [])
-    judged = {one.id: one for one in judge(ledger, tmp_path / "none/tables", ["inference"])}
+    judged = {one.id: one for one in judge_claims(ledger, tmp_path / "none/tables", ["inference"])}
     assert {judged[f"kv-cache-{n}"].verdict for n in ("faster", "same-text", "bytes")} == {
         "not tested at this scale"
     }

@@ -172,20 +172,18 @@ def said(kind: Kind, source: Path, folder: Path, notes: bool, damaged: Iterable[
     """What comes of reading a damaged folder: named, silent, equal, other, or refused."""
     try:
         if kind.check is None:
-            return (
-                "equal"
-                if kind.read(folder) == kind.read(source)
-                else "silent"
-                if kind.proven
-                else "other"
-            )
+            if kind.read(folder) == kind.read(source):
+                return "equal"
+            return "silent" if kind.proven else "other"
         found = " ".join(
             str(f) for f in kind.check(folder) if notes or not getattr(f, "note", False)
         )
     except UserError as error:
         found = str(error)
+    if not found:
+        return "silent"
     names = {name for path in damaged for name in (path.name, path.stem, path.parent.name)}
-    return "silent" if not found else "named" if any(name in found for name in names) else "refused"
+    return "named" if any(name in found for name in names) else "refused"
 
 
 def _content(data: bytes) -> object:

@@ -24,7 +24,7 @@ from tests.workflow.conftest import Project, make_project
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.build import SPLITS, VERSION
 from tokenscale.data.corpus.parts import write_table
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 from tokenscale.settings.options import to_dict
 

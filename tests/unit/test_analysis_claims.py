@@ -62,7 +62,7 @@ def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
 
 
 def judged(folder, one, experiments=("demo",)):
-    (found,) = claims.judge(ledger(one=one), folder, experiments)
+    (found,) = claims.judge_claims(ledger(one=one), folder, experiments)
     return found
 
 
@@ -126,7 +126,9 @@ def in_cells(cells):
 
 def test_each_claim_is_tested_at_its_own_level_and_equality_at_its_margin(tmp_path):
     lab(tmp_path / "half", [0.5] * 6)  # p = 1/32
-    found = claims.judge(ledger(a=claim(), b=claim(), c=claim()), tmp_path / "half", ["demo"])
+    found = claims.judge_claims(
+        ledger(a=claim(), b=claim(), c=claim()), tmp_path / "half", ["demo"]
+    )
     assert [(one.verdict, one.cells[0].p) for one in found] == [(SUPPORTED, 1 / 32)] * 3
     equal = judged(lab(tmp_path / "equal", [1.0] * 6), claim(direction="equal", margin=0.01))
     assert equal.cells[0].p == pytest.approx(1 / 32)
@@ -165,7 +167,7 @@ def test_a_supported_direction_says_whether_the_figure_is_reproduced(
     tmp_path, seconds, published, reproduced, words
 ):
     book = ledger(one=claim(published=published))
-    (row,) = claims.as_rows(book, claims.judge(book, lab(tmp_path, seconds), ["demo"]))
+    (row,) = claims.list_verdicts(book, claims.judge_claims(book, lab(tmp_path, seconds), ["demo"]))
     assert row["reproduced"] is reproduced and verdict_words(row) == words
 
 
@@ -217,7 +219,7 @@ def test_what_was_never_reached_is_longer_than_everything(tmp_path):
         and "2.00 to never" in found.sentence
     )
     assert judged(tmp_path, claim(sql=sql, direction="below", bound=3)).verdict == INCONCLUSIVE
-    (row,) = claims.as_rows(ledger(one=claim(sql=sql)), [found])
+    (row,) = claims.list_verdicts(ledger(one=claim(sql=sql)), [found])
     json.dumps(row, allow_nan=False)
 
 
@@ -320,7 +322,9 @@ def test_strict_fails_where_edited_data_no_longer_carry_a_sentence(tmp_path, cap
 
 def test_macros_are_latex(tmp_path):
     known = ledger(ddp_94=claim(unit="percent", bound=0.5, sentence="{number} of a_b & c"))
-    (row,) = claims.as_rows(known, claims.judge(known, lab(tmp_path, [0.5] * 6), ["demo"]))
+    (row,) = claims.list_verdicts(
+        known, claims.judge_claims(known, lab(tmp_path, [0.5] * 6), ["demo"])
+    )
     assert r"\newcommand{\claimDdpNineFour}{200 \% of a\_b \& c}" in words.macros([row])
 
 
@@ -332,7 +336,8 @@ def test_two_claims_with_one_macro_are_refused_before_anything_is_written(tmp_pa
     known = ledger(**dict.fromkeys(names, claim()))
     with pytest.raises(UserError, match="two claims have one LaTeX macro") as caught:
         words.write_claims(
-            claims.as_rows(known, claims.judge(known, tmp_path, ["demo"])), tmp_path / "out"
+            claims.list_verdicts(known, claims.judge_claims(known, tmp_path, ["demo"])),
+            tmp_path / "out",
         )
     assert all(name in caught.value.render() for name in names) and not (tmp_path / "out").exists()
 
@@ -350,7 +355,7 @@ def shipped():
 
 def test_the_sql_of_every_claim_runs_on_tables_with_and_without_rows(shipped, tmp_path):
     empty, some = (
-        claims.judge(shipped, lab(tmp_path / f"{n}", [0.5] * n), ["demo"]) for n in (0, 6)
+        claims.judge_claims(shipped, lab(tmp_path / f"{n}", [0.5] * n), ["demo"]) for n in (0, 6)
     )
     assert {judgement.verdict for judgement in empty} == {NOT_TESTED} and len(some) == len(
         shipped.claims
@@ -427,7 +432,7 @@ OF_GRID = {
 
 def test_claims_hold_other_factors_fixed_and_count_each_run_once(shipped, tmp_path):
     grid(tmp_path / "demo")
-    crossed = {one.id: one.cells for one in claims.judge(shipped, tmp_path, ["demo"])}
+    crossed = {one.id: one.cells for one in claims.judge_claims(shipped, tmp_path, ["demo"])}
     for count, name in (
         (count, name) for count, names in OF_GRID.items() for name in names.split()
     ):

@@ -27,7 +27,7 @@ from tokenscale.data.corpus.build import SPLITS, build
 from tokenscale.data.corpus.fingerprint import fingerprint_sources
 from tokenscale.data.corpus.parts import Duplicates, build_part, merge_parts, write_table
 from tokenscale.data.corpus.raw_text import RawText, write_text_records
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import (
     CleaningSettings,
     CorpusSettings,

@@ -16,7 +16,7 @@ import pytest
 from tests.corpora import documents_of, flip_bit, make_corpus, make_store, make_tokenizer
 from tests.unit.conftest import TEXTS, Interrupted, T, files_of
 from tokenscale.base.errors import UserError
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import part_folder
 from tokenscale.data.stores import packed, writing
 from tokenscale.data.stores.documents import Chunk, IdsDigest, frame_documents
 from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest

@@ -106,7 +106,7 @@ def both(path, kind, monkeypatch):
     """What is read at once, and what is read with nothing but the careful reader."""
     quick = logs.read_lines(path, kind)
     with monkeypatch.context() as patch:
-        patch.setattr(logs, "_clean", lambda *_, **__: None)
+        patch.setattr(logs, "_parse_clean_lines", lambda *_, **__: None)
         slow = logs.read_lines(path, kind)
     return quick, slow
 
@@ -144,10 +144,10 @@ def test_every_kind_of_harm_is_found_among_good_lines(tmp_path, monkeypatch):
 def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "BLOCK_BYTES", 1000)
     careful = []
-    original = logs._by_line
+    original = logs._parse_line_by_line
     monkeypatch.setattr(
         logs,
-        "_by_line",
+        "_parse_line_by_line",
         lambda block, **named: careful.append(len(block)) or original(block, **named),
     )
     good = b'{"schema":1,"step":7,"step_s":0.1}\n' * 500

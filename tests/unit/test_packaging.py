@@ -332,6 +332,13 @@ def test_links_lead_somewhere(name):
             assert heading in anchors, target
 
 
+def test_the_readme_is_read_in_a_few_screens():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    prose = [line for line in lines if not line.startswith(("|", "!", "    "))]
+    assert max(map(len, prose)) <= 120
+
+
 # -- what others read: the workflow catalog, a citation, GitHub
 
 

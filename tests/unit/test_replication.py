@@ -89,7 +89,7 @@ def measured(tmp_path_factory):
         events = [memory | {"run_id": row["run_id"]} for row in rows]
         events += [tables.validation(row["run_id"], 6, 3.0) for row in rows]
         tables.write(folder / name, {"scale": "study"}, runs=rows, steps=steps, events=events)
-    return replication.measure(folder, [*runs])
+    return replication.measure_figures(folder, [*runs])
 
 
 def test_each_figure_of_a_training_is_that_of_one_cell_of_scale_study(measured):
@@ -166,7 +166,7 @@ def test_figures_of_benchmarks_come_from_rows_of_2048_tokens_at_any_scale(tmp_pa
     )
     found = {
         tuple(one["of"][2:]): one["number"]
-        for one in replication.measure(tmp_path, ["tokenization", "storage"])
+        for one in replication.measure_figures(tmp_path, ["tokenization", "storage"])
     }
     assert (
         found["pretokenized padded", "speed-up"] == 4
@@ -182,7 +182,9 @@ def test_tables_of_another_scale_give_no_figure_of_a_training(tmp_path):
     steps = [s for row in rows for s in tables.steps(row["run_id"], 6, row["world_size"])]
     for scale in ("alps", "study"):
         tables.write(tmp_path / "ddp_scaling_weak", {"scale": scale}, runs=rows, steps=steps)
-        assert bool(replication.measure(tmp_path, ["ddp_scaling_weak"])) == (scale == "study")
+        assert bool(replication.measure_figures(tmp_path, ["ddp_scaling_weak"])) == (
+            scale == "study"
+        )
 
 
 def of_figure(number, low, high, n=6, **changes):
@@ -197,7 +199,7 @@ def of_figure(number, low, high, n=6, **changes):
         "experiment": "e",
         "scale": "s",
     }
-    row = replication._of_figure(figure, ours)
+    row = replication._compare_figure(figure, ours)
     return row.ratio, row.verdict
 
 
@@ -267,5 +269,9 @@ CLAIM |= {"published": [2.0], "corrected": []}
     ],
 )
 def test_a_claims_verdict_follows_from_the_data_and_its_figure(changes, verdict):
-    (row,) = (row for row in replication.replicate([CLAIM | changes], []) if row.table == "Claims")
+    (row,) = (
+        row
+        for row in replication.compare_with_studies([CLAIM | changes], [])
+        if row.table == "Claims"
+    )
     assert row.verdict == verdict

@@ -138,10 +138,16 @@ def test_a_bubble_is_waiting_over_waiting_and_passes_of_all_ranks(tmp_path):
     """Rank 0 waits 10 ms of 40, rank 1 20 of 80 but for its last step, 50 of 110: 2 × 1 + 2 + 5 of
     2 × 4 + 8 + 11.
     """
+
+    def find_waiting(step: int, rank: int) -> float:
+        if step < 3:
+            return 0.3
+        if rank == 0:
+            return 0.01
+        return 0.05 if step == 4 else 0.02
+
     passes = {
-        "bubble_s": lambda step, rank: (
-            0.3 if step < 3 else 0.01 if rank == 0 else 0.05 if step == 4 else 0.02
-        ),
+        "bubble_s": find_waiting,
         "forward_s": lambda step, rank: 0.01 + 0.01 * rank,
         "backward_s": lambda step, rank: 0.02 + 0.02 * rank,
     }

@@ -76,7 +76,7 @@ def verdicts(folder):
     ledger = replace(
         ledger, claims={k: v for k, v in ledger.claims.items() if k.startswith("resumed-")}
     )
-    return {one.id: one.verdict for one in claims.judge(ledger, folder, ["elastic_resume"])}
+    return {one.id: one.verdict for one in claims.judge_claims(ledger, folder, ["elastic_resume"])}
 
 
 def test_a_resumed_run_is_held_against_the_one_that_was_never_interrupted_however_often_it_went_on(

@@ -11,10 +11,6 @@ FILES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "packages").rglob("*.py"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def names_in(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
 def has_inside(node: ast.AST, kind: type[ast.AST]) -> bool:
     return any(isinstance(part, kind) for part in ast.walk(node) if part is not node)
 
@@ -32,14 +28,14 @@ def is_multiplied_list(node: ast.AST) -> bool:
 
 
 def assigns_unrelated_values(node: ast.AST) -> bool:
-    """Whether a tuple of names gets a tuple of values, none of which reads one of the names."""
+    """Whether a tuple of targets gets a tuple of values, none of which reads one of the targets."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
         return False
     target = node.targets[0]
     if not isinstance(target, ast.Tuple) or any(isinstance(t, ast.Starred) for t in target.elts):
         return False
-    plain = all(isinstance(element, ast.Name) for element in target.elts)
-    return plain and not names_in(target) & names_in(node.value)
+    read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.expr)}
+    return not {ast.unparse(element) for element in target.elts} & read
 
 
 def is_spread_literal(node: ast.AST) -> bool:
@@ -88,6 +84,7 @@ def test_no_line_of_the_packages_has(rule):
         ("a list or text times a condition", "x = ['a'] * (b > c)"),
         ("a list or text times a condition", "x = [a] * bool(b)"),
         ("unrelated values in one assignment", "a, b = 1, f(c)"),
+        ("unrelated values in one assignment", "self.a, b[0] = 1, self.f(c)"),
         ("** of a literal", "f(**{'a': 1})"),
         ("** of a literal", "x = {'a': 1, **{'b': 2}}"),
     ],

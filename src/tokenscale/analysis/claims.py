@@ -1,13 +1,13 @@
-"""Does a sentence hold? A claim's SQL is asked of an experiment's tables, and what it gives is held
-against its bound.
+"""Verdicts on claims: run a claim's SQL on an experiment's tables, and test its numbers against the
+claim's bound.
 
-A point is a run, or a pair of runs of one repeat, and no run is in two points of a cell. Below six
-points no statement about runs is more than inconclusive; what does not vary (counts of tokens and
-bytes) needs one. Each claim was stated before the runs and is tested at its own level of 5 %. A
-claim that must hold in all cells is supported where every cell supports it, each at 5 %
+A point is a run, or a pair of runs of one repeat. No run is in two points of a cell. With fewer than
+six points, a claim about runs is inconclusive. Quantities that do not vary, such as counts of tokens
+and bytes, need one point. Each claim was stated before the runs and is tested at its own level of
+5 %. A claim that must hold in all cells is supported if every cell supports it, each at 5 %
 (intersection-union test, Berger 1982). One cell is enough to contradict it, and the largest of
-several cells is chosen by its number, so both are corrected over the claim's cells (Holm 1979).
-Runs of other programs are none of these points.
+several cells is chosen by its number, so both tests are corrected over the claim's cells (Holm
+1979). Runs of other programs are not points.
 """
 
 import functools
@@ -36,7 +36,7 @@ SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
 #: a published figure is reproduced where the interval comes this close to it, as a share of the
 #: figure
 REPRODUCED = 0.05
-#: what `as_rows` takes as it is from a claim, and from what is judged of it
+#: fields that `list_verdicts` copies from a claim, and from its verdict
 OF_CLAIM = ("claim", "figure", "unit", "direction", "bound", "margin", "remark")
 OF_VERDICT = ("id", "sentence", "verdict", "reason", "experiment", "scale", "shown_in", "refused")
 #: stands for infinity (a target that was never reached) where numbers are ordered and tested
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what the data say of it. Not tested: no experiment, no numbers, and `reason`
+    """Verdict on a claim. A claim that was not tested has no experiment and no numbers; `reason`
     says why.
     """
 
@@ -84,9 +84,9 @@ class Judged:
     shown_in: str | None = None
 
 
-def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[Judged]:
-    """Every claim of the ledger, in its order, asked of the tables below `tables` of the named
-    experiments.
+def judge_claims(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[Judged]:
+    """Judge every claim of the ledger, in its order, by the tables of the named experiments below
+    `tables`.
 
     Raises UserError for SQL that DuckDB refuses or that lacks the columns it needs.
     """
@@ -94,7 +94,7 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
     found = {name: ClaimTables(name, folder=tables / name) for name in experiments if name in asked}
     judged = []
     for name, claim in ledger.claims.items():
-        experiment_tables, rows, refused = _points(name, claim, found)
+        experiment_tables, rows, refused = _find_points(name, claim, found)
         if rows is None or experiment_tables is None:
             reason = (
                 ""
@@ -112,17 +112,17 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
                 )
             )
             continue
-        cells = _cells(claim, rows)
+        cells = _summarize_points(claim, rows)
         if claim.cells != "all":  # chosen after the correction, which knows of the others
             largest = min if claim.direction == "below" else max
             cells = [largest(cells, key=operator.attrgetter("number"))]
-        verdicts = [verdict_of(claim, cell) for cell in cells]
+        verdicts = [judge_cell(claim, cell) for cell in cells]
         cells = [
             replace(cell, verdict=v, reason=why)
             for cell, (v, why) in zip(cells, verdicts, strict=True)
         ]
         judged.append(
-            _judged(
+            _conclude(
                 name,
                 claim,
                 experiment_tables=experiment_tables,
@@ -136,12 +136,12 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
     return judged
 
 
-def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]]:
-    """What the report and other programs read of each claim, as plain values."""
+def list_verdicts(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]]:
+    """Return the facts of each claim and its verdict, as plain values for `claims.json`."""
     rows = []
     for one in judged:
         claim = ledger.claims[one.id]
-        number, low, high, n = summed_up(one.cells)
+        number, low, high, n = summarize_cells(one.cells)
         document = ledger.documents[claim.document]
         rows.append(
             {name: getattr(one, name) for name in OF_VERDICT}
@@ -155,23 +155,24 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
                 "reproduced": is_near(low, high, figures=claim.published)
                 if claim.published and low is not None and high is not None
                 else None,
-                "number": _finite(number),
-                "low": _finite(low),
-                "high": _finite(high),
+                "number": _without_infinity(number),
+                "low": _without_infinity(low),
+                "high": _without_infinity(high),
                 "n": n,
-                "kind": _kinds(one.cells) or None,
+                "kind": _join_kinds(one.cells) or None,
                 "run_ids": list(one.run_ids),
                 "sql_sha256": sha256_text(claim.sql),
                 "in_cells": claim.cells,
                 "cells": [
-                    {key: _finite(value) for key, value in vars(cell).items()} for cell in one.cells
+                    {key: _without_infinity(value) for key, value in vars(cell).items()}
+                    for cell in one.cells
                 ],
             }
         )
     return rows
 
 
-def lost(
+def find_lost_claims(
     ledger: ClaimsFile,
     judged: Iterable[Judged],
     scales: AbstractSet[str | None],
@@ -192,10 +193,8 @@ def lost(
     return [one for one in judged if one.id in required and one.verdict != SUPPORTED]
 
 
-def summed_up(cells: Sequence[Cell]) -> tuple[float | None, float | None, float | None, int]:
-    """(median, lowest low, highest high, fewest points) of several cells; the median is that of one
-    cell alone.
-    """
+def summarize_cells(cells: Sequence[Cell]) -> tuple[float | None, float | None, float | None, int]:
+    """Return (median, lowest low, highest high, fewest points) of several cells."""
     if not cells:
         return None, None, None, 0
     number = float(np.median([cell.number for cell in cells]))
@@ -217,11 +216,13 @@ def is_near(low: float, high: float, figures: Sequence[float]) -> bool | None:
     return False if low > ends[-1] or high < ends[0] else None
 
 
-def written(number: float | None, unit: str, digits: int = 3) -> str:
-    """A number as the sentence has it, with so many significant digits.
+def format_number(number: float | None, unit: str, digits: int = 3) -> str:
+    """Format a number for a sentence, with this number of significant digits.
 
-    >>> written(0.0153, "percent"), written(5.934, "ratio"), written(1.0, "ratio", 5), written(None, "plain")
-    ('1.53 %', '5.93', '1.0000', '–')
+    >>> format_number(0.0153, "percent"), format_number(5.934, "ratio")
+    ('1.53 %', '5.93')
+    >>> format_number(1.0, "ratio", 5), format_number(None, "plain")
+    ('1.0000', '–')
     """
     if number is None:
         return "–"
@@ -238,9 +239,7 @@ def written(number: float | None, unit: str, digits: int = 3) -> str:
 
 
 class ClaimTables:
-    """The tables of one experiment, with the named queries as tables made when they are first asked
-    for.
-    """
+    """Tables of one experiment. A named query becomes a table when a claim first uses it."""
 
     def __init__(self, name: str, folder: Path):
         self.name = name
@@ -258,9 +257,7 @@ class ClaimTables:
         )
 
     def rows(self, claim: str, sql: str) -> pd.DataFrame:
-        """Return what a claim's SQL gives. Raises UserError for anything but one SELECT that
-        runs.
-        """
+        """Return the rows of a claim's SQL. Raises UserError unless it is one SELECT that runs."""
         try:
             kinds = [statement.type for statement in self.connection.extract_statements(sql)]
             if kinds == [duckdb.StatementType.SELECT]:
@@ -277,7 +274,7 @@ class ClaimTables:
                         )
                         self._made.add(query)
                     return self.connection.execute(sql).df()
-            reason = "it has to be one SELECT, which changes nothing for the others"
+            reason = "it has to be one SELECT, so that it changes nothing for other claims"
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
         next_step = "correct the query of this claim in the claims file"
@@ -293,11 +290,11 @@ class ClaimTables:
         self.connection.close()
 
 
-def _points(
+def _find_points(
     name: str, claim: Claim, found: dict[str, ClaimTables]
 ) -> tuple[ClaimTables | None, pd.DataFrame | None, str]:
-    """(the experiment that answers, its rows with a column `number`, who was left out); None where
-    nobody has any.
+    """Return (the first experiment that has points, its rows with a column `number`, a sentence on
+    the runs that were left out); None for experiment and rows if no experiment has points.
     """
     refused = ""
     for experiment in claim.experiments:
@@ -305,7 +302,11 @@ def _points(
             continue
         experiment_tables = found[experiment]
         rows = experiment_tables.rows(name, claim.sql)
-        wanted = {"value", *_columns_of(claim), *(["run_id"] if claim.compares is not None else [])}
+        wanted = {
+            "value",
+            *_list_sentence_columns(claim),
+            *(["run_id"] if claim.compares is not None else []),
+        }
         if missing := sorted(wanted - set(rows.columns)):
             listed = {"column": ", ".join(missing), "found": ", ".join(rows.columns)}
             next_step = "select it, or leave it out of the sentence"
@@ -313,28 +314,28 @@ def _points(
         rows = rows[
             rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)
         ]
-        rows, found_refused = _comparable(claim, rows, experiment_tables.inventory)
+        rows, found_refused = _select_comparable(claim, rows, experiment_tables.inventory)
         refused = found_refused or refused
-        over = _numbers(name, rows, column="baseline") if "baseline" in rows else 1.0
+        over = _convert_numbers(name, rows, column="baseline") if "baseline" in rows else 1.0
         cells = rows["cell"].fillna("").astype(str) if "cell" in rows else ""
-        rows = rows.assign(number=_numbers(name, rows, column="value") / over, cell=cells)
+        rows = rows.assign(number=_convert_numbers(name, rows, column="value") / over, cell=cells)
         rows = rows[rows["number"].notna()]  # infinity over infinity: neither run got there
         if len(rows):
             return experiment_tables, rows, refused
     return None, None, refused
 
 
-def _ids(rows: pd.DataFrame) -> list[str]:
+def _list_id_columns(rows: pd.DataFrame) -> list[str]:
     return [column for column in rows if column == "run_id" or column.endswith("_run_id")]
 
 
-def _comparable(
+def _select_comparable(
     claim: Claim, rows: pd.DataFrame, inventory: pd.DataFrame
 ) -> tuple[pd.DataFrame, str]:
-    """(rows of our own runs that differ in nothing but what the claim compares, sentences on those
-    that do not).
+    """Return (rows of our own runs that differ only in what the claim compares, sentences on the
+    runs that were left out).
     """
-    columns = _ids(rows)
+    columns = _list_id_columns(rows)
     out = set(inventory.loc[inventory["external"].fillna(False).astype(bool), "run_id"])
     refused = ""
     if claim.compares is not None and len(rows):
@@ -345,7 +346,7 @@ def _comparable(
     return rows[~rows[columns].isin(out).any(axis=1)], refused
 
 
-def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
+def _convert_numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
     try:
         return rows[column].astype(float)
     except (TypeError, ValueError):
@@ -355,15 +356,15 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
         raise UserError(what, claim=name, column=column, found=found, next=next_step) from None
 
 
-def _columns_of(claim: Claim) -> set[str]:
+def _list_sentence_columns(claim: Claim) -> set[str]:
     return set(parse_placeholders(claim.sentence)) - set(PLACEHOLDERS)
 
 
-def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
+def _summarize_points(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
     found = []
     for name, group in rows.groupby("cell", sort=False):
         x = np.clip(group["number"].to_numpy(), -NEVER, NEVER)
-        p, smallest = (0.0, 0.0) if claim.exact else _tested(claim, x)
+        p, smallest = (0.0, 0.0) if claim.exact else _test_points(claim, x)
         spread = statistics.summary(x)
         if claim.exact:
             kind = "one value" if x.min() == x.max() else "lowest and highest value"
@@ -372,7 +373,7 @@ def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
             n if abs(n) < NEVER else math.copysign(math.inf, n)
             for n in (spread.median, spread.low, spread.high)
         )
-        ids = [run_id for column in _ids(group) for run_id in group[column].dropna()]
+        ids = [run_id for column in _list_id_columns(group) for run_id in group[column].dropna()]
         shared = len(set(ids)) < len(ids)
         found.append(
             Cell(
@@ -399,17 +400,17 @@ def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
     ]
 
 
-def edges(claim: Claim) -> tuple[float, float]:
-    """The bound less and plus the margin."""
+def find_edges(claim: Claim) -> tuple[float, float]:
+    """Return the bound minus the margin, and the bound plus the margin."""
     away = abs(claim.bound) * claim.margin
     return claim.bound - away, claim.bound + away
 
 
-def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
-    """(p, smallest p) against the edge that the claim, or what contradicts it, has to leave behind;
-    inside of a margin, the larger p of its two edges (Schuirmann 1987).
+def _test_points(claim: Claim, x: np.ndarray) -> tuple[float, float]:
+    """Return (p, smallest p) of the test against the edge that the claim, or its contradiction, has
+    to exceed. Within a margin, that is the larger p of both edges (Schuirmann 1987).
     """
-    near, far = edges(claim)
+    near, far = find_edges(claim)
     median = float(np.median(x))
     if claim.direction == "equal":
         tried = [near, far]
@@ -421,8 +422,8 @@ def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
     return max(map(statistics.sign_flip_p, distances))
 
 
-def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
-    """(verdict, why) of one cell.
+def judge_cell(claim: Claim, cell: Cell) -> tuple[str, str]:
+    """Return (verdict, reason) of one cell.
 
     `above`, `below`: supported where the whole interval, and the test, lie beyond the bound by more
     than the margin; contradicted where they do not reach so far. `equal` (Schuirmann 1987):
@@ -430,7 +431,7 @@ def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
     """
     low = cell.low
     high = cell.high
-    near, far = edges(claim)
+    near, far = find_edges(claim)
     if not claim.exact and (lack := _name_lack_of_points(cell)):
         return INCONCLUSIVE, lack
     within = near <= low and high <= far
@@ -446,8 +447,11 @@ def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
     if holds:
         return SUPPORTED, ""
     if claim.direction != "equal" and claim.margin and within:
-        bound = written(claim.bound, claim.unit)
-        return CONTRADICTED, f"no further from {bound} than {written(claim.margin, 'percent')}"
+        bound = format_number(claim.bound, claim.unit)
+        return (
+            CONTRADICTED,
+            f"no further from {bound} than {format_number(claim.margin, 'percent')}",
+        )
     return CONTRADICTED, ""
 
 
@@ -474,7 +478,7 @@ def _name_doubt(cell: Cell, alone: bool) -> str:
     return ""
 
 
-def _judged(
+def _conclude(
     name: str,
     claim: Claim,
     experiment_tables: ClaimTables,
@@ -490,14 +494,14 @@ def _judged(
         if cell.verdict == verdict and cell.reason:
             reasons.setdefault(cell.reason, []).append(cell.name)
     shown = rows[rows["cell"].isin([cell.name for cell in cells])]
-    used = set().union(*(shown[column].dropna() for column in _ids(shown)))
+    used = set().union(*(shown[column].dropna() for column in _list_id_columns(shown)))
     inventory = experiment_tables.inventory
     suspect = inventory["run_id"].isin(used) & (inventory["validity"] == "suspect")
     marks = [f"suspect runs: {int(suspect.sum())} of {len(used)}"] if suspect.any() else []
     # after the cells that it is true of, where it is not true of all
     texts = [r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()]
     reason = "; ".join(texts + marks)
-    sentence = _sentence(claim, rows=shown, cells=cells)
+    sentence = _write_sentence(claim, rows=shown, cells=cells)
     # an experiment that was not made for the claim may have its rows without its figure
     figures = experiment_tables.figures
     figure = claim.shown_in if not figures or claim.shown_in in figures else None
@@ -507,11 +511,11 @@ def _judged(
     )
 
 
-def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
-    _, low, high, n = summed_up(cells)
+def _write_sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
+    _, low, high, n = summarize_cells(cells)
     digits = max(3, math.ceil(-math.log10(claim.margin)) + 2) if claim.direction == "equal" else 3
     # which show what is equal
-    format_value = functools.partial(written, unit=claim.unit, digits=digits)
+    format_value = functools.partial(format_number, unit=claim.unit, digits=digits)
     # what does not vary from run to run is shown from end to end, not by a median of unlike things
     ends = (
         (low, high) if claim.exact else (min(c.number for c in cells), max(c.number for c in cells))
@@ -519,24 +523,26 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     values: dict[str, str] = {
         "number": " to ".join(dict.fromkeys(map(format_value, ends))),
         "spread": (f"{format_value(low)} to {format_value(high)}, " if low != high else "")
-        + _kinds(cells),
+        + _join_kinds(cells),
         "n": str(n),
         "cells": ", ".join(filter(None, (cell.name for cell in cells))),
     }
-    for name in _columns_of(claim):
-        values[name] = ", ".join(dict.fromkeys(map(_text, rows[name])))
+    for name in _list_sentence_columns(claim):
+        values[name] = ", ".join(dict.fromkeys(map(_format_value, rows[name])))
     return re.sub(r"\b1 (pair|triple|round)s\b", r"1 \1", claim.sentence.format(**values))
 
 
-def _kinds(cells: Sequence[Cell]) -> str:
-    """What low and high are: of cells with unlike numbers of points, all that they are."""
+def _join_kinds(cells: Sequence[Cell]) -> str:
+    """Name the kinds of interval of the cells. Cells with different numbers of points can have
+    different kinds.
+    """
     return " or ".join(dict.fromkeys(cell.kind for cell in cells))
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _finite(value: object) -> Any:
-    """None for infinity, which JSON has not."""
+def _without_infinity(value: object) -> Any:
+    """Return None in place of infinity, which JSON cannot express."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

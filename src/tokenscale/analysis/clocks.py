@@ -70,7 +70,7 @@ ORDER = ("run_start", "init_done", "run_stop")
     word="invalid",
     tolerance="1 µs",
 )
-def _negative(evidence: Evidence) -> Iterator[str]:
+def _find_negative_values(evidence: Evidence) -> Iterator[str]:
     for name in NEVER_NEGATIVE:
         wrong = np.flatnonzero(evidence.raw[name] < (-1e-6 if name.endswith("_s") else 0))
         if len(wrong):
@@ -88,7 +88,7 @@ def _negative(evidence: Evidence) -> Iterator[str]:
     known_from="device",
     word="invalid",
 )
-def _speed(evidence: Evidence) -> Iterator[str]:
+def _find_impossible_speeds(evidence: Evidence) -> Iterator[str]:
     row = evidence.row
     (tokens, seconds) = evidence.steps.totals() if len(evidence.steps) else (0.0, 0.0)
     flops = row.get("flops_per_token")
@@ -119,7 +119,7 @@ def _speed(evidence: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="10 µs; 5 % on a GPU",
 )
-def _phases(evidence: Evidence) -> Iterator[str]:
+def _find_excess_phases(evidence: Evidence) -> Iterator[str]:
     """The host of a GPU waits for data ahead of the device, so that only the sums of waits are
     compared there.
     """
@@ -155,7 +155,7 @@ def _phases(evidence: Evidence) -> Iterator[str]:
     ),
     tolerance="10 µs; 10 ms and 1 % on a GPU",
 )
-def _log_clocks(evidence: Evidence) -> Iterator[str]:
+def _find_clock_errors(evidence: Evidence) -> Iterator[str]:
     if not len(evidence.raw):
         raise NotCheckedError("the logs hold no step")
     by_log: dict[tuple[int, int], list[Row]] = defaultdict(list)
@@ -321,7 +321,7 @@ def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
     word="caution",
     tolerance=f"{CLOCK_S:g} s",
 )
-def _ended(evidence: Evidence) -> Iterator[str]:
+def _find_other_ends(evidence: Evidence) -> Iterator[str]:
     """Of a machine that slept the wall clock went on, and the logs' did not."""
     stops = (
         stop for stop in evidence.named("run_stop") if stop["attempt"] == evidence.get("attempt")
@@ -343,7 +343,7 @@ def _ended(evidence: Evidence) -> Iterator[str]:
     known_from="logs",
     word="suspect",
 )
-def _ordered(evidence: Evidence) -> Iterator[str]:
+def _find_attempts_out_of_order(evidence: Evidence) -> Iterator[str]:
     """Attempts of one boot of one machine by the monotonic clock, which nobody sets; else by the
     wall clock.
     """
@@ -377,7 +377,7 @@ def _ordered(evidence: Evidence) -> Iterator[str]:
     word="suspect",
     tolerance="0.25 s and 5 %",
 )
-def _start(evidence: Evidence) -> Iterator[str]:
+def _find_other_starts(evidence: Evidence) -> Iterator[str]:
     named: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for event in evidence.events:
         if event["event"] in ORDER:
@@ -433,7 +433,7 @@ def _compare_start(rank: int, by_name: dict[str, Row]) -> Iterator[str]:
     word="suspect",
     tolerance=f"{CLOCK_S:g} s",
 )
-def _wall_clocks(evidence: Evidence) -> Iterator[str]:
+def _find_other_wall_clocks(evidence: Evidence) -> Iterator[str]:
     if evidence.row.get("external"):
         raise NotCheckedError("another program's clocks")
     offsets: dict[tuple[int, Any], dict[int, float]] = defaultdict(dict)

@@ -208,7 +208,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is at hand of one run. A text in place of a recount says why there is none."""
+    """Logs and records of one run. A text in place of a recount says why it is missing."""
 
     row: Row  # of the table `runs`
     record: Row  # run.json; empty where it is not readable

@@ -213,8 +213,8 @@ def ingest(
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each
     # other.
-    with closing(_ahead(read, items=list(listed), threads=threads)) as runs_tables:
-        counts, steps = _write(
+    with closing(_work_ahead(read, items=list(listed), threads=threads)) as runs_tables:
+        counts, steps = _write_tables(
             output,
             runs=runs_tables,
             others=others,
@@ -283,7 +283,7 @@ def read_inputs(folder: Path) -> TableInputs:
         return TableInputs(folder.name, **tables.read_experiment(folder).get("inputs", {}))
 
 
-def _write(
+def _write_tables(
     output: Path,
     runs: Iterator[tuple[str, Tables]],
     others: dict[str, list[Row]],
@@ -341,11 +341,11 @@ def _write(
     return {name: counts[name] for name in tables.TABLES}, steps
 
 
-def _ahead(
+def _work_ahead(
     work: Callable[[str], Tables], items: list[str], threads: int
 ) -> Generator[tuple[str, Tables], None, None]:
-    """(item, work of it) in order, on so many threads, with at most twice as many results in
-    memory.
+    """Yield (item, result of `work`) in order, computed on this number of threads. At most twice
+    as many results are in memory.
     """
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         waiting: deque[tuple[str, Future]] = deque()
@@ -368,8 +368,8 @@ def one_run(
     made of counts as one that cannot be read, and says why. `manifests`: SHA-256 → manifest of a
     store or corpus.
     """
-    found = _record(runs / entry["run_id"] / "run.json")
-    rows = functools.partial(_rows, entry, experiment, runs, manifests or {})
+    found = _read_run_record(runs / entry["run_id"] / "run.json")
+    rows = functools.partial(_build_run_rows, entry, experiment, runs, manifests or {})
     try:
         return rows(found)
     except (
@@ -386,7 +386,7 @@ def one_run(
     return rows((None, False, f"run.json does not hold what this version writes ({reason})"))
 
 
-def _rows(
+def _build_run_rows(
     entry: Row,
     experiment: str,
     runs: Path,
@@ -402,15 +402,15 @@ def _rows(
         row["series"] += " (external)"  # what every figure and table calls it
     row |= launches(folder)
     if record is None and not trouble:
-        return _rows_of_missing(row)
+        return _describe_missing_run(row)
     record = record or {}
     log = read_run(folder, run_id, digest=record.get("digest"))
     steps = merge(log.steps, log.events)
     whole = Steps(steps)
-    row["status"] = "unreadable" if trouble else _status(row["status"], log.events)
-    row |= {"sealed": sealed} | _logged(log, whole)
+    row["status"] = "unreadable" if trouble else _find_status(row["status"], log.events)
+    row |= {"sealed": sealed} | _summarize_log(log, whole)
     translated = [{"run_id": run_id, **score} for score in bleu_rows(log.events)] if sealed else []
-    row |= _last_bleu(translated)
+    row |= _find_last_bleu(translated)
     run = None if row["external"] else read_settings(record.get("run"))
     planned = read_settings(entry.get("run"))
     changed = tuple(log.changed(record)) if sealed else ()
@@ -434,7 +434,7 @@ def _rows(
     return made | {"steps": steps, "spans": log.spans}
 
 
-def _logged(log: RunLog, whole: Steps) -> Row:
+def _summarize_log(log: RunLog, whole: Steps) -> Row:
     """Columns of `runs` that the logs alone give; `whole` are the merged steps."""
     return {
         "attempts": len(log.merged),
@@ -447,14 +447,14 @@ def _logged(log: RunLog, whole: Steps) -> Row:
     }
 
 
-def _last_bleu(translated: list[Row]) -> Row:
+def _find_last_bleu(translated: list[Row]) -> Row:
     """Columns of the newest score of translations; none without one."""
     if not translated:
         return {}
     return {column: value for column, value in translated[-1].items() if column.startswith("bleu")}
 
 
-def _rows_of_missing(row: Row) -> Tables:
+def _describe_missing_run(row: Row) -> Tables:
     """The row of a run without a record, and no rows of the other tables."""
     row |= {
         "validity": "missing",
@@ -468,8 +468,10 @@ def _rows_of_missing(row: Row) -> Tables:
     }
 
 
-def _status(recorded: str, events: list[Row]) -> str:
-    """The status by the record; where that was not ended, of a loss that was no number."""
+def _find_status(recorded: str, events: list[Row]) -> str:
+    """Return the record's status; `nonfinite` for a run that stopped at a loss that is no number
+    before its record was sealed.
+    """
     stopped = [event["status"] for event in events if event["event"] == "run_stop"]
     return "nonfinite" if recorded == "running" and "nonfinite" in stopped else recorded
 
@@ -543,8 +545,8 @@ def _count_again(
     return replace(evidence, counted=counted, held_out=held_out, vocabulary_size=size)
 
 
-def _record(path: Path) -> tuple[Row | None, bool, str | None]:
-    """(run.json or None, is it sealed and untouched, what is wrong with it)."""
+def _read_run_record(path: Path) -> tuple[Row | None, bool, str | None]:
+    """Return (run.json or None, whether its seal is valid, what is wrong with it)."""
     if not path.is_file():
         return None, False, None
     try:

@@ -100,7 +100,7 @@ def read_lines(path: Path, kind: str) -> Lines:
             else 0
         )
         end = end or content.rfind(b"\n", begin) + 1 or len(content)
-        table = _clean(
+        table = _parse_clean_lines(
             content,
             begin,
             end,
@@ -108,7 +108,7 @@ def read_lines(path: Path, kind: str) -> Lines:
         )
         found = []
         if table is None:
-            table, found = _by_line(content[begin:end], before=line, kind=kind)
+            table, found = _parse_line_by_line(content[begin:end], before=line, kind=kind)
         tables.append(table)
         broken += found
         begin = end
@@ -122,9 +122,9 @@ def read_lines(path: Path, kind: str) -> Lines:
     )
 
 
-def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
+def _parse_clean_lines(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
     """The lines between two places that all hold what the schema says, read at once; None where
-    `_by_line` must look.
+    `_parse_line_by_line` must look.
 
     Numbers that are not finite are left to that careful reader, too.
     """
@@ -134,7 +134,7 @@ def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
         return None
     if not isinstance(first, dict):
         return None
-    found = _parsed(content[begin:end], kind, first=set(first))
+    found = _parse_columns(content[begin:end], kind, first=set(first))
     if found is None or REQUIRED[kind] not in found or found[REQUIRED[kind]].null_count:
         return None
     if "schema" in found and (pc.max(found["schema"]).as_py() or 0) > VERSION:
@@ -150,7 +150,7 @@ def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
     return pa.Table.from_arrays(columns, schema=SCHEMAS[kind])
 
 
-def _parsed(block: bytes, kind: str, first: set[str]) -> dict[str, pa.ChunkedArray] | None:
+def _parse_columns(block: bytes, kind: str, first: set[str]) -> dict[str, pa.ChunkedArray] | None:
     """Columns of a block by a reader of any JSON; None where an object has a field of another type.
 
     Every line begins with { and ends with }, and a row comes of each: so no object spans two lines,
@@ -181,8 +181,10 @@ def _parsed(block: bytes, kind: str, first: set[str]) -> dict[str, pa.ChunkedArr
     return None
 
 
-def _by_line(block: bytes, before: int, kind: str) -> tuple[pa.Table, list[dict[str, Any]]]:
-    """(rows, broken lines) of a block that begins after so many lines of its file."""
+def _parse_line_by_line(
+    block: bytes, before: int, kind: str
+) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """Return (rows, broken lines) of a block; `before` lines of the file precede it."""
     pieces = block.split(b"\n")
     if pieces[-1] == b"":
         pieces.pop()
@@ -216,7 +218,10 @@ def parse(raw: bytes, kind: str) -> dict[str, Any]:
         raise Broken("not JSON" if raw.strip(b"\0 \t\r") else "no text") from None
     if not isinstance(record, dict):
         raise Broken("not an object")
-    row = {name: _typed(name, sql, value=record.get(name)) for name, sql in FIELDS[kind].items()}
+    row = {
+        name: _convert_field(name, sql, value=record.get(name))
+        for name, sql in FIELDS[kind].items()
+    }
     if row["schema"] is not None and row["schema"] > VERSION:
         raise Broken(f"schema {row['schema']} {NEWER} {VERSION}")
     if row[REQUIRED[kind]] is None:
@@ -226,7 +231,7 @@ def parse(raw: bytes, kind: str) -> dict[str, Any]:
     return row
 
 
-def _typed(name: str, sql: str, value: object) -> Any:
+def _convert_field(name: str, sql: str, value: object) -> Any:
     if value is None:
         return None
     if sql == "BOOLEAN" and isinstance(value, bool):
@@ -398,9 +403,9 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
             ]
             if not attempt.superseded:
                 events += event_rows
-                spans.append(_placed("spans", rows=read["spans"].table, place=place))
+                spans.append(_prepend_columns("spans", rows=read["spans"].table, place=place))
     steps = [
-        _placed(
+        _prepend_columns(
             "steps",
             rows=rows,
             place={"run_id": run_id, "attempt": attempt.number, "rank": rank} | NOT_YET,
@@ -448,7 +453,7 @@ def _concatenate(table: str, parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables([tables.schema(table).empty_table(), *parts]).combine_chunks()
 
 
-def _placed(table: str, rows: pa.Table, place: Row) -> pa.Table:
+def _prepend_columns(table: str, rows: pa.Table, place: Row) -> pa.Table:
     fields = tables.schema(table)
     constants = [
         pa.repeat(pa.scalar(value, fields.field(name).type), len(rows))
@@ -470,7 +475,7 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     numbers, of_attempt = np.unique(attempt, return_inverse=True)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     np.minimum.at(first, of_attempt, step)
-    kept = _kept(attempt, rank, step)
+    kept = _choose_latest_rows(attempt, rank, step)
     world: dict[int, int] = defaultdict(int)  # the largest that a rank of the attempt observed
     for event in events:
         if event["event"] == "run_start" and event["world_size"] is not None:
@@ -493,7 +498,7 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     return pa.Table.from_arrays(list(map(column, rows.schema)), schema=rows.schema).combine_chunks()
 
 
-def _kept(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray:
+def _choose_latest_rows(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray:
     """Places of the rows that count, by step and rank; `step` and the others in the order of the
     files.
     """

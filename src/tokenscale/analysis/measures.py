@@ -113,9 +113,7 @@ class Facts:
 
 
 def read_facts(directory: Path) -> Facts:
-    """The facts of a run that has started. Raises UserError for a record that is missing or
-    broken.
-    """
+    """Return the facts of a run that has started. Raises UserError for a missing or broken record."""
     record = read_json(
         directory / "run.json",
         what="run's record",

@@ -105,7 +105,7 @@ def read_sizes(
     keys = {(corpus.name, run.tokenizer.name, run.eos) for run in runs for corpus in run.corpora}
     named = {key[0] for key in keys}
     texts = {
-        path.parent.name: _read(path).get("splits", {})
+        path.parent.name: _read_manifest(path).get("splits", {})
         for path in corpora
         if path.parent.name in named
     }
@@ -114,7 +114,7 @@ def read_sizes(
         size = CorpusSize()
         held_out_tokens = 0
         for path in stores:
-            manifest = _read(path) if path.parts[-4:-2] == key[:2] else {}
+            manifest = _read_manifest(path) if path.parts[-4:-2] == key[:2] else {}
             try:
                 if manifest["options"]["eos"] != key[2]:
                     continue
@@ -142,7 +142,7 @@ def read_sizes(
     return found
 
 
-def _read(manifest: Path) -> dict[str, Any]:
+def _read_manifest(manifest: Path) -> dict[str, Any]:
     try:
         found = read_json(manifest)
     except UserError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import statistics
-from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, is_near, written
+from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, format_number, is_near
 from tokenscale.analysis.queries import read_file
 
 FILES = ("published/studies.csv", "replication.sql")
@@ -78,7 +78,7 @@ def load_figures() -> list[Figure]:
     return [Figure(**row) for row in figures]
 
 
-def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
+def measure_figures(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
     """Return our number, its interval, n, experiment and scale of each figure that the tables of
     experiments have.
     """
@@ -153,36 +153,38 @@ class Row:
         return [self.cell, self.published, self.corrected, self.ours, self.ratio, self.verdict]
 
 
-def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any]]) -> list[Row]:
+def compare_with_studies(
+    claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any]]
+) -> list[Row]:
     """Return the table: the figures of the studies' tables, then their claims. `claims` are those
     of `claims.json`.
     """
     ours = {tuple(one["of"]): one for one in measured}
-    rows = [_of_figure(figure, ours=ours.get(tuple(figure.key))) for figure in load_figures()]
-    rows += [_of_claim(claim) for claim in claims if claim["study"]]
+    rows = [_compare_figure(figure, ours=ours.get(tuple(figure.key))) for figure in load_figures()]
+    rows += [_compare_claim(claim) for claim in claims if claim["study"]]
     return sorted(rows, key=lambda row: row.study)
 
 
-def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
+def _compare_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     expected = figure.published if figure.corrected is None else figure.corrected
     corrected = (
         figure.reason
         if figure.corrected is None
-        else f"{_text(figure.corrected)} ({figure.reason})"
+        else f"{_format_figure(figure.corrected)} ({figure.reason})"
     )
     cell = f"{figure.cell}: {figure.quantity}"
     row = Row(
         study=figure.study,
         table=figure.table,
         cell=cell,
-        published=_text(figure.published),
+        published=_format_figure(figure.published),
         corrected=corrected or "–",
     )
     if ours is None:
         return row
-    number, low, high = _spread(ours)
+    number, low, high = _read_spread(ours)
     runs = f"; n = {ours['n']}" if ours["n"] > 1 else ""
-    text = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
+    text = f"{_format_figure(number)} ({ours['experiment']} at {ours['scale']}{runs})"
     verdict = UNDECIDED
     if figure.quantity in COUNTS or statistics.order_statistic_rank(ours["n"]):
         verdict = {True: SAME, False: OTHER, None: UNDECIDED}[
@@ -197,7 +199,7 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     return replace(
         row,
         ours=text,
-        ratio=_ratio(
+        ratio=_format_ratio(
             number,
             low,
             high=high,
@@ -208,8 +210,8 @@ def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     )
 
 
-def _of_claim(claim: dict[str, Any]) -> Row:
-    corrected = " to ".join(written(one, unit=claim["unit"]) for one in claim["corrected"])
+def _compare_claim(claim: dict[str, Any]) -> Row:
+    corrected = " to ".join(format_number(one, unit=claim["unit"]) for one in claim["corrected"])
     corrected = f"{corrected} ({claim['remark']})" if corrected else "–"
     row = Row(
         study=claim["study"],
@@ -220,14 +222,14 @@ def _of_claim(claim: dict[str, Any]) -> Row:
     )
     if claim["experiment"] is None:
         return row
-    number, low, high = _spread(claim)
+    number, low, high = _read_spread(claim)
     text = (
-        f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; "
+        f"{format_number(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; "
         f"{claim['verdict']})"
     )
     expected = claim["corrected"] or claim["published"]
     ratio = (
-        _ratio(
+        _format_ratio(
             number,
             low,
             high=high,
@@ -249,22 +251,22 @@ def _of_claim(claim: dict[str, Any]) -> Row:
     return replace(row, ours=text, ratio=ratio, verdict=verdict)
 
 
-def _spread(ours: dict[str, Any]) -> list[float]:
+def _read_spread(ours: dict[str, Any]) -> list[float]:
     """(number, low, high); JSON has null for infinity."""
     return [math.inf if ours[key] is None else ours[key] for key in ("number", "low", "high")]
 
 
-def _ratio(number: float, low: float, high: float, expected: float, kind: str) -> str:
+def _format_ratio(number: float, low: float, high: float, expected: float, kind: str) -> str:
     if not all(map(math.isfinite, (number, low, high, expected))):
         return "–"
     spread = "" if low == high else f" ({low / expected:.3g} to {high / expected:.3g}, {kind})"
     return f"{number / expected:.3g}{spread}"
 
 
-def _text(number: float) -> str:
+def _format_figure(number: float) -> str:
     """Return a figure as a table has it.
 
-    >>> _text(161853.91), _text(31.97), _text(0.571), _text(math.inf)
+    >>> _format_figure(161853.91), _format_figure(31.97), _format_figure(0.571), _format_figure(math.inf)
     ('161,854', '31.97', '0.571', 'never')
     """
     if math.isinf(number):

@@ -56,7 +56,7 @@ _STORE = {
 }
 
 
-def _picked(content: Row, names: Iterable[str]) -> Row:
+def _pick_fields(content: Row, names: Iterable[str]) -> Row:
     return {name: content[name] for name in names}
 
 
@@ -74,14 +74,14 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
         try:
             kind = content.get("benchmark", "")
             hardware = content.get("hardware") or {}
-            of_kind = {"storage": _of_storage, "inference": _of_inference}
+            of_kind = {"storage": _list_storage_rows, "inference": _list_inference_rows}
             table = f"{kind}_benchmarks" if kind in of_kind else "benchmarks"
-            read = of_kind.get(kind, _of_data)
+            read = of_kind.get(kind, _list_data_rows)
             common: Row = {"benchmark": path.stem}
             common |= {key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")}
             found[table] += read(common, content, sorted((content.get("left_out") or {}).items()))
             if kind == "inference":
-                found["generations"] += _generations(path.stem, content)
+                found["generations"] += _list_generations(path.stem, content)
         except (KeyError, TypeError, AttributeError) as error:
             what = "this is no benchmark of data, storage or inference."
             raise UserError(what, path=path, missing=error, next="write it anew") from None
@@ -92,7 +92,7 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
 Reasons = list[tuple[str, str]]
 
 
-def _of_data(common: Row, content: Row, left_out: Reasons) -> list[Row]:
+def _list_data_rows(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     settings = content["settings"]
     common |= {key: settings.get(key) for key in ("sequence_length", "rows")}
     common |= {key: content.get(key) for key in ("tokenizer", "corpus")}
@@ -102,14 +102,15 @@ def _of_data(common: Row, content: Row, left_out: Reasons) -> list[Row]:
         {"cache": cache, "engine": None, "workers": None} | record for record in content["records"]
     ]
     found = [
-        common | _picked(record, names=(*keys, "cache", "engine", "workers")) for record in more
+        common | _pick_fields(record, names=(*keys, "cache", "engine", "workers"))
+        for record in more
     ]
     found.sort(key=lambda r: (r["arm"], r["round"]))
     return found + [common | {"arm": arm, "left_out": reason} for arm, reason in left_out]
 
 
-def _of_storage(common: Row, content: Row, left_out: Reasons) -> list[Row]:
-    common |= _picked(
+def _list_storage_rows(common: Row, content: Row, left_out: Reasons) -> list[Row]:
+    common |= _pick_fields(
         content, names=("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size")
     )
     common |= {"sequence_length": content["settings"]["sequence_length"]}
@@ -125,34 +126,34 @@ def _of_storage(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     ]
 
 
-def _of_inference(common: Row, content: Row, left_out: Reasons) -> list[Row]:
-    models = _models(content)
+def _list_inference_rows(common: Row, content: Row, left_out: Reasons) -> list[Row]:
+    models = _index_models(content)
     rows = []
     for record in content["records"]:
-        cell = common | models[record["of_run"]] | _picked(record, names=_CELL)
+        cell = common | models[record["of_run"]] | _pick_fields(record, names=_CELL)
         for part in record["parts"]:
             if part["seconds"] < 0 or part["tokens"] < 1:
                 raise KeyError("seconds and tokens above 0")
-            rows.append(cell | _picked(part, names=("part", "position", "tokens", "seconds")))
+            rows.append(cell | _pick_fields(part, names=("part", "position", "tokens", "seconds")))
     order = ("of_run", "batch", "prompt_tokens", "new_tokens", "cached", "round", "position")
     rows.sort(key=lambda row: tuple(row[key] for key in order))
     return rows + [common | models[run_id] | {"left_out": reason} for run_id, reason in left_out]
 
 
-def _generations(name: str, content: Row) -> list[Row]:
-    models = _models(content)
+def _list_generations(name: str, content: Row) -> list[Row]:
+    models = _index_models(content)
     return [
         {
             "benchmark": name,
-            **_picked(models[answer["of_run"]], names=_MODEL[:3]),
-            **_picked(answer, names=_ANSWER),
+            **_pick_fields(models[answer["of_run"]], names=_MODEL[:3]),
+            **_pick_fields(answer, names=_ANSWER),
         }
         for answer in content["generations"]
     ]
 
 
-def _models(content: Row) -> dict[str, Row]:
-    return {model["of_run"]: _picked(model, names=_MODEL) for model in content["models"]}
+def _index_models(content: Row) -> dict[str, Row]:
+    return {model["of_run"]: _pick_fields(model, names=_MODEL) for model in content["models"]}
 
 
 def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]:
@@ -164,12 +165,12 @@ def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]
     gets the bytes of the text that it was made of, and how many held-out texts its training text
     also holds. Raises UserError for a file that is no manifest.
     """
-    texts = dict(map(_corpus, corpora))
-    found = [_store_row(path, texts) for path in manifests]
+    texts = dict(map(_read_corpus_facts, corpora))
+    found = [_read_store_row(path, texts) for path in manifests]
     return sorted(found, key=lambda row: (row["corpus"], row["tokenizer"], row["store"]))
 
 
-def _corpus(path: Path) -> tuple[str, Row]:
+def _read_corpus_facts(path: Path) -> tuple[str, Row]:
     manifest = read_json(path, what="corpus' manifest", next=f"snakemake {path}")
     with report_malformed(path, what="corpus' manifest", next=f"snakemake -f {path}"):
         cleaning = manifest.get("cleaning", {})
@@ -179,7 +180,7 @@ def _corpus(path: Path) -> tuple[str, Row]:
         return sha256_file(path), {"text_bytes": bytes_, "held_out": held_out}
 
 
-def _store_row(path: Path, texts: dict[str, Row]) -> Row:
+def _read_store_row(path: Path, texts: dict[str, Row]) -> Row:
     manifest = read_record(
         path,
         what="store's manifest",
@@ -206,14 +207,14 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
             **text.get("held_out", {}),
             "manifest_sha256": sha256_file(path),
             "corpus_sha256": manifest.get("corpus_manifest_sha256"),
-            **_build(path.with_name("build.json")),
+            **_read_build_facts(path.with_name("build.json")),
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         what = "this is no manifest of a token store that this version writes."
         raise UserError(what, path=path, missing=error, next=f"snakemake -f {path}") from None
 
 
-def _build(path: Path) -> Row:
+def _read_build_facts(path: Path) -> Row:
     """Engine and seconds of the build, of all jobs of a store in parts together; nothing if the
     record is lost.
     """

@@ -33,7 +33,7 @@ from tokenscale.settings.run import OURS, RunSettings, start_step
     known_from="record",
     word="invalid",
 )
-def _readable(evidence: Evidence) -> Iterator[str]:
+def _find_unreadable_records(evidence: Evidence) -> Iterator[str]:
     if evidence.trouble:
         yield evidence.trouble
     elif evidence.row.get("steps_asked") is None:
@@ -48,7 +48,7 @@ def _readable(evidence: Evidence) -> Iterator[str]:
     known_from="record",
     word="suspect",
 )
-def _sealed(evidence: Evidence) -> Iterator[str]:
+def _find_broken_seals(evidence: Evidence) -> Iterator[str]:
     if not (
         evidence.trouble
         or evidence.row.get("steps_asked") is None
@@ -64,9 +64,9 @@ def _sealed(evidence: Evidence) -> Iterator[str]:
     known_from="record",
     word="invalid",
 )
-def _complete(evidence: Evidence) -> Iterator[str]:
+def _find_failures(evidence: Evidence) -> Iterator[str]:
     if evidence.row["status"] == "nonfinite":
-        first = _first_nonfinite(evidence.steps)
+        first = _find_first_nonfinite(evidence.steps)
         where = (
             ""
             if first is None
@@ -83,7 +83,7 @@ def _complete(evidence: Evidence) -> Iterator[str]:
     known_from="record",
     word="invalid",
 )
-def _logs(evidence: Evidence) -> Iterator[str]:
+def _find_changed_logs(evidence: Evidence) -> Iterator[str]:
     if evidence.changed:
         yield f"logs differ from the hashes sealed into run.json: {', '.join(evidence.changed)}"
     yield from evidence.copies
@@ -95,7 +95,7 @@ def _logs(evidence: Evidence) -> Iterator[str]:
     known_from="record",
     word="suspect",
 )
-def _code(evidence: Evidence) -> Iterator[str]:
+def _find_changed_code(evidence: Evidence) -> Iterator[str]:
     if changed := evidence.get("outcome.code_changed"):
         yield f"source files were edited while it trained: {', '.join(map(str, changed))}"
 
@@ -106,7 +106,7 @@ def _code(evidence: Evidence) -> Iterator[str]:
     known_from="logs",
     word="suspect",
 )
-def _broken(evidence: Evidence) -> Iterator[str]:
+def _find_broken_lines(evidence: Evidence) -> Iterator[str]:
     if red := evidence.row["quarantined"] - evidence.row["quarantined_benign"]:
         yield f"{red} broken log line{'s' * (red > 1)} that no killed process explains"
 
@@ -117,7 +117,7 @@ def _broken(evidence: Evidence) -> Iterator[str]:
     known_from="launcher",
     word="caution",
 )
-def _alone(evidence: Evidence) -> Iterator[str]:
+def _find_shared_nodes(evidence: Evidence) -> Iterator[str]:
     if (evidence.row.get("share") or 1) > 1:
         yield (
             f"up to {evidence.row['share']} runs had its node at once: its times are not those of "
@@ -125,7 +125,7 @@ def _alone(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _first_nonfinite(steps: Steps) -> int | None:
+def _find_first_nonfinite(steps: Steps) -> int | None:
     bad = (steps["nonfinite"] > 0) | (np.isnan(steps["loss_sum"]) & (steps["useful_tokens"] > 0))
     return int(steps["step"][bad].min()) if bad.any() else None
 
@@ -139,7 +139,7 @@ def _first_nonfinite(steps: Steps) -> int | None:
     known_from="settings",
     word="invalid",
 )
-def _steps(evidence: Evidence) -> Iterator[str]:
+def _find_missing_steps(evidence: Evidence) -> Iterator[str]:
     if (
         evidence.trouble
         or evidence.row.get("steps_asked") is None
@@ -150,7 +150,7 @@ def _steps(evidence: Evidence) -> Iterator[str]:
         yield "its logs hold no step"
     elif evidence.row["steps_seen"] != evidence.row["steps_asked"]:
         yield f"{evidence.row['steps_seen']} of {evidence.row['steps_asked']} steps are in the logs of all ranks"
-    if (first := _first_nonfinite(evidence.steps)) is not None:
+    if (first := _find_first_nonfinite(evidence.steps)) is not None:
         yield f"loss or gradient not finite at step {first}"
 
 
@@ -160,7 +160,7 @@ def _steps(evidence: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _rows(evidence: Evidence) -> Iterator[str]:
+def _find_other_shares(evidence: Evidence) -> Iterator[str]:
     if evidence.row.get("global_batch") is None or not len(evidence.steps):
         raise NotCheckedError(
             "the global batch size is not known" if len(evidence.steps) else "the logs hold no step"
@@ -195,7 +195,7 @@ def _rows(evidence: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _total_tokens(evidence: Evidence) -> Iterator[str]:
+def _find_other_total_tokens(evidence: Evidence) -> Iterator[str]:
     if (length := evidence.row.get("sequence_length")) is None:
         raise NotCheckedError("the sequence length is not known")
     total = evidence.column("total_tokens")
@@ -215,7 +215,7 @@ def _total_tokens(evidence: Evidence) -> Iterator[str]:
     known_from="arithmetic",
     word="invalid",
 )
-def _computable(evidence: Evidence) -> Iterator[str]:
+def _find_values_without_rates(evidence: Evidence) -> Iterator[str]:
     if (empty := evidence.steps.whole() & (evidence.steps.sums("total_tokens") < 1)).any():
         yield f"no tokens at step {evidence.steps.numbers[empty][0]}"
     most = dict.fromkeys(("step_s", "data_wait_s", *PHASES), MOST_S) | {
@@ -251,7 +251,7 @@ def _computable(evidence: Evidence) -> Iterator[str]:
     known_from="same record",
     word="invalid",
 )
-def _useful_tokens(evidence: Evidence) -> Iterator[str]:
+def _find_excess_useful_tokens(evidence: Evidence) -> Iterator[str]:
     if (evidence.column("useful_tokens") > evidence.steps["total_tokens"]).any():
         yield "more useful tokens than tokens"
 
@@ -262,7 +262,7 @@ def _useful_tokens(evidence: Evidence) -> Iterator[str]:
     known_from="store or text",
     word="invalid",
 )
-def _recounted(evidence: Evidence) -> Iterator[str]:
+def _find_other_samples(evidence: Evidence) -> Iterator[str]:
     _ = evidence.settings
     if isinstance(counted := evidence.counted, str):
         raise NotCheckedError(counted)
@@ -292,7 +292,7 @@ def _recounted(evidence: Evidence) -> Iterator[str]:
     known_from="logs",
     word="invalid",
 )
-def _predicts(evidence: Evidence) -> Iterator[str]:
+def _find_runs_without_labels(evidence: Evidence) -> Iterator[str]:
     if len(evidence.steps) and not evidence.steps.sums("useful_tokens").any():
         yield "no step has a label: the run predicts nothing"
 
@@ -303,7 +303,7 @@ def _predicts(evidence: Evidence) -> Iterator[str]:
     known_from="logs",
     word="caution",
 )
-def _empty_steps(evidence: Evidence) -> Iterator[str]:
+def _find_empty_steps(evidence: Evidence) -> Iterator[str]:
     empty = evidence.steps.sums("useful_tokens") == 0
     skipped = evidence.steps.largest("skipped") > 0
     if 0 < empty.sum() < len(empty):
@@ -321,7 +321,7 @@ def _empty_steps(evidence: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _micro_steps(evidence: Evidence) -> Iterator[str]:
+def _find_other_micro_steps(evidence: Evidence) -> Iterator[str]:
     run = evidence.settings
     must = np.full(
         len(evidence.steps),
@@ -348,11 +348,11 @@ def _micro_steps(evidence: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="1e-9 of it",
 )
-def _learning_rate(evidence: Evidence) -> Iterator[str]:
+def _find_other_learning_rates(evidence: Evidence) -> Iterator[str]:
     run = evidence.own
     numbers = evidence.steps.numbers
     found = evidence.column("learning_rate")
-    steps = _budget_steps(evidence)
+    steps = _count_budget_steps(evidence)
     shares = np.zeros(len(numbers))
     if steps is None and run.schedule.shape != "constant":
         if run.budget.useful_tokens is None:
@@ -396,7 +396,7 @@ def _learning_rate(evidence: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="1e-4 of it",
 )
-def _clipped(evidence: Evidence) -> Iterator[str]:
+def _find_other_clipping(evidence: Evidence) -> Iterator[str]:
     limit = evidence.own.optimizer.clip_norm
     norm = evidence.column("grad_norm")
     clipped = evidence.column("grad_norm_clipped")
@@ -416,7 +416,7 @@ def _clipped(evidence: Evidence) -> Iterator[str]:
     known_from="logs",
     word="suspect",
 )
-def _gradient(evidence: Evidence) -> Iterator[str]:
+def _find_missing_gradients(evidence: Evidence) -> Iterator[str]:
     _ = evidence.own
     norm = evidence.steps["grad_norm"]
     loss = evidence.steps.sums("loss_sum")[evidence.steps.place]
@@ -435,7 +435,7 @@ def _gradient(evidence: Evidence) -> Iterator[str]:
     known_from="settings, same record",
     word="invalid",
 )
-def _skipped(evidence: Evidence) -> Iterator[str]:
+def _find_wrongly_skipped_steps(evidence: Evidence) -> Iterator[str]:
     skipped = evidence.column("skipped") > 0
     if not skipped.any():
         return
@@ -454,7 +454,7 @@ def _skipped(evidence: Evidence) -> Iterator[str]:
     known_from="same record",
     word="invalid",
 )
-def _loss_scale(evidence: Evidence) -> Iterator[str]:
+def _find_other_loss_scales(evidence: Evidence) -> Iterator[str]:
     scale = evidence.steps["loss_scale"]
     if np.isnan(scale).all():
         return
@@ -480,7 +480,7 @@ def _loss_scale(evidence: Evidence) -> Iterator[str]:
     )
 
 
-def _budget_steps(evidence: Evidence) -> int | None:
+def _count_budget_steps(evidence: Evidence) -> int | None:
     """Optimizer steps of the budget, those of earlier runs included; None if tokens or the clock
     end the run.
     """
@@ -499,7 +499,7 @@ def _budget_steps(evidence: Evidence) -> int | None:
     known_from="plan",
     word="invalid",
 )
-def _settings(evidence: Evidence) -> Iterator[str]:
+def _find_other_settings(evidence: Evidence) -> Iterator[str]:
     if evidence.get("run_id") not in (None, evidence.row["run_id"]):
         yield f"run.json is of the run {evidence.get('run_id')}"
         return
@@ -519,7 +519,7 @@ def _settings(evidence: Evidence) -> Iterator[str]:
     known_from="record",
     word="invalid",
 )
-def _fields(evidence: Evidence) -> Iterator[str]:
+def _find_impossible_fields(evidence: Evidence) -> Iterator[str]:
     for path, (least, most, whole) in FIELDS.items():
         if (value := evidence.get(path)) is None:
             continue
@@ -540,7 +540,7 @@ def _fields(evidence: Evidence) -> Iterator[str]:
     known_from="settings, store manifest",
     word="invalid",
 )
-def _parameters(evidence: Evidence) -> Iterator[str]:
+def _find_other_parameters(evidence: Evidence) -> Iterator[str]:
     stated = evidence.recorded("parameters")
     model = evidence.settings.model.with_positions(evidence.settings.sequence_length)
     if (
@@ -564,7 +564,7 @@ def _parameters(evidence: Evidence) -> Iterator[str]:
     word="invalid",
     tolerance="1e-9 of it",
 )
-def _flops(evidence: Evidence) -> Iterator[str]:
+def _find_other_flops(evidence: Evidence) -> Iterator[str]:
     _ = evidence.settings
     ordered = [evidence.get(f"flops_per_token.{name}") for name in ("causal", "full", "hardware")]
     if None not in ordered and ordered != sorted(ordered):
@@ -597,7 +597,7 @@ def _flops(evidence: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _computing(evidence: Evidence) -> Iterator[str]:
+def _find_other_computing(evidence: Evidence) -> Iterator[str]:
     run = evidence.settings
     must = {"number_format": evidence.settings.number_format}
     if run.device == "cpu":
@@ -625,7 +625,7 @@ def _computing(evidence: Evidence) -> Iterator[str]:
     known_from="record",
     word="caution",
 )
-def _earlier_schedule(evidence: Evidence) -> Iterator[str]:
+def _find_other_earlier_schedules(evidence: Evidence) -> Iterator[str]:
     if isinstance(earlier := evidence.get("earlier_schedule"), dict):
         other = ", ".join(f"{name} {value}" for name, value in earlier.items())
         yield (
@@ -640,7 +640,7 @@ def _earlier_schedule(evidence: Evidence) -> Iterator[str]:
     known_from="settings, store",
     word="invalid",
 )
-def _budget(evidence: Evidence) -> Iterator[str]:
+def _find_other_budgets(evidence: Evidence) -> Iterator[str]:
     run = evidence.settings
     if "budget_steps" not in evidence.record:
         raise NotCheckedError("run.json does not have it")
@@ -676,7 +676,7 @@ def _budget(evidence: Evidence) -> Iterator[str]:
     known_from="logs, settings",
     word="invalid",
 )
-def _outcome(evidence: Evidence) -> Iterator[str]:
+def _find_other_outcomes(evidence: Evidence) -> Iterator[str]:
     run = evidence.settings
     world = evidence.get("hardware.world_size")
     nodes = evidence.get("hardware.nodes")
@@ -714,7 +714,7 @@ def _outcome(evidence: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _world(evidence: Evidence) -> Iterator[str]:
+def _find_other_world_sizes(evidence: Evidence) -> Iterator[str]:
     asked = evidence.row.get("world_size")
     seen = sorted(
         {
@@ -738,7 +738,7 @@ def _world(evidence: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _validation_steps(evidence: Evidence) -> Iterator[str]:
+def _find_other_validation_steps(evidence: Evidence) -> Iterator[str]:
     policy = evidence.own.validation
     numbers = evidence.steps.numbers.tolist()
     if evidence.row["status"] != "complete" or not numbers:
@@ -765,7 +765,7 @@ def _validation_steps(evidence: Evidence) -> Iterator[str]:
     known_from="settings, held-out store",
     word="invalid",
 )
-def _validation_sizes(evidence: Evidence) -> Iterator[str]:
+def _find_other_validation_sizes(evidence: Evidence) -> Iterator[str]:
     for event in evidence.named("validation") + evidence.named("source_validation"):
         where = f"of the {event['event'].replace('_', ' ')} at step {event['step']}"
         rows = event["rows"] or 0
@@ -814,10 +814,10 @@ def _validation_sizes(evidence: Evidence) -> Iterator[str]:
     known_from="settings",
     word="invalid",
 )
-def _memory(evidence: Evidence) -> Iterator[str]:
+def _find_other_memory(evidence: Evidence) -> Iterator[str]:
     if not (events := evidence.named("memory")):
         raise NotCheckedError("the logs do not have it")
-    run = _with_shape(evidence)
+    run = _complete_settings(evidence)
     for event in events:
         of = memory(run, rank=event["rank"], device=evidence.row["device_kind"])
         for kind in ("parameters", "gradients", "optimizer"):
@@ -833,7 +833,7 @@ def _memory(evidence: Evidence) -> Iterator[str]:
     known_from="settings, record",
     word="invalid",
 )
-def _peak(evidence: Evidence) -> Iterator[str]:
+def _find_impossible_peaks(evidence: Evidence) -> Iterator[str]:
     peak = evidence.column("memory_peak_bytes")
     for _, _, rows in evidence.raw.logs():
         fell = np.concatenate([[False], np.diff(evidence.raw["memory_peak_bytes"][rows]) < 0])
@@ -853,7 +853,7 @@ def _peak(evidence: Evidence) -> Iterator[str]:
             wrong=peak > most,
             must=f"at most {most:.0f}",
         )
-    run = _with_shape(evidence)
+    run = _complete_settings(evidence)
     held = {
         rank: memory(run, rank, device=evidence.row["device_kind"])
         for rank in np.unique(evidence.steps["rank"]).astype(int).tolist()
@@ -872,7 +872,7 @@ def _peak(evidence: Evidence) -> Iterator[str]:
     )
 
 
-def _with_shape(evidence: Evidence) -> RunSettings:
+def _complete_settings(evidence: Evidence) -> RunSettings:
     """Settings with the model's vocabulary, by the number of parameters where the inputs are not at
     hand.
     """
@@ -892,7 +892,7 @@ def _with_shape(evidence: Evidence) -> RunSettings:
     known_from="logs",
     word="invalid",
 )
-def _event_steps(evidence: Evidence) -> Iterator[str]:
+def _find_other_event_steps(evidence: Evidence) -> Iterator[str]:
     _ = evidence.own
     spans: dict[int, tuple[int, int]] = {}
     for attempt, _, rows in evidence.raw.logs():
@@ -919,7 +919,7 @@ def _event_steps(evidence: Evidence) -> Iterator[str]:
     known_from="clocks, device",
     word="invalid",
 )
-def _energy(evidence: Evidence) -> Iterator[str]:
+def _find_impossible_energy(evidence: Evidence) -> Iterator[str]:
     joules = [
         (event["attempt"], event["rank"], event["energy_j"]) for event in evidence.named("run_stop")
     ]

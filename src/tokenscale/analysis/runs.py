@@ -97,7 +97,7 @@ def columns(record: Row, row: Row) -> Row:
     stated = record["external"]
     check_facts({name: stated.get(name) for name in ("approach", *COUNTS)})
     found = {
-        column: _of(stated.get(name), kind, above=-1 if name == "seed" else 0)
+        column: _convert_if_valid(stated.get(name), kind, above=-1 if name == "seed" else 0)
         for column, (name, kind) in FACTS.items()
     }
     found["science"] = (
@@ -114,7 +114,7 @@ def columns(record: Row, row: Row) -> Row:
         found["parameters"] = found["parameters"] or parameters(shape)
     return (
         found
-        | peak_columns(row, number=_of(stated.get("number_format"), kind=str))
+        | peak_columns(row, number=_convert_if_valid(stated.get("number_format"), kind=str))
         | {"external": True}
     )
 
@@ -132,7 +132,7 @@ def model(stated: Row | None) -> ModelSettings | None:
     return shape if shape.vocabulary_size is not None and shape.transformers is None else None
 
 
-def _of(value: Any, kind: type, above: int = 0) -> Any:
+def _convert_if_valid(value: Any, kind: type, above: int = 0) -> Any:
     fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(
         value, bool
     )
@@ -163,13 +163,13 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     row |= {"cell": format_cell(cell), "approach": cell.get("approach")}
     row["world_size"] = _world_size(cell)
     if record is None:
-        return row | _settings(read_settings(entry.get("run")))
-    row |= _recorded(record)
+        return row | _list_settings(read_settings(entry.get("run")))
+    row |= _list_recorded(record)
     if isinstance(record.get("external"), dict):
         return row | columns(record, row)
     run = read_settings(record.get("run"))
     shape = find_shape(run, count=row["parameters"])
-    row |= _settings(run) | _computing(
+    row |= _list_settings(run) | _list_costs(
         record,
         run,
         shape,
@@ -198,7 +198,7 @@ def _world_size(cell: Row) -> int | None:
     return math.prod(degrees) if degrees else None
 
 
-def _recorded(record: Row) -> Row:
+def _list_recorded(record: Row) -> Row:
     """Columns that `run.json` states, whatever program wrote it."""
     names = ("outcome", "hardware", "git", "environment")
     outcome, hardware, git, environment = (record.get(key) or {} for key in names)
@@ -221,25 +221,25 @@ def _recorded(record: Row) -> Row:
         else None,
         "parameters": record.get("parameters", outcome.get("parameters")),
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
-        "code": _code(record),
+        "code": _encode_code(record),
         # over all ranks; null where nothing was to be compiled, or an older record lacks it
-        **_typed(
-            _object(record, name="compilation"),
+        **_pick_typed(
+            _get_object(record, name="compilation"),
             kind=int,
             names=("blocks", "eager_blocks", "graph_breaks"),
         ),
-        "load_average": _number(hardware.get("load_average_1min")),
-        **{name: _number(record.get(name)) for name in ("text_lost", "text_unknown")},
+        "load_average": _convert_number(hardware.get("load_average_1min")),
+        **{name: _convert_number(record.get(name)) for name in ("text_lost", "text_unknown")},
         "text_cut": _text_cut(record),
         **{f"git_{name}": git.get(name) for name in ("commit", "dirty")},
         "versions": canonical_json(record.get("versions") or {}),
-        "environment": _environment(record),
+        "environment": _encode_environment(record),
         "seal": record.get("seal"),
         # of the manifests that the run read, by which its rows of `stores` are found
         **{
             f"{role}_sha256": sha256
-            for role, sha256 in _typed(
-                _object(record, name="inputs"), kind=str, names=ROLES
+            for role, sha256 in _pick_typed(
+                _get_object(record, name="inputs"), kind=str, names=ROLES
             ).items()
         },
     }
@@ -274,15 +274,15 @@ def read_settings(values: Row | None) -> RunSettings | None:
         return None
 
 
-def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
+def _list_costs(record: Row, run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
     """FLOPs of a token, and the device's peak. Counted from the settings, so that a wrapped module
     cannot change them; of a shape that only its library knows, and of others' runs, those that the
     record states.
     """
     stated = {
         k: flops
-        for k, n in _object(record, name="flops_per_token").items()
-        if (flops := _number(n)) is not None
+        for k, n in _get_object(record, name="flops_per_token").items()
+        if (flops := _convert_number(n)) is not None
     }
     counted = {}
     if run is not None and shape is not None:
@@ -307,20 +307,20 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
     }
 
 
-def _object(record: Row, name: str) -> Row:
+def _get_object(record: Row, name: str) -> Row:
     found = record.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _typed(found: Row, kind: type, names: Iterable[str]) -> Row:
+def _pick_typed(found: Row, kind: type, names: Iterable[str]) -> Row:
     return {name: found.get(name) if type(found.get(name)) is kind else None for name in names}
 
 
-def _code(record: Row) -> str | None:
+def _encode_code(record: Row) -> str | None:
     """Return the hashes of the source files that a run imports, as JSON; None where they were not
     recorded.
     """
-    files = _object(record, name="code")
+    files = _get_object(record, name="code")
     return (
         canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()})
         if files
@@ -332,14 +332,17 @@ def _text_cut(record: Row) -> str | None:
     """Return the share of each corpus's tokens that a run's rows cut, as JSON; None where it was
     not counted.
     """
-    shares = {corpus: _number(share) for corpus, share in _object(record, name="text_cut").items()}
+    shares = {
+        corpus: _convert_number(share)
+        for corpus, share in _get_object(record, name="text_cut").items()
+    }
     known = {
         corpus: share for corpus, share in shares.items() if share is not None and 0 <= share <= 1
     }
     return canonical_json(known) if known else None
 
 
-def _environment(record: Row) -> str | None:
+def _encode_environment(record: Row) -> str | None:
     """Return the environment variables of a run that may change its times or numbers, as JSON; not
     which run it is.
     """
@@ -349,7 +352,7 @@ def _environment(record: Row) -> str | None:
     return canonical_json({str(k): str(v) for k, v in found if not _PLACE_VARIABLES.match(str(k))})
 
 
-def _number(value: object) -> float | None:
+def _convert_number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
@@ -369,14 +372,14 @@ def find_shape(run: RunSettings | None, count: int | None) -> ModelSettings | No
     return model.with_vocabulary(size) if size > 0 and not left else None
 
 
-def _settings(run: RunSettings | None) -> Row:
+def _list_settings(run: RunSettings | None) -> Row:
     if run is None:
         return {}
     return {
         **{name: getattr(run.layout, name) for name in OF_LAYOUT},
         **{name: getattr(run, name) for name in OF_SETTINGS},
         **{name: getattr(run, name).name for name in ("model", "tokenizer", "corpus")},
-        "mixture": _mixture(run),
+        "mixture": _encode_mixture(run),
         "seed": run.effective_seed,
         "science": science(run),
         "science_per_rank": _science(
@@ -390,7 +393,7 @@ def _settings(run: RunSettings | None) -> Row:
     }
 
 
-def _mixture(run: RunSettings) -> str | None:
+def _encode_mixture(run: RunSettings) -> str | None:
     """Return the corpora of a run's mixture with their shares of its sequences, as JSON; None if
     they are not known.
     """
@@ -418,7 +421,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
     """
     parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
     if cell.get("resume_from"):
-        parts["factors"].append(f"resumed ({_before(cell['resume_from'])})")
+        parts["factors"].append(f"resumed ({_describe_predecessors(cell['resume_from'])})")
     for key, value in flatten_cell(
         {key: level for key, level in cell.items() if key != "resume_from"}
     ).items():
@@ -431,10 +434,12 @@ def grouping(approach: str | None, cell: Row) -> Row:
     return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}
 
 
-def _before(level: object) -> str:
+def _describe_predecessors(level: object) -> str:
     """What was there before a run of a cell with this `resume_from`.
 
-    >>> _before({"run": {"layout": {"data": 4}, "resume_from": {"run": {"layout.data": 1}, "step": 8}}, "step": 16})
+    >>> earlier = {"run": {"layout.data": 1}, "step": 8}
+    >>> run = {"layout": {"data": 4}, "resume_from": earlier}
+    >>> _describe_predecessors({"run": run, "step": 16})
     'data=1 to step 8; data=4 to step 16'
     """
     if not isinstance(level, dict):
@@ -445,7 +450,7 @@ def _before(level: object) -> str:
         f"{key.removeprefix('layout.')}={_text(value)}"
         for key, value in flatten_cell(named).items()
     ]
-    return (f"{_before(earlier)}; " if earlier else "") + " ".join(
+    return (f"{_describe_predecessors(earlier)}; " if earlier else "") + " ".join(
         [*words, f"to step {level.get('step')}"]
     )
 

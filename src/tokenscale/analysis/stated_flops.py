@@ -19,7 +19,7 @@ from tokenscale.settings.model import ModelSettings
     word="suspect",
     tolerance="0.5 %",
 )
-def _stated(evidence: Evidence) -> Iterator[str]:
+def _find_unexplained_flops(evidence: Evidence) -> Iterator[str]:
     if not evidence.row.get("external"):
         return
     shape = model(evidence.get("external"))

@@ -332,7 +332,7 @@ def _checked(directory: Path, follow: bool) -> str | None:
 def _export(
     directory: Path, tracker: type[Tracker], output: Path, log: Callable[[str], None]
 ) -> Generator[None, None, None]:
-    """Hand on what is new in a run each time it is asked, until the run is sealed."""
+    """Export the new points of a run at each step of the generator, until the run is sealed."""
     while not (directory / "run.json").is_file():
         yield
     exporter: Tracker | None = None

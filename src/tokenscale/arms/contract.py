@@ -187,7 +187,8 @@ class Contract:
             return
         # building the model and the first validation are not part of the first step
         if not self._began:
-            self._began, self._last = True, self._mark()
+            self._began = True
+            self._last = self._mark()
         self._inputs.append(found[0].detach().clone())
 
     def _mark(self) -> Any:

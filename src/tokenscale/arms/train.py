@@ -383,7 +383,7 @@ def train(
             rank=rank,
             device=device,
         )
-        state |= _count(run, batches.vocabulary_size)
+        state |= _count_model(run, batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)
         print(f"{run.identity}: {run.arm}", flush=True)
         reason = run_adapter(
@@ -525,7 +525,7 @@ def _start_record(
     )
 
 
-def _count(run: RunSettings, vocabulary_size: int) -> dict[str, Any]:
+def _count_model(run: RunSettings, vocabulary_size: int) -> dict[str, Any]:
     """Return parameters and FLOPs per token, counted from the settings: the same for every arm."""
     shape = resolve_shape(run, vocabulary_size)
     with torch.device("meta"):

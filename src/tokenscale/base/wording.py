@@ -17,7 +17,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def listing(words: Iterable[object]) -> str:
-    """Words as a sentence has them: `a, b and c`."""
+    """Join words as in a sentence: `a, b and c`."""
     *most, last = [str(word) for word in words] or [""]
     return f"{', '.join(most)} and {last}" if most else last
 

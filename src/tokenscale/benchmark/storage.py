@@ -281,8 +281,9 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
             (tokens,), (labels,) = reader.rows(np.array([i]))
             own = document[:width].tolist()
             rest = max(0, width - len(document))
-            expected_tokens = [*own, *[pad_id] * rest][:-1]
-            expected_labels = [*own[1:], *[IGNORED] * rest]
+            padded = own + [pad_id] * rest
+            expected_tokens = padded[:-1]
+            expected_labels = own[1:] + [IGNORED] * rest
             found_row = (tokens.tolist(), labels.tolist())
             if found_row != (expected_tokens, expected_labels):
                 raise _difference_error(store, what=f"row {i}")

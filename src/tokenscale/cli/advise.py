@@ -211,7 +211,7 @@ def choose_format(at: dict[str, float]) -> tuple[str, str]:
     """Return the advised format and the reason in one sentence."""
     if at["gain"] - 1 < LEAST_GAIN and at["cut"] < LEAST_CUT:
         takes = (
-            f"padding takes {_percent(at['padding'])} of the positions and {_percent(at['cut'])} "
+            f"padding takes {_format_percent(at['padding'])} of the positions and {_format_percent(at['cut'])} "
             "of the tokens"
         )
         return (
@@ -222,7 +222,7 @@ def choose_format(at: dict[str, float]) -> tuple[str, str]:
             ),
         )
     cuts = (
-        f", where padded rows also drop {_percent(at['cut'])} of them"
+        f", where padded rows also drop {_format_percent(at['cut'])} of them"
         if at["cut"] >= LEAST_CUT
         else ""
     )
@@ -270,10 +270,8 @@ def render(facts: dict[str, Any]) -> str:
         return f"{number if exact else float(f'{number:.3g}'):,.0f}"
 
     more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
-    size = f"{facts['documents']:,.0f} documents, {_bytes(facts['text_bytes'])} of text"
-    part = (
-        f"{sampled['documents']:,} documents ({_bytes(sampled['text_bytes'])}; {sampled['where']})"
-    )
+    size = f"{facts['documents']:,.0f} documents, {_format_bytes(facts['text_bytes'])} of text"
+    part = f"{sampled['documents']:,} documents ({_format_bytes(sampled['text_bytes'])}; {sampled['where']})"
     columns = f"{'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}"
     lines = [
         (
@@ -287,27 +285,27 @@ def render(facts: dict[str, Any]) -> str:
     ]
     for t, of in facts["sequence_lengths"].items():
         padded = (
-            f"{_percent(of['padding']):>9}  {_percent(of['cut']):>11}  "
-            f"{_percent(of['cut_documents']):>14}"
+            f"{_format_percent(of['padding']):>9}  {_format_percent(of['cut']):>11}  "
+            f"{_format_percent(of['cut_documents']):>14}"
         )
         lines.append(
-            f"{t:>6}  {padded}  {_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x"
+            f"{t:>6}  {padded}  {_format_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x"
         )
     lines += ["", f"rows of {facts['sequence_length']}:"]
     lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():
         tokens = count(of["tokens"])
         useful = count(of["useful_tokens"])
-        lines.append(f"{name:<11} {tokens:>16} {useful:>16} {_bytes(of['bytes']):>13}")
+        lines.append(f"{name:<11} {tokens:>16} {useful:>16} {_format_bytes(of['bytes']):>13}")
     choice = f"choose  {facts['choice']}: {facts['reason']}."
     lines += ["", *textwrap.wrap(choice, 98, subsequent_indent=" " * 8), f"next    {facts['next']}"]
     lines.append("time    tokenscale benchmark data --help  (reading and tokenizing, by approach)")
     return as_typed("\n".join(lines))
 
 
-def _bytes(number: float) -> str:
+def _format_bytes(number: float) -> str:
     return f"{number / 1e3:,.1f} kB" if number < 1e6 else f"{number / 1e6:,.1f} MB"
 
 
-def _percent(share: float, digits: int = 1) -> str:
+def _format_percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"

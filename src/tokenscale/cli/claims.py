@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
-from tokenscale.analysis.replication import measure
+from tokenscale.analysis.replication import measure_figures
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.cli import main
@@ -56,14 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
         what = "there are no tables of this experiment."
         next_step = f"snakemake results/tables/{missing[0]}/runs.parquet"
         raise UserError(what, experiment=", ".join(missing), folder=tables, next=next_step)
-    judged = judging.judge(known, tables, experiments)
-    rows = judging.as_rows(known, judged)
+    judged = judging.judge_claims(known, tables, experiments)
+    rows = judging.list_verdicts(known, judged)
     counts = ", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items())
     print(*claims.claim_lines(rows), counts, sep="\n")
     if arguments.output is not None:
-        claims.write_claims(rows, arguments.output, measured=measure(tables, experiments))
+        claims.write_claims(rows, arguments.output, measured=measure_figures(tables, experiments))
     scales = {read_experiment(tables / name).get("scale") for name in experiments}
-    lost = judging.lost(
+    lost = judging.find_lost_claims(
         known,
         judged,
         scales,

@@ -14,8 +14,7 @@ from tokenscale.base.wording import format_bytes
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.parts import build_part, list_part_files, merge_parts
 from tokenscale.data.corpus.raw_text import write_text_records
-from tokenscale.data.parts import PartRecord, digest_inputs
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import PartRecord, complete_part, digest_inputs, part_folder
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import CorpusSettings, state_held_out
 from tokenscale.settings.options import from_json, to_dict
@@ -98,7 +97,9 @@ def _build_parts(
 ) -> None:
     """Build the parts that an earlier job has not finished, several at a time."""
     numbers = arguments.part
-    contents = arguments.content or [""] * len(numbers)
+    contents = arguments.content
+    if not contents:
+        contents = [""] * len(numbers)
     if len(contents) != len(numbers):
         what = "--content must have one fingerprint for each part."
         found = f"{len(contents)} for {len(numbers)} parts"
@@ -121,35 +122,19 @@ def _build_parts(
             content=content,
         )
         record = PartRecord(part_folder(arguments.output.parent, number), built_from)
-        jobs.append((number, content, record))
-    build = partial(_build_part, settings, downloads, wait)
-    for _ in map_processes(build, jobs, arguments.processes):
-        pass
-
-
-def _build_part(
-    settings: CorpusSettings,
-    downloads: Path | None,
-    wait: bool,
-    number: int,
-    content: str,
-    record: PartRecord,
-) -> None:
-    """Build one part, unless it is finished."""
-    name = f"corpus {settings.name}, part {number}"
-    progress = Progress(name)
-    with hold_run_folder(record.directory, what=f"the {name}", wait=wait):
-        if record.restore(list_part_files):
-            print(f"{name}: finished by an earlier job", flush=True)
-            return
-        manifest = build_part(
+        build = partial(
+            build_part,
             settings,
             number=number,
-            directory=record.directory,
-            report=progress,
             downloads=downloads,
             content=content,
         )
-        record.write()
-    progress.close()
-    print(f"{progress.line()}; {_format_rows(manifest)}", flush=True)
+        jobs.append((record, f"corpus {settings.name}, part {number}", build))
+    complete = partial(
+        complete_part,
+        list_files=list_part_files,
+        describe=_format_rows,
+        hold=partial(hold_run_folder, wait=wait),
+    )
+    for _ in map_processes(complete, jobs, arguments.processes):
+        pass

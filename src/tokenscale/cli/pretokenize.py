@@ -12,8 +12,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.processes import map_processes
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.parts import PartRecord, digest_inputs
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import PartRecord, complete_part, digest_inputs, part_folder
 from tokenscale.data.stores.writing import describe_store, list_files, merge_store, write_store
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import StoreSettings
@@ -129,46 +128,26 @@ def _write_parts(
             parts=arguments.parts,
         )
         record = PartRecord(part_folder(arguments.output.parent, number), built_from)
-        jobs.append((number, record))
-    options = {"engine": arguments.engine, "tokenizer_directory": tokenizer}
-    write = partial(
-        _write_part,
-        store,
-        wait=wait,
-        parts=arguments.parts,
-        corpus_directory=arguments.corpus.parent,
-        **options,
+        write = partial(
+            write_store,
+            store,
+            corpus_directory=arguments.corpus.parent,
+            tokenizer_directory=tokenizer,
+            engine=arguments.engine,
+            part=(number, arguments.parts),
+        )
+        jobs.append((record, f"store {store.directory}, part {number}", write))
+    complete = partial(
+        complete_part,
+        list_files=list_files,
+        describe=_describe_part,
+        hold=partial(hold_run_folder, wait=wait),
     )
-    for _ in map_processes(write, jobs, arguments.processes):
+    for _ in map_processes(complete, jobs, arguments.processes):
         pass
 
 
-def _write_part(
-    store: StoreSettings,
-    number: int,
-    record: PartRecord,
-    *,
-    wait: bool,
-    parts: int,
-    **options: Any,
-) -> None:
-    """Write one part, unless it is finished."""
-    name = f"store {store.directory}, part {number}"
-    progress = Progress(name)
-    with hold_run_folder(record.directory, what=f"the {name}", wait=wait):
-        if record.restore(list_files):
-            print(f"{name}: finished by an earlier job", flush=True)
-            return
-        manifest = write_store(
-            store,
-            directory=record.directory,
-            report=progress,
-            part=(number, parts),
-            **options,
-        )
-        record.write()
-    progress.close()
-    if manifest["documents"]:
-        print(f"{progress.line()}; {describe_store(manifest)}", flush=True)
-    else:
-        print(f"{progress.line()}; no documents fall into this part", flush=True)
+def _describe_part(manifest: dict[str, Any]) -> str:
+    if not manifest["documents"]:
+        return "no documents fall into this part"
+    return describe_store(manifest)

@@ -73,11 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _inputs(arguments: argparse.Namespace) -> tuple[list[str], Path, Path]:
+def _find_inputs(arguments: argparse.Namespace) -> tuple[list[str], Path, Path]:
     return arguments.experiments, arguments.tables, arguments.figures
 
 
-def _copied(arguments: argparse.Namespace) -> dict[str, Path]:
+def _list_copied_files(arguments: argparse.Namespace) -> dict[str, Path]:
     return {name: getattr(arguments, name) for name in ("ledger", "workflow", "citation")}
 
 
@@ -96,7 +96,7 @@ def _build_figure(arguments: argparse.Namespace) -> str:
 def _build_page(arguments: argparse.Namespace) -> str:
     from tokenscale.report import page, summary
 
-    experiments, tables, figures = _inputs(arguments)
+    experiments, tables, figures = _find_inputs(arguments)
     if arguments.of_several and len(experiments) > 1:
         what = "--of-several is the page of one experiment."
         next_step = f"--experiments {experiments[0]}"
@@ -131,7 +131,7 @@ def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
 def _build_pdf(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import pdf
 
-    experiments, tables, figures = _inputs(arguments)
+    experiments, tables, figures = _find_inputs(arguments)
     pdf.write(experiments, tables, arguments.output, claims=arguments.claims, figures=figures)
     return arguments.output
 
@@ -143,9 +143,9 @@ def _build_bundle(arguments: argparse.Namespace) -> str:
     options: dict[str, Any] = {
         "also": tuple(arguments.also),
         "logs": not arguments.no_logs,
-        **_copied(arguments),
+        **_list_copied_files(arguments),
     }
-    logs = bundle.write(*_inputs(arguments), output, **options)["logs"]
+    logs = bundle.write(*_find_inputs(arguments), output, **options)["logs"]
     size = (
         f"{(output / bundle.LOGS).stat().st_size:,} bytes"
         if "runs" in logs
@@ -157,7 +157,7 @@ def _build_bundle(arguments: argparse.Namespace) -> str:
 def _rebuild(arguments: argparse.Namespace) -> str:
     from tokenscale.report import build, claims
 
-    written = build.rebuild(arguments.archive, arguments.output, **_copied(arguments))
+    written = build.rebuild(arguments.archive, arguments.output, **_list_copied_files(arguments))
     judged = arguments.output / "report" / build.CLAIMS
     lines = claims.claim_lines(claims.read_claims(judged)) if judged in written else ()
     return "\n".join([*lines, *map(str, written)])

@@ -23,7 +23,8 @@ from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
 from tokenscale.data.mixtures import read_mixture
 from tokenscale.data.parts import RECORD as FINISHED
-from tokenscale.data.records import Records, part_folder
+from tokenscale.data.parts import part_folder
+from tokenscale.data.records import Records
 from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest
 from tokenscale.data.stores.manifest import rebuild_command as rebuild_store
 from tokenscale.data.stores.writing import list_files
@@ -90,9 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Finding(NamedTuple):
-    """One file that is not as it was written. A `note` is no fault, such as a run that has not
-    ended.
-    """
+    """File that differs from what was written. A `note` is no fault, such as an unfinished run."""
 
     what: str
     note: bool = False

@@ -1,12 +1,14 @@
-"""Parts of a corpus or a token store that one job builds: several at a time, and only those that are
-not finished.
+"""Parts of a corpus or a token store. One job builds several parts at a time, and skips finished
+ones.
 
 Snakemake deletes the manifests that a job declares when the job begins and when it fails. A part
 that is built therefore leaves `finished.json` beside its manifest: the manifest, and a digest of
 what the part was built from. A repeated job restores the manifests of these parts.
 """
 
+import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,22 @@ from tokenscale.base.files import (
     write_json,
     write_sealed,
 )
+from tokenscale.base.progress import Progress
 
 RECORD = "finished.json"
+Manifest = dict[str, Any]
+
+
+def part_folder(directory: Path, number: int) -> Path:
+    return Path(directory) / "parts" / f"{number:05d}"
+
+
+def remove_surplus_parts(directory: Path, parts: int) -> None:
+    """Remove the folders of parts from `parts` on, which an earlier build in more parts left."""
+    known = {part_folder(directory, number) for number in range(parts)}
+    for path in (Path(directory) / "parts").glob("*"):
+        if path.is_dir() and path not in known:
+            shutil.rmtree(path)
 
 
 def digest_inputs(files: Iterable[Path], **facts: Any) -> str:
@@ -39,7 +55,7 @@ class PartRecord:
     #: what the part is built from, as `digest_inputs` returns it
     built_from: str
 
-    def restore(self, list_files: Callable[[dict[str, Any]], Sequence[dict[str, Any]]]) -> bool:
+    def restore(self, list_files: Callable[[Manifest], Sequence[dict[str, Any]]]) -> bool:
         """Write the manifest of a finished part again. Returns False for a part that is missing,
         damaged or built from something else.
 
@@ -69,3 +85,28 @@ class PartRecord:
             return False
         # records files have no hash: their readers check each record
         return "sha256" not in file or sha256_file(path) == file["sha256"]
+
+
+def complete_part(
+    record: PartRecord,
+    name: str,
+    build: Callable[..., Manifest],
+    *,
+    list_files: Callable[[Manifest], Sequence[dict[str, Any]]],
+    describe: Callable[[Manifest], str],
+    hold: Callable[..., AbstractContextManager[Any]],
+) -> None:
+    """Build one part, unless an earlier job has finished it, and print its size.
+
+    `build(directory=…, report=…)` writes the part and returns its manifest, whose size `describe`
+    states. `hold(folder, what=…)` locks the folder of the part.
+    """
+    progress = Progress(name)
+    with hold(record.directory, what=f"the {name}"):
+        if record.restore(list_files):
+            print(f"{name}: finished by an earlier job", flush=True)
+            return
+        manifest = build(directory=record.directory, report=progress)
+        record.write()
+    progress.close()
+    print(f"{progress.line()}; {describe(manifest)}", flush=True)

@@ -12,7 +12,6 @@ computed with 0 in its place.
 """
 
 import os
-import shutil
 import struct
 import weakref
 from bisect import bisect_right
@@ -245,15 +244,3 @@ def vocabulary_error(file: Path, found: int, vocabulary_size: int, next: str) ->
     what = "the token store has ids outside of its vocabulary."
     expected = f"below {vocabulary_size:,}  (vocabulary_size of the manifest)"
     return UserError(what, file=file, expected=expected, found=f"{found:,}", next=next)
-
-
-def part_folder(directory: Path, number: int) -> Path:
-    return Path(directory) / "parts" / f"{number:05d}"
-
-
-def remove_other_parts(directory: Path, parts: int) -> None:
-    """Remove the parts of an earlier corpus or store of more parts."""
-    known = {part_folder(directory, number) for number in range(parts)}
-    for path in (Path(directory) / "parts").glob("*"):
-        if path.is_dir() and path not in known:
-            shutil.rmtree(path)

@@ -250,7 +250,7 @@ FORMULAS = {
 }
 
 
-def _search(
+def _search_settings(
     parity: Parity, formula: Formula, distance: Callable[[str, Settings], float], **known: Any
 ) -> list[tuple[Settings, float]] | None:
     """Return the settings that reproduce A's and B's values, with the distances; None where there
@@ -294,7 +294,9 @@ def _search(
     return [a, b] if a and b else None
 
 
-def _try(parity: Parity, found: Tensor | None, predicted: Tensor | None, allowed: float) -> bool:
+def _test_hypothesis(
+    parity: Parity, found: Tensor | None, predicted: Tensor | None, allowed: float
+) -> bool:
     """Return whether one hypothesis reproduces a value."""
     parity.tried += 1
     distance = difference(found, b=predicted)
@@ -314,7 +316,7 @@ def find_cause(parity: Parity, first: Comparison) -> Cause | None:
         text = (
             f"{fewer} drops sequences of the batch (a micro-batch?): {first.a} in A, {first.b} in B"
         )
-        return _cause(
+        return _make_cause(
             "sequences per step",
             first.a,
             first.b,
@@ -323,7 +325,7 @@ def find_cause(parity: Parity, first: Comparison) -> Cause | None:
     return EXPLAIN[first.stage.split()[0]](parity, first)
 
 
-def _cause(
+def _make_cause(
     setting: str,
     a: object,
     b: object,
@@ -332,23 +334,26 @@ def _cause(
     where: str = "",
     evidence: Iterable[str] = (),
 ) -> Cause:
-    text = text or f"{setting}{where and f' of {where}'}: {_show(a)} in A, {_show(b)} in B"
+    text = (
+        text
+        or f"{setting}{where and f' of {where}'}: {_format_value(a)} in A, {_format_value(b)} in B"
+    )
     return {"setting": setting, "a": a, "b": b, "text": text, "evidence": list(evidence)}
 
 
-def _show(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "absent" if value is None else str(value)
 
 
-def _few(names: list[str]) -> str:
+def _list_few(names: list[str]) -> str:
     if len(names) > 3:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return ", ".join(names) or "none"
 
 
-def _name(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
+def _name_cause(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
     """Return the setting in which two explanations differ as the cause; None where they are the
     same.
     """
@@ -358,12 +363,12 @@ def _name(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
         return None
     evidence = [
         (
-            f"{side}'s value is reproduced with {_show(settings[names[0]])}: {near:.2g} times what "
+            f"{side}'s value is reproduced with {_format_value(settings[names[0]])}: {near:.2g} times what "
             "rounding allows"
         )
         for side, settings, near in (("A", a, near_a), ("B", b, near_b))
     ]
-    return _cause(
+    return _make_cause(
         names[0],
         a=a[names[0]],
         b=b[names[0]],
@@ -380,15 +385,15 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
             f"weight tying: {name} is a parameter of its own in {own}, and tied to {partner} in "
             f"{tied}"
         )
-        return _cause(
+        return _make_cause(
             "weight tying",
             a=tied == "A",
             b=tied == "B",
             text=text,
         )
     if alignment.unequal:
-        names = _few([name for match in alignment.unequal for name in match.a])
-        return _cause(
+        names = _list_few([name for match in alignment.unequal for name in match.a])
+        return _make_cause(
             "initial weights",
             a=None,
             b=None,
@@ -399,12 +404,12 @@ def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
     setting = "bias" if all("bias" in name for name in a + b) else "parameters"
     text = (
         f"{setting}: "
-        f"{' and '.join(f'{_few(only)} only in {side}' for only, side in ((a, 'A'), (b, 'B')) if only)}"
+        f"{' and '.join(f'{_list_few(only)} only in {side}' for only, side in ((a, 'A'), (b, 'B')) if only)}"
     )
-    return _cause(
+    return _make_cause(
         setting,
-        a=_few(a),
-        b=_few(b),
+        a=_list_few(a),
+        b=_list_few(b),
         text=text,
     )
 
@@ -442,8 +447,8 @@ def _explain_module(parity: Parity, first: Comparison) -> Cause:
     text = f"module {where}: no setting that was tried explains the difference"
     ran = {name for entry in parity.b.facts["trace"] for name in entry["parameters"]}
     if idle := [name for name in parity.b.parameters if name not in ran]:
-        text += f"; B does not call the modules of {_few(idle)}"
-    return _cause(
+        text += f"; B does not call the modules of {_list_few(idle)}"
+    return _make_cause(
         "unexplained",
         a=None,
         b=None,
@@ -451,7 +456,7 @@ def _explain_module(parity: Parity, first: Comparison) -> Cause:
     )
 
 
-def _read(parity: Parity, anchor: Anchor, kind: str) -> dict[str, Any]:
+def _read_sides(parity: Parity, anchor: Anchor, kind: str) -> dict[str, Any]:
     return {side: anchor.tensor(getattr(parity, side), side, kind) for side in "ab"}
 
 
@@ -472,16 +477,16 @@ def _explain_value(
         found = difference(values[side], b=formula.compute(inputs[side], settings))
         return math.inf if found is None else found / allowed
 
-    found = _search(parity, formula, distance, **known)
+    found = _search_settings(parity, formula, distance, **known)
     if found is None:
         return None
-    return _name(where, found) or {}
+    return _name_cause(where, found) or {}
 
 
 def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) -> Cause | None:
     """Explain an output that differs where the input agrees: of norms and linear layers."""
-    x = _read(parity, anchor, kind="inputs")
-    y = _read(parity, anchor, kind="outputs")
+    x = _read_sides(parity, anchor, kind="inputs")
+    y = _read_sides(parity, anchor, kind="outputs")
     inputs = {}
     if (
         any(x[side] is None or y[side] is None for side in "ab")
@@ -514,7 +519,7 @@ def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) 
     text = (
         f"layout of the weights of {where}: the same values are transposed or in another order in B"
     )
-    return _cause(
+    return _make_cause(
         "layout of the weights",
         a=None,
         b=None,
@@ -528,7 +533,7 @@ def _explain_input(
     """Explain an input that differs where all modules before it agree: what is computed between
     modules.
     """
-    x = _read(parity, anchor, kind="inputs")
+    x = _read_sides(parity, anchor, kind="inputs")
     if x["a"] is None or x["b"] is None:
         return None
     if not x["a"].is_floating_point():
@@ -536,7 +541,7 @@ def _explain_input(
         assert ours is not None and theirs is not None
         shift = (theirs - ours).unique().tolist() if ours.shape == theirs.shape else []
         how = f"B's are A's {shift[0]:+d}" if len(shift) == 1 else "they are others"
-        return _cause(
+        return _make_cause(
             "positions or ids",
             a=None,
             b=None,
@@ -574,7 +579,7 @@ def _linear_outputs(parity: Parity, anchors: list[Anchor], side: str) -> list[Te
     """Return the outputs of the last linear layers, latest first, up to the norm before them."""
     found = []
     for anchor in reversed(anchors):
-        value = _read(parity, anchor, kind="outputs")[side]
+        value = _read_sides(parity, anchor, kind="outputs")[side]
         if value is None or _is_norm(parity, anchor, side):
             break
         found.append(value)
@@ -665,7 +670,7 @@ def _explain_sum(
         for earlier in reversed(before):
             norm = _is_norm(parity, anchor=earlier, side=side)
             kind = "inputs" if norm else "outputs"  # of a norm: the stream before
-            value = _read(parity, anchor=earlier, kind=kind)[side]
+            value = _read_sides(parity, anchor=earlier, kind=kind)[side]
             target = x[side].reshape(-1)
             if value is not None and value.shape[-2:] == x[side].shape[-2:]:
                 terms[f"the {kind[:-1]} of {earlier.name('a')}"] = value.expand(
@@ -688,7 +693,7 @@ def _explain_sum(
                 f"dropout of {dropped[0]} in the sum at {where}: {dropped[1]:.3g} of the values "
                 "in B are zero"
             )
-            return _cause(
+            return _make_cause(
                 "dropout",
                 a=0.0,
                 b=dropped[1],
@@ -696,7 +701,7 @@ def _explain_sum(
             )
         columns = torch.stack(list(terms.values()), dim=1)
         weights = torch.linalg.lstsq(columns, target[:, None]).solution
-        if not _try(
+        if not _test_hypothesis(
             parity,
             found=target,
             predicted=(columns @ weights).reshape(-1),
@@ -708,7 +713,7 @@ def _explain_sum(
     worst = max(ours, key=lambda name: abs(ours[name] - theirs.get(name, 0.0)))
     values = [round(weights.get(worst, 0.0), 5) + 0.0 for weights in found]  # no -0.0
     text = f"weight of {worst} in the sum at {where}: {values[0]:.5g} in A, {values[1]:.5g} in B"
-    return _cause(
+    return _make_cause(
         "residual stream",
         a=values[0],
         b=values[1],
@@ -739,7 +744,7 @@ def _find_dropout(
         if (
             scale > 1
             and not bool(kept.all())
-            and _try(
+            and _test_hypothesis(
                 parity,
                 found=value,
                 predicted=total - term + kept * scale * term,
@@ -784,7 +789,7 @@ def _explain_options(calls: list[dict[str, Any]]) -> Cause | None:
     for name, default in (("label_smoothing", 0.0), ("reduction", "mean")):
         ours, theirs = (call.get(name, default) for call in calls)
         if ours != theirs:
-            return _cause(
+            return _make_cause(
                 name,
                 a=ours,
                 b=theirs,
@@ -795,13 +800,13 @@ def _explain_options(calls: list[dict[str, Any]]) -> Cause | None:
 
 def _explain_logits(parity: Parity, a: Tensor, b: Tensor, allowed: float) -> Cause | None:
     """Explain logits that change behind the output head, by a factor where one fits."""
-    if a.shape != b.shape or _try(parity, found=b, predicted=a, allowed=allowed):
+    if a.shape != b.shape or _test_hypothesis(parity, found=b, predicted=a, allowed=allowed):
         return None
     scale = float((a * b).sum() / a.square().sum())
     text = "logits are changed between the output head and the loss"
-    if _try(parity, found=b, predicted=scale * a, allowed=allowed):
+    if _test_hypothesis(parity, found=b, predicted=scale * a, allowed=allowed):
         text += f": times {scale:.5g} in B"
-    return _cause(
+    return _make_cause(
         "logits",
         a=None,
         b=None,
@@ -815,7 +820,7 @@ def _explain_z_loss(parity: Parity, first: Comparison, logits: Tensor) -> Cause 
     added = Z_LOSS * float(logits.logsumexp(-1).square().mean())
     if not abs(first.b - first.a - added) <= MULTIPLE * first.floor * abs(first.a):
         return None
-    return _cause(
+    return _make_cause(
         "z-loss",
         a=0.0,
         b=Z_LOSS,
@@ -831,7 +836,7 @@ def _explain_accumulation(parity: Parity, first: Comparison) -> Cause | None:
             parity.tried += 1
             if first.a and abs(first.b / first.a / factor - 1) <= MULTIPLE * first.floor:
                 text = f"scale of the loss (gradient accumulation): B's is {factor:.5g} times A's"
-                return _cause(
+                return _make_cause(
                     "gradient accumulation",
                     a=1.0,
                     b=factor,
@@ -851,7 +856,7 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
     ]
     if same and torch.equal(*(target[counts[0] & counts[1]] for target in targets)):
         a, b = (int(count.sum()) for count in counts)
-        return _cause(
+        return _make_cause(
             "ignored labels",
             a,
             b,
@@ -866,14 +871,14 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
     if shifts[0] != shifts[1]:
         shown = ["another" if shift is None else f"{shift} positions ahead" for shift in shifts]
         text = f"label shift: labels are the tokens {shown[0]} in A, {shown[1]} in B"
-        return _cause(
+        return _make_cause(
             "label shift",
             a=shifts[0],
             b=shifts[1],
             text=text,
         )
     return (
-        _cause(
+        _make_cause(
             "labels",
             a=None,
             b=None,
@@ -901,7 +906,9 @@ def _find_shift(tokens: Tensor, targets: Tensor) -> int | None:
     return None
 
 
-def _join(parity: Parity, matches: list[Match], side: str, step: int, kind: str) -> Tensor | None:
+def _concatenate_gradients(
+    parity: Parity, matches: list[Match], side: str, step: int, kind: str
+) -> Tensor | None:
     """Return gradients of parameters, one after the other; None where one of them was not
     recorded.
     """
@@ -941,7 +948,7 @@ def _join_gradients(
 ) -> dict[str, Tensor | None]:
     """Return both models' gradients of compared parameters, one after the other."""
     return {
-        side: _join(
+        side: _concatenate_gradients(
             parity,
             matches=[comparison.match for comparison in compared if comparison.match],
             side=side,
@@ -963,8 +970,8 @@ def _explain_absent_gradients(parity: Parity, compared: list[Comparison]) -> Cau
             absent["B" if in_a else "A"].append(comparison.name)
     for side, names in absent.items():
         if names:
-            text = f"parameters without a gradient in {side}: {_few(names)}"
-            return _cause(
+            text = f"parameters without a gradient in {side}: {_list_few(names)}"
+            return _make_cause(
                 "parameters without a gradient",
                 a=None,
                 b=side,
@@ -993,14 +1000,14 @@ def _explain_gradient_values(parity: Parity, compared: list[Comparison], step: i
     ours = gradients["a"]
     theirs = gradients["b"]
     scale = float((ours * theirs).sum() / ours.square().sum())
-    if abs(scale - 1) > allowed and _try(
+    if abs(scale - 1) > allowed and _test_hypothesis(
         parity,
         found=theirs,
         predicted=scale * ours,
         allowed=allowed,
     ):
         text = f"scale of the gradient: B's is {scale:.5g} of A's for every parameter"
-        return _cause(
+        return _make_cause(
             "scale of the gradient",
             a=1.0,
             b=scale,
@@ -1020,7 +1027,7 @@ def _explain_backward(compared: list[Comparison]) -> Cause | None:
         "backward pass: the last parameter in order of execution whose gradient differs is "
         f"{wrong[-1].name}"
     )
-    return _cause(
+    return _make_cause(
         "backward pass",
         a=None,
         b=wrong[-1].name,
@@ -1033,21 +1040,21 @@ def _explain_uncleared(
 ) -> Cause | None:
     """Explain one model's gradient as the other's plus its own of the step before."""
     for side, other in ("ab", "ba"):
-        earlier = _join(
+        earlier = _concatenate_gradients(
             parity,
             matches,
             side=side,
             step=step - 1,
             kind="gradient_clipped",
         )
-        if earlier is not None and _try(
+        if earlier is not None and _test_hypothesis(
             parity,
             found=gradients[side],
             predicted=gradients[other] + earlier,
             allowed=allowed,
         ):
             text = f"gradients not cleared in {side.upper()}: those of the step before are added"
-            return _cause(
+            return _make_cause(
                 "gradients not cleared",
                 a=side == "a",
                 b=side == "b",
@@ -1062,7 +1069,7 @@ def _explain_micro_batches(
     """Explain B's gradient as A's of some micro-batches."""
     count = len(parity.a.steps[0]["losses"])
     sums = [
-        _join(
+        _concatenate_gradients(
             parity,
             matches,
             side="a",
@@ -1080,7 +1087,7 @@ def _explain_micro_batches(
     ):
         total = torch.stack([parts[number] for number in kept]).sum(0)
         scale = float((total * gradients["b"]).sum() / total.square().sum())
-        if _try(
+        if _test_hypothesis(
             parity,
             found=gradients["b"],
             predicted=scale * total,
@@ -1091,7 +1098,7 @@ def _explain_micro_batches(
                 f"dropped micro-batch: B's gradient is that of A's micro-batches {numbers} of 0 "
                 f"to {len(parts) - 1}"
             )
-            return _cause(
+            return _make_cause(
                 "dropped micro-batch",
                 a=len(parts),
                 b=len(kept),
@@ -1123,7 +1130,7 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         words.append(f"by value, to {value:.4g}" if value else f"to {after:.4g}")
     evidence = [f"norm before clipping {parity.a.steps[step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
-    return _cause(
+    return _make_cause(
         "gradient clipping",
         a=limits[0],
         b=limits[1],
@@ -1139,7 +1146,7 @@ def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) ->
     matches = [
         m
         for m in parity.alignment.matches
-        if _join(
+        if _concatenate_gradients(
             parity,
             matches=[m],
             side=side,
@@ -1149,7 +1156,7 @@ def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) ->
         is not None
     ]
     before, after = (
-        _join(
+        _concatenate_gradients(
             parity,
             matches,
             side=side,
@@ -1163,7 +1170,7 @@ def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) ->
     largest = float(after.abs().max())
     return (
         largest
-        if _try(
+        if _test_hypothesis(
             parity,
             found=after,
             predicted=before.clamp(-largest, largest),
@@ -1177,7 +1184,7 @@ def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) ->
 # ------------------------------------------------------------------------------------------------------
 
 
-def _roles(parity: Parity, matches: list[Match]) -> str:
+def _find_roles(parity: Parity, matches: list[Match]) -> str:
     """Return what parameters are: all, embeddings, matrices, norms, biases; or their names."""
 
     def role(match: Match) -> str:
@@ -1201,7 +1208,7 @@ def _roles(parity: Parity, matches: list[Match]) -> str:
     if len(whole) == len(roles):
         return "all parameters"
     covered = all(role(match) in whole for match in matches)
-    return " and ".join(whole) if covered else _few([", ".join(match.a) for match in matches])
+    return " and ".join(whole) if covered else _list_few([", ".join(match.a) for match in matches])
 
 
 def _explain_setting(parity: Parity, first: Comparison) -> Cause:
@@ -1213,10 +1220,10 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
         if c.stage == first.stage and c.step == first.step and c.difference
     ]
     matches = [c.match for c in same if c.match and (c.a, c.b) == (first.a, first.b)]
-    which = _roles(parity, matches=matches)
+    which = _find_roles(parity, matches=matches)
     if setting != "lr":
         name = "epsilon of the optimizer" if setting == "eps" else setting.replace("_", " ")
-        return _cause(name, first.a, first.b, where=which)
+        return _make_cause(name, first.a, first.b, where=which)
     assert first.match is not None  # a setting is that of parameters
     rates = [
         [float(recording.group(names[0], step)["lr"]) for step in range(len(recording.steps))]
@@ -1227,7 +1234,7 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
         f"learning rate of {which}: {how}; at step {first.step} {first.a:.6g} in A, "
         f"{first.b:.6g} in B"
     )
-    return _cause(
+    return _make_cause(
         "learning rate",
         first.a,
         first.b,
@@ -1334,9 +1341,9 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
             worst = max(worst, apart / (MULTIPLE * max(comparison.floor, resolved)))
         return worst
 
-    which = _roles(parity, matches=[match for _, match in wrong])
-    found = _search(parity, formula, distance)
-    if cause := found and _name(which, found):
+    which = _find_roles(parity, matches=[match for _, match in wrong])
+    found = _search_settings(parity, formula, distance)
+    if cause := found and _name_cause(which, found):
         return cause
     norms = [
         math.hypot(*(float(value.norm()) for value in recorded[side] if value is not None))
@@ -1346,7 +1353,7 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
         f"update of {which}: norm {norms[0]:.6g} in A, {norms[1]:.6g} in B; no rule that was "
         "tried explains both"
     )
-    return _cause(
+    return _make_cause(
         "update",
         a=norms[0],
         b=norms[1],

@@ -21,7 +21,7 @@ from tokenscale.analysis.steadiness import TOO_NOISY
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.paired_comparisons import TOO_FEW
-from tokenscale.report.style import number, ordered
+from tokenscale.report.style import number, order_series
 from tokenscale.settings.data import LOSS_CAUTION
 
 #: verdicts of answers that no test decides
@@ -144,7 +144,7 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
     if that is equal.
     """
     dropped = dropped_shares(rows)
-    names = sorted(ordered(list(dropped)), key=lambda name: -_most(dropped[name]))
+    names = sorted(order_series(list(dropped)), key=lambda name: -_most(dropped[name]))
     texts = {name: describe_dropped(dropped[name]) for name in names}
     if len(set(texts.values())) < 2:
         return []
@@ -271,7 +271,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     `padding.sql`.
     """
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
-    names = ordered(rows["series"])
+    names = order_series(rows["series"])
     shares = {name: share for (name, _), share in not_useful_shares(rows).items()}
     if len(names) < 2:
         return []
@@ -311,7 +311,7 @@ def answer_loss(
     if rows["series"].nunique() < 2:
         return []
     planned = inventory[inventory["world_size"] == rows["world_size"].min()]
-    names = ordered(rows["series"])
+    names = order_series(rows["series"])
     rows = captions.common_repeats(rows, by=["series"])
     left_out = paired_comparisons.describe_left_out(
         planned, used=set(rows["run_id"]), refused=refused
@@ -371,14 +371,14 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
         return []
     world = int(rows["world_size"].max())
     rows = rows[rows["world_size"] == world]
-    names = ordered(rows["series"])
+    names = order_series(rows["series"])
     rows = captions.common_repeats(rows, by=["series"])
     if rows.empty:
         return _not_compared("scaling", names)
-    base = _numbers(sorted(rows["base_world_size"].unique()))
+    base = _list_numbers(sorted(rows["base_world_size"].unique()))
     medians = 100 * rows.groupby("series")["efficiency"].median()
     values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
-    text = f"{world} ranks reach {captions.extremes(medians, ' %')} of ideal scaling from {base}"
+    text = f"{world} ranks reach {captions.describe_extremes(medians, ' %')} of ideal scaling from {base}"
     spread = f"medians of {len(medians)} series, {len(rows)} runs"
     if values is not None:
         spread = (
@@ -407,7 +407,9 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     rows = captions.common_repeats(rows, by=["method"])
     if rows.empty:
         return _not_compared("memory", names)
-    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), unit=" MB")
+    least = captions.describe_extremes(
+        1e-6 * rows.groupby("method")["memory_bytes"].median(), unit=" MB"
+    )
     single = (
         f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank" if len(alone) else ""
     )
@@ -472,7 +474,7 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
             continue
         base = sorted(set(pairs["world_size"]))
         worlds = sorted(set(pairs["other_world_size"]) - set(base))
-        text = _AGREE[part["kind"]].format(worlds=_numbers(worlds), base=_numbers(base))
+        text = _AGREE[part["kind"]].format(worlds=_list_numbers(worlds), base=_list_numbers(base))
         largest = pairs["largest_loss_difference"].max()
         losses = (
             "bit-identical losses"
@@ -497,7 +499,7 @@ def _fewest_ranks(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["world_size"] == rows["world_size"].min()]
 
 
-def _numbers(values: Sequence[int]) -> str:
+def _list_numbers(values: Sequence[int]) -> str:
     return captions.listing([str(int(value)) for value in values])
 
 
@@ -644,13 +646,13 @@ def _describe_compilation(runs: pd.DataFrame) -> str:
 
 
 def _describe_load(runs: pd.DataFrame) -> str:
-    """Whether the machine did other work, and whether slow steps can be told.
+    """Describe whether the machine did other work, and whether slow steps can be recognized.
 
     The load average counts runnable tasks over about the last minute (getloadavg(3)), and so the
     ranks of the run before this one, too; they are taken to be as many as the largest run of the
     experiment has: ranks × threads.
     """
-    counted = captions.used(runs)
+    counted = captions.select_usable(runs)
     found = []
     known = counted[counted["device_kind"] == "cpu"].dropna(
         subset=["load_average", "cores", "world_size"]

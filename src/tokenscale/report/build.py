@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import claims as judging
-from tokenscale.analysis.replication import measure
+from tokenscale.analysis.replication import measure_figures
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.report import bundle, claims, page, pdf, save
@@ -108,8 +108,8 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
             "there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it"
         )
     known = load_claims(ledger)
-    judged = judging.as_rows(known, judged=judging.judge(known, tables, experiments))
-    claims.write_claims(judged, output, measured=measure(tables, experiments))
+    judged = judging.list_verdicts(known, judged=judging.judge_claims(known, tables, experiments))
+    claims.write_claims(judged, output, measured=measure_figures(tables, experiments))
     return output / CLAIMS
 
 

@@ -134,10 +134,12 @@ def write(
     again. Raises UserError where a file is missing.
     """
     parts = {name: summary.experiment(name, tables) for name in experiments}
-    files = {path: (output / path).read_bytes() for path in _there(output, also)}
+    files = {path: (output / path).read_bytes() for path in _list_foreign_files(output, also)}
     files |= {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
     for name, part in parts.items():
-        files |= _figures(part, figures=figures / name) | _tables(part, figures=figures / name)
+        files |= _collect_figures(part, figures=figures / name) | _collect_tables(
+            part, figures=figures / name
+        )
         with save.Tables(tables / name) as opened:
             rows = measured_runs(opened.rows)
         files |= {
@@ -175,7 +177,7 @@ def write(
     }
     if "runs" in record["logs"]:
         files[LOGS] = (output / LOGS).read_bytes()
-    files["README.md"] = _readme(record, files).encode()
+    files["README.md"] = _render_readme(record, files).encode()
     files["provenance.json"] = (canonical_json(record) + "\n").encode()
     _settle(output, files)
     sums = {name: sha256_file(output / name) for name in sorted(files)}
@@ -218,7 +220,7 @@ def built_by() -> dict[str, Any]:
 
 
 def runs(tables: Path) -> dict[str, dict[str, Any]]:
-    """Run id → what its record tells of its origin; what it does not tell is left out."""
+    """Return run id → facts on its origin in its record, without missing ones."""
     with connect(tables) as connection, damage_reported(connection):
         rows = connection.execute(
             "SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id"
@@ -234,7 +236,7 @@ def runs(tables: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
+def _list_foreign_files(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
     """Names of the files of the folder that others have made."""
     for path in (output / "index.html", output / "report.pdf", *also):
         if not path.is_file():
@@ -247,7 +249,7 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
 
-def _figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
+def _collect_figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     """Drawings and data of an experiment's figures. Raises UserError for one that is missing or
     changed.
     """
@@ -262,7 +264,7 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     return files
 
 
-def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
+def _collect_tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     """Every table that the page shows of an experiment, as Markdown and LaTeX."""
     found = {key: value for key, value in part.items() if isinstance(value, Table)}
     found |= {
@@ -279,7 +281,7 @@ def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     return files
 
 
-def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
+def _render_readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
     commit = record["git"].get("commit")
     logs = record["logs"]

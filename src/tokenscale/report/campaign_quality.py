@@ -11,7 +11,7 @@ import pandas as pd
 
 from tokenscale.analysis.queries import damage_reported
 from tokenscale.analysis.steadiness import TOO_NOISY
-from tokenscale.report.captions import cells, spread, used
+from tokenscale.report.captions import cells, format_spread, select_usable
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number
 from tokenscale.report.table import Link, Table, columns, count
@@ -33,13 +33,13 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
         )
         rows.append(
             [
-                *(name, str(world), str(len(group)), spread(1e3 * group["median_s"])),
+                *(name, str(world), str(len(group)), format_spread(1e3 * group["median_s"])),
                 *(
                     number((group[f"{tail}_s"] / group["median_s"]).median())
                     for tail in ("p95", "p99", "slowest")
                 ),
                 *(number(100 * group["iqr_share"].median(), digits=2), between),
-                *([spread(1e3 * group["late_s"].dropna())] if late else []),
+                *([format_spread(1e3 * group["late_s"].dropna())] if late else []),
             ]
         )
     heads = columns(
@@ -69,7 +69,7 @@ def energy(rows: pd.DataFrame) -> str:
     """Return a sentence on the energy that the devices counted; empty where none did."""
     counted = rows.dropna(subset=["energy_j"])
     texts = [
-        f"{name}, world size {world}: {spread(1e3 * group['j_per_useful_token'])} mJ a useful token"
+        f"{name}, world size {world}: {format_spread(1e3 * group['j_per_useful_token'])} mJ a useful token"
         for name, world, group in cells(counted)
     ]
     heading = f"Energy of the devices' boards, by their own counters ({len(counted)} runs)"
@@ -207,7 +207,11 @@ def design(
         wanted = len(group) if external else planned.get(cell) or len(group)
         name = (cell or "(one cell)") + " (external)" * external
         rows.append(
-            [name, *(by_repeat.get(r, "–") for r in repeats), f"{len(used(group))} of {wanted}"]
+            [
+                name,
+                *(by_repeat.get(r, "–") for r in repeats),
+                f"{len(select_usable(group))} of {wanted}",
+            ]
         )
     left_out = (
         ", ".join(f"{key}={level}" for key, level in flatten_cell(left["cells"]).items())
@@ -218,7 +222,7 @@ def design(
     )
     notes = [f"Not run: {without}."] if without else []
     if len(canary):
-        done = f"{len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}"
+        done = f"{len(select_usable(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}"
         notes.append(f"Canary, between the others: {done}.")
     return Table(
         columns=columns("cell", *(f"repeat {r}" for r in repeats), ">done"),

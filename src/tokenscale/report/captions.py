@@ -8,7 +8,7 @@ import pandas as pd
 from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
 from tokenscale.base.wording import count, listing
-from tokenscale.report.style import number, ordered
+from tokenscale.report.style import number, order_series
 
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer
 #: elsewhere
@@ -32,12 +32,12 @@ def caution(scaling: pd.DataFrame) -> str:
     return ""
 
 
-def used(runs: pd.DataFrame) -> pd.DataFrame:
+def select_usable(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs that figures may show."""
     return runs[runs["validity"].isin(["valid", "suspect"])]
 
 
-def comparable(
+def select_comparable(
     rows: pd.DataFrame, inventory: pd.DataFrame, factor: str
 ) -> tuple[pd.DataFrame, str]:
     """Return (rows of runs that are comparable along the factor, sentences on the runs that are
@@ -80,13 +80,13 @@ def name_common(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
 
 
 def in_brackets(text: str) -> str:
-    """Words in brackets behind others; nothing stays nothing."""
+    """Return the text in brackets, after a space; empty for an empty text."""
     return f" ({text})" if text else ""
 
 
-def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
-    """Which of the `rows` medians are of, if only the common ones, `shared`; a sentence with a
-    space after it.
+def name_covered_rows(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
+    """Return a sentence that names the `rows` that medians cover, if those are only the common ones,
+    `shared`; with a space after it.
     """
     if len(rows) and shared.empty:
         return "No repeat was run in all cells, so no medians are compared. "
@@ -94,15 +94,15 @@ def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
     return f"Medians are over {named}, which all cells have. " if named else ""
 
 
-def nothing(runs: pd.DataFrame, refused: str) -> str:
+def explain_absence(runs: pd.DataFrame, refused: str) -> str:
     """What stands in an empty figure: that there are no runs, or that those there are may not be
     compared.
     """
-    return "not comparable: see the method below" if refused else f"no data: {counted(0, runs)}"
+    return "not comparable: see the method below" if refused else f"no data: {count_shown(0, runs)}"
 
 
-def _some(runs: pd.DataFrame, **words: str) -> list[str]:
-    """How many runs have each validity, in words, of those that any has."""
+def _count_validities(runs: pd.DataFrame, **words: str) -> list[str]:
+    """Return in words how many runs have each validity that occurs."""
     return [
         f"{n} {word}"
         for kind, word in words.items()
@@ -110,27 +110,27 @@ def _some(runs: pd.DataFrame, **words: str) -> list[str]:
     ]
 
 
-def counted(shown: int, runs: pd.DataFrame) -> str:
+def count_shown(shown: int, runs: pd.DataFrame) -> str:
     """`6 of 6 runs`, and which were left out."""
-    out = _some(runs, invalid="invalid", missing="missing", suspect="suspect, shown")
+    out = _count_validities(runs, invalid="invalid", missing="missing", suspect="suspect, shown")
     return f"{shown} of {count(len(runs), 'run')}" + in_brackets(", ".join(out))
 
 
-def left_out(runs: pd.DataFrame) -> str:
+def describe_left_out(runs: pd.DataFrame) -> str:
     """A sentence on the runs that no number counts, or nothing."""
-    out = _some(runs, invalid="invalid", missing="missing")
+    out = _count_validities(runs, invalid="invalid", missing="missing")
     several = out not in (["1 invalid"], ["1 missing"])
     return f"Left out: {listing(out)} run{'s' * several} of {len(runs)}." if out else ""
 
 
-def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> str:
+def describe_spread(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> str:
     """What the spread of groups is, where a value is of `one` run and a group is of `cell`, in a
     sentence or more.
 
-    >>> kinds([pd.Series([1.0]), pd.Series([1.0, 2.0])])
+    >>> describe_spread([pd.Series([1.0]), pd.Series([1.0, 2.0])])
     'A median of one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
     """
-    found = {summary(values).kind for values in map(finite, groups) if len(values)}
+    found = {summary(values).kind for values in map(select_finite, groups) if len(values)}
     covered = listing(
         [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]
     )
@@ -143,7 +143,7 @@ def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> st
     return " ".join(sentences)
 
 
-def reasons(left_out: pd.DataFrame, column: str) -> str:
+def explain_left_out(left_out: pd.DataFrame, column: str) -> str:
     """A sentence on the rows of a benchmark that were left out, with a space after it; nothing
     without any.
     """
@@ -153,17 +153,17 @@ def reasons(left_out: pd.DataFrame, column: str) -> str:
     return f"Left out: {'; '.join(texts)}. " if texts else ""
 
 
-def finite(values: pd.Series) -> pd.Series:
+def select_finite(values: pd.Series) -> pd.Series:
     """Values that are known and finite."""
     values = values.astype(float)
     return values[values.abs() < float("inf")]
 
 
-def spread(values: pd.Series, digits: int = 3) -> str:
+def format_spread(values: pd.Series, digits: int = 3) -> str:
     """Median with its range or interval: `1 230 (1 200–1 260)`. Values that are not finite are left
     out.
     """
-    s = summary(finite(values))
+    s = summary(select_finite(values))
     median, low, high = (number(value, digits) for value in (s.median, s.low, s.high))
     if s.n == 0:
         return "–"
@@ -172,27 +172,27 @@ def spread(values: pd.Series, digits: int = 3) -> str:
     return f"{median} ({low}–{high})"
 
 
-def ends(values: pd.Series) -> list[float]:
+def find_ends(values: pd.Series) -> list[float]:
     """Median, and the ends of its range or interval; values that are not known are left out."""
     s = summary(values.dropna())
     return [s.median, s.low, s.high]
 
 
-def crowded(inventory: pd.DataFrame) -> str:
-    """`caution` of the runs of an inventory: each is held against the fewest ranks of its
-    series.
+def caution_crowding(inventory: pd.DataFrame) -> str:
+    """Return `caution` for the runs of an inventory, each compared with the smallest world size of
+    its series.
     """
-    runs = used(inventory).sort_values("world_size", kind="stable")
+    runs = select_usable(inventory).sort_values("world_size", kind="stable")
     fewest = runs.groupby("series")["threads_per_rank"].transform("first")
     return caution(runs.assign(single_threads_per_rank=fewest))
 
 
-def sentence(text: str) -> str:
-    """Words as a sentence of a caption, with a space after it; nothing stays nothing."""
+def as_sentence(text: str) -> str:
+    """Return a text as a sentence of a caption, with a space after it; empty for an empty text."""
     return f"{text[0].upper()}{text[1:]}. " if text else ""
 
 
-def medians(
+def describe_medians(
     rows: pd.DataFrame,
     column: str,
     factor: float = 1.0,
@@ -203,7 +203,7 @@ def medians(
     empty without a value.
 
     >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
-    >>> medians(rows, "s", by=["series"])
+    >>> describe_medians(rows, "s", by=["series"])
     'packed: 1; padded: 4 (repeat 0)'
     """
     rows = rows.dropna(subset=[column])
@@ -221,11 +221,11 @@ def medians(
     return "; ".join(texts) + in_brackets(name_common(rows, shared) if "repeat" in rows else "")
 
 
-def extremes(values: pd.Series, unit: str = "") -> str:
+def describe_extremes(values: pd.Series, unit: str = "") -> str:
     """Smallest and largest of named values; of one value, the value. A ratio belongs to the tested
     comparisons.
 
-    >>> extremes(pd.Series({"padded": 400.0, "packed": 1000.0}), " tokens/s")
+    >>> describe_extremes(pd.Series({"padded": 400.0, "packed": 1000.0}), " tokens/s")
     '400 tokens/s with padded to 1\u202f000 tokens/s with packed'
     """
     values = values.dropna().astype(float)
@@ -242,7 +242,7 @@ def extremes(values: pd.Series, unit: str = "") -> str:
 
 def cells(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
     """(series, world size, rows) of each cell, series in the order of the palette."""
-    for name in ordered(rows["series"]):
+    for name in order_series(rows["series"]):
         for world, group in rows[rows["series"] == name].groupby("world_size"):
             yield name, int(world), group
 
@@ -265,23 +265,23 @@ def common_extremes(
     rows = rows.dropna(subset=[column])
     if (shared := common_repeats(rows, by)).empty:
         return ""
-    return extremes(factor * shared.groupby(list(by))[column].median(), unit) + in_brackets(
-        name_common(rows, shared)
-    )
+    return describe_extremes(
+        factor * shared.groupby(list(by))[column].median(), unit
+    ) + in_brackets(name_common(rows, shared))
 
 
-def by_cell(
+def group_by_cell(
     rows: pd.DataFrame, column: str, by: Sequence[str] = ("series", "world_size")
 ) -> list[pd.Series]:
-    """Values of each cell, for `kinds`."""
+    """Return the values of each cell, for `describe_spread`."""
     return [group for _, group in rows.dropna(subset=[column]).groupby(list(by))[column]]
 
 
-def without(series: pd.Series, key: str) -> pd.Series:
+def strip_level(series: pd.Series, key: str) -> pd.Series:
     """Names of series without the level of a factor: what a figure shows along that factor as one
     line.
 
-    >>> without(pd.Series(["packed, micro_batch=4, eos=True"]), "micro_batch").tolist()
+    >>> strip_level(pd.Series(["packed, micro_batch=4, eos=True"]), "micro_batch").tolist()
     ['packed, eos=True']
     """
     return series.str.split(", ").map(

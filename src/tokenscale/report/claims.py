@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import replication
-from tokenscale.analysis.claims import SUPPORTED, VERDICTS, written
+from tokenscale.analysis.claims import SUPPORTED, VERDICTS, format_number
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_text
 from tokenscale.report.table import Table, columns, in_latex
@@ -49,7 +49,7 @@ def write_claims(
 def read_replication(path: Path) -> list[replication.Row]:
     """The source studies' figures beside ours, from the judged claims."""
     judged = read_json(path, what="judged claims", next=f"snakemake {path}")
-    return replication.replicate(judged["claims"], measured=judged["replication"])
+    return replication.compare_with_studies(judged["claims"], measured=judged["replication"])
 
 
 def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
@@ -129,8 +129,8 @@ def _rule(claim: dict[str, Any]) -> str:
     >>> _rule({"direction": "equal", "bound": 1.0, "margin": 0.01, "unit": "ratio"})
     'within 1.00 % of 1.00'
     """
-    bound = written(claim["bound"], unit=claim["unit"])
-    margin = written(claim["margin"], unit="percent")
+    bound = format_number(claim["bound"], unit=claim["unit"])
+    margin = format_number(claim["margin"], unit="percent")
     if claim["direction"] == "equal":
         return f"within {margin} of {bound}"
     return f"{claim['direction']} {bound}" + (f", by more than {margin}" if claim["margin"] else "")
@@ -166,7 +166,7 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
     taken: dict[str, str] = {}
     for claim in claims:
         parts = {
-            part.capitalize(): written(claim[part], unit=claim["unit"])
+            part.capitalize(): format_number(claim[part], unit=claim["unit"])
             for part in ("number", "low", "high")
         }
         parts = {

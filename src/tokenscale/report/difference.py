@@ -102,11 +102,11 @@ def read(folder: Path) -> Report:
         name=str(folder),
         cells=cells,
         origin=origin,
-        claims=_claims(read_json(claims, what="claims")) if claims.is_file() else None,
+        claims=_index_claims(read_json(claims, what="claims")) if claims.is_file() else None,
     )
 
 
-def _claims(value: Any) -> dict[str, dict[str, Any]]:
+def _index_claims(value: Any) -> dict[str, dict[str, Any]]:
     """Return claim's id → claim, from a list, or from a mapping with the list under `claims`."""
     listed = value.get("claims") if isinstance(value, dict) else value
     return {
@@ -119,7 +119,11 @@ def _claims(value: Any) -> dict[str, dict[str, Any]]:
 def difference(a: Report, b: Report) -> dict[str, Table]:
     """Return heading → table of how `b` differs from `a`, without empty tables."""
     rows = [
-        [*_place(key), measure, *_compare(measure, sides, other=_other_text(a, b, sides))]
+        [
+            *_name_cell(key),
+            measure,
+            *_compare_measure(measure, sides, other=_other_text(a, b, sides)),
+        ]
         for key in b.cells
         for measure in bundle.NAMES
         if len(
@@ -140,7 +144,7 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
     )
     text += "overlap, of the same text and settings."
     only = [
-        [*_place(key), report.name, str(len(report.cells[key]))]
+        [*_name_cell(key), report.name, str(len(report.cells[key]))]
         for report, other in ((a, b), (b, a))
         for key in report.cells.keys() - other.cells.keys()
     ]
@@ -160,11 +164,11 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
     return {heading: table for heading, table in found.items() if table.rows}
 
 
-def _place(key: tuple) -> list[str]:
+def _name_cell(key: tuple) -> list[str]:
     return [key[0], (key[1] or "(one cell)") + (" (external)" if key[3] else "")]
 
 
-def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
+def _compare_measure(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
     """Return the columns behind the measure: runs, medians, ratio, spread and verdict."""
     x, y = (rows[measure] for rows in sides)
     texts = [f"{len(x)}, {len(y)}", number(x.median(), digits=5), number(y.median(), digits=5)]
@@ -200,7 +204,7 @@ def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
     for report, rows in zip((a, b), sides, strict=True):
         if repeats:
             rows = rows[rows["repeat"].isin(repeats)]
-        facts_of.append(_facts(report, set(rows["run_id"])))
+        facts_of.append(_collect_facts(report, set(rows["run_id"])))
     x, y = facts_of
     different = {
         name for name, key in x.keys() | y.keys() if x.get((name, key)) != y.get((name, key))
@@ -215,7 +219,7 @@ def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
 Facts = dict[tuple[str, str], set]
 
 
-def _facts(report: Report, runs: set[str] | None = None) -> Facts:
+def _collect_facts(report: Report, runs: set[str] | None = None) -> Facts:
     """Return the facts of these runs, or of all runs, that have a record."""
     found: Facts = {}
     for experiment in (report.origin.get("experiments") or {}).values():
@@ -243,14 +247,14 @@ def _claim_table(a: dict[str, dict[str, Any]] | None, b: dict[str, dict[str, Any
                     *(
                         text
                         for c in pair
-                        for text in (_number(c.get("number")), c.get("verdict") or "–")
+                        for text in (_format_number(c.get("number")), c.get("verdict") or "–")
                     ),
                 ]
             )
     return Table(columns("claim", ">number, A", "verdict, A", ">number, B", "verdict, B"), rows)
 
 
-def _number(value: object) -> str:
+def _format_number(value: object) -> str:
     return number(value) if isinstance(value, (int, float)) else str(value or "–")
 
 
@@ -258,8 +262,8 @@ def suspects(a: Report, b: Report) -> Table:
     """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their
     spread, the reports.
     """
-    rows = _list_different_facts(_facts(a), _facts(b))
-    spreads = [_spread(report) for report in (a, b)]
+    rows = _list_different_facts(_collect_facts(a), _collect_facts(b))
+    spreads = [_find_largest_spread(report) for report in (a, b)]
     if max(spreads) > 0:
         rows.append(
             [
@@ -274,8 +278,8 @@ def suspects(a: Report, b: Report) -> Table:
         rows += [
             [
                 f"{words}: {key}",
-                _text({ours.get(key)}),
-                _text({theirs.get(key)}),
+                _format_values({ours.get(key)}),
+                _format_values({theirs.get(key)}),
                 "definitions and drawings",
             ]
             for key in sorted(ours.keys() | theirs.keys())
@@ -296,7 +300,14 @@ def _list_different_facts(ours: Facts, theirs: Facts) -> list[list[str]]:
             a = ours.get((name, key), set())
             b = theirs.get((name, key), set())
             if not _is_explained(name, a, b):
-                rows.append([words + (f": {key}" if key else ""), _text(a), _text(b), matters])
+                rows.append(
+                    [
+                        words + (f": {key}" if key else ""),
+                        _format_values(a),
+                        _format_values(b),
+                        matters,
+                    ]
+                )
     return rows
 
 
@@ -313,7 +324,7 @@ def _is_explained(name: str, a: set, b: set) -> bool:
     return name == "science" and (a <= b or b <= a)
 
 
-def _spread(report: Report) -> float:
+def _find_largest_spread(report: Report) -> float:
     """Return the largest range of throughput over its median, of all cells."""
     rates = [rows["useful_tokens_per_s"].dropna() for rows in report.cells.values()]
     return max(
@@ -321,7 +332,7 @@ def _spread(report: Report) -> float:
     )
 
 
-def _text(values: set) -> str:
+def _format_values(values: set) -> str:
     """Return a few values, digests by their beginning; of numbers, the range."""
     known = sorted(values - {None}, key=str)
     if len(known) > 1 and all(isinstance(v, float) for v in known):

@@ -82,7 +82,7 @@ class Figure:
     refusals: str
 
     def __init__(self, *frames: pd.DataFrame):
-        """Take the frames in the order of `queries`; nobody writes to them."""
+        """Take the frames in the order of `queries`; figures do not change them."""
         for query, frame in zip(self.queries, frames, strict=True):
             setattr(self, query, frame)
         self.first = frames[0]
@@ -98,7 +98,9 @@ class Figure:
         self.rows = self.first
         self.refusals = ""
         if self.factor:
-            self.rows, self.refusals = captions.comparable(self.first, self.inventory, self.factor)
+            self.rows, self.refusals = captions.select_comparable(
+                self.first, self.inventory, self.factor
+            )
 
     @cached_property
     def common(self) -> pd.DataFrame:
@@ -138,7 +140,7 @@ class Figure:
         compared.
         """
         for axes in panels or drawing.axes:
-            no_data(axes, text=captions.nothing(self.inventory, refused=self.refusals))
+            no_data(axes, text=captions.explain_absence(self.inventory, refused=self.refusals))
         return drawing
 
     def caption(self) -> str:
@@ -146,7 +148,11 @@ class Figure:
         comes first.
         """
         text = self.crowded() + self.sentences() + (self.refusals and f"{self.refusals} ")
-        return text + self.over() + captions.kinds(self.groups()) if self.main else text.strip()
+        return (
+            text + self.over() + captions.describe_spread(self.groups())
+            if self.main
+            else text.strip()
+        )
 
     def sentences(self) -> str:
         """Return what is shown, each sentence with a space after it."""
@@ -154,14 +160,14 @@ class Figure:
 
     def groups(self) -> list[pd.Series]:
         """Return the values of each cell whose spread the caption names."""
-        return captions.by_cell(self.common, column=self.main, by=self.by)
+        return captions.group_by_cell(self.common, column=self.main, by=self.by)
 
     def over(self) -> str:
         """Return which repeats medians are of, where not of all; a sentence with a space after
         it.
         """
         return (
-            captions.over(self.rows.dropna(subset=[self.main]), shared=self.common)
+            captions.name_covered_rows(self.rows.dropna(subset=[self.main]), shared=self.common)
             if "repeat" in self.rows
             else ""
         )
@@ -174,7 +180,7 @@ class Figure:
 
     def numbers(self) -> str:
         """Return the numbers that are read aloud, the median of each cell; nothing without any."""
-        return captions.medians(self.rows, self.main, *self.unit, self.by)
+        return captions.describe_medians(self.rows, self.main, *self.unit, self.by)
 
     def table(self) -> Table | None:
         """Return the numbers as a table for people, or None."""
@@ -182,10 +188,12 @@ class Figure:
 
     def counted(self) -> str:
         """Return how many of the listed runs are shown, one row a run."""
-        return captions.counted(len(self.rows), runs=self.inventory)
+        return captions.count_shown(len(self.rows), runs=self.inventory)
 
     def crowded(self) -> str:
         """Return a sentence if ranks share cores; nothing where no run is shown."""
-        return captions.sentence(
-            captions.crowded(self.inventory) if self.cores_matter and len(self.rows) else ""
+        return captions.as_sentence(
+            captions.caution_crowding(self.inventory)
+            if self.cores_matter and len(self.rows)
+            else ""
         )

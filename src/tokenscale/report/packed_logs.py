@@ -80,7 +80,7 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
         archive.write(json.dumps(head, sort_keys=True)[:-1].encode() + b', "files": {')
         # one after the other: logs of many runs exceed the memory
         for number, name in enumerate(sorted(names)):
-            text = json.dumps(_read(results, name).decode(*ENCODING))
+            text = json.dumps(_read_member(results, name).decode(*ENCODING))
             archive.write(f"{', ' * bool(number)}{json.dumps(name)}: {text}".encode())
         archive.write(b"}}")
     return len(runs)
@@ -113,7 +113,7 @@ def _list_files(run: Path) -> Iterator[Path]:
         yield from run.glob(pattern)
 
 
-def _read(results: Path, name: str) -> bytes:
+def _read_member(results: Path, name: str) -> bytes:
     """Return the bytes of a file of the archive, which says nothing of the folders of this
     machine.
     """

@@ -21,7 +21,7 @@ from tokenscale.analysis import queries, replication
 from tokenscale.base.files import write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
-from tokenscale.report.captions import sentence
+from tokenscale.report.captions import as_sentence
 from tokenscale.report.figure import figure_class
 from tokenscale.report.save import read_figure
 from tokenscale.report.table import Table
@@ -106,8 +106,8 @@ def write(
     parts = [summary.experiment(name, tables) for name in experiments]
     alone = len(parts) == 1
     for part in parts:
-        part |= _figures(part, figures) if alone else {"href": f"{part['name']}.html"}
-    claims_html = _claims(claims, parts, output)
+        part |= _build_figures(part, figures) if alone else {"href": f"{part['name']}.html"}
+    claims_html = _build_claims(claims, parts, output)
     contents = [(part["name"], part["href"]) for part in parts if not alone]
     contents += [
         (text, f"#{parts[0]['name']}-{place}") for text, place in SECTIONS.items() if alone
@@ -137,7 +137,7 @@ def write(
 def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
     """Write the page of one of several experiments, beside the first page, which has the claims."""
     part = summary.experiment(name, tables)
-    part |= _figures(part, figures)
+    part |= _build_figures(part, figures)
     contents = [
         ("all experiments", HOME),
         *((text, f"#{name}-{place}") for text, place in SECTIONS.items()),
@@ -153,7 +153,7 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
     )
 
 
-def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
+def _build_figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
     """Figures: the `picture` beside the answers, those that are open (`drawn`), `more`, and `empty`
     ones. `methods` are sentences that several figures and tables have. All lose these, and the
     experiment's caution.
@@ -165,7 +165,7 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
     drawn = [f for f in every if not f["folded"]]
     empty = [f for f in every if f["folded"]]
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
-    caution = sentence(part["caution"]).strip()
+    caution = as_sentence(part["caution"]).strip()
     methods = [
         text for text in _list_repeated_sentences(every, drawn, tables.values()) if text != caution
     ]
@@ -187,7 +187,7 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
 
 def _leave_out(stated: tuple[str, ...], text: str) -> str:
     """Return a text without the sentences that are stated elsewhere."""
-    return " ".join(one for one in _sentences(text) if one not in stated)
+    return " ".join(one for one in _split_sentences(text) if one not in stated)
 
 
 def _shorten_figure(stated: tuple[str, ...], f: dict[str, Any]) -> None:
@@ -207,15 +207,17 @@ def _list_repeated_sentences(
     told = [f["table"].caption for f in drawn if f["table"]]
     told += [table.caption for table in tables]
     told += [f[key] for f in figures for key in TEXTS if key in f]
-    counts = Counter(text for whole in told for text in dict.fromkeys(_sentences(whole)))
+    counts = Counter(text for whole in told for text in dict.fromkeys(_split_sentences(whole)))
     return [text for text, n in counts.items() if n > 1]
 
 
-def _sentences(text: str) -> list[str]:
+def _split_sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.!?])(?<!al\.) (?=[A-Z0-9“])", text.strip()) if text.strip() else []
 
 
-def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dict[str, Any] | None:
+def _build_claims(
+    path: Path | None, parts: list[dict[str, Any]], output: Path
+) -> dict[str, Any] | None:
     """The tested claims of each document, with links to the figures of `parts` that show them, and
     how many have which verdict; None where nobody judged.
     """
@@ -256,7 +258,7 @@ def render(
     tables is escaped; only figures and the style sheet are markup.
     """
     environment = Environment(
-        loader=FunctionLoader(_read),
+        loader=FunctionLoader(_read_asset),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -269,13 +271,13 @@ def render(
         for part in parts
     ]
     text = environment.get_template("page.html.j2").render(
-        style=Markup(_read("page.css")),
+        style=Markup(_read_asset("page.css")),
         version=__version__,
         title=f"tokenscale report: {', '.join(p['name'] for p in parts) or heading}",
         heading=heading,
         contents=contents,
         words=WORDS,
-        kinds=_kinds(answer["verdict"] for part in parts for answer in part["visible"]),
+        kinds=_group_by_kind(answer["verdict"] for part in parts for answer in part["visible"]),
         parts=parts,
         shared_cautions=cautions,
         shared=shared,
@@ -304,7 +306,7 @@ def _list_commits(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(commit) for commit in dict.fromkeys(every)]
 
 
-def _kinds(verdicts: Iterable[str]) -> dict[str, list[str]]:
+def _group_by_kind(verdicts: Iterable[str]) -> dict[str, list[str]]:
     """How verdicts were reached → those of `verdicts`, without what restricts them."""
     words = list(dict.fromkeys(verdict.split(", ")[0] for verdict in verdicts))
     return {
@@ -317,8 +319,8 @@ def _kinds(verdicts: Iterable[str]) -> dict[str, list[str]]:
 def _box_fields(
     part: dict[str, Any], shared: dict[str, Any], cautions: list[str], *, alone: bool
 ) -> dict[str, Any]:
-    """What the first screen shows of an experiment: all answers, or a few beside other experiments;
-    facts in which it differs from most experiments; its cautions without those that all experiments
+    """Return what the first screen shows of an experiment. `alone`: all answers, else a few. Beside
+    them: facts in which it differs from most experiments, and cautions that not all experiments
     share.
     """
     visible, hidden = paired_comparisons.select_answers(
@@ -355,5 +357,5 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     }
 
 
-def _read(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files("tokenscale.report").joinpath(name).read_text(encoding="utf-8")

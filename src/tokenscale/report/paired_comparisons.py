@@ -139,8 +139,8 @@ def comparisons(
     validation: pd.DataFrame | None = None,
     certificates: pd.DataFrame | None = None,
 ) -> tuple[list[Judged], str]:
-    """(comparisons, primary ones first; sentences on runs that are in none because they are not
-    comparable).
+    """Return (comparisons, primary ones first; sentences on runs that are in no comparison because
+    they are not comparable).
 
     `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of
     approaches. `throughput`, `runs`, `validation` and `certificates` are rows of the queries
@@ -459,8 +459,8 @@ def _find_parity(pair: Pair, runs: pd.DataFrame, certificates: pd.DataFrame | No
 
 
 def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
-    """(answers that are shown where there is room for so many, how many are left out, in words):
-    where they are more, the first of those that are decided.
+    """Return (the answers to show, at most `most`; a text on how many are left out). Decided answers
+    come first.
     """
     if len(answers) <= most:
         return answers, ""

@@ -15,12 +15,12 @@ from tokenscale.report.figure import Drawing, Figure
 from tokenscale.report.style import (
     dots,
     figure,
+    format_ticks,
+    is_online,
     jitter,
     legend_columns,
     look,
-    online,
-    ordered,
-    plain,
+    order_series,
 )
 
 Cell = tuple[str, int]
@@ -29,34 +29,34 @@ MOST_POINTS = 5000
 
 
 def cells(runs: pd.DataFrame) -> list[Cell]:
-    """(series, world size) of each cell, in the order of the palette."""
+    """Return (series, world size) of each cell, in the order of the palette."""
     listed = runs.dropna(subset=["series", "world_size"])
     return [(name, world) for name, world, _ in captions.cells(listed)]
 
 
-def at(rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-    """The rows of a cell."""
+def select_cell(rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+    """Return the rows of a cell."""
     return rows[(rows["series"] == cell[0]) & (rows["world_size"] == cell[1])]
 
 
-def ranks(world: int) -> str:
-    """`1 rank`, `2 ranks`."""
+def format_ranks(world: int) -> str:
+    """Return `1 rank` or `2 ranks`."""
     return f"{world} rank{'s' * (world > 1)}"
 
 
-def names(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
-    """Cells in words, shortened as in a legend; without the ranks where all have as many."""
-    texts = short([name for name, _ in shown])
+def name_cells(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
+    """Return names of cells, shortened as in a legend, without ranks if all cells have as many."""
+    texts = shorten_names([name for name, _ in shown])
     several = ranks_only or len({world for _, world in shown}) > 1
     return [
-        f"{text}, {ranks(world)}" if several else text
+        f"{text}, {format_ranks(world)}" if several else text
         for text, (_, world) in zip(texts, shown, strict=True)
     ]
 
 
-def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
-    """A sentence over a panel, small, if any. It `ends` where the panel does, as a lone one does,
-    beside long names.
+def write_heading(axes: Axes, text: str, *, ends: bool = False) -> None:
+    """Write a small sentence over a panel, if there is one. With `ends`, or in a figure of one
+    panel, it is right-aligned, since long names stand on the left.
     """
     if text:
         axes.set_title(
@@ -65,13 +65,13 @@ def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
 
 
 def steps_of(axis: Axis, most: int = 5) -> None:
-    """At most so many ticks, at numbers that people count in."""
+    """Return at most this number of ticks, at round numbers."""
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
-    plain(axis)
+    format_ticks(axis)
 
 
 def write_note(axes: Axes, y: float, text: str) -> None:
-    """Words in the row of a strip that has no value."""
+    """Write a note in the row of a strip that has no value."""
     axes.text(
         0.02, y, text, transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9
     )
@@ -79,7 +79,7 @@ def write_note(axes: Axes, y: float, text: str) -> None:
 
 def name_rows(axes: Axes, texts: Sequence[str]) -> None:
     """Rows from 0 up, named on the left."""
-    axes.set_yticks(range(len(texts)), text_layout.names(texts))
+    axes.set_yticks(range(len(texts)), text_layout.wrap_names(texts))
     axes.set_ylim(-0.6, len(texts) - 0.4)
     axes.grid(False, axis="y")
 
@@ -91,18 +91,18 @@ def finish_rows(axes: Axes, texts: Sequence[str], most: int = 5) -> None:
     steps_of(axes.xaxis, most)
 
 
-def strips(shown: Figure) -> Drawing:
-    """A panel per measure, a row per cell that the inventory lists: every run a dot, medians as
-    bars.
+def draw_strips(shown: Figure) -> Drawing:
+    """Draw a panel per measure with a row per cell of the inventory: runs as dots, medians as bars.
 
-    Cells whose runs are not comparable say so. Medians are over the repeats that all cells have.
+    Rows of cells whose runs are not comparable have a note. Medians are over the repeats that all cells have.
     """
     listed = cells(shown.inventory)[::-1]
     made, panels = figure(len(shown.measures), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
     for axes, (column, (label, factor)) in zip(panels, shown.measures.items(), strict=True):
         axes.set_xlabel(label)
         values = {
-            cell: factor * at(shown.rows, cell)[column].dropna().astype(float) for cell in listed
+            cell: factor * select_cell(shown.rows, cell)[column].dropna().astype(float)
+            for cell in listed
         }
         if not any(map(len, values.values())):
             shown.no_data(made, axes)
@@ -110,25 +110,25 @@ def strips(shown: Figure) -> Drawing:
         common = captions.common_repeats(shown.rows.dropna(subset=[column]))
         for y, (cell, found) in enumerate(values.items()):
             if found.empty:
-                refused = len(at(shown.first, cell)) > len(at(shown.rows, cell))
+                refused = len(select_cell(shown.first, cell)) > len(select_cell(shown.rows, cell))
                 write_note(axes, y, text="not comparable" if refused else "no data")
             else:
                 axes.plot(
                     found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False
                 )
-                median = factor * at(common, cell)[column].median()
+                median = factor * select_cell(common, cell)[column].median()
                 axes.plot(
                     [median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2
                 )
-        name_rows(axes, texts=names(listed))
+        name_rows(axes, texts=name_cells(listed))
         most = max(found.max() for found in values.values() if len(found))
         axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
         steps_of(axes.xaxis)
     return made
 
 
-def doublings(axes: Axes, sizes: Sequence[int]) -> None:
-    """A logarithmic axis below, with these sizes named."""
+def scale_by_doublings(axes: Axes, sizes: Sequence[int]) -> None:
+    """Make the x axis logarithmic, with ticks at these sizes."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
@@ -137,12 +137,12 @@ def doublings(axes: Axes, sizes: Sequence[int]) -> None:
 
 def from_zero(axes: Axes, sizes: Sequence[int]) -> None:
     """Numbers from zero over doublings."""
-    doublings(axes, sizes)
+    scale_by_doublings(axes, sizes)
     axes.set_ylim(bottom=0)
-    plain(axes.yaxis)
+    format_ticks(axes.yaxis)
 
 
-def joined(
+def draw_joined_runs(
     axes: Axes,
     rows: pd.DataFrame,
     column: str,
@@ -151,10 +151,10 @@ def joined(
     shift: float,
     x: str = "world_size",
 ) -> None:
-    """Every run of a series a dot over `x`, medians over the repeats that all cells of `rows` have
-    joined.
+    """Draw each run of a series as a dot over `x`, and join the medians over the repeats that all
+    cells of `rows` have.
 
-    `shift` parts series that would hide others.
+    `shift` separates series that would hide each other.
     """
     rows = rows.dropna(subset=[column])
     here, alike = (
@@ -167,27 +167,27 @@ def joined(
     axes.plot(middle.index * shift, factor * middle, **line, linewidth=1.2)
 
 
-def shifts(count: int) -> list[float]:
-    """Factors that part so many series on a logarithmic axis."""
+def find_shifts(count: int) -> list[float]:
+    """Return factors that separate this number of series on a logarithmic axis."""
     return [1 + 0.03 * (i - (count - 1) / 2) for i in range(count)]
 
 
-def joined_panels(
+def draw_joined_panels(
     shown: Figure, key: str = "world_size", label: str = "world size (ranks)"
 ) -> Drawing:
-    """A panel per measure over a key, a line a series: every run a dot, medians joined; with a
-    legend.
+    """Draw a panel per measure over a key, with a legend: runs as dots, medians joined by a line per
+    series.
     """
     made, panels = figure(len(shown.measures), height=4.0)
-    series = ordered(shown.rows["series"])
+    series = order_series(shown.rows["series"])
     for axes, (column, (name, factor)) in zip(panels, shown.measures.items(), strict=True):
         axes.set_xlabel(label)
         axes.set_ylabel(name)
         if shown.rows[column].dropna().empty:
             shown.no_data(made, axes)
             continue
-        for one, shift in zip(series, shifts(len(series)), strict=True):
-            joined(
+        for one, shift in zip(series, find_shifts(len(series)), strict=True):
+            draw_joined_runs(
                 axes,
                 shown.rows,
                 column=column,
@@ -199,15 +199,15 @@ def joined_panels(
         from_zero(axes, sizes=sorted(int(size) for size in shown.rows[key].unique()))
     for one in series:
         panels[0].plot([], [], **look(one), label=one)
-    legend(made, axes=panels[0])
+    draw_legend(made, axes=panels[0])
     return made
 
 
-def legend(
+def draw_legend(
     made: Drawing, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()
 ) -> None:
-    """The names of the lines of panels above the figure, which grows for them; as many columns as
-    fit.
+    """Draw the names of the panels' lines above the figure, in as many columns as fit. The figure
+    grows by their height.
     """
     found: dict[str, Any] = {}
     for panel in [axes] if isinstance(axes, Axes) else axes:
@@ -215,18 +215,18 @@ def legend(
     labels = [name for name in order if name in found] or list(found)
     if not labels:
         return
-    columns = legend_columns(texts := short(labels), most)
-    texts = text_layout.entries(texts)
+    columns = legend_columns(texts := shorten_names(labels), most)
+    texts = text_layout.wrap_entries(texts)
     lines = -(-len(texts) // columns) + sum(text.count("\n") for text in texts)
     made.set_figheight(made.get_figheight() + 0.19 * (lines - 1))
     handles = [found[name] for name in labels]
     made.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
 
 
-def short(labels: Sequence[str]) -> list[str]:
-    """Names of series without the levels that all share, and without the section of a factor's key.
+def shorten_names(labels: Sequence[str]) -> list[str]:
+    """Return names of series without common levels and without the sections of factors' keys.
 
-    >>> short(["packed, layout.tensor=2", "packed, layout.tensor=4", "packed"])
+    >>> shorten_names(["packed, layout.tensor=2", "packed, layout.tensor=4", "packed"])
     ['tensor=2', 'tensor=4', 'packed']
     """
     if len(labels) < 2 or not any("=" in label for label in labels):
@@ -237,17 +237,17 @@ def short(labels: Sequence[str]) -> list[str]:
     return [", ".join(part.removeprefix("layout.") for part in own) for own in kept]
 
 
-def points(rows: pd.DataFrame) -> pd.Series:
-    """The number of each row in its run, from 0: repeats have their points at the same places."""
+def number_points(rows: pd.DataFrame) -> pd.Series:
+    """Return the number of each row in its run, from 0. Points of repeats have equal numbers."""
     return rows.groupby("run_id").cumcount()
 
 
-def thinned(rows: pd.DataFrame, times: int = 1) -> int:
+def find_interval(rows: pd.DataFrame, times: int = 1) -> int:
     """Return n, where every n-th point is drawn, so that all repeats stay within `MOST_POINTS`."""
     return max(1, -(-len(rows) * times // MOST_POINTS))
 
 
-def curve(
+def draw_curve(
     axes: Axes,
     rows: pd.DataFrame,
     x: str,
@@ -256,8 +256,8 @@ def curve(
     label: str,
     every: int = 1,
 ) -> None:
-    """Runs of a series: repeats thin (every n-th point), their median point by point bold, with
-    some markers.
+    """Draw the runs of a series: repeats as thin lines (every n-th point), and their median at each
+    point as a bold line with some markers.
     """
     thin = {
         "color": options["color"],
@@ -268,7 +268,7 @@ def curve(
     if rows["run_id"].nunique() > 1:
         for _, run in rows.groupby("run_id"):
             axes.plot(run[x].iloc[::every], run[y].iloc[::every], **thin)
-    middle = rows.groupby(points(rows))[[x, y]].median()
+    middle = rows.groupby(number_points(rows))[[x, y]].median()
     axes.plot(
         middle[x],
         middle[y],
@@ -279,19 +279,19 @@ def curve(
     )
 
 
-def layered(found: Mapping[str, dict]) -> dict[str, dict]:
-    """Options with widths, in the order to draw: a line that coincides with those below it leaves
-    them to be seen.
+def order_layers(found: Mapping[str, dict]) -> dict[str, dict]:
+    """Return options with line widths, in the order of drawing, so that lines below a coinciding
+    line stay visible.
     """
     widths = {name: max(1.0, 2.8 - 0.6 * i) for i, name in enumerate(found)}
-    if any(map(online, found)):
-        widths = {name: 1.3 if online(name) else 2.4 for name in sorted(found, key=online)}
+    if any(map(is_online, found)):
+        widths = {name: 1.3 if is_online(name) else 2.4 for name in sorted(found, key=is_online)}
     return {name: found[name] | {"linewidth": width} for name, width in widths.items()}
 
 
-def grid(count: int, height: float, x: str, y: str, **options) -> tuple[Drawing, list[Axes]]:
-    """So many panels, at least one and three beside each other, each of a `height` in inches, with
-    labels.
+def make_grid(count: int, height: float, x: str, y: str, **options) -> tuple[Drawing, list[Axes]]:
+    """Return a figure with `count` panels (at least one), three beside each other, each `height`
+    inches high, with labels.
     """
     count = max(1, count)
     columns = min(3, count)

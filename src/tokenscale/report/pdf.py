@@ -106,7 +106,7 @@ def _write_front(
         for answer in answers:
             spread = f" ({answer['spread']})" if answer["spread"] else ""
             to.paragraph(
-                f"{captions.sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.",
+                f"{captions.as_sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.",
                 size=9,
             )
             to.y -= 3

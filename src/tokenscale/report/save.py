@@ -59,7 +59,7 @@ class LoadedFigure:
 
 
 class Tables(AbstractContextManager):
-    """An experiment's tables, open for several figures: what a query gives is asked once."""
+    """Tables of an experiment, open for several figures. Each query runs once."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -67,13 +67,13 @@ class Tables(AbstractContextManager):
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """Made when something is asked that is not known: it takes as long as a small figure's
-        drawing.
+        """Connection to the tables, opened by the first query that is not cached. Opening takes as
+        long as a small figure.
         """
         return connect(self.folder)
 
     def rows(self, name: str) -> pd.DataFrame:
-        """The rows of a query; nobody writes to them."""
+        """Return the rows of a query, which callers must not change."""
         if name not in self._rows:
             self._rows[name] = query(name, self.connection)
         return self._rows[name]

@@ -32,7 +32,7 @@ FILES = (
 
 @cache
 def register() -> None:
-    """Tell matplotlib of the small fonts."""
+    """Register the small fonts with matplotlib."""
     for name in FILES[:-1]:
         font_manager.fontManager.addfont(Path(__file__).parent / name)
 
@@ -45,8 +45,8 @@ def view_box(svg: str) -> str:
 
 
 def inline(svg: str, prefix: str, css_class: str) -> str:
-    """The `<svg>` element of a figure for inlining; `prefix` is put before each id that something
-    in it refers to.
+    """Return the `<svg>` element of a figure for inlining, with `prefix` before each id that the
+    element refers to.
     """
     unseen = r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>"
     head, body = re.sub(unseen, "", svg[svg.index("<svg") :], flags=re.DOTALL).split(">", 1)
@@ -143,8 +143,8 @@ _styled = False
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save inside this, whatever the user's own matplotlib settings are; inside another it
-    does nothing.
+    """Context for drawing and saving, independent of the user's matplotlib settings. A nested
+    context does nothing.
     """
     global _styled
     if _styled:
@@ -164,21 +164,21 @@ def style() -> Iterator[None]:
 def figure(
     columns: int = 1, *, rows: int = 1, height: float = 3.6, **options
 ) -> tuple[Figure, list[Axes]]:
-    """A figure without pyplot's global state, and its axes; 8 inches wide in all, or as wide as a
-    phone (`narrow`).
+    """Return a figure without pyplot's global state, and its axes. It is 8 inches wide, or as wide
+    as a phone (`narrow`).
     """
     if text_layout.width < text_layout.WIDE:
-        shared = {key: value is True for key, value in options.items() if key.startswith("share")}
-        rows, columns, height, options = rows * columns, 1, height * columns, shared
+        height *= columns
+        rows *= columns
+        columns = 1
+        options = {key: value is True for key, value in options.items() if key.startswith("share")}
     made = Figure(figsize=(text_layout.width, height), layout="constrained")
     return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
 
 @contextmanager
 def narrow() -> Iterator[None]:
-    """Figures drawn inside this context are as wide as a phone, with their panels below one
-    another.
-    """
+    """Context in which figures are as wide as a phone, with their panels below each other."""
     text_layout.width = text_layout.NARROW
     try:
         yield
@@ -187,7 +187,7 @@ def narrow() -> Iterator[None]:
 
 
 def settle(made: Figure) -> None:
-    """Lay a figure out, for good: with a layout engine every saving would draw twice."""
+    """Lay a figure out once and for all: with a layout engine, each save would draw it twice."""
     engine = made.get_layout_engine()
     assert engine is not None  # not settled before
     with style():
@@ -196,7 +196,7 @@ def settle(made: Figure) -> None:
 
 
 def look(name: str) -> dict:
-    """Line and marker options of an approach or arm; a name we do not know gets one by its
+    """Return line and marker options of an approach or arm. Those of an unknown name depend on its
     letters.
     """
     colour, marker, dash, filled = (
@@ -211,8 +211,8 @@ def look(name: str) -> dict:
 
 
 def looks(names: Sequence[str]) -> dict[str, dict]:
-    """Name → options like those of `look`, all different: by approach where approaches tell the
-    names apart, else in the order given.
+    """Return name → options like those of `look`, all different: by approach if each name has
+    another approach, else in the given order.
     """
     if len({_approach(name) for name in names}) == len(names) and set(map(_approach, names)) <= set(
         APPROACHES
@@ -247,20 +247,20 @@ def _approach(series: str) -> str:
     return series.split(",", maxsplit=1)[0]
 
 
-def online(name: str) -> bool:
-    """Is it tokenized while training? Such a line is drawn thin and dashed over that of its offline
-    twin.
+def is_online(name: str) -> bool:
+    """Return whether an approach tokenizes during training. Its line is drawn thin and dashed over
+    the line of its offline counterpart.
     """
     return look(name)["markerfacecolor"] == "none"
 
 
 def dots(name: str) -> dict:
-    """`look` without a line."""
+    """Return `look` without a line."""
     return look(name) | {"linestyle": "none"}
 
 
-def ordered(names: Sequence[str]) -> list[str]:
-    """Distinct series in the order of the palette, strangers last by name."""
+def order_series(names: Sequence[str]) -> list[str]:
+    """Return distinct series in the order of the palette; unknown ones come last, by name."""
     place = {name: i for i, name in enumerate(APPROACHES)}
     return sorted(
         {str(n) for n in names}, key=lambda name: (place.get(_approach(name), len(place)), name)
@@ -268,13 +268,13 @@ def ordered(names: Sequence[str]) -> list[str]:
 
 
 def jitter(n: int, width: float = 0.28) -> list[float]:
-    """Offsets that part n points which would hide each other: even, never random."""
+    """Return even offsets, never random ones, that separate n points which would hide each other."""
     return [0.0] if n == 1 else [width * (i / (n - 1) - 0.5) for i in range(n)]
 
 
 def legend_columns(names: Sequence[str], most: int) -> int:
-    """As many columns, up to `most`, as fit a figure of a legend with these names (filled column by
-    column).
+    """Return the most columns, at most `most`, with which a legend of these names fits a figure (it
+    is filled column by column).
     """
     for columns in range(min(most, len(names)), 1, -1):
         rows, longer = divmod(len(names), columns)
@@ -285,8 +285,8 @@ def legend_columns(names: Sequence[str], most: int) -> int:
     return 1
 
 
-def plain(axis, log: bool = False) -> None:
-    """Numbers as people write them (20 000; 0.5), on linear and on logarithmic axes."""
+def format_ticks(axis, log: bool = False) -> None:
+    """Format the numbers of a linear or logarithmic axis as people write them (20 000; 0.5)."""
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
     if log:
         low, high = axis.get_view_interval()
@@ -300,7 +300,7 @@ def plain(axis, log: bool = False) -> None:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Three significant digits, thousands parted by a narrow space that does not break.
+    """Format a number with three significant digits; a narrow no-break space separates thousands.
 
     >>> number(0.01234), number(123456.0), number(2.0), number(pd.NA)
     ('0.0123', '123\\u202f000', '2', '–')
@@ -312,7 +312,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def no_data(axes: Axes, text: str) -> None:
-    """Say in the frame that there is nothing to draw."""
+    """Write in the frame that there is nothing to draw."""
     # not the ticks: panels beside it may share them
     axes.tick_params(labelbottom=False, labelleft=False)
     axes.grid(False)

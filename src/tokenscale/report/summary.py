@@ -16,7 +16,15 @@ from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
-from tokenscale.report.captions import by_cell, caution, cells, kinds, left_out, sentence, spread
+from tokenscale.report.captions import (
+    as_sentence,
+    caution,
+    cells,
+    describe_left_out,
+    describe_spread,
+    format_spread,
+    group_by_cell,
+)
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns, count
 from tokenscale.settings.experiments import STUDIES
@@ -169,7 +177,7 @@ def list_cautions(part: dict[str, Any]) -> list[str]:
     """Return what a reader must know before the answers of an experiment, a sentence each."""
     found = list(part.get("cautions") or [])
     if part["caution"]:
-        found.append(sentence(f"{part['caution']} (world sizes above one)").strip())
+        found.append(as_sentence(f"{part['caution']} (world sizes above one)").strip())
     if part["scale"] == "demo":
         found.append(
             "This is demo scale: conclusions are not transferable to larger models or other "
@@ -254,10 +262,10 @@ def throughput_table(
         rows.append(
             [
                 *(name, str(world), f"{len(group)}{out}"),
-                *(spread(group[f"{kind}_tokens_per_s"]) for kind in ("useful", "total")),
+                *(format_spread(group[f"{kind}_tokens_per_s"]) for kind in ("useful", "total")),
                 number(100 * shares.get((name, world), group["not_useful_share"].median())),
-                spread(1e3 * group["median_step_s"]),
-                spread(100 * stall),
+                format_spread(1e3 * group["median_step_s"]),
+                format_spread(100 * stall),
                 *cell(name),
             ]
         )
@@ -276,8 +284,8 @@ def throughput_table(
     text += " Not useful: over the repeats that all approaches have, where they share any."
     notes = [
         text,
-        kinds(by_cell(throughput, column="useful_tokens_per_s")),
-        left_out(runs),
+        describe_spread(group_by_cell(throughput, column="useful_tokens_per_s")),
+        describe_left_out(runs),
         comparability.sentences(refusals),
     ]
     return Table(columns=heads, rows=rows, caption=" ".join(filter(None, notes)))
@@ -297,15 +305,15 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
                     name,
                     str(world),
                     str(len(last)),
-                    spread(last["step"]),
-                    spread(last["useful_tokens_seen"]),
+                    format_spread(last["step"]),
+                    format_spread(last["useful_tokens_seen"]),
                 ),
                 *(
-                    spread(first["loss"], digits=5),
-                    spread(last["loss"], digits=5),
-                    spread(last["perplexity"]),
+                    format_spread(first["loss"], digits=5),
+                    format_spread(last["loss"], digits=5),
+                    format_spread(last["perplexity"]),
                 ),
-                *([spread(100 * last["accuracy"].dropna())] if counted else []),
+                *([format_spread(100 * last["accuracy"].dropna())] if counted else []),
                 *cell(name),
             ]
         )
@@ -329,7 +337,7 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
     return Table(
         columns=heads,
         rows=rows,
-        caption=f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}",
+        caption=f"{text} {describe_spread(group_by_cell(validation[validation['last'].astype(bool)], 'loss'))}",
     )
 
 
@@ -388,7 +396,7 @@ def generations_table(generations: pd.DataFrame) -> Table:
     heads = columns("prompt", "text behind it", "sampling", ">tokens", "model", ">steps", "run")
     rows = []
     for r in generations.itertuples():
-        texts = (_printable(r.prompt), _printable(r.text), _sampling(r))
+        texts = (_printable(r.prompt), _printable(r.text), _describe_sampling(r))
         rows.append([*texts, count(r.tokens), str(r.model), count(r.model_step), str(r.run_id)])
     if not rows:
         return Table(heads, rows=[])
@@ -422,7 +430,7 @@ def _replace_unprintable(character: str) -> str:
     return " " if character.isspace() else _UNPRINTABLE
 
 
-def _sampling(row: Any) -> str:
+def _describe_sampling(row: Any) -> str:
     if row.temperature == 0:
         return "greedy"
     limits = [

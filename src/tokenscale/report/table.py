@@ -16,8 +16,8 @@ class Link(str):
 
     @classmethod
     def to(cls, text: str, path: str) -> "Link":
-        """The text with its target, as seen from the folder of the page; `path` is seen from the
-        project's folder.
+        """Return the text as a link to a file: `path` is relative to the project's folder, the link
+        to the page's.
         """
         link = cls(text)
         link.href = quote(f"../../{path}")
@@ -26,9 +26,7 @@ class Link(str):
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with a flag for those aligned to the right, and rows of texts, of which some may be
-    links.
-    """
+    """Table of columns, each with whether it is aligned to the right, and rows of texts or links."""
 
     columns: list[tuple[str, bool]]
     rows: list[list[str]]
@@ -36,12 +34,12 @@ class Table:
 
 
 def columns(*names: str) -> list[tuple[str, bool]]:
-    """Columns of these names; one that begins with `>` is aligned to the right."""
+    """Return columns of these names. A name that begins with `>` is aligned to the right."""
     return [(name.removeprefix(">"), name.startswith(">")) for name in names]
 
 
 def count(value: Any) -> str:
-    """A whole number as text; a dash where it is not known."""
+    """Return a whole number as text; a dash if it is unknown."""
     return "–" if pd.isna(value) else str(int(value))
 
 
@@ -82,8 +80,7 @@ _LATEX = str.maketrans(
 
 
 def markdown(table: Table) -> str:
-    """The table in GitHub's Markdown, its caption below. What a cell holds is text: it makes no
-    mark-up of its own.
+    """Return the table in GitHub's Markdown, with its caption below. Mark-up in cells is escaped.
 
     >>> print(markdown(Table([("run", False), ("loss", True)], [["a|b", "1"]])), end="")
     | run | loss |
@@ -104,7 +101,7 @@ def _markdown(text: str) -> str:
 
 
 def plain(table: Table) -> str:
-    """The table for a terminal: columns parted by two spaces, the caption below.
+    """Return the table for a terminal: two spaces between columns, the caption below.
 
     >>> print(plain(Table([("run", False), ("loss", True)], [["a", "1"], ["b", "12"]])), end="")
     run  loss
@@ -122,7 +119,7 @@ def plain(table: Table) -> str:
 
 
 def latex(table: Table, label: str) -> str:
-    """The table in LaTeX, with the rules of the package booktabs; for `\\input`, and to be named by
+    """Return the table in LaTeX, with the rules of the package booktabs, for `\\input` and
     `\\ref{label}`.
 
     >>> print(latex(Table([("run", False), ("%", True)], [["a_b", "1"]]), "tab:x").splitlines()[5])
@@ -149,7 +146,7 @@ def latex(table: Table, label: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    """Text as LaTeX prints it.
+    """Escape a text for LaTeX.
 
     >>> print(in_latex("75 % of a_b"))
     75 \\% of a\\_b

@@ -27,11 +27,11 @@ TIGHT = 2.6
 APART = 3.0
 
 
-def names(texts: Sequence[str]) -> list[str]:
-    """Names of rows on at most `LINES` lines. Longer ones lose their middle, or, where two would be
-    one then, nothing.
+def wrap_names(texts: Sequence[str]) -> list[str]:
+    """Wrap names of rows on at most `LINES` lines. Longer names lose their middle, unless two names
+    would then be equal.
 
-    >>> names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
+    >>> wrap_names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
     ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
     """
     options: dict = {"width": LETTERS[width], "break_on_hyphens": False, "break_long_words": False}
@@ -44,14 +44,14 @@ def names(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def entries(texts: Sequence[str]) -> list[str]:
-    """Names of a legend, on as many lines as they take."""
+def wrap_entries(texts: Sequence[str]) -> list[str]:
+    """Wrap names of a legend."""
     return ["\n".join(textwrap.wrap(text, int(ENTRY * width / WIDE))) for text in texts]
 
 
 def fit(made: Figure, layout: Callable[[], None]) -> None:
-    """Lay the figure out; what then leaves it is wrapped, ticks that overlap are thinned, and it is
-    laid out again.
+    """Lay the figure out, wrap texts that extend beyond it, thin overlapping ticks, and lay it out
+    again.
     """
     layout()
     shown = [axes for axes in made.axes if axes.get_visible()]
@@ -67,19 +67,21 @@ def fit(made: Figure, layout: Callable[[], None]) -> None:
     tight = TIGHT if width == WIDE else width
     for _ in range(3):  # other widths of panels leave other room
         wrapped = [
-            _wrap(text, whole=whole[text], end=_ends(text, others=whole, made=made))
+            _wrap_text(text, whole=whole[text], end=_find_end(text, others=whole, made=made))
             for text in whole
         ]
         thinned = [
-            _thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < tight
+            _thin_ticks(axes)
+            for axes in shown
+            if axes.get_position().width * made.get_figwidth() < tight
         ]
         if not any(wrapped) and not any(thinned):
             return
         layout()
 
 
-def _ends(text: Text, others: Iterable[Text], made: Figure) -> float:
-    """Where a text has to end: at the figure's edge, or where the heading of the next panel
+def _find_end(text: Text, others: Iterable[Text], made: Figure) -> float:
+    """Return where a text has to end: at the figure's edge, or where the heading of the next panel
     begins.
     """
     box = text.get_window_extent()
@@ -92,9 +94,9 @@ def _ends(text: Text, others: Iterable[Text], made: Figure) -> float:
     return min(beside, default=made.bbox.width) - APART
 
 
-def _wrap(text: Text, whole: str, end: float) -> bool:
-    """Put a text that goes beyond `end`, or begins left of the figure, on as many lines as it
-    takes.
+def _wrap_text(text: Text, whole: str, end: float) -> bool:
+    """Wrap a text that extends beyond `end` or to the left of the figure. Return whether it
+    changed.
     """
     before = text.get_text()
     letters = max(map(len, before.split("\n")))
@@ -110,8 +112,8 @@ def _wrap(text: Text, whole: str, end: float) -> bool:
     return text.get_text() != before
 
 
-def _thin(axes: Axes) -> bool:
-    """Fewer numbers along the panel, until none is written over another."""
+def _thin_ticks(axes: Axes) -> bool:
+    """Reduce the numbers along the panel until none overlap. Return whether any were removed."""
     most = 4 if isinstance(axes.xaxis.get_major_locator(), MaxNLocator) else 0
     before = most
     while most > 1:

@@ -1,7 +1,7 @@
-"""Check which of logs → tables → figures → page agree: each is made again from the one before, and
+"""Check which of logs → tables → figures → page agree: each is rebuilt from its predecessor, and
 bytes are compared.
 
-Checksums and seals can be renewed by whoever edits a file. What follows from another file cannot:
+Whoever edits a file can renew its checksums and seals, but not what follows from another file:
 tables follow from sealed logs, figures, data and claims from tables, and the page from all of them.
 The folder of a report has its logs (`packed_logs.py`), so nothing else is needed to check it.
 """

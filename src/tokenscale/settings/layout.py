@@ -230,8 +230,8 @@ class LayoutSettings:
                 yield "head_group", f"{alone}: remove it with tensor or pipeline"
         divides = self.reshard_to and self.shard % self.reshard_to == 0
         if not unsharded and self.reshard_to and not (divides and self.reshard_to < self.shard):
-            fitting = [d for d in _divisors(self.shard) if 1 < d < self.shard]
-            works = _nearest(self.reshard_to, fitting) if fitting else "leave it out"
+            fitting = [d for d in _list_divisors(self.shard) if 1 < d < self.shard]
+            works = _find_nearest(self.reshard_to, fitting) if fitting else "leave it out"
             yield "reshard_to", f"no divisor of shard {self.shard} below it: {works}"
         yield from self._group_problems(model)
 
@@ -255,7 +255,7 @@ class LayoutSettings:
         wrong = [f"{name} {count}" for name, count in shared.items() if count % self.tensor]
         if not wrong:
             return []
-        nearest = _nearest(self.tensor, fitting=_divisors(math.gcd(*shared.values())))
+        nearest = _find_nearest(self.tensor, fitting=_list_divisors(math.gcd(*shared.values())))
         return [
             ("tensor", f"{self.tensor} ranks cannot share {', '.join(wrong)} evenly: {nearest}")
         ]
@@ -307,7 +307,7 @@ class LayoutSettings:
         """
         if ranks_per_node % self.tensor == 0:
             return None
-        inside = max(d for d in _divisors(ranks_per_node) if d < self.tensor)
+        inside = max(d for d in _list_divisors(ranks_per_node) if d < self.tensor)
         return (
             f"tensor groups of {self.tensor} would span nodes of {ranks_per_node} ranks: tensor "
             f"{inside} fits"
@@ -317,11 +317,11 @@ class LayoutSettings:
 _DEFAULT = {field.name: field.default for field in fields(LayoutSettings)}
 
 
-def _divisors(number: int) -> list[int]:
+def _list_divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _nearest(requested: int, fitting: list[int]) -> str:
+def _find_nearest(requested: int, fitting: list[int]) -> str:
     below = [n for n in fitting if n < requested]
     above = [n for n in fitting if n > requested]
     near = [*below[-1:], *above[:1]]

@@ -89,7 +89,7 @@ class State:
     rank_record: dict[str, Any] = field(default_factory=dict)  # random state, place in the data
 
     def snapshot(self) -> "State":
-        """The same in memory of its own on the CPU, so that training can go on."""
+        """Return a copy in CPU memory, so that training can continue."""
         copied = {
             name: Piece(
                 tensor=p.tensor.detach().to("cpu", copy=True).contiguous(),

@@ -108,7 +108,7 @@ class Training:
             "begins_at_useful_tokens": 0,
             "earlier_schedule": None,
         }
-        state = self._find_state()
+        state = self._find_resume_state()
         self.trainer = Trainer(
             run=run,
             shape=shape,
@@ -305,7 +305,7 @@ class Training:
         self.trace.after(self.done)
         due = self._due(last)
         if last or due or probe or self.budget.stop or len(self.log) >= run.log_every:
-            self._read(probe)
+            self._write_steps(probe)
 
         # what is due: validate, translate, save
         if due and self.log.stopped_at is None:
@@ -333,7 +333,7 @@ class Training:
         self.writer.event("compilation", step=self.done, **counts)
         self.progress.log(describe_compilation(counts))
 
-    def _read(self, probe: profiling.Probe | None) -> None:
+    def _write_steps(self, probe: profiling.Probe | None) -> None:
         """Write the steps that the log has collected, and the memory that was measured."""
         self.log.read()
         line = self.log.last
@@ -400,7 +400,7 @@ class Training:
         }
         self.checkpoints.save(name, kind, state, facts)
 
-    def _find_state(self) -> Checkpoint | None:
+    def _find_resume_state(self) -> Checkpoint | None:
         """Return the resume state that this run goes on from, if there is one. A collective."""
         found = self.checkpoints.newest()
         if found is not None:

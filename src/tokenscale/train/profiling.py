@@ -190,13 +190,13 @@ class Probe:
             if isinstance(v, Tensor)
         ]
         self.bytes |= {
-            "parameters_bytes": sum(map(_bytes, weights)),
-            "gradients_bytes": sum(map(_bytes, gradients)),
-            "optimizer_bytes": sum(map(_bytes, moments)),
+            "parameters_bytes": sum(map(_count_bytes, weights)),
+            "gradients_bytes": sum(map(_count_bytes, gradients)),
+            "optimizer_bytes": sum(map(_count_bytes, moments)),
         }
 
 
-def _bytes(tensor: Tensor) -> int:
+def _count_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 

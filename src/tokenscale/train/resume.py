@@ -89,7 +89,7 @@ class Checkpoints:
         return None
 
     def _report_missing_state(self, newest: Path | None) -> None:
-        """Say that the logs tell of a newer resume state than there is: the folder was replaced, or
+        """Report that the logs name a newer resume state than exists: the folder was replaced, or
         files are lost.
         """
         written = ""

@@ -309,7 +309,8 @@ class RowBatches(Batches):
         if not 0 <= i < len(self._digests):
             steps, indices = self.choose(step)
             self.prepare(indices)
-            self._first, self._digests = int(steps[0]), row_digests(steps, self.slots, indices)
+            self._digests = row_digests(steps, self.slots, indices)
+            self._first = int(steps[0])
             i = step - self._first
         batch = self.batch(i, step, order_digest=self._digests[i])
         self._step = step + 1

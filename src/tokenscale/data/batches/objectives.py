@@ -98,8 +98,9 @@ def mask_tokens(
     changed = np.where(kind < round(MASKED * _HALF), mask_id, changed)
 
     inputs = tokens_bt.astype(np.int64)
+    inputs[rows, columns] = changed
     labels = np.full((n, T), IGNORED, dtype=np.int64)
-    inputs[rows, columns], labels[rows, columns] = changed, originals
+    labels[rows, columns] = originals
     return inputs, labels
 
 

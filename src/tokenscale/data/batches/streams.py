@@ -57,7 +57,8 @@ class JoinedSources:
             np.empty((len(indices), parts[0][1][0].shape[1]), dtype=np.int64) for _ in range(2)
         )
         for places, (own_tokens, own_labels) in parts:
-            tokens[places], labels[places] = own_tokens, own_labels
+            tokens[places] = own_tokens
+            labels[places] = own_labels
         return tokens, labels
 
     def _split(self, indices: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
@@ -109,7 +110,8 @@ class StreamBatches(Batches):
             ]
             for slot in self.slots.tolist()
         ]
-        self._block_start, self._block = 0, np.zeros((0, len(self.slots)), dtype=np.int64)
+        self._block_start = 0
+        self._block = np.zeros((0, len(self.slots)), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
         return sum(documents.total_tokens for documents in self._sources) / self._sequence_length
@@ -261,8 +263,6 @@ class _Stream:
         if not self._block_start <= number < self._block_start + len(self._block):
             numbers = np.arange(number, number + BLOCK_DOCUMENTS, dtype=np.int64)
             positions = self._slot + numbers * self._stride
-            self._block_start, self._block = (
-                number,
-                get_samples(positions, n=len(self._documents), seed=self._seed),
-            )
+            self._block = get_samples(positions, n=len(self._documents), seed=self._seed)
+            self._block_start = number
         return self._block[number - self._block_start :]

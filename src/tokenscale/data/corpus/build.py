@@ -41,7 +41,7 @@ from tokenscale.base.files import (
     write_sealed,
 )
 from tokenscale.data.corpus import docstrings, dummy, files, stream
-from tokenscale.data.records import remove_other_parts
+from tokenscale.data.parts import remove_surplus_parts
 from tokenscale.settings.data import (
     FILE_LISTS,
     HELD_OUT_IN_TRAINING,
@@ -506,7 +506,7 @@ def replace_files(building: Path, directory: Path, names: list[str], parts: int 
             path.unlink()
     for folder in ("deduplicated", *(["parts"] if parts == 1 else [])):
         shutil.rmtree(directory / folder, ignore_errors=True)
-    remove_other_parts(directory, parts)
+    remove_surplus_parts(directory, parts)
     move_files(building, directory, names)
 
 

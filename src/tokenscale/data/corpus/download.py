@@ -219,7 +219,7 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
     record = part.with_name(part.name + ".json")
     failures = 0
     while True:
-        before = _size(part)
+        before = _measure_size(part)
         try:
             _receive(
                 open_file,
@@ -236,11 +236,11 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
             if retry.restart:
                 part.unlink(missing_ok=True)
                 record.unlink(missing_ok=True)
-        failures = 1 if _size(part) - before >= PROGRESS_BYTES else failures + 1
+        failures = 1 if _measure_size(part) - before >= PROGRESS_BYTES else failures + 1
         if failures >= TRIES:
             kept = (
-                f"{_size(part):,} bytes in {part}; the same command continues there"
-                if _size(part)
+                f"{_measure_size(part):,} bytes in {part}; the same command continues there"
+                if _measure_size(part)
                 else None
             )
             what = "a download fails again and again."
@@ -249,7 +249,7 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
             raise UserError(
                 what, address=address, tried=tried, reason=reason, kept=kept, next=next_step
             )
-        kept = f" ({_size(part):,} bytes so far)" if _size(part) else ""
+        kept = f" ({_measure_size(part):,} bytes so far)" if _measure_size(part) else ""
         print(
             (
                 f"{redact_credentials(address)}: {reason}{kept}; trying again ({failures} of "
@@ -265,7 +265,7 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
     known = read_json(record, what="record of a begun download") if record.exists() else {}
     named = sha256_text(address)  # an address may hold a signature
     received = (
-        _size(part)
+        _measure_size(part)
         if (known.get("version") or resumable) and known.get("address", named) == named
         else 0
     )
@@ -293,13 +293,13 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
             file.write(piece)
             progress(0, len(piece))
     progress.close()
-    if facts["size"] is not None and (size := _size(part)) != facts["size"]:
+    if facts["size"] is not None and (size := _measure_size(part)) != facts["size"]:
         raise Retry(
             f"the connection ended before {facts['size']:,} bytes", restart=size > facts["size"]
         )
 
 
-def _size(path: Path) -> int:
+def _measure_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
@@ -393,7 +393,7 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
         encoding.endswith("gzip") and urlsplit(address).path.endswith((".gz", ".tgz"))
     ):
         return Answer(
-            pieces=_read(address, response),
+            pieces=_read_body(address, response),
             start=first,
             size=int(size) if size.isdigit() else None,
             version=version,
@@ -411,14 +411,14 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
             reason="the server compresses the file; starting over", pause_s=0.0, restart=True
         )
     return Answer(
-        pieces=_read(address, response, decode=True),
+        pieces=_read_body(address, response, decode=True),
         start=0,
         size=None,
         version=None,
     )
 
 
-def _read(address: str, response: requests.Response, decode: bool = False) -> Iterator[bytes]:
+def _read_body(address: str, response: requests.Response, decode: bool = False) -> Iterator[bytes]:
     with _translate_web_errors(address), response:
         # not `iter_content`, which drops the last bytes before a broken connection
         while piece := response.raw.read1(CHUNK_BYTES, decode_content=decode):

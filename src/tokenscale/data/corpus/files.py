@@ -99,7 +99,7 @@ def describe_downloads(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Return the source's entry. Raises UserError for a missing or changed file of a part."""
-    manifest = _read_manifest(downloads)
+    manifest = _read_download_manifest(downloads)
     assert downloads is not None  # else the manifest is refused
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)
@@ -214,7 +214,7 @@ def _read_documents(
         files = list_files(source, key)
         targets = expand_patterns(getattr(source, TRANSLATION_KEYS[key]), key=TRANSLATION_KEYS[key])
     else:
-        manifest = _read_manifest(downloads)
+        manifest = _read_download_manifest(downloads)
         files = [(file["name"], downloads / file["name"]) for file in manifest.get(key, ())]
         targets = [downloads / file["name"] for file in manifest.get(TRANSLATION_KEYS[key], ())]
     pairs = list(match_targets(files, targets, key=TRANSLATION_KEYS[key]))
@@ -223,7 +223,7 @@ def _read_documents(
             yield text, f"{name}::{number}"
 
 
-def _read_manifest(downloads: Path | None) -> dict[str, Any]:
+def _read_download_manifest(downloads: Path | None) -> dict[str, Any]:
     if downloads is None:
         next_step = "--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)"
         raise UserError(

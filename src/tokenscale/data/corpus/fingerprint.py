@@ -18,7 +18,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_record, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.columns import select_part
 from tokenscale.data.corpus.files import list_files, too_many_parts_error
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 
 #: cache beside Snakemake's own records: specific to this machine, safe to delete
@@ -124,7 +124,8 @@ def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
                     f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash",
                     file=sys.stderr,
                 )
-            cache[str(path)], changed = {"stamp": stamp, "sha256": sha256_file(path)}, True
+            cache[str(path)] = {"stamp": stamp, "sha256": sha256_file(path)}
+            changed = True
     if changed:
         with suppress(OSError):  # read-only project: the next parse hashes again
             write_json(memory, value=cache)

@@ -53,7 +53,7 @@ from tokenscale.data.corpus.build import (
 )
 from tokenscale.data.corpus.files import too_many_parts_error
 from tokenscale.data.corpus.raw_text import check_file, rebuild_command
-from tokenscale.data.records import part_folder
+from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CorpusSettings
 from tokenscale.settings.options import to_dict
 

@@ -31,7 +31,8 @@ from tokenscale.base.files import (
     write_sealed,
 )
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
-from tokenscale.data.records import part_folder, remove_other_parts, smallest_dtype
+from tokenscale.data.parts import part_folder, remove_surplus_parts
+from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest
 from tokenscale.data.stores.manifest import (
     SEAL,
@@ -284,7 +285,7 @@ def merge_store(
     path = directory / "manifest.json"
     remove_manifest(path)
     _remove_data(directory)  # of an earlier store in one part
-    remove_other_parts(directory, parts)
+    remove_surplus_parts(directory, parts)
     _merge_build_records(directory, names=[part["folder"] for part in merged["parts"]])
     write_sealed(path, record=merged, key=SEAL)
     return merged

@@ -84,16 +84,20 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         normal = tokenizer.normalize(text)
         back = tokenizer.decode(document if unknown is None else document[document != unknown])
         if back != normal:
-            lost += _count(normal) - _count(tokenizer.normalize(back))
+            lost += _count_characters(normal) - _count_characters(tokenizer.normalize(back))
         if normal != text:
             removed = _find_removed(tokenizer, text, normal)
-            normalised += max(0.0, _bytes(_count(text) - _count(normal)) - _bytes(removed))
+            normalised += max(
+                0.0,
+                _count_bytes(_count_characters(text) - _count_characters(normal))
+                - _count_bytes(removed),
+            )
             lost += removed
-    whole = max(1, sum(_bytes(_count(text)) for text in texts))
+    whole = max(1, sum(_count_bytes(_count_characters(text)) for text in texts))
     found = {
         "documents": len(sample),
         "utf8_bytes": sum(len(text.encode("utf-8")) for text in texts),
-        "lost": round(min(1.0, _bytes(lost) / whole), 6),
+        "lost": round(min(1.0, _count_bytes(lost) / whole), 6),
         "normalised": round(normalised / whole, 6),
         "unknown": round(float(np.count_nonzero(ids == unknown)) / max(1, len(ids)), 6)
         if unknown is not None
@@ -120,7 +124,7 @@ def describe(tokenizer: Tokenizer, found: dict[str, Any]) -> str:
     )
 
 
-def _count(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> Counter[str]:
+def _count_characters(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> Counter[str]:
     """Count the characters other than white space, and `▁`, which stands for it. Letters have their
     accents (NFC).
     """
@@ -131,8 +135,8 @@ def _find_removed(tokenizer: Tokenizer, text: str, normal: str) -> Counter[str]:
     """Return what the normalisation removes of a text: characters that it removes anywhere, and of
     the others, if there are fewer afterwards, an equal share of each.
     """
-    before = _count(text, form="NFKC")
-    after = _count(normal, form="NFKC")
+    before = _count_characters(text, form="NFKC")
+    after = _count_characters(normal, form="NFKC")
     frame = tokenizer.normalize("aa")
     gone = before - after
     removed = Counter({c: n for c, n in gone.items() if tokenizer.normalize(f"a{c}a") == frame})
@@ -142,7 +146,7 @@ def _find_removed(tokenizer: Tokenizer, text: str, normal: str) -> Counter[str]:
     return removed
 
 
-def _bytes(characters: Counter[str]) -> float:
+def _count_bytes(characters: Counter[str]) -> float:
     return sum(n * len(c.encode("utf-8")) for c, n in characters.items())
 
 

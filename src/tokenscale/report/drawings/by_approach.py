@@ -11,9 +11,11 @@ class ByApproach(Figure):
     factor = "approach"
 
     def draw(self) -> Drawing:
-        drawing = panels.strips(self)
+        drawing = panels.draw_strips(self)
         if self.cores_matter and len(self.first):
-            panels.heading(drawing.axes[-1], text=captions.crowded(self.inventory), ends=True)
+            panels.write_heading(
+                drawing.axes[-1], text=captions.caution_crowding(self.inventory), ends=True
+            )
         return drawing
 
 
@@ -82,7 +84,7 @@ class DataStallShare(ByApproach):
         worst = self.rows.loc[self.rows["data_stall_share"].idxmax()]
         return text + (
             f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
-            f"{panels.ranks(int(worst['world_size']))}), bounds what any data format could gain "
+            f"{panels.format_ranks(int(worst['world_size']))}), bounds what any data format could gain "
             "there: at most "
             f"{number(worst['largest_gain'], 4)}× (Amdahl's law). "
         )
@@ -125,7 +127,7 @@ class PaddingShare(ByApproach):
         (axes,) = made.axes
         for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
             begin = 0.0
-            here = panels.at(self.rows, cell).dropna(subset=list(_PARTS))
+            here = panels.select_cell(self.rows, cell).dropna(subset=list(_PARTS))
             for column, (colour, _) in _PARTS.items() if len(here) else ():
                 width = 100 * here[column].median()
                 axes.barh(y, width, left=begin, height=0.62, color=colour, alpha=0.55, zorder=0.5)
@@ -133,7 +135,7 @@ class PaddingShare(ByApproach):
         if self.rows["padding_share"].notna().any():
             for colour, text in _PARTS.values():
                 axes.barh([0], [0], color=colour, alpha=0.55, label=text)
-            panels.legend(made, axes)
+            panels.draw_legend(made, axes)
         axes.set_xlim(0, 100 if 100 * self.rows["not_useful_share"].max() > 60 else None)
         return made
 
@@ -167,15 +169,15 @@ class BatchSizeComparison(Figure):
         rows, self.inventory = (
             rows[rows["world_size"] == smallest] for rows in (self.first, self.inventory)
         )
-        rows, along = captions.comparable(rows, self.inventory, factor="micro_batch")
-        rows, across = captions.comparable(rows, self.inventory, factor="approach")
+        rows, along = captions.select_comparable(rows, self.inventory, factor="micro_batch")
+        rows, across = captions.select_comparable(rows, self.inventory, factor="approach")
         self.refusals = along if along == across else f"{along} {across}".strip()
         rows = rows.merge(self.inventory[["run_id", "micro_batch", "sequence_length"]], on="run_id")
-        series = captions.without(rows["series"], key="micro_batch")
+        series = captions.strip_level(rows["series"], key="micro_batch")
         self.rows = rows.assign(series=series).dropna(subset=["micro_batch"])
 
     def draw(self) -> Drawing:
-        return panels.joined_panels(
+        return panels.draw_joined_panels(
             self, key="micro_batch", label="micro-batch (rows of a forward pass)"
         )
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import PALETTE, figure, no_data, number, plain
+from tokenscale.report.style import PALETTE, figure, format_ticks, no_data, number
 from tokenscale.report.table import Table, columns
 
 _CELL = ["model", "run_id", "batch", "prompt_tokens", "new_tokens"]
@@ -109,24 +109,24 @@ class InferenceTokensPerSecond(Figure):
                 here = frame[(frame["run_id"] == run) & (frame["batch"] == batch)]
                 for (prompt, cached), rows in here.groupby(["prompt_tokens", "cached"]):
                     draw(axes, rows, _look(colours[prompt], cached))
-            panels.heading(
+            panels.write_heading(
                 left, text=f"{self.called[run]}, {captions.count(batch, 'prompt')} at once"
             )
-            panels.doublings(
+            panels.scale_by_doublings(
                 left, sizes=sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique())
             )
             left.set_yscale("log")
-            plain(left.yaxis, log=True)
+            format_ticks(left.yaxis, log=True)
             right.set_xlim(left=0)
             right.set_ylim(bottom=0)
             panels.steps_of(right.xaxis)
-            plain(right.yaxis)
+            format_ticks(right.yaxis)
         for prompt, colour in colours.items():
             for cached in (True, False):
                 every[0].plot(
                     [], [], **_look(colour, cached), label=f"prompt of {prompt}, {_cache(cached)}"
                 )
-        panels.legend(made, axes=every[0], most=4)
+        panels.draw_legend(made, axes=every[0], most=4)
         return made
 
     def caption(self) -> str:
@@ -158,14 +158,16 @@ class InferenceTokensPerSecond(Figure):
             )
         else:
             text += "With the cache and without it the texts are the same, token by token. "
-        text += captions.reasons(self.first[self.first["left_out"].notna()], column="model")
-        return text + captions.kinds(self.groups(), one="round")
+        text += captions.explain_left_out(
+            self.first[self.first["left_out"].notna()], column="model"
+        )
+        return text + captions.describe_spread(self.groups(), one="round")
 
     def numbers(self) -> str:
         longest = self.rows["new_tokens"] == self.rows.groupby("run_id")["new_tokens"].transform(
             "max"
         )
-        return captions.medians(
+        return captions.describe_medians(
             self.rows[self.rows["same_text"] & longest], self.main, *self.unit, self.by
         )
 
@@ -206,11 +208,14 @@ class InferenceTokensPerSecond(Figure):
                     str(batch),
                     str(prompt),
                     str(new),
-                    captions.spread(1e3 * kept["prefill_s"]),
+                    captions.format_spread(1e3 * kept["prefill_s"]),
                 ]
-                + [captions.spread(kept["tokens_per_s"]), captions.spread(without["tokens_per_s"])]
                 + [
-                    captions.spread(kept["speed_up"].astype(float).dropna()),
+                    captions.format_spread(kept["tokens_per_s"]),
+                    captions.format_spread(without["tokens_per_s"]),
+                ]
+                + [
+                    captions.format_spread(kept["speed_up"].astype(float).dropna()),
                     number(kept["cache_bytes"].max() / 1024),
                 ]
                 + [

@@ -7,7 +7,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import CURVES, POINTS, Drawing, Figure
-from tokenscale.report.style import GREY, figure, jitter, looks, number, ordered, plain
+from tokenscale.report.style import GREY, figure, format_ticks, jitter, looks, number, order_series
 
 
 def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +48,7 @@ class LossOverTime(Figure):
         stopped = self.rows["stopped"].astype(bool)
         self.training = _smallest(self.rows[~stopped])
         self.held_out = _smallest(
-            captions.comparable(self.validation, self.inventory, self.factor)[0]
+            captions.select_comparable(self.validation, self.inventory, self.factor)[0]
         )
         #: of runs whose training stopped at a loss that was not finite; no median counts them
         self.stopped = _smallest(self.rows[stopped])
@@ -74,9 +74,9 @@ class LossOverTime(Figure):
         train = self.training
         held_out = self.held_out
         stopped = self.stopped
-        names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
-        found = panels.layered(looks(names))
-        every = panels.thinned(train, times=2)
+        names = order_series(pd.concat([train["series"], held_out["series"], stopped["series"]]))
+        found = panels.order_layers(looks(names))
+        every = panels.find_interval(train, times=2)
         common = captions.common_repeats(train, by=["series"])
         made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
         last = axes_of[2]
@@ -96,7 +96,7 @@ class LossOverTime(Figure):
                 for _, run in here.drop(alike.index).groupby("run_id"):
                     axes.plot(run[x].iloc[::every], run["loss"].iloc[::every], **thin)
                 if len(alike):
-                    panels.curve(
+                    panels.draw_curve(
                         axes,
                         rows=alike,
                         x=x,
@@ -128,8 +128,8 @@ class LossOverTime(Figure):
                 continue
             axes.set_xlim(left=0)
             panels.steps_of(axes.xaxis, most=3)
-            plain(axes.yaxis)
-        panels.legend(made, axes=axes_of[0], order=names)
+            format_ticks(axes.yaxis)
+        panels.draw_legend(made, axes=axes_of[0], order=names)
         return made
 
     def sentences(self) -> str:
@@ -142,10 +142,10 @@ class LossOverTime(Figure):
         text = (
             "Training loss by useful tokens (left) and by time (middle), and validation loss "
             "(right), at the smallest "
-            f"world size; {captions.counted(train['run_id'].nunique(), expected)}. "
+            f"world size; {captions.count_shown(train['run_id'].nunique(), expected)}. "
         )
         if train["run_id"].nunique() > train["series"].nunique():
-            text += CURVES + captions.over(
+            text += CURVES + captions.name_covered_rows(
                 train, shared=captions.common_repeats(train, by=["series"])
             )
         if stopped:
@@ -173,7 +173,7 @@ class LossOverTime(Figure):
         )
 
     def numbers(self) -> str:
-        return captions.medians(
+        return captions.describe_medians(
             self.training.groupby("run_id").tail(1),
             column="loss",
             factor=1,
@@ -219,9 +219,9 @@ class DdpVerificationLoss(Figure):
             return self.no_data(made)
         above = self.rows.loc[self.rows["largest_difference"] > 0, "largest_difference"]
         floor = above.min() / 3 if len(above) else 1e-9  # where zeros stand, below all that differ
-        names = ordered(self.rows["series"])
-        found = panels.layered(looks(names))
-        every = panels.thinned(self.rows)
+        names = order_series(self.rows["series"])
+        found = panels.order_layers(looks(names))
+        every = panels.find_interval(self.rows)
         for name, options in found.items():
             line = {
                 "color": options["color"],
@@ -238,7 +238,7 @@ class DdpVerificationLoss(Figure):
             "largest_difference"
         ].max()
         for y, cell in enumerate(cells):
-            values = panels.at(largest, cell)["largest_difference"]
+            values = panels.select_cell(largest, cell)["largest_difference"]
             options = found[cell[0]] | {"linestyle": "none"}
             right.plot(
                 values.clip(lower=floor),
@@ -246,7 +246,7 @@ class DdpVerificationLoss(Figure):
                 **options,
                 clip_on=False,
             )
-        panels.name_rows(right, texts=panels.names(cells, ranks_only=len(names) > 1))
+        panels.name_rows(right, texts=panels.name_cells(cells, ranks_only=len(names) > 1))
         left.set_yscale("log")
         right.set_xscale("log")
         low = floor / 2
@@ -270,7 +270,7 @@ class DdpVerificationLoss(Figure):
             left.text(0.99, floor, "no difference", **look)
         left.set_xlim(left=0)
         panels.steps_of(left.xaxis)
-        panels.legend(made, axes=left, order=names)
+        panels.draw_legend(made, axes=left, order=names)
         return made
 
     def sentences(self) -> str:
@@ -282,7 +282,7 @@ class DdpVerificationLoss(Figure):
         text = (
             "Largest absolute difference of training losses so far, between a run and the run of "
             "the same repeat at "
-            f"the smallest world size; {captions.counted(pairs, expected)}. Expected: rounding "
+            f"the smallest world size; {captions.count_shown(pairs, expected)}. Expected: rounding "
             "only, as sums are in "
             "another order, which training amplifies. A wrong sum of gradients would show at the "
             "first steps. Both "

@@ -44,7 +44,7 @@ class TokensPerSecondOverTime(Figure):
         """Draw a panel per world size, a line a series."""
         rows = self.rows
         worlds = sorted(int(w) for w in self.rows["world_size"].unique())
-        made, every = panels.grid(
+        made, every = panels.make_grid(
             len(worlds),
             height=2.7,
             x="seconds of training steps",
@@ -53,14 +53,14 @@ class TokensPerSecondOverTime(Figure):
         )
         if not worlds:
             return self.no_data(made)
-        names = style.ordered(rows["series"])
-        found = panels.layered(style.looks(names))
-        nth = panels.thinned(rows)
+        names = style.order_series(rows["series"])
+        found = panels.order_layers(style.looks(names))
+        nth = panels.find_interval(rows)
         for axes, world in zip(every, worlds, strict=True):
             here = rows[rows["world_size"] == world]
             for name, options in found.items():
                 if len(line := here[here["series"] == name]):
-                    panels.curve(
+                    panels.draw_curve(
                         axes,
                         rows=line,
                         x="training_s",
@@ -70,16 +70,16 @@ class TokensPerSecondOverTime(Figure):
                         every=nth,
                     )
             if len(worlds) > 1:
-                panels.heading(axes, text=panels.ranks(world))
+                panels.write_heading(axes, text=panels.format_ranks(world))
             axes.set_xlim(left=0)
             axes.set_ylim(0, 1.08 * rows["useful_tokens_per_s"].max())
             panels.steps_of(axes.xaxis, most=4)
-            style.plain(axes.yaxis)
-        panels.legend(made, axes=every, order=names)
+            style.format_ticks(axes.yaxis)
+        panels.draw_legend(made, axes=every, order=names)
         return made
 
     def counted(self) -> str:
-        return captions.counted(self.rows["run_id"].nunique(), runs=self.inventory)
+        return captions.count_shown(self.rows["run_id"].nunique(), runs=self.inventory)
 
     def sentences(self) -> str:
         text = f"Useful tokens per second of all ranks; {self.counted()}. {POINTS}"
@@ -93,7 +93,7 @@ class TokensPerSecondOverTime(Figure):
         texts = []
         common = captions.common_repeats(self.rows)
         for name, world, rows in captions.cells(common):
-            middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
+            middle = rows.groupby(panels.number_points(rows))["useful_tokens_per_s"].median()
             texts.append(
                 f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}"
             )
@@ -141,7 +141,7 @@ class StepTimeBreakdown(Figure):
         if self.rows.empty:
             return self.no_data(made)
         for y, cell in enumerate(listed):
-            here = panels.at(self.rows, cell).sort_values("step_s")
+            here = panels.select_cell(self.rows, cell).sort_values("step_s")
             if here.empty:
                 panels.write_note(axes, y, text="no data")
                 continue
@@ -168,9 +168,9 @@ class StepTimeBreakdown(Figure):
                 axes.barh(
                     [0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label
                 )
-        panels.finish_rows(axes, texts=panels.names(listed), most=6)
-        panels.legend(made, axes, most=4)
-        panels.heading(axes, text=captions.crowded(self.inventory))
+        panels.finish_rows(axes, texts=panels.name_cells(listed), most=6)
+        panels.draw_legend(made, axes, most=4)
+        panels.write_heading(axes, text=captions.caution_crowding(self.inventory))
         return made
 
     def sentences(self) -> str:

@@ -79,7 +79,7 @@ class Speeds(Figure):
                 axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
         panels.finish_rows(axes, texts=[group["label"].iloc[0] for group in self.cells])
         axes.invert_yaxis()
-        panels.heading(axes, text=self.heading)
+        panels.write_heading(axes, text=self.heading)
         return made
 
 
@@ -136,7 +136,7 @@ class ParallelMethods(Speeds):
         ]
         self.rows = self.rows.assign(name=named)
         return [
-            n + (f", {panels.ranks(w)}" if w > 1 else "")
+            n + (f", {panels.format_ranks(w)}" if w > 1 else "")
             for n, w in zip(named, self.rows["world_size"], strict=True)
         ]
 
@@ -176,10 +176,14 @@ class ParallelMethods(Speeds):
                 group["world_size"].iloc[0],
                 group["name"].iloc[0],
                 len(group),
-                *captions.ends(group[self.main]),
+                *captions.find_ends(group[self.main]),
             ]
             + [group[f"{part}_bytes"].max() for part in ("memory", *PARTS)]
-            + [*captions.ends(group["efficiency"]), _measure(group), group["final_loss"].median()]
+            + [
+                *captions.find_ends(group["efficiency"]),
+                _measure(group),
+                group["final_loss"].median(),
+            ]
             + [group["largest_loss_difference"].max(), _same(group), group["layout"].iloc[0]]
             for group in self.cells
         ]
@@ -230,13 +234,13 @@ class ParallelMethods(Speeds):
                     str(world),
                     group["name"].iloc[0],
                     str(len(group)),
-                    captions.spread(alike[self.main]),
+                    captions.format_spread(alike[self.main]),
                 ]
                 + [
                     number(1e-6 * group["memory_bytes"].max()),
-                    captions.spread(100 * alike["efficiency"].dropna()),
+                    captions.format_spread(100 * alike["efficiency"].dropna()),
                 ]
-                + [_measure(group), captions.spread(alike["final_loss"], digits=5)]
+                + [_measure(group), captions.format_spread(alike["final_loss"], digits=5)]
                 + ["reference" if world == 1 else _difference(group), _same(group)]
             )
         text = (
@@ -270,7 +274,7 @@ class MemoryByMethod(Figure):
         for (world, method, series), rows in self.rows.groupby(["world_size", "method", "series"]):
             name = f"{rows['approach'].iloc[0]}, " * several + (series.partition(", ")[2] or method)
             found.append(((name, int(world)), rows))
-        named = panels.names([cell for cell, _ in found], ranks_only=True)
+        named = panels.name_cells([cell for cell, _ in found], ranks_only=True)
         self.cells = list(zip(named, [rows for _, rows in found], strict=True))
 
     def finding(self) -> str:
@@ -280,7 +284,9 @@ class MemoryByMethod(Figure):
         )
         if rows["method"].nunique() < 2:
             return self.title
-        found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), unit=" MB")
+        found = captions.describe_extremes(
+            1e-6 * rows.groupby("method")["bytes"].median(), unit=" MB"
+        )
         return (
             "Memory of the fullest of "
             f"{captions.count(int(rows['world_size'].iloc[0]), 'rank')}: {found}"
@@ -323,7 +329,7 @@ class MemoryByMethod(Figure):
         axes.barh(
             [0], [0], color=GREY, hatch="////", edgecolor="white", linewidth=0, label="predicted"
         )
-        panels.legend(made, axes)
+        panels.draw_legend(made, axes)
         return made
 
     def sentences(self) -> str:
@@ -367,7 +373,9 @@ class Frameworks(Speeds):
         named = [column for column in ("model", "world_size") if self.rows[column].nunique() > 1]
         cells = self.rows.groupby(["arm", *named], dropna=False)["cell"].nunique()
         columns = ["arm", *(["cell"] if cells.max() > 1 else named)]
-        rows = self.rows.assign(world_size=self.rows["world_size"].map(panels.ranks))[columns]
+        rows = self.rows.assign(world_size=self.rows["world_size"].map(panels.format_ranks))[
+            columns
+        ]
         return [", ".join(map(str, row)) for row in rows.itertuples(index=False)]
 
     def look(self, group: pd.DataFrame) -> tuple[str, str]:
@@ -409,7 +417,7 @@ class Frameworks(Speeds):
             [
                 *group.iloc[0][["model", "arm", "world_size"]],
                 len(group),
-                *captions.ends(group[self.main]),
+                *captions.find_ends(group[self.main]),
             ]
             + [group["median_step_s"].median(), group["memory_bytes"].max(), group["steps"].iloc[0]]
             + [group["final_loss"].median(), self.parity(group)]
@@ -445,12 +453,16 @@ class Frameworks(Speeds):
         for group in self.cells:
             alike = self.compared(group)
             rows.append(
-                [group["label"].iloc[0], captions.spread(alike[self.main]), self.parity(group)]
+                [
+                    group["label"].iloc[0],
+                    captions.format_spread(alike[self.main]),
+                    self.parity(group),
+                ]
                 + [
-                    captions.spread(1e3 * alike["median_step_s"]),
+                    captions.format_spread(1e3 * alike["median_step_s"]),
                     number(1e-6 * group["memory_bytes"].max()),
                 ]
-                + [captions.spread(alike["final_loss"], digits=6), str(len(group))]
+                + [captions.format_spread(alike["final_loss"], digits=6), str(len(group))]
             )
         listed = self.inventory[~self.inventory["cell"].isin(self.rows["cell"])]
         for (arm, model, _), group in listed.groupby(["arm", "model", "cell"], sort=False):
@@ -511,7 +523,7 @@ class PipelineBubble(Figure):
         super().prepare()
         each = zip(*(self.rows[key] for key in _KEYS), strict=True)
         labels = [
-            f"{_name(s, v)} with {captions.count(m, 'micro-batch')} on {panels.ranks(p)}"
+            f"{_name(s, v)} with {captions.count(m, 'micro-batch')} on {panels.format_ranks(p)}"
             for p, s, v, m in each
         ]
         self.rows = self.rows.assign(label=labels)
@@ -550,11 +562,16 @@ class PipelineBubble(Figure):
         ]
         names += ["largest_loss_difference", "oversubscribed", "speed_up_predicted"]
         rows = [
-            [*key, group["micro_batch"].max(), len(group), *captions.ends(group["bubble_share"])]
+            [
+                *key,
+                group["micro_batch"].max(),
+                len(group),
+                *captions.find_ends(group["bubble_share"]),
+            ]
             + [
                 _predict(*key)["bubble_share"],
                 group["useful_tokens_per_s"].median(),
-                *captions.ends(group["speed_up"]),
+                *captions.find_ends(group["speed_up"]),
             ]
             + [
                 group["largest_loss_difference"].max(),
@@ -580,7 +597,9 @@ class PipelineBubble(Figure):
         for place, axes in enumerate(axes_of):
             ranks = sizes[place // 2]
             (column, (_, factor)) = list(_DRAWN.items())[place % 2]
-            for (schedule, chunks), shift in zip(series, panels.shifts(len(series)), strict=True):
+            for (schedule, chunks), shift in zip(
+                series, panels.find_shifts(len(series)), strict=True
+            ):
                 rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
                 (colour, marker, dash) = SCHEDULES[schedule]
                 predicted = [_predict(*key) for key in rows.values()]
@@ -598,14 +617,14 @@ class PipelineBubble(Figure):
                     axes.plot([count * shift] * len(values), values, marker, **look)
             panels.from_zero(axes, sizes=sorted({key[3] for key in self.cells if key[0] == ranks}))
             if len(sizes) > 1:
-                panels.heading(axes, text=f"{ranks} ranks in the pipeline")
-        panels.legend(made, axes=axes_of, order=[_name(*key) for key in series])
+                panels.write_heading(axes, text=f"{ranks} ranks in the pipeline")
+        panels.draw_legend(made, axes=axes_of, order=[_name(*key) for key in series])
         if _oversubscribed(self.rows):
-            panels.heading(axes_of[0], text=captions.OVERSUBSCRIBED)
+            panels.write_heading(axes_of[0], text=captions.OVERSUBSCRIBED)
         return made
 
     def crowded(self) -> str:
-        return captions.sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "")
+        return captions.as_sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "")
 
     def sentences(self) -> str:
         text = (
@@ -656,14 +675,14 @@ class PipelineBubble(Figure):
                     str(key[0]),
                     str(key[3]),
                     str(len(group)),
-                    captions.spread(100 * alike[self.main]),
+                    captions.format_spread(100 * alike[self.main]),
                 ]
                 + [
                     number(100 * predicted["bubble_share"]),
-                    captions.spread(alike["useful_tokens_per_s"]),
+                    captions.format_spread(alike["useful_tokens_per_s"]),
                 ]
                 + [
-                    captions.spread(alike["speed_up"].dropna()),
+                    captions.format_spread(alike["speed_up"].dropna()),
                     number(predicted["speed_up"]),
                     _difference(group),
                 ]

@@ -4,7 +4,17 @@ import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import DOTS, FLOPS, JOINED, SLOWEST, Drawing, Figure
-from tokenscale.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure, look, number, ordered
+from tokenscale.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    figure,
+    look,
+    number,
+    order_series,
+)
 
 
 class Scaling(Figure):
@@ -28,10 +38,10 @@ class Scaling(Figure):
         if rows.empty:
             return self.no_data(made)
         worlds = sorted(int(w) for w in rows["world_size"].unique())
-        series = ordered(rows["series"])
+        series = order_series(rows["series"])
         line: dict = {"linestyle": ":", "linewidth": 0.9}
-        for name, shift in zip(series, panels.shifts(len(series)), strict=True):
-            panels.joined(
+        for name, shift in zip(series, panels.find_shifts(len(series)), strict=True):
+            panels.draw_joined_runs(
                 left,
                 rows,
                 column="useful_tokens_per_s",
@@ -39,7 +49,7 @@ class Scaling(Figure):
                 name=name,
                 shift=shift,
             )
-            panels.joined(
+            panels.draw_joined_runs(
                 right,
                 rows,
                 column="efficiency",
@@ -50,7 +60,7 @@ class Scaling(Figure):
             left.plot([], [], **look(name), label=name)
             # throughput that grows as the world does, from the smallest measured
             first = rows.loc[rows["series"] == name, "base_world_size"].iloc[0]
-            rates = panels.at(captions.common_repeats(rows), cell=(name, first))[
+            rates = panels.select_cell(captions.common_repeats(rows), cell=(name, first))[
                 "useful_tokens_per_s"
             ]
             above = [w for w in worlds if w >= first]
@@ -71,15 +81,15 @@ class Scaling(Figure):
                 f"no run at world size {captions.listing(list(map(str, bases)))}\nto compare with"
             )
             right.text(0.5, 0.5, text, transform=right.transAxes, ha="center", style="italic")
-        panels.legend(made, axes=left, most=3)
-        panels.heading(left, text=self.warning())
+        panels.draw_legend(made, axes=left, most=3)
+        panels.write_heading(left, text=self.warning())
         return made
 
     def data(self) -> pd.DataFrame:
         return self.rows.reset_index(drop=True)
 
     def folded(self) -> str:
-        return super().folded() or captions.sentence(self.warning()).strip(". ")
+        return super().folded() or captions.as_sentence(self.warning()).strip(". ")
 
     def finding(self) -> str:
         """Return the range of median efficiencies at the largest world size, and if it is no
@@ -103,7 +113,7 @@ class Scaling(Figure):
         return captions.caution(self.rows)
 
     def crowded(self) -> str:
-        return captions.sentence(self.warning() if len(self.rows) else "")
+        return captions.as_sentence(self.warning() if len(self.rows) else "")
 
     def sentences(self) -> str:
         """Return what is compared, the references with their absolute values, and why runs have no
@@ -112,7 +122,7 @@ class Scaling(Figure):
         rates = [
             (
                 f"{name}{'' if world == 1 else f' (N0 = {world})'} "
-                f"{captions.spread(rows['useful_tokens_per_s'])}"
+                f"{captions.format_spread(rows['useful_tokens_per_s'])}"
             )
             for name, world, rows in captions.cells(
                 self.rows[self.rows["world_size"] == self.rows["base_world_size"]]
@@ -154,7 +164,9 @@ class ScalingWeak(Scaling):
 
     def prepare(self) -> None:
         super().prepare()
-        rows = self.rows.assign(series=captions.without(self.rows["series"], key="global_batch"))
+        rows = self.rows.assign(
+            series=captions.strip_level(self.rows["series"], key="global_batch")
+        )
         line = ["series", "rows_per_rank", "base_world_size"]
         self.rows = rows[rows.groupby(line)["world_size"].transform("nunique") > 1]
 
@@ -165,7 +177,7 @@ class ScalingWeak(Scaling):
         )
 
     def warning(self) -> str:
-        return captions.crowded(self.inventory)
+        return captions.caution_crowding(self.inventory)
 
 
 class TrainingTime(Figure):
@@ -191,9 +203,9 @@ class TrainingTime(Figure):
     unit = (1, " s")
 
     def draw(self) -> Drawing:
-        drawing = panels.joined_panels(self)
+        drawing = panels.draw_joined_panels(self)
         if len(self.rows):
-            panels.heading(drawing.axes[0], text=captions.crowded(self.inventory))
+            panels.write_heading(drawing.axes[0], text=captions.caution_crowding(self.inventory))
         return drawing
 
     def sentences(self) -> str:
@@ -276,14 +288,14 @@ class MfuComparison(Figure):
         achieved TFLOP/s.
         """
         if not self.known:
-            made = panels.strips(self)
-            panels.heading(made.axes[0], text=no_peak(self.rows))
+            made = panels.draw_strips(self)
+            panels.write_heading(made.axes[0], text=no_peak(self.rows))
             return made
         listed = panels.cells(self.inventory)[::-1]
         made, (axes,) = figure(height=1.6 + 0.44 * max(4, len(listed)))
         axes.set_xlabel("FLOP/s of the model / peak FLOP/s of its devices (%)")
         for y, cell in enumerate(listed):
-            here = panels.at(self.rows, cell)
+            here = panels.select_cell(self.rows, cell)
             if here["mfu_palm"].dropna().empty:
                 panels.write_note(axes, y, text="no peak known" if len(here) else "no data")
             for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
@@ -298,9 +310,9 @@ class MfuComparison(Figure):
                 axes.plot(
                     values, [height] * len(values), **options, markerfacecolor="none", clip_on=False
                 )
-                median = 100 * panels.at(self.common, cell)[column].median()
+                median = 100 * panels.select_cell(self.common, cell)[column].median()
                 axes.plot([median] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
-        panels.name_rows(axes, texts=panels.names(listed))
+        panels.name_rows(axes, texts=panels.name_cells(listed))
         axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
         panels.steps_of(axes.xaxis)
         for text, colour, marker in CONVENTIONS.values():
@@ -313,14 +325,14 @@ class MfuComparison(Figure):
                 markerfacecolor="none",
                 label=text,
             )
-        panels.legend(made, axes, most=2)
+        panels.draw_legend(made, axes, most=2)
         return made
 
     def sentences(self) -> str:
         known = self.rows.dropna(subset=["peak_flops"]).drop_duplicates(
             ["device", "number_format", "peak_flops"]
         )
-        text = captions.sentence("" if self.known else no_peak(self.rows))
+        text = captions.as_sentence("" if self.known else no_peak(self.rows))
         text += (
             f"Processed tokens per second times FLOPs a token, padding included; {self.counted()}. "
         )

@@ -12,7 +12,7 @@ from tokenscale.analysis.scaling_model import COVERAGE, Prediction
 from tokenscale.base.errors import UserError
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import GREY, looks, number, ordered, plain
+from tokenscale.report.style import GREY, format_ticks, looks, number, order_series
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
             markersize=5,
             markerfacecolor=face,
         )
-    panels.doublings(axes, sizes=sizes[:: 1 + len(sizes) // 7])
+    panels.scale_by_doublings(axes, sizes=sizes[:: 1 + len(sizes) // 7])
     axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
     axes.set_yscale("log")
-    plain(axes.yaxis, log=True)
+    format_ticks(axes.yaxis, log=True)
 
 
 def _describe_residuals(series: ScalingSeries, model: Projection) -> str:
@@ -98,7 +98,7 @@ class ScalingModel(Figure):
         runs = measured_runs(self.inventory, throughput=self.rows)
         runs = runs[~runs["external"]]
         self.series = []
-        for name in ordered(runs["series"]):
+        for name in order_series(runs["series"]):
             own = runs[runs["series"] == name]
             sizes = sorted(int(w) for w in own["world_size"].unique())
             fitted = tuple(sizes[:-1] if len(sizes) > 2 else sizes)  # the largest is held out
@@ -157,7 +157,7 @@ class ScalingModel(Figure):
         efficiency stays.
         """
         shown = [series for series in self.series if series.model] or self.series
-        made, every = panels.grid(
+        made, every = panels.make_grid(
             len(shown),
             height=2.9,
             x="world size (ranks)",
@@ -166,9 +166,11 @@ class ScalingModel(Figure):
         if not shown:
             return self.no_data(made)
         found = looks([series.name for series in shown])
-        for panel, series, name in zip(every, shown, panels.short(list(found)), strict=True):
+        for panel, series, name in zip(
+            every, shown, panels.shorten_names(list(found)), strict=True
+        ):
             _draw_panel(panel, series, options=found[series.name])
-            panels.heading(panel, text=f"{name}: {'a model' if series.model else 'no model'}")
+            panels.write_heading(panel, text=f"{name}: {'a model' if series.model else 'no model'}")
         return made
 
     def caption(self) -> str:
@@ -176,13 +178,15 @@ class ScalingModel(Figure):
         model.
         """
         shown = sum(len(series.runs) for series in self.series)
-        text = captions.sentence(captions.crowded(self.inventory) if self.series else "") + (
+        text = captions.as_sentence(
+            captions.caution_crowding(self.inventory) if self.series else ""
+        ) + (
             "A model, not a measurement: the step time as a line over log2 of the ranks, fitted "
             "to the filled runs; "
             f"open runs were not fitted, and test it. The band is for {100 * COVERAGE:g} % of "
             "further runs and widens "
             "with the distance from the fitted sizes; "
-            f"{captions.counted(shown, self.inventory)}. Dotted: the "
+            f"{captions.count_shown(shown, self.inventory)}. Dotted: the "
             "efficiency of the largest fitted size stays. "
         )
         for series in self.series:

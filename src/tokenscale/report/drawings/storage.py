@@ -17,9 +17,9 @@ from tokenscale.report.style import (
     SKY,
     TEXT,
     figure,
+    format_ticks,
     no_data,
     number,
-    plain,
 )
 
 #: column → name, colour, marker
@@ -51,7 +51,7 @@ class StorageAgainstEntropy(Figure):
         """
         sizes = self.rows.set_index("store")["bytes_per_id"].dropna()
         return (
-            f"Bytes a token: {captions.extremes(sizes)}"
+            f"Bytes a token: {captions.describe_extremes(sizes)}"
             if len(sizes) and not self.several
             else self.title
         )
@@ -76,7 +76,7 @@ class StorageAgainstEntropy(Figure):
             }
             axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
         panels.finish_rows(axes, texts=self.names[::-1], most=6)
-        panels.legend(made, axes)
+        panels.draw_legend(made, axes)
         return made
 
     def sentences(self) -> str:
@@ -211,8 +211,8 @@ class StorageBenchmark(Figure):
                         "fontsize": 8,
                     }
                     axes.text(0.99, speed, store.split(", ")[-1], **look)
-            plain(axes.xaxis, log=True)
-            plain(axes.yaxis, log=True)
+            format_ticks(axes.xaxis, log=True)
+            format_ticks(axes.yaxis, log=True)
         if len(points):
             made.legend(handles=self._handles(), loc="outside lower center", ncols=4)
         return made
@@ -266,8 +266,8 @@ class StorageBenchmark(Figure):
                 )
                 found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
         text += f"Making a store pays after {captions.listing(found)}. " if found else ""
-        text += captions.reasons(self.first[self.first["round"].isna()], column="store")
-        return text + captions.kinds(self.groups(), one="round", cell="a store")
+        text += captions.explain_left_out(self.first[self.first["round"].isna()], column="store")
+        return text + captions.describe_spread(self.groups(), one="round", cell="a store")
 
     def numbers(self) -> str:
         columns = ["bytes_per_useful_token", "store", "shuffled_us_per_token"]

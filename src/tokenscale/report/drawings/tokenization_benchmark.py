@@ -13,11 +13,11 @@ from tokenscale.report.style import (
     GREY,
     dots,
     figure,
+    format_ticks,
     jitter,
     no_data,
     number,
-    ordered,
-    plain,
+    order_series,
 )
 from tokenscale.report.table import Table, columns
 
@@ -99,7 +99,7 @@ class TokenizationBenchmark(Figure):
             self.common.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
         )
         rounds = self.rows.groupby("arm")["round"].nunique()
-        names = ordered(self.rows["arm"])
+        names = order_series(self.rows["arm"])
         rows = [
             [name, str(rounds[name]), *map(number, medians.reindex([name]).iloc[0])]
             for name in names
@@ -115,7 +115,7 @@ class TokenizationBenchmark(Figure):
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying
         as a line.
         """
-        names = ordered(self.drawn["arm"])[::-1]
+        names = order_series(self.drawn["arm"])[::-1]
         made, axes_of = figure(len(_TIMES), height=1.6 + 0.36 * max(3, len(names)), sharey=True)
         for axes, (column, label) in zip(axes_of, _TIMES.items(), strict=True):
             axes.set_xlabel(f"{label}\n(log scale)")
@@ -150,7 +150,7 @@ class TokenizationBenchmark(Figure):
             panels.name_rows(axes, texts=names)
             every = pd.concat([shown, limit])[column]
             axes.set_xlim(every.min() / 1.6, every.max() * 1.6)
-            plain(axes.xaxis, log=True)
+            format_ticks(axes.xaxis, log=True)
         return made
 
     def caption(self) -> str:
@@ -192,10 +192,12 @@ class TokenizationBenchmark(Figure):
             "memory, so that their "
             "batches are copies of decoded rows. "
         )
-        text += self._break_even() + captions.reasons(
+        text += self._break_even() + captions.explain_left_out(
             self.first[self.first["left_out"].notna()], column="arm"
         )
-        return text + self.over() + captions.kinds(self.groups(), one="round", cell="an arm")
+        return (
+            text + self.over() + captions.describe_spread(self.groups(), one="round", cell="an arm")
+        )
 
     def _break_even(self) -> str:
         """Return from which number of batches on an offline arm, with its opening, takes less time
@@ -225,4 +227,4 @@ class TokenizationBenchmark(Figure):
         return text * bool(found)
 
     def numbers(self) -> str:
-        return captions.medians(self.drawn, column=self.main, by=self.by)
+        return captions.describe_medians(self.drawn, column=self.main, by=self.by)

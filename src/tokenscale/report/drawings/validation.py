@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import DOTS, Drawing, Figure
-from tokenscale.report.style import dots, figure, jitter, looks, number, plain
+from tokenscale.report.style import dots, figure, format_ticks, jitter, looks, number
 from tokenscale.report.table import Table, columns
 
 
@@ -42,7 +42,7 @@ class MixtureLosses(Figure):
         )
         others = parts.map(", ".join)
         if others.nunique() > 1 or rows["world_size"].nunique() > 1:
-            cells = cells + ", " + others + ", " + rows["world_size"].map(panels.ranks)
+            cells = cells + ", " + others + ", " + rows["world_size"].map(panels.format_ranks)
         self.rows = rows.assign(cell=cells)
         first = self.rows[self.rows["source"] == self.rows["source"].min()]
         self.cells = first.groupby("cell")["share"].median().sort_values().index.tolist()
@@ -51,7 +51,7 @@ class MixtureLosses(Figure):
         """Draw one panel per corpus: every run a dot, the median of each cell a bar."""
         sources = sorted(self.rows["source"].unique())
         label = "validation loss (nats / useful token)"
-        made, every = panels.grid(
+        made, every = panels.make_grid(
             len(sources),
             height=2.8,
             x="share of sequences (%)",
@@ -60,7 +60,7 @@ class MixtureLosses(Figure):
         if not sources:
             return self.no_data(made)
         for source, axes in zip(sources, every, strict=True):
-            panels.heading(axes, text=source)
+            panels.write_heading(axes, text=source)
             for cell, look in looks(self.cells).items():
                 both = (
                     rows[(rows["source"] == source) & (rows["cell"] == cell)]
@@ -72,8 +72,8 @@ class MixtureLosses(Figure):
                 axes.plot(here, loss, **look | {"linestyle": "none", "markersize": 5}, label=cell)
                 axes.plot(share.median(), middle.median(), "_", color=look["color"], markersize=18)
             axes.set_xlim(-6, 106)
-            plain(axes.yaxis)
-        panels.legend(made, axes=every, order=self.cells)
+            format_ticks(axes.yaxis)
+        panels.draw_legend(made, axes=every, order=self.cells)
         return made
 
     def sentences(self) -> str:
@@ -85,7 +85,7 @@ class MixtureLosses(Figure):
             "Loss after the last step on a fixed held-out slice of each corpus, the same for "
             "every mixture "
             f"(useful tokens: {captions.listing(sizes) or 'none'}); "
-            f"{captions.counted(self.rows['run_id'].nunique(), self.inventory)}. {DOTS}"
+            f"{captions.count_shown(self.rows['run_id'].nunique(), self.inventory)}. {DOTS}"
             "The share is of the sequences of the whole run; mixtures with "
             "stages reach it in their own order. "
         )
@@ -150,11 +150,11 @@ class TimeToTargetLoss(Figure):
             if self.rows.empty:
                 self.no_data(made, axes)
                 continue
-            finite = captions.finite(self.rows[column])
+            finite = captions.select_finite(self.rows[column])
             edge = 1.12 * finite.max() if len(finite) and finite.max() > 0 else 1.0
             axes.set_xlim(0, 1.06 * edge)
             for y, cell in enumerate(listed):
-                here = panels.at(self.rows, cell)
+                here = panels.select_cell(self.rows, cell)
                 if len(here):
                     _draw_cell(
                         axes,
@@ -162,19 +162,19 @@ class TimeToTargetLoss(Figure):
                         here=here,
                         column=column,
                         edge=edge,
-                        middle=panels.at(self.common, cell)[column].median(),
+                        middle=panels.select_cell(self.common, cell)[column].median(),
                     )
                 else:
                     panels.write_note(
                         axes, y, text="not comparable" if self.refusals else "no validation"
                     )
-            panels.name_rows(axes, texts=panels.names(listed))
+            panels.name_rows(axes, texts=panels.name_cells(listed))
             panels.steps_of(axes.xaxis, most=4)
         if len(self.rows):
             target = f"loss ≤ {number(self.rows['target'].iloc[0], 5)} nats / useful token"
-            panels.heading(both[0], text=captions.crowded(self.inventory) or target)
+            panels.write_heading(both[0], text=captions.caution_crowding(self.inventory) or target)
             right = both[1].secondary_yaxis("right")
-            counts = [panels.at(self.rows, cell)["reached"] for cell in listed]
+            counts = [panels.select_cell(self.rows, cell)["reached"] for cell in listed]
             right.set_yticks(
                 range(len(listed)),
                 [f"{int(c.sum())} of {len(c)}" if len(c) else "" for c in counts],
@@ -209,7 +209,7 @@ class TimeToTargetLoss(Figure):
     def numbers(self) -> str:
         texts = []
         for name, world, group in captions.cells(self.rows):
-            middle = panels.at(self.common, cell=(name, world))["seconds"].median()
+            middle = panels.select_cell(self.common, cell=(name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(
                 f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} "
@@ -282,11 +282,11 @@ class Translation(Figure):
         """Draw three panels, a row per cell: runs as dots, medians as bars, at each BLEU its
         bootstrap interval.
         """
-        made = panels.strips(self)
+        made = panels.draw_strips(self)
         if len(self.rows):
             axes = made.axes[-1]
             for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
-                for ends in panels.at(self.rows, cell)[["bleu_low", "bleu_high"]].values:
+                for ends in panels.select_cell(self.rows, cell)[["bleu_low", "bleu_high"]].values:
                     axes.plot(ends, [y, y], color=dots(cell[0])["color"], linewidth=0.8)
             axes.set_xlim(0, max(1.0, 1.08 * self.rows["bleu_high"].max()))
         return made
@@ -317,7 +317,11 @@ class Translation(Figure):
         """Return medians, a row per cell; at BLEU the lowest and highest of several runs."""
         common = self.common
         names = dict(
-            zip(named := list(dict.fromkeys(common["series"])), panels.short(named), strict=True)
+            zip(
+                named := list(dict.fromkeys(common["series"])),
+                panels.shorten_names(named),
+                strict=True,
+            )
         )
         epochs = bool(common["bleu_by_epoch"].notna().any())
         heads = columns("runs of", ">ranks", ">training (s)", ">target tokens / s", ">BLEU")

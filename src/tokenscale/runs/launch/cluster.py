@@ -1,4 +1,4 @@
-"""What a cluster offers and what a profile asks of it: accounts, partitions, purged folders, quotas.
+"""What a cluster offers and what a profile requests: accounts, partitions, purged folders, quotas.
 
 Each check returns what is wrong as a UserError, None if nothing is or if the cluster does not say.
 """

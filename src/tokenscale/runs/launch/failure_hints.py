@@ -201,7 +201,7 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     stacks = _read_stacks(attempt, world_size)
     if not stacks:
         return None
-    waiting = [rank for rank, lines in stacks.items() if _waits(lines)]
+    waiting = [rank for rank, lines in stacks.items() if _is_waiting(lines)]
     silent = [rank for rank in range(world_size) if rank not in stacks]
     stuck = [rank for rank in stacks if rank not in waiting]
     lines = ["tokenscale: the run made no progress and was ended."]
@@ -234,7 +234,7 @@ def _read_stacks(attempt: Path, world_size: int) -> dict[int, list[str]]:
     return stacks
 
 
-def _waits(stack: list[str]) -> bool:
+def _is_waiting(stack: list[str]) -> bool:
     """Return whether a rank waits for others, by the innermost lines of its stack."""
     return any(WAIT_CALLS.search(line) for line in stack[:MAX_LINES])
 

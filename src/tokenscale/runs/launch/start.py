@@ -448,7 +448,7 @@ def open_run(
         if not path.is_file():
             what = f"the manifest of the {role.replace('_', ' ')} is missing."
             raise UserError(what, path=path, next=f"snakemake {path}")
-    state = _find_state(run)
+    state = _find_resume_record(run)
     directory = output.parent
     with lock.hold_run_folder(directory, what=run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
@@ -565,7 +565,7 @@ def start_run(
         return exit_code or 1
 
 
-def _find_state(run: RunSettings) -> Path | None:
+def _find_resume_record(run: RunSettings) -> Path | None:
     """Return the record of the state that a run resumes from. Raises UserError if it is missing."""
     if run.resume_from is None:
         return None

@@ -188,7 +188,7 @@ def to_hf(
     unknown or wrongly sized weights.
     """
     kind = family(shape)
-    names = _names(shape, kind)
+    names = _map_names(shape, kind)
     _check_names({name for parts in names.values() for name in parts}, weights, where="the decoder")
     found: Weights = {}
     for theirs, parts in names.items():
@@ -236,7 +236,7 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
             del weights[HEAD]
         else:
             shape = replace(shape, tied_embeddings=False)
-    names = _names(shape, kind)
+    names = _map_names(shape, kind)
     _check_names(set(names), weights, where=f"the {kind} model")
     found: Weights = {}
     for theirs, parts in names.items():
@@ -266,7 +266,7 @@ def _is_constant(name: str, values: Tensor, shape: ModelSettings) -> bool:
     return False
 
 
-def _names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
+def _map_names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
     """Return the library's name → ours, of which GPT-2 joins three."""
     names: dict[str, list[str]] = {}
     for ours, theirs in (GPT2 if kind == "gpt2" else LLAMA).items():

@@ -332,8 +332,8 @@ class Decoder(LanguageModel):
         return KVCache(keys=keys, values=values, layers=layers)
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
-        """[B, T] → [B, V], the logits of the token behind each row. With a cache, rows go on from
-        its positions.
+        """[B, T] → [B, V], the logits of the token behind each row. With a cache, rows continue
+        from its positions.
         """
         return self.head(self.hidden(tokens_bt, cache=cache)[:, -1])
 
