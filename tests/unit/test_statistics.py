@@ -21,7 +21,7 @@ from tokenscale.analysis.statistics import (
     sign_flip_p,
     summary,
 )
-from tokenscale.analysis.steadiness import find_unsteadiness
+from tokenscale.analysis.steadiness import LEAST_SPREAD, _distances, _spread, find_unsteadiness
 
 #: Conover, Practical Nonparametric Statistics; binomial tables with p = 1/2: runs, rank, coverage
 PUBLISHED = [
@@ -220,6 +220,19 @@ def find(seconds, tokens=1024, world=1):
         for rank in range(ranks)
     ]
     return find_unsteadiness(SimpleNamespace(steps=Steps(tables.of_rows("steps", rows))))
+
+
+@pytest.mark.parametrize("n", [9, 10, 57])
+def test_distances_of_parts_are_those_of_each_part_alone(n):
+    random = np.random.default_rng(n)
+    log = random.normal(0, 0.1, n).round(2)  # with ties
+    parts = random.random((40, n)) < random.uniform(0.3, 0.7, 40)[:, None]
+    expected = [
+        abs(np.median(log[part]) - np.median(log[~part]))
+        / max(_spread(log[part]), _spread(log[~part]), LEAST_SPREAD)
+        for part in parts
+    ]
+    np.testing.assert_allclose(_distances(log, parts), expected, rtol=1e-12)
 
 
 def noise(n, spread, seed, correlation=0.4):
