@@ -11,6 +11,7 @@ of them do. Where throughput drifted, the drift is taken out of every run: a ver
 stand then is none.
 """
 
+import functools
 import itertools
 import math
 import re
@@ -182,8 +183,12 @@ def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Dr
     """
     timed = throughput.merge(_ours(runs)[["run_id", "started_unix_s"]].dropna(), on="run_id")
     timed = timed.sort_values("started_unix_s", kind="stable")
-    cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    return statistics.drift(timed["started_unix_s"], values=timed[RATE], cells=cells)
+    cells = zip(timed["series"], timed["world_size"], strict=True)
+    return _drift(tuple(timed["started_unix_s"]), tuple(timed[RATE]), tuple(cells))
+
+
+#: a page needs the drift of one experiment three times
+_drift = functools.lru_cache(maxsize=8)(statistics.drift)
 
 
 def _ours(runs: pd.DataFrame) -> pd.DataFrame:
