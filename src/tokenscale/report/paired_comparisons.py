@@ -163,7 +163,9 @@ def comparisons(
         sentences = refused + sentences
     started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
     judged = judge(pairs, drift=measure_drift(throughput, runs), started=started)
-    found = [_add_notes(comparison, runs, validation) for comparison in judged]
+    # each comparison filters the runs, and a row of the inventory has eighty columns
+    noted = runs[["run_id", "cell", "external", "validity", "reasons"]]
+    found = [_add_notes(comparison, noted, validation) for comparison in judged]
     found += (
         Judged(
             pair=pair,
