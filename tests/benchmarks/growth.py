@@ -1,7 +1,7 @@
 """Measure how seconds and memory of the workflow's commands grow with the runs of a campaign.
 
-    python tests/benchmarks/growth.py                # 100 and 1,000 runs; 4 minutes
-    python tests/benchmarks/growth.py --runs 10000   # an hour, and 5 GB of disk
+    python tests/benchmarks/growth.py                # 100 and 1,000 runs
+    python tests/benchmarks/growth.py --runs 10000   # half a gigabyte of disk
 
 A campaign is one experiment in a project of its own: cells with ten repeats each, of which every
 run has the logs of 24 steps, sealed like those of a training. Each command is a process of its own.
