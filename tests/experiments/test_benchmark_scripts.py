@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from tests.benchmarks import peers, pretokenize, sizes, training
+from tests.benchmarks import growth, peers, pretokenize, sizes, training
 from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
@@ -193,3 +194,16 @@ def test_the_start_of_a_rank_is_measured():
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and json.loads(done.stdout)["opens"] == 1 + 8 + 2, done.stderr
+
+
+# -- growth
+
+
+@pytest.mark.long
+def test_every_command_is_measured_on_a_campaign(tmp_path, capsys):
+    assert growth.main(["--runs", "8", "--repeats", "2", "--folder", str(tmp_path), "--keep"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in ("snakemake -n", "status --failed", "page"))
+    (runs,) = tmp_path.glob(f"*/results/tables/{growth.NAME}/runs.parquet")
+    assert pq.read_table(runs)["validity"].to_pylist() == ["valid"] * 8
+    assert growth.main(["--runs", "7"]) == 2

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from tokenscale.analysis import comparability
 from tokenscale.analysis.comparability import refusals, refused, sentences
 
 #: a run as the table `runs` has it
@@ -346,3 +348,37 @@ def test_what_is_not_alike_is_refused(factor, runs, which, words):
     found = refusals(table(*runs), factor)
     assert words in sentences(found)
     assert which is None or refused(found) == {f"run-{n}" for n in which}
+
+
+def test_what_most_state_is_counted_once():
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        stated = random.integers(0, 4, (random.integers(1, 12), 3)).tolist()
+        facts = {
+            i: {name: v for name, v in zip("abc", values, strict=True) if v}
+            for i, values in enumerate(stated)
+        }
+        columns = {name: [f[name] for f in facts.values() if name in f] for name in "abc"}
+        most = {name: max(v, key=v.count) for name, v in columns.items() if len(set(v)) > 1}
+        expected = {i: {name: f.get(name, most[name]) for name in most} for i, f in facts.items()}
+        found = comparability._filled(facts)
+        assert {i: dict(pairs) for i, pairs in found.items()} == expected
+
+
+def test_equal_rows_are_judged_once_for_each_factor(monkeypatch):
+    judged = []
+    of_group = comparability._of_group
+    monkeypatch.setattr(comparability, "_found", {})
+    monkeypatch.setattr(
+        comparability,
+        "_of_group",
+        lambda *a, **of: judged.append(of["factor"]) or of_group(*a, **of),
+    )
+    runs = table(("padded", SAME), ("packed", SAME), ("token-list", SAME | {"share": 2}))
+    found = refusals(runs, "approach")
+    assert found and refusals(runs.copy().set_index("run_id", drop=False), "approach") == found
+    assert judged == ["approach"]
+    found.clear()
+    assert refusals(runs, "approach") and refusals(runs, "micro_batch") == []
+    assert set(judged[1:]) == {"micro_batch"}
+    assert refusals(runs.assign(share=2), "approach") == []

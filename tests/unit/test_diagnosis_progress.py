@@ -50,6 +50,24 @@ def test_the_time_left_is_estimated_from_jobs_that_ran(
     assert (left.seconds, left.without) == (pytest.approx(seconds), not_estimated)
 
 
+def test_a_start_looks_at_no_earlier_job():
+    compared = []
+
+    class Rule(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    progress = Progress({"train": 3, "draw": 1})
+    for number in range(50):
+        progress.start(number, Rule("train"), "", number)
+    assert progress.planned == {"train": 50, "draw": 1}
+    assert len(compared) <= 50 * 6  # not 50 * 50 / 2
+
+
 def test_a_job_that_failed_and_starts_again_keeps_its_number_and_is_not_done():
     progress = Progress({"train": 2})
     first = progress.start(7, "train", "train a", 0)

@@ -5,6 +5,7 @@ steadiness.
 import itertools
 import math
 import random
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,7 @@ from tokenscale.analysis.statistics import (
     sign_flip_p,
     summary,
 )
-from tokenscale.analysis.steadiness import find_unsteadiness
+from tokenscale.analysis.steadiness import LEAST_SPREAD, _distances, _spread, find_unsteadiness
 
 #: Conover, Practical Nonparametric Statistics; binomial tables with p = 1/2: runs, rank, coverage
 PUBLISHED = [
@@ -126,6 +127,37 @@ def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(
     faster, slower = verdicts.simulate(family, n, noise, 0.02, change, 200)
     assert faster + slower <= 0.05 + 3.5 * math.sqrt(0.05 * 0.95 / 200)
     assert max(faster, slower) <= 0.025 + 3.5 * math.sqrt(0.025 * 0.975 / 200)
+
+
+@pytest.mark.parametrize("n", [17, 50, 333])
+def test_many_pairs_and_runs_are_drawn_in_chunks_that_change_no_digit(n, monkeypatch):
+    random = np.random.default_rng(n)
+    values = random.normal(0.1, 1.0, n)
+    start = random.integers(0, n // 2, n)  # some at once
+    cells = random.integers(0, 3, n).tolist()
+
+    def measure():
+        drifts = (drift(start, np.exp(values), of) for of in (None, cells))
+        return sign_flip_p(values), *drifts
+
+    monkeypatch.setattr(statistics, "NUMBERS", 10**9)
+    whole = measure()
+    monkeypatch.setattr(statistics, "NUMBERS", 123 * n)
+    assert measure() == whole
+    pairs = [p for p in itertools.combinations(range(n), 2) if start[p[0]] != start[p[1]]]
+    logs = np.log(np.exp(values))
+    slopes = [(logs[j] - logs[i]) / (start[j] - start[i]) for i, j in pairs]
+    assert whole[1].slope == np.median(slopes)
+
+
+def test_memory_does_not_grow_with_pairs_and_runs():
+    values = np.random.default_rng(0).normal(0.1, 1.0, 1000)
+    tracemalloc.start()
+    sign_flip_p(values)
+    drift(np.arange(1000), np.exp(values))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 60e6  # 900 MB where all flips are drawn at once
 
 
 # -- drift over a campaign, the planned order, and steadiness within a run
@@ -243,6 +275,20 @@ def find(seconds, tokens=1024, world=1):
         for rank in range(ranks)
     ]
     return find_unsteadiness(SimpleNamespace(steps=Steps(tables.of_rows("steps", rows))))
+
+
+@pytest.mark.parametrize("n", [9, 10, 57])
+def test_distances_of_parts_are_those_of_each_part_alone(n):
+    random = np.random.default_rng(n)
+    log = random.normal(0, 0.1, n).round(2)  # with ties
+    parts = random.random((40, n)) < random.uniform(0.3, 0.7, 40)[:, None]
+    parts[:, :2] = True, False
+    expected = [
+        abs(np.median(log[part]) - np.median(log[~part]))
+        / max(_spread(log[part]), _spread(log[~part]), LEAST_SPREAD)
+        for part in parts
+    ]
+    np.testing.assert_allclose(_distances(log, parts), expected, rtol=1e-12)
 
 
 def noise(n, spread, seed, correlation=0.4):

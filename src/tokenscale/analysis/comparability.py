@@ -5,7 +5,10 @@ run with another sequence length. All recorded facts of the table `runs` are com
 figure is drawn.
 """
 
+import functools
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -111,7 +114,7 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     where two parts are as large, none does. What a run does not record is taken to be as with the
     others. Runs that are invalid or missing are not asked. Runs of other programs stand beside ours
     where approaches are compared, and are lines of their own else; their packages and seeds are
-    theirs.
+    theirs. What was found in equal rows is remembered: tables, figures and claims ask for the same.
 
     World sizes whose global batch grows with them (weak scaling) may differ in it, and in what
     follows from it. World sizes may differ in the runs at once on a node where the same number of
@@ -119,6 +122,24 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     """
     columns = [column for column in (*OTHERS, *SETTINGS, *PLACES, *RANKS) if column in runs]
     counted = runs.loc[runs["validity"].isin(["valid", "suspect"]), columns].reset_index(drop=True)
+    key = (_digest(counted), factor)
+    if key not in _found:
+        _found[key] = _find(counted, factor)
+    return list(_found[key])
+
+
+#: (digest of rows, factor) → what was found
+_found: dict[tuple[str, str], list[Refusal]] = {}
+
+
+def _digest(rows: pd.DataFrame) -> str:
+    """Return a hash of columns, types and values."""
+    head = str(list(rows.dtypes.items())).encode()
+    hashes = pd.util.hash_pandas_object(rows, index=False).to_numpy()
+    return hashlib.sha256(head + hashes.tobytes()).hexdigest()
+
+
+def _find(counted: pd.DataFrame, factor: str) -> list[Refusal]:
     counted = counted.assign(
         external=lambda r: r["external"].fillna(False).astype(bool) if "external" in r else False,
         base_seed=lambda r: (r["seed"] - r["repeat"]).where(~r["external"]),
@@ -243,7 +264,11 @@ def _own_facts(row: Any, factor: str) -> dict[str, Any]:
 
 def _decoded(row: object, column: str) -> dict[str, Any]:
     text = getattr(row, column, None)
-    return json.loads(text) if isinstance(text, str) else {}
+    return _parse(text) if isinstance(text, str) else {}
+
+
+#: most runs state the same versions, variables and source files
+_parse = functools.lru_cache(maxsize=256)(json.loads)
 
 
 def _filled(facts: dict[Any, dict[str, Any]]) -> dict[Any, tuple[tuple[str, Any], ...]]:
@@ -254,7 +279,8 @@ def _filled(facts: dict[Any, dict[str, Any]]) -> dict[Any, tuple[tuple[str, Any]
     for stated in facts.values():
         for name, value in stated.items():
             values.setdefault(name, []).append(value)
-    varied = {name: max(v, key=v.count) for name, v in values.items() if len(set(v)) > 1}
+    counts = {name: Counter(stated) for name, stated in values.items()}
+    varied = {name: n.most_common(1)[0][0] for name, n in counts.items() if len(n) > 1}
     return {
         i: tuple((name, stated.get(name, most)) for name, most in varied.items())
         for i, stated in facts.items()
@@ -304,26 +330,30 @@ def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:
     """
     found = []
     if factor in LEVELS and not (factor in RANKS_CHANGE and _weak(group)):
-        for (repeat, _), runs in group.groupby(["repeat", "external"]):
-            if runs["science"].nunique() > 1:
-                where = f"{', '.join(dict.fromkeys(runs['cell']))}, repeat {repeat}"
-                found.append(
-                    Refusal(
-                        run_ids=tuple(runs["run_id"]),
-                        where=where,
-                        differs=("settings that the table of runs does not name",),
-                    )
-                )
-    for (cell, _), runs in group.groupby(["cell", "external"]):
-        if runs["code_digest"].nunique() > 1:
+        for (repeat, _), runs in _varied(group, "science", by=["repeat", "external"]):
+            where = f"{', '.join(dict.fromkeys(runs['cell']))}, repeat {repeat}"
             found.append(
                 Refusal(
                     run_ids=tuple(runs["run_id"]),
-                    where=cell,
-                    differs=("its repeats are of different code or inputs",),
+                    where=where,
+                    differs=("settings that the table of runs does not name",),
                 )
             )
+    for (cell, _), runs in _varied(group, "code_digest", by=["cell", "external"]):
+        found.append(
+            Refusal(
+                run_ids=tuple(runs["run_id"]),
+                where=cell,
+                differs=("its repeats are of different code or inputs",),
+            )
+        )
     return found
+
+
+def _varied(rows: pd.DataFrame, column: str, by: list[str]) -> Iterable[tuple[Any, pd.DataFrame]]:
+    """The groups of rows with several values in a column."""
+    several = rows.groupby(by)[column].transform("nunique") > 1
+    return rows[several].groupby(by)
 
 
 def _split(cell: str, factor: str) -> tuple[str, str]:

@@ -347,14 +347,13 @@ def _find_other_first_validations(siblings: Siblings) -> Found:
         "science", "arm", "precision", "validation_store_sha256", "validation_tokens"
     ):
         losses = {i: siblings.first_validation[i] for i in ids if i in siblings.first_validation}
+        if not losses:
+            continue
         limit = SAME_LOSS if siblings.rows[ids[0]]["precision"] == "fp32" else SAME_LOSS_16
+        ascending = sorted(losses.values())
+        # which of two is right, nobody knows
+        median = sum(ascending) / 2 if len(losses) == 2 else ascending[len(losses) // 2]
         for run_id, loss in losses.items():
-            # which of two is right, nobody knows
-            median = (
-                sum(losses.values()) / 2
-                if len(losses) == 2
-                else sorted(losses.values())[len(losses) // 2]
-            )
             if abs(loss / median - 1) > limit / 2:
                 other = min(
                     (i for i in losses if i != run_id), key=lambda i: abs(losses[i] - median)
@@ -540,7 +539,7 @@ def _find_other_machines(siblings: Siblings) -> Found:
     }
     both: tuple[dict[str, Any], ...] = (boots, memory)
     for of in filter(None, both):
-        most = max(of.values(), key=list(of.values()).count)
+        ((most, _),) = Counter(of.values()).most_common(1)
         other = next((run_id for run_id, value in of.items() if value == most), None)
         for run_id, value in of.items():
             if of is memory and abs(value / most - 1) > 0.05:

@@ -13,7 +13,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,13 @@ LEVEL = 0.05
 MARGIN = 0.01
 #: more pairs than this are tested with random sign flips in place of all of them
 EXACT_PAIRS = 16
+#: random sign flips
+FLIPS = 100_000
 #: of a drift: up to so many runs every order is tried, else so many random ones
 EXACT_RUNS = 7
 DRAWS = 10_000
+#: numbers that are drawn at a time: they take 8 MB
+NUMBERS = 1 << 20
 #: with fewer pairs of runs the other way round than this share, the order was mostly kept
 MOSTLY = 0.1
 
@@ -119,7 +123,7 @@ def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
     """(two-sided p, smallest p that so many pairs can give) of the paired sign-flip permutation
     test on the mean.
 
-    Exact over all 2^n flips up to `EXACT_PAIRS` pairs, else over 100 000 random ones with a fixed
+    Exact over all 2^n flips up to `EXACT_PAIRS` pairs, else over `FLIPS` random ones with a fixed
     seed.
 
     >>> sign_flip_p([1.0, 2.0, 3.0])
@@ -136,11 +140,25 @@ def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
     if n <= EXACT_PAIRS:
         signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
         return float((np.abs(signs @ d) >= observed - tolerance).mean()), 2 / 2**n
-    draws = 100_000
-    signs = 1 - 2 * np.random.default_rng(0).integers(0, 2, size=(draws, n), dtype=np.int8)
-    return float((1 + (np.abs(signs @ d) >= observed - tolerance).sum()) / (1 + draws)), 1 / (
-        1 + draws
-    )
+    random = np.random.default_rng(0)
+    extreme = 0
+    for size in _chunks(FLIPS, n):
+        signs = 1 - 2 * random.integers(0, 2, size=(size, n), dtype=np.int8)
+        extreme += int((np.abs(signs @ d) >= observed - tolerance).sum())
+    return (1 + extreme) / (1 + FLIPS), 1 / (1 + FLIPS)
+
+
+def _chunks(rows: int, columns: int) -> Iterator[int]:
+    """Split rows so that a chunk has about `NUMBERS` numbers. All chunks but the last have a
+    multiple of four rows: a random generator then yields the numbers that it yields for all rows
+    at once, as it makes four of eight bits from one word.
+
+    >>> list(_chunks(10, columns=NUMBERS))
+    [4, 4, 2]
+    """
+    size = max(4, NUMBERS // columns // 4 * 4)
+    for begin in range(0, rows, size):
+        yield min(size, rows - begin)
 
 
 @dataclass(frozen=True)
@@ -276,13 +294,8 @@ def drift(
     if not np.isfinite(start).all():
         raise ValueError("a start is not finite")
     groups = [np.array(m) for m in members.values() if len(m) > 1]
-    pairs = [
-        (i, j)
-        for group in groups
-        for i, j in itertools.combinations(group, 2)
-        if start[i] != start[j]
-    ]
-    if not pairs:
+    slopes = np.concatenate([np.zeros(0), *(_slopes(start[g], log[g]) for g in groups)])
+    if not len(slopes):
         return Drift(
             n=sum(map(len, groups)),
             slope=math.nan,
@@ -290,7 +303,7 @@ def drift(
             p=1.0,
             smallest_p=1.0,
         )
-    slope = float(np.median([(log[j] - log[i]) / (start[j] - start[i]) for i, j in pairs]))
+    slope = float(np.median(slopes))
     times = [start[g] - start[g].mean() for g in groups]
     parts = [log[g] - np.median(log[g]) for g in groups]
     observed = abs(sum(t @ v for t, v in zip(times, parts, strict=True)))
@@ -303,7 +316,10 @@ def drift(
         random = np.random.default_rng(0)
         sums = np.zeros(DRAWS)
         for t, v in zip(times, parts, strict=True):
-            sums += random.permuted(np.tile(v, (DRAWS, 1)), axis=1) @ t
+            chunks = _chunks(DRAWS, len(v))
+            sums += np.concatenate(
+                [random.permuted(np.tile(v, (size, 1)), axis=1) @ t for size in chunks]
+            )
         p = (1 + int((np.abs(sums) >= observed - tolerance).sum())) / (1 + DRAWS)
         smallest = max(smallest, 1 / (1 + DRAWS))
     used = start[np.concatenate(groups)]
@@ -314,6 +330,16 @@ def drift(
         p=p,
         smallest_p=smallest,
     )
+
+
+def _slopes(start: np.ndarray, log: np.ndarray) -> np.ndarray:
+    """Slopes of all pairs of points that have different starts."""
+    found = [np.zeros(0)]
+    for i in range(len(start) - 1):
+        apart = start[i + 1 :] - start[i]
+        change = log[i + 1 :] - log[i]
+        found.append(change[apart != 0] / apart[apart != 0])
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,15 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
     number, took, log = _measured(evidence)
     if len(log) < FEWEST_STEPS:
         raise NotCheckedError(f"fewer than {FEWEST_STEPS} measured steps")
-    apart, name, members = max(
-        ((_distance(log, members=m), name, m) for name, m in _parts(log)), key=lambda part: part[0]
-    )
+    parts = _parts(log)
+    distances = _distances(log, parts)
+    furthest = int(distances.argmax())
+    members = parts[furthest]
     ratio = math.exp(np.median(log[members]) - np.median(log[~members]))
-    if apart > SPREADS and max(ratio, 1 / ratio) > LEAST_RATIO:
-        where = name.format(number[members][0], number[members][-1], members.sum(), len(log))
+    if distances[furthest] > SPREADS and max(ratio, 1 / ratio) > LEAST_RATIO:
+        where = f"steps {number[members][0]} to {number[members][-1]} take"
+        if furthest == len(parts) - 1:
+            where = f"two kinds of steps, {members.sum()} of {len(log)} take"
         return [f"no steady state: {where} {ratio:.2f}× as long as the others"]
     apart, change = max(_trends(log))
     if apart > TREND_SPREADS and abs(change) > math.log(LEAST_RATIO):
@@ -112,21 +115,24 @@ def _measured(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return steps.numbers[used], took[used], log
 
 
-def _parts(log: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(words, which steps) of every part that is compared with the rest."""
+def _parts(log: np.ndarray) -> np.ndarray:
+    """Which steps belong to each part that is compared with the rest: a boolean row for each
+    stretch, and a last one for the slower kind of steps.
+    """
     n = len(log)
     least = max(FEWEST_IN_PART, math.ceil(PART * n))
     places = np.unique(np.linspace(0, n, min(n, PLACES) + 1).round().astype(int))
+    begins, ends = (grid.ravel() for grid in np.meshgrid(places, places, indexing="ij"))
+    used = (ends >= begins + least) & (ends <= begins + n / 2)
     index = np.arange(n)
-    for begin in places:
-        for end in places[(places >= begin + least) & (places <= begin + n / 2)]:
-            yield "steps {0} to {1} take", (index >= begin) & (index < end)
+    stretches = (index >= begins[used, None]) & (index < ends[used, None])
     order = np.argsort(log, kind="stable")
     count = np.arange(least, n - least + 1)
     sums = np.cumsum(log[order])
     below = sums[count - 1]
     between = count * (n - count) * (below / count - (sums[-1] - below) / (n - count)) ** 2
-    yield "two kinds of steps, {2} of {3} take", np.isin(index, order[count[np.argmax(between)] :])
+    slower = np.isin(index, order[count[np.argmax(between)] :])
+    return np.vstack([stretches, slower])
 
 
 def _trends(log: np.ndarray) -> Iterator[tuple[float, float]]:
@@ -141,12 +147,29 @@ def _trends(log: np.ndarray) -> Iterator[tuple[float, float]]:
         yield abs(change) / spread, change
 
 
-def _distance(log: np.ndarray, members: np.ndarray) -> float:
-    """Distance between the medians of a part and of the rest, in spreads."""
-    part = log[members]
-    rest = log[~members]
-    spread = max(_spread(part), _spread(rest), LEAST_SPREAD)
-    return float(abs(np.median(part) - np.median(rest))) / spread
+def _distances(log: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Distance between the medians of each part (a row of `parts`) and of the rest, in spreads.
+
+    The steps are sorted once for all parts.
+    """
+    order = np.argsort(log)
+    members = parts[:, order]
+    median, spread = _describe_parts(log[order], members)
+    median_of_rest, spread_of_rest = _describe_parts(log[order], ~members)
+    spread = np.maximum(np.maximum(spread, spread_of_rest), LEAST_SPREAD)
+    return np.abs(median - median_of_rest) / spread
+
+
+def _describe_parts(ascending: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(median, spread) of each part of ascending values; see `_spread`."""
+    counted = parts.cumsum(axis=1)
+    count = counted[:, -1:]
+    lower = (counted > (count - 1) // 2).argmax(axis=1)
+    upper = (counted > count // 2).argmax(axis=1)
+    median = (ascending[lower] + ascending[upper]) / 2
+    deviations = np.abs(ascending - median[:, None])
+    total = np.where(parts, deviations, 0.0).sum(axis=1)
+    return median, math.sqrt(math.pi / 2) * total / count[:, 0]
 
 
 def _spread(log: np.ndarray) -> float:

@@ -86,7 +86,8 @@ class RunPrices:
         self._machine = machine or config.machine
         self._manifests: dict[Path, dict[str, Any] | None] = {}
         self._prices: dict[str, Price] = {}
-        self._measured: dict[str, list[tuple[str, str, float]]] = {}
+        #: prefix of run ids → cell → run id → seconds
+        self._measured: dict[str, dict[str, dict[str, float]]] = {}
 
     def price(self, run: Run) -> Price:
         if run.run_id not in self._prices:
@@ -111,27 +112,30 @@ class RunPrices:
         """
         prefix = run.run_id.rpartition("-")[0]
         if prefix not in self._measured:
-            files = sorted(self._results.glob(f"runs/{prefix}-*/done.json"))
-            self._measured[prefix] = [
-                found for file in files if (found := self._read_time(file.parent))
-            ]
-        cell = _cell_of(to_dict(run.settings))
-        alike = [
-            (run_id, seconds) for run_id, other, seconds in self._measured[prefix] if other == cell
-        ]
-        return [seconds for run_id, seconds in alike if run_id == run.run_id] or [
-            seconds for _, seconds in alike
-        ]
+            self._measured[prefix] = self._read_times(prefix)
+        times = self._measured[prefix].get(_cell_of(to_dict(run.settings)), {})
+        if run.run_id in times:
+            return [times[run.run_id]]
+        return list(times.values())
 
-    def _read_time(self, folder: Path) -> tuple[str, str, float] | None:
-        """Return (run id, cell, seconds from start to end) of a run that ended on this machine;
-        None for another.
+    def _read_times(self, prefix: str) -> dict[str, dict[str, float]]:
+        """Return cell → run id → seconds of the ended runs whose ids begin so."""
+        times: dict[str, dict[str, float]] = {}
+        here = describe_machine()
+        for file in sorted(self._results.glob(f"runs/{prefix}-*/done.json")):
+            if found := self._read_time(file.parent, here):
+                run_id, cell, seconds = found
+                times.setdefault(cell, {})[run_id] = seconds
+        return times
+
+    def _read_time(self, folder: Path, here: dict[str, Any]) -> tuple[str, str, float] | None:
+        """Return (run id, cell, seconds from start to end) of a run that ended on this machine,
+        `here`; None for another.
         """
         try:
             record = read_json(folder / "run.json")
             outcome = record["outcome"]
             hardware = record["hardware"]
-            here = describe_machine()
             same = all(hardware[key] == here.get(key) for key in ("architecture", "cpu", "cores"))
             if record["launch"]["machine"] != self._machine.name or not (
                 same or self._machine != Machine()

@@ -196,7 +196,8 @@ def design(
     that stopped so.
     """
     canary = runs[of_canary(runs, planned)]
-    runs = runs.drop(canary.index)
+    columns_shown = ["cell", "external", "repeat", "status", "validity"]
+    runs = runs.drop(canary.index)[columns_shown]
     repeats = sorted(runs["repeat"].dropna().unique())
     rows = []
     for (cell, external), group in runs.groupby(["cell", "external"], sort=False):

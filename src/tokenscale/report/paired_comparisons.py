@@ -11,6 +11,7 @@ of them do. Where throughput drifted, the drift is taken out of every run: a ver
 stand then is none.
 """
 
+import functools
 import itertools
 import math
 import re
@@ -162,7 +163,9 @@ def comparisons(
         sentences = refused + sentences
     started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
     judged = judge(pairs, drift=measure_drift(throughput, runs), started=started)
-    found = [_add_notes(comparison, runs, validation) for comparison in judged]
+    # each comparison filters the runs, and a row of the inventory has eighty columns
+    noted = runs[["run_id", "cell", "external", "validity", "reasons"]]
+    found = [_add_notes(comparison, noted, validation) for comparison in judged]
     found += (
         Judged(
             pair=pair,
@@ -182,8 +185,12 @@ def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Dr
     """
     timed = throughput.merge(_ours(runs)[["run_id", "started_unix_s"]].dropna(), on="run_id")
     timed = timed.sort_values("started_unix_s", kind="stable")
-    cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    return statistics.drift(timed["started_unix_s"], values=timed[RATE], cells=cells)
+    cells = zip(timed["series"], timed["world_size"], strict=True)
+    return _drift(tuple(timed["started_unix_s"]), tuple(timed[RATE]), tuple(cells))
+
+
+#: a page needs the drift of one experiment three times
+_drift = functools.lru_cache(maxsize=8)(statistics.drift)
 
 
 def _ours(runs: pd.DataFrame) -> pd.DataFrame:

@@ -79,6 +79,7 @@ class Progress:
         self.failed = 0
         self.last_s: float | None = None
         self._jobs: dict[int, Job] = {}
+        self._started: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
@@ -92,11 +93,9 @@ class Progress:
         """Record that a job starts. A job that starts again keeps its number."""
         earlier = self._jobs.get(job_id)
         number = earlier.number if earlier else len(self._jobs) + 1
-        if (
-            earlier is None
-            and sum(job.rule == rule for job in self._jobs.values()) >= self.planned[rule]
-        ):
-            self.planned[rule] += 1
+        if earlier is None:
+            self._started[rule] += 1
+            self.planned[rule] = max(self.planned[rule], self._started[rule])
         self.running[job_id] = self._jobs[job_id] = Job(
             number=number,
             rule=rule,
