@@ -2,6 +2,7 @@
 experiment.
 """
 
+import csv
 import json
 import os
 import re
@@ -102,6 +103,22 @@ def read_span(run) -> tuple[float, float]:
     (started,) = events(run, 0, "run_start")
     (stopped,) = events(run, 0, "run_stop")
     return started["t_mono_s"], stopped["t_mono_s"]
+
+
+@pytest.mark.long
+def test_a_recording_is_made_in_a_job_and_the_accounting_says_what_jobs_took(project):
+    project.change("long", layout={}, budget={"steps": 5})
+    planned = project.snakemake("-np", "runs", "--config", "experiments=long")
+    (name,) = set(re.findall(r"train (\S+-w1-[0-9a-f]{10})", planned))
+    recorded = project.root / f"results/parity/{name}/outcome.json"
+    project.snakemake(str(recorded.relative_to(project.root)), "--config", "experiments=long")
+    assert json.loads(recorded.read_text())
+    (job,) = project.jobs_of(f"rule_record_wildcards_{name}")
+    assert job["state"] == "COMPLETED"
+    (report,) = project.root.glob("results/logs/slurm/efficiency_report_*.csv")
+    rows = list(csv.DictReader(report.read_text().splitlines()))
+    assert rows and all(row["JobID"].startswith(f"{job['id']}.") for row in rows)
+    assert {row["RuleName"].partition("_wildcards")[0] for row in rows} == {"rule_record"}
 
 
 def test_a_submission_that_is_refused_is_told_with_its_reason(project):

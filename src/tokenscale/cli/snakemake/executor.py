@@ -23,7 +23,7 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
-from tokenscale.cli.snakemake.shared_job import SharedJob, count_places
+from tokenscale.cli.snakemake.shared_job import Job, SharedJob, count_places
 
 #: seconds to wait for an answer of SLURM
 ANSWER_S = 60.0
@@ -198,7 +198,7 @@ class CampaignExecutor(Executor):
         self._in_thread = threading.local()
         self._unclear_since: dict[str, float] = {}
         self._silent_since: float | None = None
-        self._waiting: dict[Any, float] = {}
+        self._waiting: dict[Job, float] = {}
         self._waiting_lock = threading.Lock()
         self._given: set[int] = set()
         super().__init__(workflow, logger)  # starts the thread that asks for states
@@ -218,7 +218,7 @@ class CampaignExecutor(Executor):
 
     # -- submission
 
-    def run_jobs(self, jobs: list[Any]) -> None:
+    def run_jobs(self, jobs: list[Job]) -> None:
         """Submit jobs, those that may share a node once there are enough to fill it."""
         super().run_jobs([job for job in jobs if count_places(job) == 1])
         self._given.update(job.jobid for job in jobs)
@@ -261,12 +261,12 @@ class CampaignExecutor(Executor):
         for number in places:
             self._submit_shared(number, in_full=True)
 
-    def format_job_exec(self, job: Any) -> str:
+    def format_job_exec(self, job: Job | SharedJob) -> str:
         if isinstance(job, SharedJob):
             return job.format_command(super().format_job_exec)
         return super().format_job_exec(job)
 
-    def get_account_arg(self, job: Any) -> Iterator[str]:
+    def get_account_arg(self, job: Job | SharedJob) -> Iterator[str]:
         """Yield the account as it is given. sbatch itself refuses one that is not the user's; the
         plugin would ask the accounting before each job.
         """
@@ -275,7 +275,7 @@ class CampaignExecutor(Executor):
         else:
             yield from super().get_account_arg(job)
 
-    def run_job(self, job: Any) -> None:
+    def run_job(self, job: Job | SharedJob) -> None:
         """Submit a job, as often as the controller does not answer. A refusal for another reason
         is final: the same call would be refused again.
         """
@@ -303,7 +303,7 @@ class CampaignExecutor(Executor):
                 one.attempt = one.restart_times + 1
             super()._report_job_error_threadsafe(SubmittedJobInfo(one), refusal)
 
-    def _submit(self, job: Any) -> str:
+    def _submit(self, job: Job | SharedJob) -> str:
         """Return why SLURM did not take a job; "" for one that it took."""
         self._in_thread.refusal = ""
         super().run_job(job)
@@ -321,7 +321,7 @@ class CampaignExecutor(Executor):
             aux = job_info.aux | {"mark": mark}
             super()._report_job_submission_threadsafe(replace(job_info, job=job, aux=aux))
 
-    def _find_unknown_job(self, job: Any) -> tuple[bool, str | None]:
+    def _find_unknown_job(self, job: Job | SharedJob) -> tuple[bool, str | None]:
         """Return whether the controller answers, and the job that it took without an answer that
         reached us. The comment tells jobs of one call apart.
         """
@@ -338,7 +338,7 @@ class CampaignExecutor(Executor):
         ]
         return code == 0, unknown[-1] if code == 0 and unknown else None
 
-    def _adopt(self, job: Any, external: str) -> None:
+    def _adopt(self, job: Job | SharedJob, external: str) -> None:
         """Go on with a job that SLURM has taken."""
         self.logger.warning(f"SLURM has taken {job.name} as job {external}.")
         log = self.slurm_logdir / f"rule_{job.name}" / get_job_wildcards(job) / f"{external}.log"
@@ -458,7 +458,7 @@ class CampaignExecutor(Executor):
             self._failed_nodes.update(down.split())
 
 
-def remove_old_logs(job: Any) -> None:
+def remove_old_logs(job: Job | SharedJob) -> None:
     """Remove a job's logs of an earlier run, which would be shown for one that dies before it
     writes.
     """

@@ -1,13 +1,26 @@
 """Jobs of Snakemake that stand side by side on one node, as one job of SLURM."""
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 
-def count_places(job: Any) -> int:
+class Job(Protocol):
+    """What the executor reads of a job of Snakemake."""
+
+    name: str
+    jobid: int
+    is_local: bool
+    attempt: int
+    restart_times: int
+    wildcards: Sequence[str]
+    log: Sequence[str]
+    resources: Any
+
+
+def count_places(job: Job) -> int:
     """Return how many jobs like this one a node has room for; 1 for a job that shares no node
     (the resource `share`, see workflow/rules/train.smk).
     """
@@ -28,7 +41,7 @@ class SharedJob:
     GPUs and cores of all, and the longest time limit.
     """
 
-    def __init__(self, jobs: Iterable[Any], folder: Path) -> None:
+    def __init__(self, jobs: Iterable[Job], folder: Path) -> None:
         """`folder` is for a mark of each job that succeeded; all nodes see it."""
         self.jobs = list(jobs)
         self.marks = {job: folder / f"succeeded-{uuid4().hex}" for job in self.jobs}
@@ -59,7 +72,7 @@ class SharedJob:
             gres=f"gpu:{gpus}",
         )
 
-    def format_command(self, format_one: Callable[[Any], str]) -> str:
+    def format_command(self, format_one: Callable[[Job], str]) -> str:
         """Return the shell command that starts all jobs at once, marks those that succeed, and
         fails unless all do.
 
