@@ -224,3 +224,10 @@ def refused(project: Project, settings: str) -> str:
     )
     assert done.returncode == 2, done.stderr
     return done.stdout + done.stderr
+
+
+def test_a_long_word_takes_time_in_proportion_to_its_length():
+    """With a pattern that begins anew at each letter, this takes minutes."""
+    word = "a1" * 50_000
+    assert redact(word) == word
+    assert redact(f"x{word}_token=abcdef1") == f"x{word}_token=…"

@@ -154,6 +154,17 @@ def test_tensorboard_events_are_read(tmp_path, monkeypatch):
         read(tmp_path / "run")
 
 
+def test_blanks_of_a_log_change_nothing_but_take_no_time(tmp_path):
+    """With each blank tried as the end of a name, a line of 900 takes half a minute."""
+    plain = [f"step {s} loss {float(LOSSES[s])!r} note" for s in range(STEPS)]
+    wide = [line.replace(" ", " " * 9) + " " * 900 for line in plain]
+    found = [
+        read(write(tmp_path, "\n".join(lines), f"{name}.log"))
+        for name, lines in {"plain": plain, "wide": wide}.items()
+    ]
+    assert found[0].loss.tolist() == found[1].loss.tolist() == list(LOSSES)
+
+
 def test_logs_of_a_run_are_summed_over_ranks_and_attempts(tmp_path):
     for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
         steps = range(30) if attempt == 0 else range(20, STEPS)

@@ -218,6 +218,7 @@ def lock_folder(
         open_file(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False),
         "a+",
         encoding="utf-8",
+        errors="replace",
     ) as file:
         while True:
             try:

@@ -317,7 +317,7 @@ def _read_output(lines: list[str]) -> Rows:
     rows: Rows = []
     for line in lines:
         row: dict[str, Any] = {}
-        for key, text in PAIR.findall(line[:1000]):
+        for key, text in PAIR.findall(" ".join(line[:1000].split())):
             name = _words(key)
             if not STEP.search(name):
                 row[name] = _number(text, thousands=not _is_loss(name))

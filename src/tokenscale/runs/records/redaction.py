@@ -48,7 +48,7 @@ _NAME = (
 _FLAG = re.compile(rf"(?:^|[_.-]){_NAME}$", re.IGNORECASE)
 #: a value in quotes, or one that reaches to the next blank
 _ASSIGNED = re.compile(
-    rf"(?P<name>(?<![A-Za-z0-9]){_NAME}|[A-Za-z0-9]+[_.-]{_NAME})(?P<between>[\"']?[ "
+    rf"(?P<name>(?<![A-Za-z0-9])(?:[A-Za-z0-9]+[_.-])?{_NAME})(?P<between>[\"']?[ "
     r"\t]*(?::=|[:=]|=>)[ \t]*|[ \t]+)"
     r"(?P<value>\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"'()\[\]{},;$<>]{6,})",
     re.IGNORECASE,
