@@ -63,17 +63,39 @@ def test_a_drawing_with_a_script_is_named_and_not_read(results, place):
             page.figure(FIGURE, results / place, "x")
 
 
-def test_no_page_runs_a_script_of_a_drawing_whose_hash_was_put_right(results, tmp_path):
-    if shutil.which("chromium") is None:
-        pytest.skip("no browser")
+FOREIGN = [
+    *SCRIPTS,
+    '</svg><meta http-equiv="refresh" content="0;url=evil.html"/><svg>',
+    '<a href="https://example.org"><text>more</text></a>',
+    '<use href="https://example.org/x.svg#a"/>',
+    '<image href="javascript:document.title"/>',
+    '<g onload="document.title"/>',
+    '<animate attributeName="href" values="javascript:x"/>',
+    "<?xml-stylesheet href='x'?>",
+    "<![CDATA[<b>]]>",
+    "<g>",
+]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_no_page_takes_a_drawing_of_others_whose_hash_was_put_right(content, results, tmp_path):
     drawing = results / f"figures/ways/{FIGURE}.svg"
-    for script in SCRIPTS:
-        plant(drawing, script)
+    plant(drawing, content)
     record = read_json(drawing.with_suffix(".json"))
     record["files"]["svg"] = sha256_file(drawing)
     write_sealed(drawing.with_suffix(".json"), record)
-    page.write(["ways"], results / "tables", results / "figures", tmp_path / "index.html")
-    assert (text := (tmp_path / "index.html").read_text()).count(MARK) == len(SCRIPTS)
-    assert shown(tmp_path / "index.html", tmp_path / "browser") != MARK
+    with pytest.raises(UserError, match="none of this project's") as caught:
+        page.figure(FIGURE, results / "figures/ways", "x")
+    assert caught.value.facts["path"] == drawing
+
+
+def test_the_policy_of_a_page_stops_scripts_that_get_into_it(results, tmp_path):
+    if shutil.which("chromium") is None:
+        pytest.skip("no browser")
+    written = tmp_path / "index.html"
+    page.write(["ways"], results / "tables", results / "figures", written)
+    text = written.read_text().replace("</svg>", f"{''.join(SCRIPTS)}</svg>", 1)
+    written.write_text(text)
+    assert shown(written, tmp_path / "browser") != MARK
     (tmp_path / "open.html").write_text(POLICY.sub("", text))
     assert shown(tmp_path / "open.html", tmp_path / "browser") == MARK, "the browser would run it"

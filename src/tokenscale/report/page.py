@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from tokenscale import __version__
 from tokenscale.analysis import queries, replication
+from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
@@ -344,8 +345,16 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
     drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
     _, _, width, height = map(float, style.view_box(drawing).split())
-    wide = style.inline(drawing, prefix, css_class="wide")
-    phone = style.inline(words["phone"], prefix=f"{prefix}-phone", css_class="phone")
+    try:
+        wide = style.inline(drawing, prefix, css_class="wide")
+        phone = style.inline(words["phone"], prefix=f"{prefix}-phone", css_class="phone")
+    except ValueError as error:
+        raise UserError(
+            "this drawing is none of this project's.",
+            path=folder / f"{name}.svg",
+            reason=error,
+            next=f"snakemake -f {folder / name}.svg draws it again",
+        ) from None
     table = Table(**words["table"]) if "table" in words else None
     return {
         "name": name,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 import pandas as pd
@@ -44,12 +45,36 @@ def view_box(svg: str) -> str:
     return found[1]
 
 
+def check_drawing(svg: str) -> None:
+    """Raise ValueError for what no figure of ours holds and a browser may act on: other elements,
+    handlers of events, links to anything but a part of the drawing.
+    """
+    if "<!" in svg or "<?" in svg:
+        raise ValueError("it holds a declaration")
+    try:
+        elements = list(ElementTree.fromstring(svg).iter())
+    except ElementTree.ParseError as error:
+        raise ValueError(f"it is not one SVG element ({error})") from None
+    for element in elements:
+        name = element.tag.rpartition("}")[2]
+        if name not in ELEMENTS:
+            raise ValueError(f"it holds an element <{name}>")
+        for attribute, value in element.attrib.items():
+            key = attribute.rpartition("}")[2].lower()
+            if key.startswith("on"):
+                raise ValueError(f"it holds an attribute {key}")
+            if key == "href" and not value.startswith(("#", "data:image/png;base64,")):
+                raise ValueError(f"it links to {value[:40]}")
+
+
 def inline(svg: str, prefix: str, css_class: str) -> str:
     """Return the `<svg>` element of a figure for inlining, with `prefix` before each id that the
-    element refers to.
+    element refers to. Raises ValueError as `check_drawing` does.
     """
     unseen = r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>"
-    head, body = re.sub(unseen, "", svg[svg.index("<svg") :], flags=re.DOTALL).split(">", 1)
+    drawing = re.sub(unseen, "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    check_drawing(drawing)
+    head, body = drawing.split(">", 1)
     box = view_box(head)
     body = body.replace("xlink:href=", "href=")
     used = {name for pair in re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', body) for name in pair}
@@ -72,6 +97,24 @@ def inline(svg: str, prefix: str, css_class: str) -> str:
     return f'<svg class="{css_class}" viewBox="{box}" aria-hidden="true">{body.strip()}'
 
 
+#: elements that matplotlib writes into a drawing, but for its own style and metadata
+ELEMENTS = frozenset(
+    [
+        "svg",
+        "defs",
+        "g",
+        "path",
+        "use",
+        "clipPath",
+        "rect",
+        "image",
+        "text",
+        "tspan",
+        "pattern",
+        "linearGradient",
+        "stop",
+    ]
+)
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT = "#1b1e23"
 GRID = "#d3d6da"
