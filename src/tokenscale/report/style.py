@@ -98,23 +98,8 @@ def inline(svg: str, prefix: str, css_class: str) -> str:
 
 
 #: elements that matplotlib writes into a drawing, but for its own style and metadata
-ELEMENTS = frozenset(
-    [
-        "svg",
-        "defs",
-        "g",
-        "path",
-        "use",
-        "clipPath",
-        "rect",
-        "image",
-        "text",
-        "tspan",
-        "pattern",
-        "linearGradient",
-        "stop",
-    ]
-)
+ELEMENTS = {"svg", "defs", "g", "path", "use", "clipPath", "rect", "image", "text", "tspan"}
+ELEMENTS |= {"pattern", "linearGradient", "stop"}
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT = "#1b1e23"
 GRID = "#d3d6da"
