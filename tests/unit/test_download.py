@@ -410,3 +410,36 @@ def test_what_the_hub_does_not_give_is_one_message(dataset, tmp_path):
     for message, of_message in zip(done.stderr.split("tokenscale: ")[1:], words, strict=True):
         assert all(word in message for word in of_message)
     assert not (tmp_path / "d/manifest.json").exists()
+
+
+WHOLE = {
+    "a.parquet": b"PAR1" + b"x" * 40 + b"PAR1",
+    "a.jsonl": b'{"text": "one"}\n{"text": "two"}\n',
+    "a.jsonl.gz": b"\x1f\x8b\x08",
+    "a.txt": b"anything",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_file_that_begins_and_ends_as_its_name_says_stays(name, tmp_path):
+    (tmp_path / "part").write_bytes(WHOLE[name])
+    download.check_form(f"https://example.org/x/{name}?token=1", tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == WHOLE[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("a.parquet", b"rate limit exceeded"),
+        ("a.parquet", WHOLE["a.parquet"][:30]),
+        ("a.parquet", b""),
+        ("a.jsonl", b'{"text": "one"}\n{"text": "tw'),
+        ("a.jsonl.gz", b"busy"),
+        ("a.zst", b"<xml/>"),
+    ],
+)
+def test_a_servers_message_and_a_cut_file_are_refused_and_removed(name, sent, tmp_path):
+    (tmp_path / "part").write_bytes(sent)
+    with pytest.raises(UserError, match="is not the whole of such a file"):
+        download.check_form(f"https://example.org/x/{name}", tmp_path / "part")
+    assert not (tmp_path / "part").exists()

@@ -155,7 +155,7 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
 def test_an_object_that_changes_while_it_is_read_is_read_again(s3, tmp_path, monkeypatch):
     whole = put(s3, "raw/long.parquet", [f"text {i} " * 50 for i in range(3000)])
     monkeypatch.setattr(download, "BUCKET_CHUNK_BYTES", len(whole) // 2)
-    other = b"x" * len(whole)
+    other = b"PAR1" + b"x" * (len(whole) - 8) + b"PAR1"
 
     def change(reads, end):
         if len(reads) == 1:

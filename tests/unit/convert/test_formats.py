@@ -22,6 +22,7 @@ from tests.unit.convert.conftest import (
 )
 from tests.unit.convert.layouts import flatten, parse, write_litdata, write_mds, write_tokens
 from tokenscale.base.errors import UserError
+from tokenscale.cli.main import main
 from tokenscale.data.stores.documents import Chunk
 from tokenscale.data.stores.foreign import reframe, shards
 
@@ -508,3 +509,31 @@ def test_what_a_source_contradicts_is_refused(tmp_path, write, settings, words):
         write(tmp_path / "x.bin"), tmp_path / "s", **{"to": "token-list", **KNOWN, **settings}
     )
     assert all(word in text for word in words) and "next" in text, text
+
+
+HEADERS = {
+    "NumPy": b"\x93NUMPY\x01\x00",
+    "zip": b"PK\x03\x04\x14\x00",
+    "gzip": b"\x1f\x8b\x08\x00",
+    "Parquet": b"PAR1",
+    "pickle": b"\x80\x04\x95\x10",
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_of_another_format_is_not_read_as_ids(kind, tmp_path, capsys):
+    (tmp_path / "ids.bin").write_bytes(HEADERS[kind] + b"\x05\x00\x01\x00" * 40)
+    facts = [
+        "--tokenizer-name",
+        "x",
+        "--vocabulary-size",
+        "50257",
+        "--bos-id",
+        "0",
+        "--eos-id",
+        "1",
+    ]
+    words = ["convert", tmp_path / "ids.bin", tmp_path / "out", "--from", "nanogpt", *facts]
+    assert main([*map(str, words), "--to", "token-list"]) == 2
+    assert f"begins as a {kind} file does" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ declares a hash after `#sha256=`. Without one, the first download records the ha
 and later downloads must match it. The manifest is written last, so it lists complete files only.
 """
 
+import json
 import os
 import re
 import shutil
@@ -51,6 +52,14 @@ LONGEST_PAUSE_S = 600.0
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
 CHUNK_BYTES = 1 << 20
 BUCKET_CHUNK_BYTES = 1 << 22
+#: ending of a name → bytes that such a file begins and ends with
+FORMS = {
+    ".parquet": (b"PAR1", b"PAR1"),
+    ".gz": (b"\x1f\x8b", b""),
+    ".zst": (b"\x28\xb5\x2f\xfd", b""),
+}
+#: bytes at the end of a file in which its last line is looked for
+LONGEST_LINE = 1 << 20
 #: maximum length of a local file name; with prefix and suffix it fits the file system's limit of
 #: 255
 LONGEST_NAME_BYTES = 200
@@ -229,6 +238,7 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
                 resumable=resumable,
             )
             record.unlink(missing_ok=True)
+            check_form(address, part)
             return
         except Retry as retry:
             reason = retry.reason
@@ -258,6 +268,41 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
             flush=True,
         )
         sleep(min(60.0, 2.0 ** (failures - 1)) if pause is None else pause)
+
+
+def check_form(address: str, part: Path) -> None:
+    """Remove a downloaded file that does not begin and end as its name says, and raise UserError: a
+    server's message, or a file cut short by a server that states no length.
+    """
+    name = urlsplit(address).path.lower()
+    start, end = next((of for ending, of in FORMS.items() if name.endswith(ending)), (b"", b""))
+    with open(part, "rb") as file:
+        head = file.read(200)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+        tail = file.read()
+    whole = head.startswith(start) and tail.endswith(end)
+    if name.endswith((".jsonl", ".ndjson")):
+        whole = _ends_as_json_lines(tail)
+    if not whole:
+        part.unlink()
+        raise UserError(
+            "what a server sent is not the whole of such a file.",
+            address=address,
+            begins=ascii(head[:60].decode("utf-8", "replace")),
+            next="check the address, and whether it needs a login; then repeat the command",
+        )
+
+
+def _ends_as_json_lines(tail: bytes) -> bool:
+    """Return whether the last line is whole; a longer one than the tail is taken to be."""
+    line = tail.rstrip().rpartition(b"\n")[2]
+    if len(line) >= LONGEST_LINE or not line:
+        return True
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _receive(open_file: Opener, address: str, part: Path, record: Path, resumable: bool) -> None:

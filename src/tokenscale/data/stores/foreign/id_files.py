@@ -39,6 +39,14 @@ TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 AGAIN = "copy both files again, or rebuild them with Megatron-LM's preprocess_data.py"
 #: first int32 of the files of llm.c and modded-nanogpt, which have a header
 HEADERS = (20240520, 20240801)
+#: kind of file → bytes that it begins with, which as ids would be text
+OTHER_FORMS = {
+    "NumPy": b"\x93NUMPY",
+    "zip": b"PK\x03\x04",
+    "gzip": b"\x1f\x8b\x08",
+    "Parquet": b"PAR1",
+    "pickle": b"\x80\x04\x95",
+}
 
 
 def _add_ending(path: Path, ending: str) -> Path:
@@ -257,7 +265,16 @@ class NanoGpt(ForeignFormat):
                 "copy it again, or correct --dtype",
             )
         with open(path, "rb") as file:
-            head = int.from_bytes(file.read(4), "little")
+            beginning = file.read(16)
+        for form, first in OTHER_FORMS.items():
+            if beginning.startswith(first):
+                raise self._error(
+                    f"the file begins as a {form} file does.",
+                    f"{beginning[: len(first)]!r}",
+                    "ids from the first byte on",
+                    "write its ids without a header, such as numpy.load(FILE).tofile(NEW)",
+                )
+        head = int.from_bytes(beginning[:4], "little")
         if head in HEADERS:
             raise self._error(
                 "the file has a header: it is of llm.c or modded-nanogpt.",
