@@ -4,6 +4,7 @@ import io
 import itertools
 
 import pytest
+from pypdf import PdfReader
 
 from tokenscale.report import pdf
 from tokenscale.report.pdf import GAP, HEIGHT, MARGIN, ROOM, SIZE, column_widths, text_width, wrap
@@ -83,3 +84,15 @@ def test_two_figures_fit_a_page_and_none_leaves_it(height):
         ends = [(y, y + scale * height) for _, scale, _, y in drawings]
         assert all(above[0] > below[1] for above, below in itertools.pairwise(ends))
         assert all(x >= MARGIN - 1 and scale * 576 <= ROOM + 1 for _, scale, x, _ in drawings)
+
+
+def test_letters_that_the_fonts_lack_are_counted_with_their_page():
+    pages = pdf.PageWriter("t")
+    pages.paragraph("Źródło, Ελλάδα, Привет")
+    whole = "".join(page.extract_text() for page in PdfReader(io.BytesIO(pages.to_pdf())).pages)
+    assert "missing" not in whole
+    pages = pdf.PageWriter("t")
+    pages.paragraph("数据 and 🚀")
+    said = "".join(page.extract_text() for page in PdfReader(io.BytesIO(pages.to_pdf())).pages)
+    assert "3 characters of this document are missing" in " ".join(said.split())
+    assert "on page 1" in " ".join(said.split())

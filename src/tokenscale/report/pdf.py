@@ -5,6 +5,7 @@ matplotlib writes text and tables, line by line; the PDF of each figure is then 
 """
 
 import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -186,6 +187,8 @@ class PageWriter:
         self.drawings: list[list[tuple[bytes, float, float, float]]] = []
         #: (title, page from 0, level from 0)
         self.outline: list[tuple[str, int, int]] = []
+        #: page from 0 → characters on it that the fonts lack
+        self.lacking: Counter[int] = Counter()
         self.y = 0.0
 
     def chapter(self, title: str) -> None:
@@ -345,14 +348,24 @@ class PageWriter:
         return True
 
     def _write(self, x: float, text: str, size: float, weight: str, align: str = "left") -> None:
-        text = "".join(c if _has_glyph(c, weight) else LACKING for c in text)
+        shown = "".join(c if _has_glyph(c, weight) else LACKING for c in text)
+        if lacking := sum(old != new for old, new in zip(text, shown, strict=True)):
+            self.lacking[len(self.figures) - 1] += lacking
         at = (MARGIN + x) / WIDTH, self.y / HEIGHT
         self.figures[-1].text(
-            *at, text, fontsize=size, fontweight=weight, ha=align, parse_math=False
+            *at, shown, fontsize=size, fontweight=weight, ha=align, parse_math=False
         )
 
     def to_pdf(self) -> bytes:
-        """Return all pages with their drawings and the outline."""
+        """Return all pages with their drawings and the outline, and at their end a sentence on
+        characters that the fonts lack.
+        """
+        if self.lacking:
+            places = ", ".join(str(page + 1) for page in sorted(self.lacking))
+            self.paragraph(
+                f"{self.lacking.total():,} characters of this document are missing from its fonts "
+                f"and stand as boxes, on page {places}. The HTML page shows them."
+            )
         buffer = io.BytesIO()
         with style(), PdfPages(buffer, metadata=_METADATA) as texts:
             for figure in self.figures:
