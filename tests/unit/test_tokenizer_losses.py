@@ -32,7 +32,7 @@ from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers import backends, huggingface
 from tokenscale.data.tokenizers.load import build, load_tokenizer
-from tokenscale.data.tokenizers.losses import PLACES, draw_sample, measure
+from tokenscale.data.tokenizers.losses import PLACES, describe, draw_sample, measure
 from tokenscale.report.answers import _describe_lost_text
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 
@@ -451,3 +451,15 @@ def test_ordinary_text_trains_the_tokenizer_that_the_library_trains(tmp_path):
     )
     expected.train_from_iterator(texts, trainer)
     assert json.loads((folder / "tokenizer.json").read_text()) == json.loads(expected.to_str())
+
+
+def test_line_breaks_tabs_and_repeated_spaces_that_vanish_are_counted_apart(tmp_path):
+    """Single spaces are not: words are often rejoined by them."""
+    texts = ["the cat\n\n  sat\ton the mat", "the cat sat on the mat", "the\n\n\n\tcat\n sat"]
+    split_at_blanks = load_tokenizer(made(words(), tmp_path / "words"))
+    found = measure(split_at_blanks, texts, corpus="c")
+    assert found["lost_layout"] == 1.0 and found["lost"] == 0.0
+    assert "100.00% of their line breaks" in describe(split_at_blanks, found)
+    keeps_all = load_tokenizer(made(byte_level(), tmp_path / "bytes"))
+    assert "lost_layout" not in measure(keeps_all, texts, corpus="c")
+    assert "lost_layout" not in measure(split_at_blanks, texts[1:2], corpus="c")

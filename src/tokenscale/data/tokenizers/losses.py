@@ -3,13 +3,15 @@
 Compared are the characters other than white space, of the text and of what comes back, both after
 the tokenizer's own normalisation and without unknown ids. A character is **lost** if it does not
 come back, or if the normalisation removes it. It is only **normalised** if the normalisation
-replaces it by others (lower case, NFKC, a letter without its accent). White space is not compared:
-many tokenizers rejoin words by single spaces. Nor is the Unicode form of accents (one character or
-two). A loss in a few documents that the sample does not hold is not found.
+replaces it by others (lower case, NFKC, a letter without its accent). Single spaces are not
+compared: many tokenizers rejoin words by them. Line breaks, tabs and repeated spaces are counted
+apart: a model of code that never saw them writes none. The Unicode form of accents (one character
+or two) is not compared. A loss in a few documents that the sample does not hold is not found.
 """
 
 import json
 import math
+import re
 import shlex
 import unicodedata
 from collections import Counter
@@ -57,7 +59,8 @@ def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
 
 def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[str, Any]:
     """Return counts and shares of a sample, for the manifest of a store: `documents`, `utf8_bytes`,
-    and of its bytes other than white space `lost` and `normalised`, and of its ids `unknown`.
+    and of its bytes other than white space `lost` and `normalised`, of its ids `unknown`, and if
+    there is any, of its line breaks, tabs and repeated spaces `lost_layout`.
 
     Raises UserError if the tokenizer loses more than it may (`accepted_loss`), encodes the sample
     differently a second time, or makes BOS or EOS from text.
@@ -80,9 +83,12 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
     unknown = tokenizer.unknown_id
     lost: Counter[str] = Counter()
     normalised = 0.0
+    layout = kept_layout = 0
     for text, document in zip(texts, documents, strict=True):
         normal = tokenizer.normalize(text)
         back = tokenizer.decode(document if unknown is None else document[document != unknown])
+        layout += _count_layout(text)
+        kept_layout += min(_count_layout(text), _count_layout(back))
         if back != normal:
             lost += _count_characters(normal) - _count_characters(tokenizer.normalize(back))
         if normal != text:
@@ -103,6 +109,8 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         if unknown is not None
         else 0.0,
     }
+    if kept_layout < layout:
+        found["lost_layout"] = round(1 - kept_layout / layout, 6)
     if found["lost"] > tokenizer.accepted_loss:
         raise _loss_error(
             tokenizer,
@@ -115,12 +123,14 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
 
 def describe(tokenizer: Tokenizer, found: dict[str, Any]) -> str:
     """Return the result of `measure` as a line for a log."""
-    caution = "caution: " if found["lost"] > LOSS_CAUTION else ""
+    layout = found.get("lost_layout", 0.0)
+    caution = "caution: " if max(found["lost"], layout) > LOSS_CAUTION else ""
+    of_layout = f", {layout:.2%} of their line breaks, tabs and repeated spaces" if layout else ""
     return (
         f"{caution}tokenizer {tokenizer.name} loses {found['lost']:.2%} of the bytes of "
         f"{found['documents']:,} sampled "
-        f"documents ({found['normalised']:.2%} are normalised); {found['unknown']:.2%} of their "
-        "ids are unknown"
+        f"documents ({found['normalised']:.2%} are normalised){of_layout}; {found['unknown']:.2%} "
+        "of their ids are unknown"
     )
 
 
@@ -129,6 +139,11 @@ def _count_characters(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> Counte
     accents (NFC).
     """
     return Counter("".join(unicodedata.normalize(form, text).replace("▁", " ").split()))
+
+
+def _count_layout(text: str) -> int:
+    """Count the characters of white space that are not one space between two words."""
+    return sum(len(run) for run in re.findall(r"\s+", text) if run != " ")
 
 
 def _find_removed(tokenizer: Tokenizer, text: str, normal: str) -> Counter[str]:
