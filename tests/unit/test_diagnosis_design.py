@@ -13,6 +13,7 @@ from tokenscale.analysis.design import (
     Design,
     check_compound_levels,
     check_confounding,
+    check_loss_units,
     check_repeated_data,
     find_problems,
 )
@@ -534,3 +535,23 @@ def test_checks_of_cells_grow_with_their_number(check):
 
     # 256 cells after 64: 4 times as much, 16 times if all pairs were compared
     assert count(16) < 6 * count(8)
+
+
+@pytest.mark.parametrize(
+    ("key", "levels", "refused"),
+    [
+        ("tokenizer", ["a", "b"], True),
+        ("objective", ["causal", "masked"], True),
+        ("labels", ["all", "stream"], True),
+        ("optimizer.learning_rate", [0.1, 0.2], False),
+    ],
+)
+@pytest.mark.parametrize("quantity", ["validation_loss", "useful_tokens_per_s"])
+def test_a_primary_comparison_of_losses_needs_one_unit(key, levels, refused, quantity):
+    over, of = levels
+    comparison = PrimaryComparison(of={key: of}, over={key: over}, quantity=quantity)
+    experiment = Experiment("?", factors={key: levels}, primary=(comparison,), repeats=6)
+    found = list(check_loss_units(Design(experiment, [], TEXTS)))
+    assert [problem.key for problem in found] == ["primary.0.quantity"] * (
+        refused and quantity == "validation_loss"
+    )

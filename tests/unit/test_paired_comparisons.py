@@ -156,6 +156,17 @@ def test_a_run_that_is_not_comparable_is_left_out_with_what_differs():
     assert "packed-6 (not comparable: " in found["spread"] and "512" in found["spread"]
 
 
+@pytest.mark.parametrize("column", ["tokenizer_sha256", "validation_store_sha256"])
+def test_losses_without_a_common_unit_get_no_verdict(column):
+    throughput, runs = campaign()
+    losses = runs[["run_id"]].assign(last=True, step=24, useful_tokens_seen=480, loss=5.0)
+    losses.loc[runs["approach"] == "packed", "loss"] = 4.0
+    assert answer(throughput, runs, losses, quantity="validation_loss")["verdict"] == "lower loss"
+    runs[column] = runs["approach"]
+    found = answer(throughput, runs, losses, quantity="validation_loss")
+    assert "lower" not in found["verdict"] and "no common unit" in found["spread"]
+
+
 @pytest.mark.parametrize(
     ("step", "tokens", "marked"), [(24, 480, False), (7, 480, True), (24, 140, False)]
 )

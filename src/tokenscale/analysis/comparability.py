@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from tokenscale.settings.experiments import LOSS_UNITS
+
 #: column of `runs` → its name in a sentence: what runs of one comparison share, whatever is
 #: compared
 SETTINGS = (
@@ -153,6 +155,23 @@ def _find(counted: pd.DataFrame, factor: str) -> list[Refusal]:
         for (shared, _), group in groups
         for refusal in _of_group(group, rest=shared, factor=factor)
     ]
+
+
+#: column of `runs` → what losses of one unit share
+OF_ONE_UNIT = {
+    "tokenizer_sha256": "vocabularies",
+    "validation_store_sha256": "held-out rows",
+}
+
+
+def find_unlike_units(runs: pd.DataFrame, factor: str) -> str:
+    """Return why losses that `factor` tells apart have no common unit; "" where they have one."""
+    section = factor.split(".", maxsplit=1)[0]
+    unlike = [section] if section in LOSS_UNITS else []
+    for column, name in OF_ONE_UNIT.items():
+        if column in runs and runs[column].dropna().nunique() > 1:
+            unlike.append(name)
+    return f"losses over unlike {' and '.join(unlike)} have no common unit" if unlike else ""
 
 
 def refused(found: Iterable[Refusal]) -> set[str]:

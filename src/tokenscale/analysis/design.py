@@ -20,9 +20,11 @@ from tokenscale.base.files import canonical_json
 from tokenscale.base.wording import listing
 from tokenscale.settings.experiments import (
     COMPARISONS,
+    LOSS_UNITS,
     Experiment,
     LeftOut,
     Run,
+    describe_primary,
     expand_cells,
     factor_keys,
     factor_level,
@@ -844,6 +846,21 @@ def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:
     }
 
 
+def check_loss_units(design: Design) -> Iterator[Problem]:
+    """Find primary comparisons of losses that have no common unit: nats a token of unlike
+    vocabularies, or of unlike tokens.
+    """
+    for number, comparison in enumerate(describe_primary(design.experiment) or ()):
+        section = comparison["factor"].split(".", maxsplit=1)[0]
+        if comparison["quantity"] == "validation_loss" and section in LOSS_UNITS:
+            yield Problem(
+                level="refuse",
+                what=f"losses over unlike levels of {section} have no common unit",
+                key=f"primary.{number}.quantity",
+                next="useful_tokens_per_s; or compare bits_per_byte, which the tables have",
+            )
+
+
 def check_validation(design: Design) -> Iterator[Problem]:
     """Find validation documents that are also trained on, and targets that no validation can reach.
 
@@ -1027,7 +1044,7 @@ OF_RESULTS = (
     *(check_compound_levels, check_scaling, check_bases),
 )
 #: those that the tables of results answer themselves: verdicts, counts of shared texts, devices
-BEFOREHAND = (check_repeats, check_validation, check_devices)
+BEFOREHAND = (check_repeats, check_loss_units, check_validation, check_devices)
 
 
 def _is_layout_key(key: str) -> bool:

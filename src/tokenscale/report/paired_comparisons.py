@@ -223,6 +223,10 @@ def _primary_pairs(
         refusals = comparability.refusals(rows, factor=comparison["factor"])
         sentences += [refusal.sentence for refusal in refusals]
         refused = differences(refusals)
+        if quantity == LOSS:
+            unlike = comparability.find_unlike_units(rows, factor=comparison["factor"])
+            refused |= dict.fromkeys(rows["run_id"], unlike) if unlike else {}
+            sentences += [f"Not compared: {of}, {over} ({unlike})."] if unlike else []
         rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(known)]
         values, bases = (
             {r.repeat: (r.run_id, known[r.run_id]) for r in rows[rows["cell"] == cell].itertuples()}

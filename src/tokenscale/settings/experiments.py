@@ -46,6 +46,9 @@ COMPARISONS = (
     ("packed", "padding-free"),
 )
 
+#: sections of settings that change what a loss is in: nats a token of which vocabulary, and of
+#: which tokens
+LOSS_UNITS = ("tokenizer", "objective", "labels", "eos")
 #: primary comparisons of one experiment
 MAX_PRIMARY = 3
 #: largest number of runs of one experiment: listing more would exhaust this machine's memory
