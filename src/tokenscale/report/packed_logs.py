@@ -48,8 +48,8 @@ OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*
 JUDGED = ("validity", "reasons", "cautions", "unchecked")
 #: words of `validity`, the worst last
 SEVERITY = ("valid", "suspect", "invalid")
-#: why a value was not checked that could be where the token stores are
-NOT_AT_HAND = "not at hand"
+#: words of why inputs were not counted again, which they may have been where the logs were packed
+NOT_RECOUNTED = ("at hand", "were not read again", "by another version of the code")
 
 
 def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
@@ -255,19 +255,19 @@ def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
         row["validity"] = max(row["validity"], packed["validity"], key=SEVERITY.index)
         row["reasons"] = _unite(row["reasons"], packed["reasons"])
         row["cautions"] = _unite(row["cautions"], packed["cautions"])
-        row["unchecked"] = _unite(row["unchecked"], packed["unchecked"], replaceable=NOT_AT_HAND)
+        row["unchecked"] = _unite(row["unchecked"], packed["unchecked"], replaceable=NOT_RECOUNTED)
     tables.write(folder / "runs.parquet", table="runs", rows=rows)
     tables.write_manifest(folder)
 
 
-def _unite(own: str | None, packed: str | None, replaceable: str | None = None) -> str:
-    """Return the packed text, followed by sentences of our own that it lacks; those that hold the
-    `replaceable` words may be lacking.
+def _unite(own: str | None, packed: str | None, replaceable: Sequence[str] = ()) -> str:
+    """Return the packed text, followed by sentences of our own that it lacks; those that hold one
+    of the `replaceable` words may be lacking.
     """
     given = (packed or "").split("; ")
     lacking = [
         sentence
         for sentence in (own or "").split("; ")
-        if sentence not in given and not (replaceable and replaceable in sentence)
+        if sentence not in given and not any(words in sentence for words in replaceable)
     ]
     return "; ".join(filter(None, [*given, *lacking]))
