@@ -300,6 +300,7 @@ def train(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     monkeypatch.setattr("tokenscale.cli.train.command.start_run", start)
     monkeypatch.setattr("tokenscale.cli.train.command.print_summary", lambda folder: None)
+    monkeypatch.setattr("tokenscale.cli.train.command.report_failure", lambda output: 0)
 
     def call(*arguments: str) -> tuple[int, str, tuple | None]:
         code = main(["train", *arguments])
