@@ -86,7 +86,7 @@ def test_no_page_takes_a_drawing_of_others_whose_hash_was_put_right(content, res
     write_sealed(drawing.with_suffix(".json"), record)
     with pytest.raises(UserError, match="none of this project's") as caught:
         page.figure(FIGURE, results / "figures/ways", "x")
-    assert caught.value.facts["path"] == drawing
+    assert caught.value.facts["path"] == str(drawing)
 
 
 def test_the_policy_of_a_page_stops_scripts_that_get_into_it(results, tmp_path):
