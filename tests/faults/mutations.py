@@ -97,8 +97,8 @@ GUARDS = {
     ),
     "a killed process's temporaries are removed": Guard(
         "base/files.py",
-        "                left.unlink()\n",
-        "                pass\n",
+        "                        left.unlink()\n",
+        "                        pass\n",
         WRITER + "::test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stays",
     ),
     "a killed Snakemake's lock is taken off": Guard(
@@ -121,7 +121,7 @@ GUARDS = {
     ),
     "what is not JSON is refused": Guard(
         "base/files.py",
-        ", parse_constant=refuse",
+        "        parse_constant=refuse,\n",
         "",
         WRITER + "::test_json_that_we_do_not_write_is_refused_with_its_name",
     ),
@@ -252,7 +252,7 @@ GUARDS = {
     ),
     "memory that is full is told": Guard(
         "cli/main.py",
-        "    return _translate_memory_error(error, number)\n",
+        "    return _translate_memory_error(error, number) or _translate_fault(number, facts)\n",
         "    return None\n",
         "tests/faults/test_memory.py",
     ),
