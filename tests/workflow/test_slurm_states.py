@@ -141,7 +141,12 @@ def count(calls, client):
     return sum(name == client for _, name, *_ in calls)
 
 
-ENDED = ["CANCELLED by 1000", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE"]
+#: states of which the plugin knows nothing or waits, and the others, which tests/slurm brings about
+ENDED = ["CANCELLED by 1000", "PREEMPTED"]
+ENDED += [
+    pytest.param(state, marks=pytest.mark.long)
+    for state in ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE")
+]
 
 
 @pytest.mark.parametrize("state", ENDED)
@@ -163,7 +168,7 @@ REFUSAL = "Batch job submission failed: Socket timed out on send/recv operation"
 
 
 def test_a_controller_that_does_not_answer_is_asked_until_it_does(tmp_path):
-    away = [0, 12, REFUSAL]
+    away = [0, 6, REFUSAL]
     code, text, calls, outputs = run_campaign(
         tmp_path, jobs=4, silent={"sbatch": away, "squeue": away}
     )
@@ -273,6 +278,7 @@ def build_executor(requeue=False):
         ("", False, True, 601, True),
         ("", False, False, 1e6, False),
         ("CANCELLED by 0", False, False, 0, True),
+        *((state, False, True, 0, True) for state in sorted(executor.FAILED)),
     ],
 )
 def test_when_a_job_has_failed(state, requeue, is_complete, after_s, failed, monkeypatch):

@@ -44,9 +44,9 @@ REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """Yield a new file next to `path`; it is synced and renamed on success, and removed on failure.
 
-    Readers see the old or the complete new file and, if `durable`, also after a power cut. The new
-    file names the boot and is locked while the block runs, so that the files of killed processes
-    can be told from those of living ones.
+    Readers see the old or the complete new file and, if `durable`, also after a power cut. The
+    temporary file names the boot and is locked while the block runs, which distinguishes temporary
+    files of running processes from those of killed ones.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +98,8 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 @cache  # a folder of many files is listed once
 def _remove_left_over(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed: of this boot those that nobody
-    locks, of another one, whose locks may not reach this machine, those that are a day old.
+    """Remove temporary files of killed processes: files of this boot without a lock, and files of
+    other boots that are a day old. Locks of other nodes may not reach this machine.
     """
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
         with suppress(OSError, UserError):

@@ -786,10 +786,13 @@ class Config:
         shares nodes if both of them say so.
         """
         found: dict[str, Run] = {}
-        for run in (run for name in names for run in reversed(self.runs(name))):
-            other = found.get(run.run_id, run)
-            is_alone = run.share_nodes and not other.share_nodes
-            found[run.run_id] = replace(run, share_nodes=False) if is_alone else run
+        for name in names:
+            for run in reversed(self.runs(name)):
+                other = found.get(run.run_id, run)
+                if run.share_nodes and not other.share_nodes:
+                    found[run.run_id] = replace(run, share_nodes=False)
+                else:
+                    found[run.run_id] = run
         return found
 
     def list_corpora(self, names: Iterable[str]) -> list[str]:

@@ -96,7 +96,9 @@ def install_executor() -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What SLURM said of jobs. `is_complete`: a job without a state is unknown to SLURM."""
+    """SLURM's answer on the states of jobs. If `is_complete`, SLURM does not know the jobs that
+    have no state in it.
+    """
 
     states: dict[str, str]
     is_complete: bool
@@ -219,7 +221,9 @@ class CampaignExecutor(Executor):
     # -- submission
 
     def run_jobs(self, jobs: list[Job]) -> None:
-        """Submit jobs, those that may share a node once there are enough to fill it."""
+        """Submit jobs. Jobs that may share a node are held until they fill one (see
+        `_submit_shared`).
+        """
         super().run_jobs([job for job in jobs if count_places(job) == 1])
         self._given.update(job.jobid for job in jobs)
         shared = [job for job in jobs if count_places(job) > 1]
@@ -430,8 +434,8 @@ class CampaignExecutor(Executor):
             Path(info.aux["slurm_logfile"]).unlink(missing_ok=True)
 
     def _report_failure(self, info: SubmittedJobInfo, state: str) -> None:
-        told = state or f"unknown for {LOST_AFTER_S / 60:g} minutes"
-        message = f"SLURM-job '{info.external_jobid}' failed, SLURM status is: '{told}'. "
+        status = state or f"unknown for {LOST_AFTER_S / 60:g} minutes"
+        message = f"SLURM-job '{info.external_jobid}' failed, SLURM status is: '{status}'. "
         self.report_job_error(info, msg=message, aux_logs=[str(info.aux["slurm_logfile"])])
 
     def _exclude_nodes_that_are_down(self, info: SubmittedJobInfo, state: str) -> None:

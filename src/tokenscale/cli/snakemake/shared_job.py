@@ -73,8 +73,8 @@ class SharedJob:
         )
 
     def format_command(self, format_one: Callable[[Job], str]) -> str:
-        """Return the shell command that starts all jobs at once, marks those that succeed, and
-        fails unless all do.
+        """Return the shell command that starts all jobs at once and creates a file for each job
+        that succeeds. It fails unless all jobs succeed.
 
         Without variables of the shell: the plugin quotes it for a shell that would expand them.
         """

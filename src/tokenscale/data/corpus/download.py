@@ -294,8 +294,10 @@ def check_form(address: str, part: Path) -> None:
 
 
 def _ends_as_json_lines(tail: bytes) -> bool:
-    """Return whether the last line is whole; a longer one than the tail is taken to be."""
-    line = tail.rstrip().rpartition(b"\n")[2]
+    """Return whether the last line is whole: it ends, or it is JSON. A line that is longer than
+    the tail counts as whole.
+    """
+    line = tail.rpartition(b"\n")[2]
     if len(line) >= LONGEST_LINE or not line:
         return True
     try:

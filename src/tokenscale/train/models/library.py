@@ -207,8 +207,8 @@ class _Twin:
         self.states_positions = False
         try:
             same = self._logits_are_the_heads()
-        # RoBERTa and its kin count positions by comparing ids with padding, which there is none of
-        except Exception:
+        # RoBERTa and similar models compute positions from ids, which meta tensors have not
+        except (RuntimeError, ValueError, TypeError, IndexError):
             self.states_positions = "position_ids" in inspect.signature(model.forward).parameters
             if not self.states_positions:
                 raise
