@@ -225,6 +225,7 @@ def test_one_word_stands_for_all_experiments_and_equal_runs_are_shared(tmp_path)
     [
         (True, True, {}, {4: 1, 2: 2, 1: 4}),
         (True, False, {}, {4: 1, 2: 1, 1: 1}),
+        (False, True, {}, {4: 1, 2: 1, 1: 1}),
         (True, True, {"exclusive": False}, {4: 1, 2: 1, 1: 1}),
         (True, True, {"gpus_per_node": 2}, {4: 1, 2: 1, 1: 2}),
     ],

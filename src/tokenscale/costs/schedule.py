@@ -21,10 +21,10 @@ def steps_of(
 
 def count_steps(epochs: float, rows_per_epoch: float, global_batch: int) -> int:
     """Return the steps of so many passes, at least 1. Epochs count as the decimals that were
-    written: 1.1 passes over 10 rows are 11 rows.
+    written: 1.1 passes over 100 rows are 110 rows, and not one more (1.1 * 100 > 110 as floats).
 
-    >>> count_steps(1.1, rows_per_epoch=10, global_batch=1)
-    11
+    >>> count_steps(1.1, rows_per_epoch=100, global_batch=1)
+    110
     """
     return max(1, math.ceil(Fraction(str(epochs)) * Fraction(rows_per_epoch) / global_batch))
 
