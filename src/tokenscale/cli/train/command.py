@@ -4,12 +4,9 @@ torchrun.
 
 import argparse
 import os
-import sys
-from pathlib import Path
 
-from tokenscale.base.errors import UserError, as_typed
-from tokenscale.base.files import read_json
-from tokenscale.cli.train.inputs import prepare, print_summary
+from tokenscale.base.errors import as_typed
+from tokenscale.cli.train.inputs import prepare, print_summary, report_failure
 from tokenscale.cli.train.request import parse_request
 from tokenscale.runs.launch.start import start_run
 
@@ -45,19 +42,3 @@ def run(arguments: argparse.Namespace) -> int:
         print_summary(job.output.parent)
         exit_code = report_failure(job.output)
     return exit_code
-
-
-def report_failure(output: Path) -> int:
-    """Return 0 for a run that is complete. Of any other, say how it ended and return 1: what
-    follows in a script finds no model.
-    """
-    status = read_json(output, what="record of the run's end")["status"]
-    if status == "complete":
-        return 0
-    error = UserError(
-        f"the run has ended, but it is not complete: {status}.",
-        run=output.parent,
-        next="lower the learning rate, warm up for longer, or clip gradients, if its loss was no number",
-    )
-    print(error.render(), file=sys.stderr)
-    return 1

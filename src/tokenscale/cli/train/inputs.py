@@ -9,6 +9,7 @@ import argparse
 import importlib
 import math
 import shutil
+import sys
 import timeit
 from collections.abc import Callable
 from contextlib import suppress
@@ -438,3 +439,19 @@ def print_summary(directory: Path) -> None:
         )
     else:
         print("\n".join(summary_lines(directory)), flush=True)
+
+
+def report_failure(output: Path) -> int:
+    """Return 0 for a run that is complete. Of any other, say how it ended and return 1: what
+    follows in a script finds no model.
+    """
+    status = read_json(output, what="record of the run's end")["status"]
+    if status == "complete":
+        return 0
+    error = UserError(
+        f"the run has ended, but it is not complete: {status}.",
+        run=output.parent,
+        next="lower the learning rate, warm up for longer, or clip gradients, if its loss was no number",
+    )
+    print(error.render(), file=sys.stderr)
+    return 1

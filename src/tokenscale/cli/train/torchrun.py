@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli.train.inputs import prepare, print_summary
+from tokenscale.cli.train.inputs import prepare, print_summary, report_failure
 from tokenscale.cli.train.request import parse_request
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE, write_done_file
@@ -74,6 +74,7 @@ def train_together(arguments: argparse.Namespace) -> int:
         world.close()
     if finishing is not None and plan["exit"] == 0:
         print_summary(finishing[0])
+        return report_failure(finishing[1])
     return plan["exit"]
 
 
