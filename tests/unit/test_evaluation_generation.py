@@ -21,6 +21,7 @@ from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.cli.generate import generate_texts
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.checkpoint_models import open_checkpoint, read_published
 from tokenscale.train.evaluation.generation import Sampling, generate, generate_rows, probabilities
@@ -369,3 +370,18 @@ def test_files_of_a_model_are_chosen_as_the_library_does(tmp_path):
     assert torch.equal(
         read_published(tmp_path)[1]["embedding.weight"], named(model)["embedding.weight"] + 1
     )
+
+
+@pytest.mark.parametrize(
+    "argv", [("generate", "--prompt", "once"), ("evaluate", "--corpus", "a.txt")]
+)
+def test_text_that_the_tokenizer_loses_is_neither_scored_nor_continued(
+    argv, checkpoint, capsys, tmp_path, monkeypatch
+):
+    """As if the bound were below what any tokenizer loses; shares are measured as for stores."""
+    (tmp_path / "a.txt").write_text("once upon a time\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TokenizerSettings, "accepted_loss", -1.0)
+    said = refused(capsys, [argv[0], "--checkpoint", checkpoint, *argv[1:]])
+    assert "loses 0.0% of this text" in said
+    assert "name its folder: --tokenizer" in said

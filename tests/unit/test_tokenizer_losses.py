@@ -456,10 +456,25 @@ def test_ordinary_text_trains_the_tokenizer_that_the_library_trains(tmp_path):
 def test_line_breaks_tabs_and_repeated_spaces_that_vanish_are_counted_apart(tmp_path):
     """Single spaces are not: words are often rejoined by them."""
     texts = ["the cat\n\n  sat\ton the mat", "the cat sat on the mat", "the\n\n\n\tcat\n sat"]
-    split_at_blanks = load_tokenizer(made(words(), tmp_path / "words"))
+    accepting = made(words(), tmp_path / "words", settings={"accepted_loss": 0.5})
+    split_at_blanks = load_tokenizer(accepting)
     found = measure(split_at_blanks, texts, corpus="c")
     assert found["lost_layout"] == 1.0 and found["lost"] == 0.0
     assert "100.00% of their line breaks" in describe(split_at_blanks, found)
     keeps_all = load_tokenizer(made(byte_level(), tmp_path / "bytes"))
     assert "lost_layout" not in measure(keeps_all, texts, corpus="c")
     assert "lost_layout" not in measure(split_at_blanks, texts[1:2], corpus="c")
+
+
+@pytest.mark.parametrize(("line_breaks", "refused"), [(1, False), (6, True)])
+def test_layout_above_the_accepted_share_of_the_bytes_is_refused(line_breaks, refused, tmp_path):
+    """Below 5 % it is text with paragraphs, above it is code or a table."""
+    tokenizer = load_tokenizer(made(words(), tmp_path / "words"))
+    text = "the cat sat on the mat the cat sat on" + "\n" * line_breaks
+    if not refused:
+        assert measure(tokenizer, [text], corpus="c")["lost_layout"] == 1.0
+        return
+    with pytest.raises(UserError, match="loses the layout of this text") as error:
+        measure(tokenizer, [text], corpus="c")
+    assert f"{6 / len(text):.1%} of the bytes" in error.value.facts["found"]
+    assert "accepted_loss: 0.2" in error.value.facts["next"]

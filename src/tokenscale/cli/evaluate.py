@@ -15,7 +15,7 @@ import numpy as np
 from tokenscale.analysis.ingest import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, report_malformed
-from tokenscale.cli.generate import add_checkpoint_arguments
+from tokenscale.cli.generate import add_checkpoint_arguments, measure_prompts, naming_option
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.data.batches.batch import Inputs, document_ids
 from tokenscale.data.batches.objectives import open_change
@@ -26,6 +26,7 @@ from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.losses import describe, draw_sample, measure, take_sample
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD
@@ -152,6 +153,8 @@ def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
         "bits per byte": bits,
         ("next-token" if causal else "masked-token") + " accuracy": f"{found.accuracy:.2%}",
     }
+    if found.text_sample:
+        lines["text"] = describe(load_tokenizer(opened.tokenizer), found.text_sample)
     return _align(lines)
 
 
@@ -208,6 +211,7 @@ def evaluate_bleu(
     found = []
     engine = load_tokenizer(opened.tokenizer)
     held_out = held_out_pairs(folder, count=pairs, split=split)
+    measure_prompts(engine, [pair.source for pair in held_out], corpus=str(folder))
     for translation in translate(
         opened.model,
         pairs=held_out,
@@ -338,13 +342,16 @@ def evaluate_text(
 
     `where` is a corpus by name or folder, or a file (Parquet, JSON lines, text). Documents longer
     than a row are cut into windows, as in packed rows. `rows`: stop after the document that
-    completes this number. `opening` as in `evaluate_bleu`. Raise UserError for unreadable text.
+    completes this number. `opening` as in `evaluate_bleu`. Raise UserError for unreadable text, and
+    for text that the tokenizer loses.
     """
     opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     run = opened.run
     causal = opened.run.objective == "causal"
-    batches, pairs = _open_texts(where, split, text_column)
     engine = load_tokenizer(opened.tokenizer)
+    batches, pairs, sample = _open_texts(where, split, text_column)
+    with naming_option():
+        text_sample = measure(engine, sample, corpus=where)
     text_bytes = 0
 
     def documents() -> Iterator[np.ndarray]:
@@ -382,23 +389,27 @@ def evaluate_text(
         where=where,
         report=report,
     )
+    found.text_sample = text_sample
     if causal and not pairs:
         found.text_bytes = text_bytes
     return opened, found
 
 
-def _open_texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]], bool]:
-    """Return (batches of texts, whether they are pairs) of a corpus by name or folder, or of a
-    file.
+def _open_texts(
+    where: str, split: str, text_column: str
+) -> tuple[Iterator[list[str]], bool, list[str]]:
+    """Return (batches of texts, whether they are pairs, a sample of them) of a corpus by name or
+    folder, or of a file.
     """
     if folder := _find_corpus(where):
         text = RawText(folder, split)
-        return text.batches(BATCH_DOCUMENTS), text.pairs
+        return text.batches(BATCH_DOCUMENTS), text.pairs, draw_sample(folder, split)
     if not Path(where).is_file():
         raise _unknown_corpus("corpus or file", where)
     source = SourceSettings("files", files=(where,), text_column=text_column)
+    sample = take_sample(read_usable_texts(Path(where), source))
     whole = read_usable_texts(Path(where), source)
-    return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
+    return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False, sample
 
 
 def _find_corpus(where: str) -> Path | None:

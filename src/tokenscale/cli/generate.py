@@ -1,14 +1,17 @@
 """Generate text that continues a prompt, with a causal checkpoint."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_file
+from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.losses import measure
 from tokenscale.settings import flags
 from tokenscale.settings.benchmarks import SamplingSettings
 from tokenscale.train.checkpoint_models import continue_prompt, open_causal
@@ -69,6 +72,24 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
+def measure_prompts(tokenizer: Tokenizer, prompts: Sequence[str], corpus: str) -> None:
+    """Raise UserError if the tokenizer loses more of one of the prompts than it may."""
+    with naming_option():
+        for prompt in prompts:
+            measure(tokenizer, [prompt], corpus=corpus)
+
+
+@contextmanager
+def naming_option() -> Iterator[None]:
+    """Add to a refusal of `measure` how a checkpoint gets a tokenizer that accepts the loss."""
+    try:
+        yield
+    except UserError as error:
+        if "accepted_loss" in error.facts["next"]:
+            error.facts["next"] += "\nand name its folder: --tokenizer results/tokenizers/NAME"
+        raise
+
+
 def generate_texts(
     checkpoint: Path,
     prompts: Sequence[str],
@@ -82,7 +103,8 @@ def generate_texts(
     """Return the model's continuation of each prompt; prompt n draws with seed + n.
 
     `on_text` receives the texts piece by piece as they are generated, each after its prompt. Raise
-    UserError for a masked model, and for a prompt that fills all positions.
+    UserError for a masked model, for a prompt that fills all positions, and for prompts that the
+    tokenizer loses.
     """
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:
@@ -90,6 +112,7 @@ def generate_texts(
         next_step = "--max-new-tokens 50, for example"
         raise UserError(what, max_new_tokens=max_new_tokens, next=next_step)
     engine = load_tokenizer(opened.tokenizer)
+    measure_prompts(engine, prompts, corpus="the prompts")
     on_text = on_text or (lambda text: None)
     texts = []
     for number, prompt in enumerate(prompts):

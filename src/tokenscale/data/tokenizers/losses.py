@@ -5,7 +5,7 @@ the tokenizer's own normalisation and without unknown ids. A character is **lost
 come back, or if the normalisation removes it. It is only **normalised** if the normalisation
 replaces it by others (lower case, NFKC, a letter without its accent). Single spaces are not
 compared: many tokenizers rejoin words by them. Line breaks, tabs and repeated spaces are counted
-apart: a model of code that never saw them writes none. The Unicode form of accents (one character
+apart, by the same bound: a model of code that never saw them writes none. The Unicode form of accents (one character
 or two) is not compared. A loss in a few documents that the sample does not hold is not found.
 """
 
@@ -15,7 +15,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,12 +57,26 @@ def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
     return found
 
 
+def take_sample(texts: Iterable[str]) -> list[str]:
+    """Return the first texts, as many bytes as `draw_sample` returns; the last one is cut."""
+    room = PLACES * PLACE_BYTES
+    found: list[str] = []
+    for text in texts:
+        encoded = text[:room].encode("utf-8")[:room]
+        found.append(encoded.decode("utf-8", errors="ignore"))
+        room -= len(encoded)
+        if room <= 0:
+            break
+    return found
+
+
 def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[str, Any]:
     """Return counts and shares of a sample, for the manifest of a store: `documents`, `utf8_bytes`,
     and of its bytes other than white space `lost` and `normalised`, of its ids `unknown`, and if
     there is any, of its line breaks, tabs and repeated spaces `lost_layout`.
 
-    Raises UserError if the tokenizer loses more than it may (`accepted_loss`), encodes the sample
+    Raises UserError if the tokenizer loses more than it may (`accepted_loss`: of the bytes other
+    than white space, or in line breaks, tabs and repeated spaces of all bytes), encodes the sample
     differently a second time, or makes BOS or EOS from text.
     """
     texts = [part for text in sample for part in text.split(PAIR)]
@@ -118,6 +132,9 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
             lost,
             corpus=corpus,
         )
+    lost_layout = (layout - kept_layout) / max(1, found["utf8_bytes"])
+    if lost_layout > tokenizer.accepted_loss:
+        raise _layout_error(tokenizer, lost_layout, found, corpus)
     return found
 
 
@@ -168,12 +185,45 @@ def _count_bytes(characters: Counter[str]) -> float:
 def _loss_error(
     tokenizer: Tokenizer, found: dict[str, Any], lost: Counter[str], corpus: str
 ) -> UserError:
-    accepted = math.ceil(10 * found["lost"]) / 10
     most = sorted(lost.items(), key=lambda item: (-item[1], item[0]))[:5]
-    next_step = (
-        "use a tokenizer with these characters (with byte fallback it loses nothing), or accept "
-        "the loss:\n"
+    return UserError(
+        f"the tokenizer {tokenizer.name} loses {found['lost']:.1%} of this text.",
+        corpus=corpus,
+        found=(
+            f"{', '.join(f'{c!r} {n:,.0f} times' for c, n in most)} in {found['documents']:,} "
+            "sampled documents"
+        ),
+        expected=(
+            f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)"
+        ),
+        next="use a tokenizer with these characters (with byte fallback it loses nothing), or "
+        + _describe_acceptance(tokenizer, found["lost"]),
     )
+
+
+def _layout_error(
+    tokenizer: Tokenizer, lost_layout: float, found: dict[str, Any], corpus: str
+) -> UserError:
+    return UserError(
+        f"the tokenizer {tokenizer.name} loses the layout of this text: line breaks, tabs and "
+        "repeated spaces.",
+        corpus=corpus,
+        found=(
+            f"{found['lost_layout']:.1%} of them, {lost_layout:.1%} of the bytes, in "
+            f"{found['documents']:,} sampled documents"
+        ),
+        expected=(
+            f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)"
+        ),
+        next="use a tokenizer that keeps them (one of bytes does), or "
+        + _describe_acceptance(tokenizer, lost_layout),
+    )
+
+
+def _describe_acceptance(tokenizer: Tokenizer, share: float) -> str:
+    """Return how to accept that this share of a text is lost."""
+    accepted = math.ceil(10 * share) / 10
+    next_step = "accept the loss:\n"
     next_step += f"tokenizers.{tokenizer.name}.accepted_loss: {accepted} in the configuration"
     if isinstance(tokenizer, JsonTokenizer) and tokenizer.kind == "huggingface":
         name = f"{tokenizer.name}-lossy"
@@ -186,15 +236,4 @@ def _loss_error(
             f"tokenscale tokenizer --settings {text} --output "
             f"results/tokenizers/{name}/manifest.json"
         )
-    return UserError(
-        f"the tokenizer {tokenizer.name} loses {found['lost']:.1%} of this text.",
-        corpus=corpus,
-        found=(
-            f"{', '.join(f'{c!r} {n:,.0f} times' for c, n in most)} in {found['documents']:,} "
-            "sampled documents"
-        ),
-        expected=(
-            f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)"
-        ),
-        next=next_step,
-    )
+    return next_step

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,7 +113,8 @@ class Rows:
 @dataclass
 class Scores:
     """Sums over the scored rows. `text_bytes` are the UTF-8 bytes of the text that the useful
-    tokens spell, where they were counted.
+    tokens spell, where they were counted, `text_sample` what the tokenizer loses of it
+    (`tokenizers.losses.measure`).
     """
 
     loss_sum: float = 0.0
@@ -120,6 +122,7 @@ class Scores:
     correct: int = 0
     rows: int = 0
     text_bytes: int | None = None
+    text_sample: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def loss(self) -> float:
