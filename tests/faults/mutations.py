@@ -97,8 +97,8 @@ GUARDS = {
     ),
     "a killed process's temporaries are removed": Guard(
         "base/files.py",
-        "                        left.unlink()\n",
-        "                        pass\n",
+        "            if gone:\n",
+        "            if False:\n",
         WRITER + "::test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stays",
     ),
     "a killed Snakemake's lock is taken off": Guard(

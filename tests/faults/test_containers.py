@@ -75,6 +75,6 @@ def test_locks_are_free_and_temporary_files_are_removed(tmp_path, other_boot):
     following.communicate("\n", timeout=30)
     assert following.returncode == 0
     left = {path.name for path in (folder / "run").iterdir()} - {".lock", "done.json"}
-    assert len(left) == other_boot, "for a day, as another node's locks may not reach this one"
+    assert len(left) == 1, "for a day: processes of another container are not seen from here"
     assert json.loads((folder / "run/done.json").read_text()) == "whole"
     assert [path.name for path in (folder / ".snakemake").iterdir()] == ["tokenscale.owners"]

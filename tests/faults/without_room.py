@@ -1,8 +1,8 @@
 """The small workflow where nothing can be written, and then where it can: `python -m` this module
 with
 
-    LAB FOLDER jobs    every job where no byte is left (full), where the mount is read-only (readonly) and where nobody
-                       has the right to write (denied), and then where it can write
+    LAB FOLDER jobs    every job where the mount is read-only (readonly) and where nobody has the right to write
+                       (denied), and then where it can write
     LAB FOLDER calls   a call of all that is not made with a share of the bytes that it needs, a call of the tables with
                        enough room, a call of all with a share of the files that it needs, and the
                        same call with enough
@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import tests.preloaded  # noqa: F401  jobs are forks
@@ -29,7 +30,7 @@ from tests.workflow.conftest import Project
 
 MEGABYTES = 64
 ENOUGH = f"size={MEGABYTES}m,nr_inodes=100000"
-FAULTS = ("full", "readonly", "denied")
+FAULTS = ("readonly", "denied")
 
 
 def without_rights() -> None:
@@ -46,7 +47,13 @@ def without_rights() -> None:
     assert libc.capset(header, data) == 0
 
 
-def run(arguments: list[str], project: Path, *, like_others: bool = False) -> tuple[int, str]:
+def run(
+    arguments: list[str],
+    project: Path,
+    *,
+    like_others: bool = False,
+    environment: dict[str, str] | None = None,
+) -> tuple[int, str]:
     """(exit code, output) of a job in a fork of this process."""
     said = project.parent / "said.txt"
     if (process := os.fork()) == 0:
@@ -54,7 +61,7 @@ def run(arguments: list[str], project: Path, *, like_others: bool = False) -> tu
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.chdir(project)
-        os.environ["PYTHONPATH"] = str(project / "src")
+        os.environ |= {"PYTHONPATH": str(project / "src"), **(environment or {})}
         sys.path.insert(0, str(project / "src"))
         if like_others:
             without_rights()
@@ -72,16 +79,6 @@ def run(arguments: list[str], project: Path, *, like_others: bool = False) -> tu
             sys.stderr.flush()
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said.read_text(errors="replace")
-
-
-def fill(results: Path) -> None:
-    with open(results / "filler", "wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            try:
-                while file.write(b"\0" * size) == size:
-                    pass
-            except OSError:
-                pass
 
 
 def mount(results: Path, *options: str) -> None:
@@ -103,8 +100,6 @@ def tried(arguments: list[str], fault: str, project: Path) -> dict:
     """What a job does under the fault: its exit code, its words, and what it changed."""
     results = project / "results"
     before = files(results)
-    if fault == "full":
-        fill(results)
     if fault == "readonly":
         mount(results, "-o", "remount,ro")
     if fault == "denied":
@@ -112,8 +107,6 @@ def tried(arguments: list[str], fault: str, project: Path) -> dict:
     code, said = run(arguments, project, like_others=fault == "denied")
     if fault == "denied":
         rights(results, 0o755, 0o644)
-    if fault == "full":
-        (results / "filler").unlink()
     if fault == "readonly":
         mount(results, "-o", f"remount,rw,size={MEGABYTES}m")
     after = files(results)
@@ -156,6 +149,18 @@ def calls(lab: Path, folder: Path) -> None:
     print(json.dumps({"lost": differences(lies_in(root), Lab(lab))}))
 
 
+def list_jobs(lab: Path, behind: str) -> Iterator[list[str]]:
+    """Yield the arguments of the jobs before a stage, in their order; of trainings, the first."""
+    noted = [path for path in (lab / "jobs" / behind).iterdir() if path.name.isdigit()]
+    launched = False
+    for job in sorted(noted, key=lambda path: path.stat().st_mtime):
+        arguments = json.loads(job.read_text())
+        if arguments[0] == "rank" or (arguments[0] == "launch" and launched):
+            continue
+        launched = launched or arguments[0] == "launch"
+        yield arguments
+
+
 def jobs(lab: Path, folder: Path) -> None:
     for start, behind in itertools.pairwise([*STAGES, "end"]):
         project = folder / start
@@ -177,13 +182,7 @@ def jobs(lab: Path, folder: Path) -> None:
         # files of them, which Snakemake writes and which is not here
         arguments = "project/results/arguments"
         shutil.copytree(lab / behind / arguments, project / "results/arguments", dirs_exist_ok=True)
-        launched = False
-        noted = [path for path in (lab / "jobs" / behind).iterdir() if path.name.isdigit()]
-        for job in sorted(noted, key=lambda path: path.stat().st_mtime):
-            arguments = json.loads(job.read_text())
-            if arguments[0] == "rank" or (arguments[0] == "launch" and launched):
-                continue
-            launched = launched or arguments[0] == "launch"
+        for arguments in list_jobs(lab, behind):
             rows = [tried(arguments, fault, project) for fault in FAULTS]
             again, then = run(arguments, project)
             for row in rows:

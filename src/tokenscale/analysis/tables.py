@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
+    LOOK_AT_DISK,
     atomic,
     canonical_json,
     check_types,
@@ -179,9 +180,13 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
         raise UserError(
             "a table may not be read by this user.", path=path, next=f"chmod u+r {path}"
         ) from None
-    except (OSError, UserError) as error:
+    except OSError as error:
+        raise UserError(
+            "a table cannot be read.", path=path, reason=error.strerror, next=LOOK_AT_DISK
+        ) from None
+    except UserError:
         remove = f"rm -r {path} && " if path.is_dir() else ""
-        reason = error.strerror if isinstance(error, OSError) else "it is not a regular file"
+        reason = "it is not a regular file"
         raise UserError(
             "a table cannot be read.", path=path, reason=reason, next=remove + next_step
         ) from None

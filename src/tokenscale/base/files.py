@@ -32,6 +32,10 @@ DAY_S = 86_400.0
 #: how names of temporary files begin
 TEMPORARY = ".tokenscale-"
 _REMOVE = "remove it, or name another path"
+#: what to do about an error of the system that no other message explains
+LOOK_AT_DISK = (
+    "look at the disk and the limits (dmesg, df -h ., ulimit -a), then repeat the command"
+)
 #: a compressed file of others may unpack to this many bytes, and this many times its size: real
 #: ones shrink to a tenth
 UNPACKED = 64 << 20
@@ -44,77 +48,93 @@ REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """Yield a new file next to `path`; it is synced and renamed on success, and removed on failure.
 
-    Readers see the old or the complete new file and, if `durable`, also after a power cut. The
-    temporary file names the boot and is locked while the block runs, which distinguishes temporary
-    files of running processes from those of killed ones.
+    Readers see the old or the complete new file and, if `durable`, also after a power cut. The name
+    of the temporary file tells which process writes it, so that files of killed processes are
+    recognised without locks, which may not reach other nodes.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
-    while True:
-        # refuses links: a new name
-        descriptor, name = tempfile.mkstemp(
-            suffix=f".{path.name}.tmp", prefix=name_temporary(), dir=path.parent
-        )
-        # a file system without locks: what a killed process leaves there stays
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            break
-        os.close(descriptor)  # another process saw it before it was locked, and removed it
+    # refuses links: a new name
+    descriptor, name = tempfile.mkstemp(
+        suffix=f".{path.name}.tmp", prefix=name_temporary(), dir=path.parent
+    )
+    os.close(descriptor)
     temporary = Path(name)
     try:
-        with _naming(path):
+        with naming(path):
             yield temporary
-        if stat.S_IMODE(temporary.stat().st_mode) == 0o600:
-            temporary.chmod(0o666 & ~UMASK)
-        if durable:
-            sync(temporary)
-        os.replace(temporary, path)
-        if durable:
-            sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-        os.close(descriptor)
+            if stat.S_IMODE(temporary.stat().st_mode) == 0o600:
+                temporary.chmod(0o666 & ~UMASK)
+            if durable:
+                sync(temporary)
+            os.replace(temporary, path)
+            if durable:
+                sync(path.parent)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
-def _naming(path: str | Path) -> Iterator[None]:
-    """Name the file in an error of writing it: of a full disk the system names what is opened
+def naming(path: str | Path) -> Iterator[None]:
+    """Name the file in an error of the system that names none: of a descriptor, it knows the number
     alone.
     """
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-            errno.EIO,
-        ):
+        if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
 
 
 @cache  # a folder of many files is listed once
 def _remove_left_over(folder: Path) -> None:
-    """Remove temporary files of killed processes: files of this boot without a lock, and files of
-    other boots that are a day old. Locks of other nodes may not reach this machine.
+    """Remove temporary files of killed processes: of processes that are gone, as far as they would
+    be seen from here, and files of other boots, nodes and containers that are a day old.
     """
+    place = _name_place()
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
-        with suppress(OSError, UserError):
-            if left.name.startswith(name_temporary()):
-                with open(open_file(left, flags=os.O_RDWR, follow=False), "rb+") as file:
-                    if acquire(file):
-                        left.unlink()
-            elif time.time() - left.lstat().st_mtime > DAY_S:
+        with suppress(OSError):
+            process = re.match(r"\d+(?=-)", left.name.removeprefix(place))
+            if process is not None:
+                gone = not _is_running(int(process[0]))
+            else:
+                gone = time.time() - left.lstat().st_mtime > DAY_S
+            if gone:
                 left.unlink()
 
 
 def name_temporary() -> str:
-    """Return how names of this boot's temporary files begin."""
-    place = get_boot_id() or platform.node()
+    """Return how names of this process's temporary files begin."""
+    return f"{_name_place()}{os.getpid()}-"
+
+
+def _name_place() -> str:
+    """Return how names of temporary files begin whose processes are seen from here: those of one
+    boot and one process namespace.
+    """
+    namespace = ""
+    with suppress(OSError):  # only Linux has them
+        namespace = os.readlink("/proc/self/ns/pid")
+    place = f"{get_boot_id() or platform.node()} {namespace}"
     return f"{TEMPORARY}{sha256_text(place)[:8]}-"
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process runs: it is there, and no zombie that nobody has waited for."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    state = "R"
+    with suppress(OSError):
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][:1]
+    return state != "Z"
 
 
 def sync(path: str | Path) -> None:
@@ -123,7 +143,8 @@ def sync(path: str | Path) -> None:
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -188,7 +209,7 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY, *, follow: bool = True
 
 def read_file(path: str | Path) -> bytes:
     """Return the content of a regular file. Raises UserError as `open_file` does, and OSError."""
-    with open(open_file(path), "rb") as file:
+    with naming(path), open(open_file(path), "rb") as file:
         return file.read()
 
 
@@ -212,54 +233,62 @@ def lock_folder(
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".lock"
+    descriptor = open_file(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False)
+    with open(descriptor, "a+", encoding="utf-8", errors="replace") as file:
+        with naming(path):
+            if os.fstat(descriptor).st_nlink > 1:
+                what = "the lock of this folder is a hard link to another file."
+                raise UserError(what, lock=path, next=f"rm {path}")
+            _wait_for_lock(file, path, what, wait, job, may_write)
+            file.truncate(0)
+            file.write(f"{name_process()}{f', job {job}' if job else ''}\n")
+            file.flush()
+            os.fsync(descriptor)
+        yield descriptor
+        # an orderly end leaves no owner; after a failure its ranks may still be there
+        with suppress(OSError):
+            file.truncate(0)
+
+
+def _wait_for_lock(
+    file: IO[str],
+    path: Path,
+    what: str,
+    wait: bool,
+    job: str | None,
+    may_write: Callable[[str], bool | None],
+) -> None:
+    """Return once the lock is this process's; see `lock_folder`."""
     reported = False
     since = time.monotonic()
-    with open(
-        open_file(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False),
-        "a+",
-        encoding="utf-8",
-        errors="replace",
-    ) as file:
-        while True:
-            try:
-                free = acquire(file)
-            except OSError as error:  # Lustre mounted without -o flock, for one
-                following = "use a file system with locks (`tokenscale doctor` tries them)"
-                raise UserError(
-                    f"{what} cannot be locked here.",
-                    lock=path,
-                    reason=error.strerror,
-                    next=following,
-                ) from None
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            left = re.search(r"job (\S+)", owner) if free else None
-            writes = may_write(left[1]) if left and left[1] != job else not free
-            if writes is False or (writes is None and job is None):
-                break
-            since = time.monotonic() if writes else since
-            state = "may still be" if left else "is being"
-            if not wait or time.monotonic() - since > PATIENCE_S:
-                found = "the queue does not answer" if writes is None else None
-                following = (
-                    f"wait for it, or scancel {left[1]}"
-                    if left
-                    else "wait for that process, or end it"
-                )
-                what = f"{what} {state} written by another {'job' if left else 'process'}."
-                raise UserError(what, lock=path, owner=owner, found=found, next=following)
-            if not reported:
-                writer = f"job {left[1]}" if left else owner
-                print(f"tokenscale: {what} {state} written by {writer}; waiting for it", flush=True)
-                reported = True
-            time.sleep(POLL_S)
-        file.truncate(0)
-        file.write(f"{name_process()}{f', job {job}' if job else ''}\n")
-        file.flush()
-        os.fsync(file.fileno())
-        yield file.fileno()
-        # an orderly end leaves no owner; after a failure its ranks may still be there
-        file.truncate(0)
+    while True:
+        try:
+            free = acquire(file)
+        except OSError as error:  # Lustre mounted without -o flock, for one
+            following = "use a file system with locks (`tokenscale doctor` tries them)"
+            raise UserError(
+                f"{what} cannot be locked here.", lock=path, reason=error.strerror, next=following
+            ) from None
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        left = re.search(r"job (\S+)", owner) if free else None
+        writes = may_write(left[1]) if left and left[1] != job else not free
+        if writes is False or (writes is None and job is None):
+            return
+        since = time.monotonic() if writes else since
+        state = "may still be" if left else "is being"
+        if not wait or time.monotonic() - since > PATIENCE_S:
+            found = "the queue does not answer" if writes is None else None
+            following = "wait for that process, or end it"
+            if left:
+                following = f"wait for it, or scancel {left[1]}"
+            what = f"{what} {state} written by another {'job' if left else 'process'}."
+            raise UserError(what, lock=path, owner=owner, found=found, next=following)
+        if not reported:
+            writer = f"job {left[1]}" if left else owner
+            print(f"tokenscale: {what} {state} written by {writer}; waiting for it", flush=True)
+            reported = True
+        time.sleep(POLL_S)
 
 
 #: file systems whose files, but maybe not their locks, other machines share
@@ -334,7 +363,7 @@ class HashedFile:
         if self._pending is not None:
             self._pending.result()  # one pending buffer at most, which bounds memory
         self._pending = self._pool.submit(self._digest.update, data)
-        with _naming(self._path):
+        with naming(self._path):
             self._file.write(data)
 
     def __exit__(self, *error: object) -> None:
@@ -509,18 +538,28 @@ def inside(root: Path, name: object) -> Path:
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
-    """Read a JSON file. Raises UserError if it is missing, broken, holds NaN or infinity, or is no
-    regular file.
+    """Read a JSON file. Raises UserError if it is missing, cannot be read, is broken, holds NaN or
+    infinity, or is no regular file.
     """
     try:
         return parse_json(read_file(path))
     except FileNotFoundError:
         raise UserError(f"the {what} is missing.", path=path, next=next) from None
-    # including excessive nesting, and a folder
-    except (ValueError, RecursionError, OSError) as error:
+    except PermissionError as error:
+        following = "make it readable for this user, then repeat the command"
+        raise _report_unreadable(path, what, error, following) from None
+    except OSError as error:
+        raise _report_unreadable(path, what, error, LOOK_AT_DISK) from None
+    except (ValueError, RecursionError) as error:  # including excessive nesting
         raise UserError(
             f"the {what} is not readable JSON.", path=path, reason=error, next=next
         ) from None
+
+
+def _report_unreadable(path: str | Path, what: str, error: OSError, following: str) -> UserError:
+    return UserError(
+        f"the {what} cannot be read.", path=path, reason=error.strerror, next=following
+    )
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -563,7 +602,7 @@ def sha256_text(text: str) -> str:
 
 
 def sha256_file(path: str | Path) -> str:
-    with open(open_file(path), "rb") as file:
+    with naming(path), open(open_file(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

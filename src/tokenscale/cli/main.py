@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, as_runnable, as_typed, find_nearest, unknown
-from tokenscale.base.files import expand_path, read_arguments
+from tokenscale.base.files import LOOK_AT_DISK, expand_path, read_arguments
 
 if TYPE_CHECKING:
     from tokenscale.settings.config import Config
@@ -47,9 +47,11 @@ def translate_error(error: Exception) -> UserError | None:
     number = _find_number(error)
     path = getattr(error, "filename", None)
     reason = str(error).splitlines()[0] if str(error) else os.strerror(number or 0)
-    facts = {"path": path, "reason": reason}
+    # a library, or a read or a write by its descriptor, may name no file
+    place = {"folder": os.getcwd()} if path is None else {"path": path}
+    facts = place | {"reason": reason}
     if number in FULL:
-        return _translate_full_disk(path, reason)
+        return _translate_full_disk(path, facts)
     if number in LOCKED:
         how = (
             "the file system is read-only."
@@ -68,12 +70,7 @@ def _translate_fault(number: int | None, facts: dict[str, Any]) -> UserError | N
     """
     if number is None or number in MISTAKES:
         return None
-    place = {"folder": Path.cwd()} if facts["path"] is None else {}
-    return UserError(
-        "the system refused to read or write.",
-        **{name: value for name, value in (facts | place).items() if value is not None},
-        next="look at the disk and the limits (dmesg, df -h ., ulimit -a), then repeat the command",
-    )
+    return UserError("the system refused to read or write.", **facts, next=LOOK_AT_DISK)
 
 
 def _find_number(error: Exception) -> int | None:
@@ -85,18 +82,14 @@ def _find_number(error: Exception) -> int | None:
     return next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
 
 
-def _translate_full_disk(path: str | None, reason: str) -> UserError:
-    # a write names no file
-    facts = {"folder": Path.cwd()} if path is None else {"path": path}
+def _translate_full_disk(path: str | None, facts: dict[str, Any]) -> UserError:
     if _lacks_inodes(path):
         following = (
             "delete files (`df -i .` counts them), then repeat the command: finished parts are kept"
         )
-        return UserError(
-            "the file system can hold no more files.", **facts, reason=reason, next=following
-        )
+        return UserError("the file system can hold no more files.", **facts, next=following)
     following = "free space (`df -h .`), then repeat the command: finished parts are kept"
-    return UserError("the disk is full.", **facts, reason=reason, next=following)
+    return UserError("the disk is full.", **facts, next=following)
 
 
 def _is_unmade_folder(error: Exception, number: int | None) -> bool:

@@ -229,7 +229,8 @@ class Checkpoints:
                 "a checkpoint could not be written.",
                 folder=folder,
                 reason=error,
-                next="make room, or write fewer (checkpoints.every, checkpoints.keep_last)",
+                next="make room, write fewer (checkpoints.every, checkpoints.keep_last), or look at "
+                "the disk (dmesg)",
             ) from error
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         self.seconds.append((folder.name, size, time.monotonic() - began))

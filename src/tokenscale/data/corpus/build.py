@@ -33,6 +33,7 @@ from tokenscale.base.errors import UserError, few, unknown
 from tokenscale.base.files import (
     canonical_json,
     move_files,
+    naming,
     remove_manifest,
     sha256_file,
     sha256_text,
@@ -462,7 +463,8 @@ class SplitWriter:
         if self.writer is None:
             self.writer = open_shard(self.directory / f"{self.name}-{len(self.files):05d}.parquet")
         table = pa.Table.from_pydict({"text": self.texts, "origin": self.origins}, schema=SCHEMA)
-        self._written.result()
+        with naming(self.directory):
+            self._written.result()
         self._written = self._pool.submit(
             self.writer.write_table, table, row_group_size=len(self.texts)
         )
@@ -475,9 +477,10 @@ class SplitWriter:
         self._flush()
         if self.writer is None:
             return
-        self._written.result()
-        self.writer.close()
         path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
+        with naming(path):
+            self._written.result()
+            self.writer.close()
         self.files.append(
             {
                 "name": path.name,

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import naming
 from tokenscale.data.records import smallest_dtype, write_records
 from tokenscale.data.stores.documents import Chunk, Documents, IdsDigest
 from tokenscale.data.stores.manifest import SingleFile
@@ -178,13 +179,14 @@ class Shard:
         self.schema = pa.schema(fields, metadata={"tokenizer": tokenizer, "format": store.format})
         self._pending: list[dict[str, Chunk]] = []
         self._rows = 0
-        self._writer = pq.ParquetWriter(
-            path,
-            self.schema,
-            compression=store.codec,
-            compression_level=store.codec_level if store.codec == "zstd" else None,
-            use_dictionary=False,
-        )
+        with naming(path):
+            self._writer = pq.ParquetWriter(
+                path,
+                self.schema,
+                compression=store.codec,
+                compression_level=store.codec_level if store.codec == "zstd" else None,
+                use_dictionary=False,
+            )
 
     def add(self, **columns: Lists) -> None:
         """Add rows: the lists of each column."""
@@ -203,14 +205,15 @@ class Shard:
     def close(self) -> None:
         """Finish the file."""
         self._flush()
-        self._writer.close()
+        with naming(self.path):
+            self._writer.close()
 
     def _flush(self) -> None:
         if self._rows:
             arrays = [self._array(field) for field in self.schema]
-            self._writer.write_table(
-                pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=self._rows
-            )
+            table = pa.Table.from_arrays(arrays, schema=self.schema)
+            with naming(self.path):
+                self._writer.write_table(table, row_group_size=self._rows)
         self._pending = []
         self._rows = 0
 

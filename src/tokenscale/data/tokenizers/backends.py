@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import read_json
+from tokenscale.base.files import read_file, read_json
 from tokenscale.data.tokenizers.base import ROLES, Texts, Tokenizer, join_ids, split_ids, to_strings
 from tokenscale.settings.registry import TOKENIZERS
 
@@ -160,7 +160,7 @@ def read_fast_json(path: Path) -> dict[str, Any]:
     """Read a tokenizer.json without template, truncation, padding and dropout of merges: ids depend
     on text alone.
     """
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = json.loads(read_file(path))
     data["model"] |= {"dropout": None} if "dropout" in data["model"] else {}
     data["added_tokens"] = data.get("added_tokens") or []
     return data | {"post_processor": None, "truncation": None, "padding": None}
@@ -266,7 +266,7 @@ def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
     """
     # written by tokenscale in this form; parsing megabytes of JSON is slow
     if "derived" in manifest:
-        return (folder / "tokenizer.json").read_text(encoding="utf-8")
+        return read_file(folder / "tokenizer.json").decode("utf-8")
     return json.dumps(remove_control(read_fast_json(folder / manifest["file"]["name"]), manifest))
 
 
@@ -363,7 +363,7 @@ def open_tiktoken(folder: Path, manifest: dict[str, Any]) -> Engine:
     text.
     """
     tiktoken = _import("tiktoken")
-    data = json.loads((folder / manifest["file"]["name"]).read_text(encoding="utf-8"))
+    data = json.loads(read_file(folder / manifest["file"]["name"]))
     control_ids = data["config"]["default_num_special_tokens"]
     ordinary = manifest["vocabulary_size"] - control_ids
     ranks = {

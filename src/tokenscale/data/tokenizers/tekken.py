@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
+from tokenscale.base.files import atomic, canonical_json, read_file, sha256_file, write_text
 from tokenscale.data.tokenizers.backends import EngineTokenizer
 from tokenscale.settings.data import TokenizerSettings
 
@@ -48,7 +48,7 @@ def make(
     path = directory / FILE
     with atomic(path) as temporary:
         shutil.copyfile(source, temporary)
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = json.loads(read_file(path))
     write_text(directory / "tokenizer.json", text=canonical_json(make_fast_tokenizer(data)))
     lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _list_entries(data)]
     write_text(directory / "ranks.tiktoken", text="".join(lines))
@@ -74,7 +74,7 @@ class Tekken(EngineTokenizer):
     def _parts(self) -> list[bytes]:
         """Bytes of each id."""
         names = control_names(self.manifest["control_ids"])
-        lines = (self.path.parent / "ranks.tiktoken").read_bytes().splitlines()
+        lines = read_file(self.path.parent / "ranks.tiktoken").splitlines()
         return [
             *(name.encode() for name in names),
             *(binascii.a2b_base64(line.partition(b" ")[0]) for line in lines),

@@ -1,0 +1,98 @@
+"""Each job of the small workflow while a system call on its results fails, and then again: `python
+-m` this module with
+
+    LAB FOLDER TRIES SEED
+
+`TRIES` faults a job are drawn: a call, an errno, and the first failing call of its kind. A process
+has `shim.c` preloaded. Prints a line of JSON a try; jobs whose fault was not reached are left out.
+"""
+
+import errno
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import tests.preloaded  # noqa: F401  jobs are forks
+from tests.faults.kills import STAGES, lies_in
+from tests.faults.without_room import list_jobs, run
+
+CALLS = ("open", "read", "write", "fsync", "close", "rename", "mkdir", "unlink", "flock")
+#: what a sick disk, a file system that is away, a limit or a missing right gives
+ERRORS = ("EIO", "ESTALE", "ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "ENFILE")
+ERRORS += ("EFBIG", "ENOLCK", "ETIMEDOUT", "EBUSY", "EREMOTEIO", "ENOMEM", "ENODEV", "ENXIO")
+ERRORS += ("EDEADLK", "ENOTCONN", "EHOSTDOWN")
+#: which calls fail: the first one alone, the second, the tenth, or all from the third on
+RANGES = ((1, 1), (2, 2), (10, 10), (3, 1 << 30))
+
+
+def compile_shim(folder: Path) -> Path:
+    """Return the shared object of `shim.c`, made in `folder`. Raises OSError without a compiler."""
+    source = Path(__file__).with_name("shim.c")
+    target = folder / "shim.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"]
+    subprocess.run(command, check=True, timeout=120)
+    return target
+
+
+def try_faults(lab: Path, folder: Path, tries: int, draw: random.Random) -> Iterator[dict]:
+    log = folder / "reached.txt"
+    for start, behind in itertools.pairwise([*STAGES, "end"]):
+        project = folder / start
+        shutil.copytree(lab / start / "project", project, symlinks=True)
+        results = project / "results"
+        arguments = "project/results/arguments"
+        shutil.copytree(lab / behind / arguments, results / "arguments", dirs_exist_ok=True)
+        before = folder / "before"
+        for job in list_jobs(lab, behind):
+            shutil.rmtree(before, ignore_errors=True)
+            shutil.copytree(results, before, symlinks=True)
+            assert run(job, project)[0] == 0
+            expected = find_results(project)
+            for _ in range(tries):
+                shutil.rmtree(results)
+                shutil.copytree(before, results, symlinks=True)
+                call = draw.choice(CALLS)
+                name = draw.choice(ERRORS)
+                first, last = draw.choice(RANGES)
+                number = getattr(errno, name)
+                shim = f"{results} {call} {number} {first} {last}"
+                log.write_text("")
+                code, said = run(job, project, environment={"SHIM": shim, "SHIM_LOG": str(log)})
+                reached = log.read_text().splitlines()
+                again, then = run(job, project)
+                if reached:
+                    made = find_results(project)
+                    yield {
+                        "job": job,
+                        "fault": f"{call} {name} {first}-{last}",
+                        "reached": reached[0],
+                        "code": code,
+                        "said": said,
+                        "again": again,
+                        "then": then[-800:],
+                        "temporary": [path.name for path in results.rglob(".tokenscale-*")],
+                        "differs": sorted(
+                            name for name, value in expected.items() if made.get(name) != value
+                        ),
+                    }
+
+
+def find_results(project: Path) -> dict[str, object]:
+    """Return what a job's results must be whatever happened before: not what was timed."""
+    varying = ("table", "code/")
+    return {name: value for name, value in lies_in(project).items() if not name.startswith(varying)}
+
+
+if __name__ == "__main__":
+    lab, folder = map(Path, sys.argv[1:3])
+    if "shim.so" not in os.environ.get("LD_PRELOAD", ""):
+        os.environ["LD_PRELOAD"] = str(compile_shim(folder))
+        os.execv(sys.executable, [sys.executable, "-m", "tests.faults.sick_disk", *sys.argv[1:]])
+    for found in try_faults(lab, folder, int(sys.argv[3]), random.Random(sys.argv[4])):
+        print(json.dumps(found), flush=True)

@@ -1,0 +1,60 @@
+"""System calls on results that fail: one message each that names the place, and the next call ends
+well.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.faults.sick_disk import compile_shim
+from tests.faults.test_resume import launch, run_of
+from tokenscale.base.files import TEMPORARY
+from tokenscale.settings.run import BudgetSettings, CheckpointSettings
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("tries", "seed"), [(1, 271128), pytest.param(20, 281128, marks=pytest.mark.long)]
+)
+def test_every_job_names_the_place_of_a_failed_call_and_then_ends_well(
+    tries, seed, stages, tmp_path
+):
+    argv = [sys.executable, "-m", "tests.faults.sick_disk", stages.folder, tmp_path, tries, seed]
+    done = subprocess.run([*map(str, argv)], capture_output=True, text=True, timeout=7200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) >= 5 * tries, "not one fault in three is reached"
+    for row in found:
+        assert row["code"] in (0, 2) and "Traceback" not in row["said"], row
+        if row["code"] == 2:
+            assert "results/" in row["said"] or str(tmp_path) in row["said"], row
+            assert "\n  next  " in row["said"], row
+        assert row["again"] == 0, row
+        assert not row["temporary"] and not row["differs"], row
+
+
+@pytest.mark.long
+@needs_compiler
+def test_two_ranks_write_their_checkpoints_where_no_lock_reaches_the_other_node(
+    lab, tmp_path, monkeypatch
+):
+    """Lustre mounted with localflock: every flock is granted at once."""
+    each_step = CheckpointSettings(every=1, keep_last=20, keep_resume_state=True)
+    run = run_of(world_size=2, checkpoints=each_step, device="cpu")
+    run = replace(run, budget=BudgetSettings(steps=20))
+    monkeypatch.setenv("SHIM", f"{tmp_path} flock 0 1 {1 << 30}")
+    monkeypatch.setenv("SHIM_LOG", str(tmp_path / "granted.txt"))
+    monkeypatch.setenv("LD_PRELOAD", str(compile_shim(tmp_path)))
+    process = launch(lab, run, tmp_path / "run")
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert (tmp_path / "granted.txt").exists()
+    steps = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step=*"))
+    assert steps == [f"step={step:08d}" for step in range(1, 21)]
+    assert not [*(tmp_path / "run").rglob(f"{TEMPORARY}*")]
