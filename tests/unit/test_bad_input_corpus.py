@@ -72,7 +72,7 @@ BAD = [
     ("a.parquet", footer_lies, "not readable Parquet"),
     ("a.parquet", content(b"<!doctype html><title>404</title>"), "<!doctype"),
     ("a.parquet", lambda path: pq.write_table(pa.table({"body": ["a"]}), path), "body"),
-    ("a.csv", content(b"a,b\n"), ".parquet"),
+    ("a.xlsx", content(b"a,b\n"), ".parquet"),
     ("a.parquet", damaged, "row "),
     ("a.parquet", lambda path: pq.write_table(pa.table({}), path), "(none)"),
     ("a.parquet", parquet(pa.nulls(3)), "string"),
@@ -101,6 +101,15 @@ BAD = [
     ("a.tsv", content(b"text\ten\rEins\tone\r"), "\\r"),
     ("a.tsv", content(b"text\ten\nEins\tone\n\xef\xbb\xbftext\ten\nZwei\ttwo\n"), "line 3"),
     ("a.tsv", content(b"text\ttext\nEins\tone\n"), "several columns 'text'"),
+    ("a.tsv", content(b"text\ten\nEins\tone\ntext\ten\nZwei\ttwo\n"), "line 3"),
+    ("a.csv", content(b'text,en\n"Eins,one\nZwei,two\n'), "line 3"),
+    ("a.csv", content(b'text,en\n"Eins"x,one\n'), "line 2"),
+    ("a.csv", content(b"text,en\nEins\n"), "line 2"),
+    ("a.csv", content(b"text;en\nEins;one\n"), "has no column 'text'"),
+    ("a.csv", content(b"text,en\nEins,one\ntext,en\nZwei,two\n"), "line 3"),
+    ("a.csv", content(b"text,en\rEins,one\r"), "tr '\\r' '\\n'"),
+    ("a.csv", content("text\nÄpfel\n".encode() + "Öl\n".encode("latin-1")), "byte"),
+    ("a.csv", content("text\nÄpfel\n".encode("utf-16")), "byte"),
     ("a.txt", content("of Windows".encode("utf-16-le")), "byte  1"),
     ("a.jsonl", content(b'"text"\n'), "line 1"),
     ("a.jsonl", content(b'{"text": "a"}\n{"text": "b"\n'), "line 2"),
@@ -188,6 +197,13 @@ LEGAL = [
     ("a.json", b"[]", []),
     ("a.jsonl", BOM + A + BOM + B, ["a", "b"]),
     ("a.tsv", BOM + b"text\ten\t\n\nEins\tone\t\r\nZwei\t\t", ["Eins", "Zwei"]),
+    (
+        "a.csv",
+        BOM + b'id,text\r\n\r\n1,"two\r\nlines, ""quoted"""\r\n2,5" wide\r\n3,12\r\n4,',
+        ['two\nlines, "quoted"', '5" wide', "12", ""],
+    ),
+    ("a.csv.gz", gzip.compress(b"text\n\na\n"), ["a"]),
+    ("a.py", b"x = 1\n", ["x = 1\n"]),
 ]
 
 

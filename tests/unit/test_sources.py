@@ -2,7 +2,9 @@
 source.
 """
 
+import csv
 import gzip
+import io
 import json
 import os
 import re
@@ -10,7 +12,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -376,6 +381,24 @@ def test_two_columns_of_a_tsv_by_name_or_by_number(tmp_path, ending, columns):
     text = TSV if columns == ("de", "en") else TSV.partition("\n")[2]
     path = write(tmp_path / f"a{ending}", text)
     assert pairs_of(source(path, text_column=columns[0], target_column=columns[1])) == PAIRS
+
+
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
+def test_what_other_programs_write_as_csv_is_read_as_they_read_it(texts):
+    """Windows line ends within a text become line breaks, as in all formats."""
+    buffer = io.StringIO(newline="")
+    rows = [["id", "text"], *([str(number), text] for number, text in enumerate(texts))]
+    csv.writer(buffer).writerows(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.csv")
+        path.write_bytes(buffer.getvalue().encode())
+        found = list(read.read_texts(path, SourceSettings("files")))
+        assert found == [text.replace("\r\n", "\n") for text in texts]
+        options = "header=true, all_varchar=true, quote='\"', escape='\"', strict_mode=true"
+        query = f"SELECT text FROM read_csv('{path}', {options}, auto_detect=false, delim=',', "
+        query += "columns={'id': 'VARCHAR', 'text': 'VARCHAR'}, nullstr='\\0')"
+        if not any("\r" in text for text in texts):
+            assert [row[0] for row in duckdb.sql(query).fetchall()] == found
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

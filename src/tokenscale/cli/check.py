@@ -40,11 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "experiment", nargs="*", help="names of experiments; by default all of them"
     )
-    parser.add_argument("--scale", help="one overlay; by default each of them")
     main.add_configuration_arguments(parser)
-    parser.add_argument(
-        "--machine", help="file of the machine it is to run on, such as profiles/alps/machine.toml"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,16 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.settings.experiments import SCALES
     from tokenscale.settings.profile import CONFIG_FILE
 
-    overrides = {
-        key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None
-    }
-    configured = main.load_configuration(arguments, overrides)
+    configured = main.load_configuration(arguments)
     if Path(configured.settings.claims).is_file() or configured.file_of("claims") != CONFIG_FILE:
         load_claims(Path(configured.settings.claims))
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
-        config = main.load_configuration(arguments, overrides={**overrides, "scale": scale})
+        config = main.load_configuration(arguments, overrides={"scale": scale})
         if not arguments.experiment:
             refused |= _print_unusable(config, scale)
         names = _select_names(config, arguments.experiment, one_scale)

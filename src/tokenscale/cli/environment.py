@@ -44,7 +44,7 @@ def write_requirements(folder: Path) -> str:
     )
     if path is None:
         facts = {"folder": folder, "expected": "provenance.json (a report) or run.json (a run)"}
-        following = "name results/report, or a folder of results/runs"
+        following = "build a report first: snakemake report  (writes results/report)"
         raise UserError("there is no record of an environment here.", **facts, next=following)
     record = read_json(path, what="record of an environment")
     with report_malformed(

@@ -342,7 +342,9 @@ def exit_code(run: Callable[[], int | None], help_command: str, only_prints: boo
 
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--configfile`, `--config` and `--profile`, as Snakemake has them."""
+    """Add `--configfile`, `--config` and `--profile`, as Snakemake has them, and `--scale` and
+    `--machine`, two values of the configuration.
+    """
     of_files = "YAML merged over config/config.yaml; later files win"
     of_values = "values merged over all files"
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
@@ -351,6 +353,16 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", help="Snakemake's profile, such as alps: its scale and its machine"
     )
+    parser.add_argument("--scale", help="overlay to use instead of the configured one")
+    parser.add_argument(
+        "--machine", help="file of the machine to run on, such as profiles/alps/machine.toml"
+    )
+
+
+def read_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of the configuration that have options of their own."""
+    values = {key: getattr(arguments, key) for key in ("scale", "machine")}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def load_configuration(
@@ -369,6 +381,7 @@ def load_configuration(
             hint = "name an existing file; put targets and names of experiments before --configfile"
             found = f"did you mean {near}?" if near else hint
             raise UserError("the configuration file is missing.", file=file, next=found)
-    merged = {**dict(map(parse_pair, arguments.config)), **(overrides or {})}
+    given = dict(map(parse_pair, arguments.config)) | read_overrides(arguments)
+    merged = {**given, **(overrides or {})}
     profile = arguments.profile and expand_path(arguments.profile)
     return load_config(configfiles=files, profile=profile, overrides=merged)

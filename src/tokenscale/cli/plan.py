@@ -36,11 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config-json", type=json.loads, help="configuration as JSON, instead of the file"
     )
     main.add_configuration_arguments(parser)
-    parser.add_argument("--scale", help="overlay to use instead of the configured one")
-    parser.add_argument(
-        "--machine",
-        help="file of the machine to count nodes of, such as profiles/alps/machine.toml",
-    )
     parser.add_argument(
         "--prices",
         type=Path,
@@ -52,13 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, or write the run table of one experiment."""
-    overrides = {
-        key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None
-    }
     if arguments.config_json is not None:
-        config = Config({**arguments.config_json, **overrides})
+        config = Config({**arguments.config_json, **main.read_overrides(arguments)})
     else:
-        config = main.load_configuration(arguments, overrides)
+        config = main.load_configuration(arguments)
     names = config.select_experiments(arguments.experiment)
     if arguments.output:
         if len(names) != 1:

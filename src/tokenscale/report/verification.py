@@ -213,8 +213,9 @@ def verify(path: Path, signers: Path | None = None, results: Path | None = None)
         what = (
             "this is no report, and no file of one." if path.exists() else "there is no such file."
         )
-        expected = f"a folder with {SUMS} and {LOGS}, such as results/report"
-        raise UserError(what, file=path, expected=expected, next="tokenscale verify FOLDER")
+        expected = f"the folder of a report: {SUMS} and {LOGS} lie in it"
+        following = "build one first: snakemake report  (writes results/report)"
+        raise UserError(what, file=path, expected=expected, next=following)
     with TemporaryDirectory() as temporary:
         if not (report / SUMS).is_file() and not (report / RECORD).is_file():
             return _check_claims(report, results=Path(temporary))

@@ -106,21 +106,21 @@ class SourceSettings:
     validation_target_files: tuple[str, ...] = option(
         (), description="translations of `validation_files`, line by line", path=True
     )
-    format: Literal["auto", "parquet", "jsonl", "tsv", "text", "mds", "litdata"] = option(
+    format: Literal["auto", "parquet", "jsonl", "tsv", "csv", "text", "mds", "litdata"] = option(
         "auto",
-        description="auto: by file extension (.parquet, .jsonl, .tsv, .txt, .mds, .bin of litdata, …; all "
+        description="auto: by file extension (.parquet, .jsonl, .csv, .tsv, .txt, .py, .mds, .bin of litdata, …; all "
         "except Parquet also with "
         ".gz or .zst)",
     )
     text_column: str = option(
         "text",
-        description="Parquet, JSONL and TSV: column, or key, of a document's text; `translation.de`: field "
+        description="Parquet, JSONL, CSV and TSV: column, or key, of a document's text; `translation.de`: field "
         "`de` of a column of "
-        'objects; for a TSV without a header, the number of the column ("1" is the first)',
+        'objects; without a header, the number of the column ("1" is the first)',
     )
     target_column: str | None = option(
         None,
-        description="Parquet, JSONL and TSV: column, or key, of the translation; a document is then a pair: "
+        description="Parquet, JSONL, CSV and TSV: column, or key, of the translation; a document is then a pair: "
         "source, EOS, target, "
         "EOS",
     )

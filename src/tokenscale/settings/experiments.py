@@ -28,7 +28,7 @@ from tokenscale.settings.options import (
     settings_class,
     to_dict,
 )
-from tokenscale.settings.registry import ALIASES, FIGURES
+from tokenscale.settings.registry import ALIASES, BATCHES, FIGURES
 from tokenscale.settings.run import RunSettings, find_difference, state_path
 
 STUDIES = {
@@ -401,6 +401,13 @@ def find_factor_errors(factors: dict[str, list[Any]]) -> Iterator[tuple[str, str
                 )
 
 
+def _list_levels(experiment: Experiment, key: str) -> list[str]:
+    """Return the levels of a key that are text, once each, in the order of the file."""
+    cells = expand_cells(replace(experiment, left_out=()))
+    levels = [cell[key] for cell in cells if isinstance(cell.get(key), str)]
+    return list(dict.fromkeys(levels))
+
+
 def find_errors(
     experiment: Experiment, **known: Mapping[str, Any]
 ) -> Iterator[UserError | tuple[str, str]]:
@@ -421,6 +428,8 @@ def find_errors(
     used: list[tuple[str, Iterable[str], Iterable[str], str]]
     used = [("study", experiment.original.studies, STUDIES, "original.studies")]
     used += [("figure", experiment.figures, (*FIGURES, *ALIASES), "figures")]
+    # a misspelt level would be found where `primary` or `left_out` names it
+    used.append(("approach", _list_levels(experiment, "approach"), BATCHES, "factors.approach"))
     for kind, benchmark in experiment.benchmarks.items():
         used += [
             (w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}")

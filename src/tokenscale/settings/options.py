@@ -356,11 +356,24 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     shown = repr(value)
     if len(shown) > 200:
         shown = f"{shown[:200]}…"
-    facts = {
-        "expected": expected or _describe_expected(entry["type"], entry["msg"], context=context),
-        "next": f"did you mean {near!r}?" if near else "use an expected value",
-    }
+    if entry["type"] in ("dataclass_type", "model_type", "dict_type"):
+        expected = "keys and values"
+        following = f"write {_show_keys(cls, location=entry['loc'])}"
+    else:
+        expected = expected or _describe_expected(entry["type"], entry["msg"], context=context)
+        following = f"write {expected}"
+    if entry["type"] in ("list_type", "tuple_type"):
+        following = f"write [{value}]"
+    if near:
+        following = f"did you mean {near!r}?"
+    facts = {"expected": expected, "next": following}
     return where, f"{where or 'the settings'} cannot be {shown}.", facts
+
+
+def _show_keys(cls: object, location: tuple) -> str:
+    """Return a mapping with one of the keys that a class has at a place, such as `{steps: …}`."""
+    fields = _list_fields(cls, location=location)
+    return f"{{{fields[0]}: …}}" if fields else "{key: value}"
 
 
 def _describe_unknown_key(cls: object, location: tuple) -> tuple[str, dict[str, Any]]:
@@ -393,7 +406,9 @@ def _describe_expected(kind: str, message: str, context: dict[str, Any]) -> str:
         return "".join(bounds)
     for prefix in ("Input should be ", "Value error, ", "String should have "):
         message = message.removeprefix(prefix)
-    return message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
+    for word, plain in (("tuple", "a list"), ("list", "a list"), ("integer", "an integer")):
+        message = message.replace(f"a valid {word}", plain)
+    return message
 
 
 def join_key(*parts: Any) -> str:

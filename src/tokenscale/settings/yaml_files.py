@@ -59,8 +59,11 @@ def parse_yaml(text: str, *, file: str, key: str = "") -> Any:
         where["file"] = f"{file}, line {min(mark.line + 1, len(text.rstrip().splitlines()) or 1)}"
         facts = (error.context, error.problem, f"\n{mark.get_snippet(indent=0)}".rstrip(" ^\n"))
         reason = ", ".join(filter(None, facts[:2])) + facts[2]
+        following = "correct this line"
+        if error.problem == "mapping values are not allowed here":
+            following = 'put a text with a colon in quotes: key: "text: more text"'
         raise UserError(
-            "the file is not valid YAML.", **where, reason=reason, next="correct this line"
+            "the file is not valid YAML.", **where, reason=reason, next=following
         ) from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UserError(

@@ -1,5 +1,6 @@
-"""Access to the text columns of Parquet and TSV files and the text keys of JSON lines."""
+"""Access to the text columns of Parquet, CSV and TSV files and the text keys of JSON lines."""
 
+import csv
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -12,6 +13,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import PAIR
 from tokenscale.data.corpus.refusals import damaged, missing_column
 from tokenscale.settings.data import SourceSettings
+
+#: characters of a field of CSV at most: quotes that never end would fill the memory
+LONGEST_FIELD = 1 << 28
 
 
 def list_columns(source: SourceSettings) -> dict[str, str]:
@@ -58,63 +62,85 @@ def get_value(row: dict[str, Any], name: str) -> Any:
     return None if value is None else value[field]
 
 
-def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of the named columns for each line of a TSV file without quoting.
+#: a line's number, from 1, and its cells
+Line = tuple[int, list[str]]
+
+
+def split_tsv(lines: Iterator[str], path: Path) -> Iterator[Line]:
+    """Split the lines of a TSV file without quoting. Raises UserError for lines that end with "\\r"
+    alone.
+    """
+    for number, line in enumerate(lines, start=1):
+        line = line.removesuffix("\r")
+        if number == 1 and "\r" in line:
+            raise damaged(path, what="line ends", found=repr(line[:60]))
+        yield number, line.split("\t")
+
+
+def split_csv(lines: Iterator[str], path: Path) -> Iterator[Line]:
+    """Split the lines of a CSV file as RFC 4180 has them: commas, and quotes around fields with
+    commas, quotes or line breaks. Raises UserError for quotes that do not fit.
+    """
+    csv.field_size_limit(LONGEST_FIELD)
+    rows = csv.reader((f"{line}\n" for line in lines), strict=True)
+    try:
+        for cells in rows:
+            yield rows.line_num, cells or [""]
+    except csv.Error as error:
+        what = "line ends" if str(error).startswith("new-line") else "quotes"
+        raise damaged(path, what, found=str(error), line=rows.line_num) from None
+
+
+def read_table(
+    lines: Iterator[Line], names: dict[str, str], path: Path
+) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the named columns of each line.
 
     The first line is the header, unless all names are column numbers (from 1). Blank lines are
-    skipped. Raises UserError for a missing column, and for a line with more or fewer cells than the
-    first.
+    skipped. Raises UserError for a missing column, for a line with more or fewer cells than the
+    first, and for a second header.
     """
     numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
-    positions = []
-    width = 0
-    for number, line in enumerate(lines, start=1):
-        cells = line.removesuffix("\r").split("\t")
-        if number > 1 and line.startswith("\ufeff"):
-            raise damaged(
-                path,
-                what="byte order mark",
-                found=repr(line[:60]),
-                line=number,
-            )
-        if numbered and cells == [""]:
+    positions: list[int] = []
+    first: list[str] = []
+    for number, cells in lines:
+        if cells == [""] and (first or numbered):
             continue
-        if not width:
-            if "\r" in line.removesuffix("\r"):
-                raise damaged(path, what="line ends", found=repr(line[:60]))
+        if first and cells[0].startswith("\ufeff"):
+            raise damaged(path, what="byte order mark", found=repr(cells[0][:60]), line=number)
+        if not first:
+            first = cells
             header = [str(n) for n in range(1, len(cells) + 1)] if numbered else cells
-            width = len(cells)
-            for option, name in names.items():
-                if header.count(name) > 1:
-                    raise damaged(
-                        path,
-                        what="same columns",
-                        found=", ".join(header),
-                        name=name,
-                        key=f"source.{option}",
-                    )
-                if name not in header:
-                    raise missing_column(
-                        path,
-                        name,
-                        names=header,
-                        option=option,
-                        line=number,
-                    )
-                positions.append(header.index(name))
+            positions = [
+                _find_column(header, option, name, path, number) for option, name in names.items()
+            ]
             if not numbered:
                 continue
-        if cells == [""]:
-            continue
-        if len(cells) != width:
+        elif cells == first and not numbered:
+            raise damaged(path, what="header", found=", ".join(cells), line=number)
+        if len(cells) != len(first):
             raise damaged(
                 path,
                 what="fields",
-                found=f"{len(cells)} in {line[:60]!r}",
-                expected=f"{width}, as in the first line",
+                found=f"{len(cells)}, beginning with {cells[0][:60]!r}",
+                expected=f"{len(first)}, as in the first line",
                 line=number,
             )
         yield tuple(cells[position] for position in positions)
+
+
+def _find_column(header: list[str], option: str, name: str, path: Path, line: int) -> int:
+    if header.count(name) > 1:
+        raise damaged(
+            path,
+            what="same columns",
+            found=", ".join(header),
+            name=name,
+            key=f"source.{option}",
+        )
+    if name not in header:
+        raise missing_column(path, name, names=header, option=option, line=line)
+    return header.index(name)
 
 
 Named = TypeVar("Named")

@@ -1,4 +1,4 @@
-"""Reader of one raw file: Parquet, JSON lines or a JSON array, TSV, text, or a shard of MDS or
+"""Reader of one raw file: Parquet, JSON lines or a JSON array, CSV, TSV, text, or a shard of MDS or
 litdata.
 
 All but Parquet may be compressed. Memory holds a part of the file, one whole shard, or one whole
@@ -32,12 +32,16 @@ from tokenscale.data.corpus.columns import (
     join_pairs,
     list_columns,
     read_line_pairs,
-    read_tsv,
+    read_table,
+    split_csv,
+    split_tsv,
 )
 from tokenscale.data.corpus.refusals import damaged, missing_column
 from tokenscale.data.corpus.shards import read_litdata, read_mds
 from tokenscale.settings.data import SourceSettings
 
+#: endings of source code, each file a document
+CODE = (".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".go", ".java", ".js", ".ts", ".rs", ".sh")
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 #: compression → pattern of the first bytes of its files
 MAGIC = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
@@ -77,7 +81,7 @@ def read_texts(
     elif source.target_column is not None:
         next_step = (
             "name the file of translations as target_files, or write the pairs to Parquet, JSON "
-            "lines or TSV"
+            "lines, CSV or TSV"
         )
         raise UserError(
             "a text file has no columns to hold pairs.",
@@ -592,13 +596,20 @@ FORMATS = {
     ),
     "tsv": Format(
         endings=(".tsv",),
-        read=lambda path, columns, _: read_tsv(
-            _split_text(path, separator="\n"), names=columns, path=path
+        read=lambda path, columns, _: read_table(
+            split_tsv(_split_text(path, separator="\n"), path), names=columns, path=path
         ),
         changes=f"{_ENCODING}; blank lines are skipped; quotes are text",
     ),
+    "csv": Format(
+        endings=(".csv",),
+        read=lambda path, columns, _: read_table(
+            split_csv(_split_text(path, separator="\n"), path), names=columns, path=path
+        ),
+        changes=f"{_ENCODING}; blank lines are skipped; quotes around a field are removed",
+    ),
     "text": Format(
-        endings=(".txt", ".text", ".md", ".rst"),
+        endings=(".txt", ".text", ".md", ".rst", *CODE),
         read=None,
         changes=f"{_ENCODING}; the separator is removed",
     ),

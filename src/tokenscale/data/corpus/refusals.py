@@ -25,15 +25,15 @@ SHARDS = "mds litdata convert-mds convert-litdata"
 #: reason → `Refusal`; docs/generate.py makes the table of docs/data.md from it
 REFUSALS = {
     "damaged": Refusal(
-        readers=f"parquet jsonl tsv text {SHARDS}", what="is truncated or damaged", next=AGAIN
+        readers=f"parquet jsonl tsv csv text {SHARDS}", what="is truncated or damaged", next=AGAIN
     ),
     "compression": Refusal(
-        readers="jsonl tsv text mds litdata",
+        readers="jsonl tsv csv text mds litdata",
         what="has an ending of another compression than its content",
         next="rename it: .gz, .zst, or neither",
     ),
     "dictionary": Refusal(
-        readers="jsonl tsv text mds litdata",
+        readers="jsonl tsv csv text mds litdata",
         what="was compressed with a dictionary, which is not in the file",
         next="decompress it: zstd -d --long=31 -D DICTIONARY FILE",
     ),
@@ -46,10 +46,10 @@ REFUSALS = {
         readers="parquet", what="does not hold the rows that its footer counts", next=AGAIN
     ),
     "missing column": Refusal(
-        readers="parquet jsonl tsv mds litdata stream", what="has no {kind} {name!r}", next=""
+        readers="parquet jsonl tsv csv mds litdata stream", what="has no {kind} {name!r}", next=""
     ),
     "same columns": Refusal(
-        readers="parquet tsv",
+        readers="parquet tsv csv",
         what="has several columns {name!r}",
         next="write the file again with one of them",
     ),
@@ -59,12 +59,12 @@ REFUSALS = {
         next="name a {kind} of strings; for ids: tokenscale convert --help",
     ),
     "utf-8": Refusal(
-        readers="parquet jsonl tsv text mds",
+        readers="parquet jsonl tsv csv text mds",
         what="holds text that is not UTF-8",
         next="convert it (iconv -f ENCODING -t UTF-8), or correct or remove the text",
     ),
     "nul": Refusal(
-        readers="jsonl tsv text",
+        readers="jsonl tsv csv text",
         what="holds a NUL byte, as UTF-16 and binary files do",
         next=(
             "UTF-16: {cat} | iconv -f UTF-16LE -t UTF-8 > {new}\nstray NUL bytes: {cat} | tr -d "
@@ -72,7 +72,7 @@ REFUSALS = {
         ),
     ),
     "too long": Refusal(
-        readers="parquet jsonl tsv text",
+        readers="parquet jsonl tsv csv text",
         what="holds a document that is too long",
         next="cut it, or set `separator` of the source to what stands between documents",
     ),
@@ -90,20 +90,33 @@ REFUSALS = {
         next="correct it, or write JSON lines: {cat} | jq -c '.[]' > {new}",
     ),
     "fields": Refusal(
-        readers="tsv",
+        readers="tsv csv",
         what="holds a line with more or fewer fields than its first line",
-        next="correct or remove the line: fields are separated by tabs, and quotes have no meaning",
+        next="correct or remove the line (of TSV: fields are separated by tabs, and quotes have no "
+        "meaning; of CSV: by commas)",
+    ),
+    "quotes": Refusal(
+        readers="csv",
+        what="holds quotes that do not fit",
+        next='write a quote within a quoted field twice (""), and close each field',
+    ),
+    "header": Refusal(
+        readers="tsv csv",
+        what="repeats its first line, as joined files do",
+        next="name the files before they were joined, or remove this line",
     ),
     "line ends": Refusal(
-        readers="tsv", what="ends its lines with \\r alone", next="{cat} | tr '\\r' '\\n' > {new}"
+        readers="tsv csv",
+        what="ends its lines with \\r alone",
+        next="{cat} | tr '\\r' '\\n' > {new}",
     ),
     "byte order mark": Refusal(
-        readers="tsv",
+        readers="tsv csv",
         what="holds a byte order mark after its beginning, as joined files do",
         next="name the files before they were joined, or remove this header line",
     ),
     "pair": Refusal(
-        readers="parquet jsonl tsv text mds litdata",
+        readers="parquet jsonl tsv csv text mds litdata",
         what="holds {name!r}, which separates the two texts of a pair",
         next="replace that character",
     ),
