@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from fontTools.ttLib import TTFont
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib import font_manager, get_data_path
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
 from tokenscale.report import style as typeface
 from tokenscale.report.style import style
+from tokenscale.settings.run import APPROACHES
 
 FONTS = [name for name in typeface.FILES if name.endswith(".ttf")]
 PLACE = Path(typeface.__file__).parent
@@ -46,3 +49,17 @@ def test_figures_are_drawn_with_them_and_what_they_lack_comes_from_the_whole_fon
         figure.text(0, 0, "Ж")
         figure.draw_without_rendering()
     assert not [str(warning.message) for warning in recwarn]
+
+
+def test_each_approach_has_a_colour_of_its_own():
+    looks = {name: typeface.look(name) for name in APPROACHES}
+    assert set(typeface.APPROACHES) - {"memcpy"} == set(APPROACHES)
+    assert len({look["color"] for look in looks.values()}) == len(APPROACHES)
+    assert typeface.looks(list(APPROACHES)) == looks
+
+
+@given(start=st.floats(-1e6, 1e6), width=st.floats(1e-3, 1e6), ticks=st.integers(2, 12))
+def test_no_two_ticks_of_an_axis_have_the_same_text(start, width, ticks):
+    values = [start + width * number for number in range(ticks)]
+    texts = typeface.PlainNumbers().format_ticks(values)
+    assert len(set(texts)) == ticks

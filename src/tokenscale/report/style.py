@@ -113,6 +113,7 @@ APPROACHES = {
     "padding-free": (GREEN, "^", "--", False),
     "token-list": (SKY, "D", "-", True),
     "packed": (BLUE, "v", "-", True),
+    "length-bucketed": (PURPLE, "p", "-", True),
     "memcpy": (GREY, "x", ":", True),
 }
 #: schedule of a pipeline → colour, marker, dash
@@ -313,9 +314,28 @@ def legend_columns(names: Sequence[str], most: int) -> int:
     return 1
 
 
+#: significant digits of a tick at most
+MOST_DIGITS = 12
+
+
+class PlainNumbers(ticker.Formatter):
+    """Numbers as people write them (20 000; 0.5), with as many digits as tell the ticks of an axis
+    apart, at least three significant ones.
+    """
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        return number(value)
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        digits = 3
+        while digits < MOST_DIGITS and len({number(v, digits) for v in values}) < len(values):
+            digits += 1
+        return [number(value, digits) for value in values]
+
+
 def format_ticks(axis, log: bool = False) -> None:
-    """Format the numbers of a linear or logarithmic axis as people write them (20 000; 0.5)."""
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
+    """Format the numbers of a linear or logarithmic axis, see `PlainNumbers`."""
+    axis.set_major_formatter(PlainNumbers())
     if log:
         low, high = axis.get_view_interval()
         subs = (1,) if high > 300 * low else (1, 2, 5)
