@@ -124,7 +124,36 @@ def test_the_next_command_trains_in_the_advised_format(
     assert run.tokenizer.name == "numbers" and run.corpus.source.files == (file,)
 
 
-@pytest.mark.parametrize("end", ["parquet", "jsonl", "tsv"])
+@pytest.mark.parametrize(
+    ("lengths", "choice", "words"),
+    [
+        ([18] * 500, "packed", "about 14 documents, which see each other: set document_mask: true"),
+        ([40] * 300 + [700] * 200, "packed", "(length-bucketed)"),
+        ([257] * 300, "pretokenized-padded", "documents fill their rows"),
+        ([20] * 10 + [5000] * 30, "token-list", "75.0 % of the documents are longer than a row"),
+    ],
+)
+def test_one_sentence_says_what_to_use_and_when_something_else(lengths, choice, words):
+    """At 256 positions; lengths with BOS."""
+    lengths = np.array(lengths)
+    fill = command.compare_rows(lengths, 256)["fill_packed"]
+    approaches = command.compare_approaches(lengths, 256, fill)
+    found, reason = command.choose_approach(lengths, 256, approaches)
+    assert found == choice and words in reason and reason.endswith(".")
+    assert "use" in reason.rpartition("If ")[2], "and if something is different"
+
+
+def test_texts_that_repeat_and_texts_without_words_are_named():
+    """As where the column of languages was taken for the text."""
+    card = command.describe_texts(["en", "de"] * 50, np.full(100, 2))
+    repeated, short = command.list_cautions(card)
+    assert repeated.startswith("caution: 98.0 % of the sampled texts repeat")
+    assert "--text-column" in short
+    whole = command.describe_texts([f"text {n}" for n in range(100)], np.full(100, 20))
+    assert not [*command.list_cautions(whole)]
+
+
+@pytest.mark.parametrize("end", ["parquet", "jsonl", "tsv", "csv"])
 def test_the_only_column_of_text_is_used_and_named(place, tmp_path, capsys, end):
     path = tmp_path / f"a.{end}"
     for names, code, note in (
@@ -136,8 +165,9 @@ def test_the_only_column_of_text_is_used_and_named(place, tmp_path, capsys, end)
         if end == "parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
         else:
-            lines = ["\t".join(names), *("\t".join(row[name] for name in names) for row in rows)]
-            path.write_text("\n".join(lines if end == "tsv" else map(json.dumps, rows)))
+            comma = {"tsv": "\t", "csv": ","}.get(end, "")
+            lines = [comma.join(names), *(comma.join(row[name] for name in names) for row in rows)]
+            path.write_text("\n".join(lines if comma else map(json.dumps, rows)))
         assert main(["advise", str(path), "--tokenizer", str(place / "tokenizer")]) == code
         out, error = capsys.readouterr()
         assert ("story, the only one" in out) == note

@@ -75,3 +75,13 @@ def test_fill_counts_every_label_once(lengths, t):
     assert costs.fill_share(lengths, t, len(rows) - 1) == pytest.approx(
         useful / ((len(rows) - 1) * t)
     )
+
+
+def test_buckets_pad_to_the_longest_of_documents_of_similar_length():
+    lengths = np.array([65, 5, 129, 3])  # with BOS: 64, 4, 128 and 2 labels
+    assert costs.bucketed_share(lengths, 256, batch=2, multiple=64) == (4 + 2 + 64 + 128) / (
+        2 * 64 + 2 * 128
+    )
+    assert costs.bucketed_share(lengths, 100, batch=2, multiple=64) == (4 + 2 + 64 + 100) / (
+        2 * 64 + 2 * 100
+    )

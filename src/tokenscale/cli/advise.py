@@ -6,7 +6,7 @@ import argparse
 import shlex
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import expand_path, write_json
 from tokenscale.cli.pretokenize_file import TextOptions, choose_text_column, reword_for_flags
 from tokenscale.costs import data as costs
+from tokenscale.data.batches.stored import MULTIPLE
 from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.read import detect_format
 from tokenscale.data.corpus.sample import draw_sample
@@ -44,6 +45,18 @@ LOSS_CHARACTERS = 2048
 #: ones
 LEAST_GAIN = 0.02
 LEAST_CUT = 0.001
+#: approaches in the table, with the online ones that have the same rows
+NAMES = {
+    "token-list": "token-list, padding-free",
+    "pretokenized-padded": "padded, both",
+}
+#: share of documents that are most of them
+MOSTLY = 0.5
+#: documents of a batch of which rows of length-bucketed are counted
+BATCH = 64
+#: above this share of repeated texts, and below so many tokens, a column may be the wrong one
+REPEATED = 0.05
+FEW_TOKENS = 4
 
 
 @settings_class
@@ -70,7 +83,7 @@ FLAGS = flags.build_flags(AdviceSettings, aliases={"tokenizer_name": ("--tokeniz
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s FILE … [--tokenizer NAME] [options]"
-    text = "Parquet, JSON lines or text; also patterns ('*.jsonl')"
+    text = "Parquet, JSON lines, CSV, TSV or text; also patterns ('*.jsonl')"
     parser.add_argument("files", nargs="+", type=expand_path, metavar="FILE", help=text)
     flags.add_flags(parser, flags=FLAGS)
 
@@ -146,7 +159,10 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
         },
     }
     facts["sampled"]["every_document"] = found.counted and scale == 1
-    facts["choice"], facts["reason"] = choose_format(facts["sequence_lengths"][str(wanted)])
+    facts["texts"] = describe_texts(found.texts, chunk.lengths)
+    fill = facts["sequence_lengths"][str(wanted)]["fill_packed"]
+    facts["approaches"] = compare_approaches(chunk.lengths, wanted, fill)
+    facts["choice"], facts["reason"] = choose_approach(chunk.lengths, wanted, facts["approaches"])
     facts["next"] = _name_next(settings, facts)
     return facts
 
@@ -188,8 +204,7 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     """Return the shares of padding and of cut text with one document a row, and the useful share of
     packed rows.
 
-    `lengths` are tokens of whole documents with BOS, `t` positions a row; `gain` is the ratio of
-    useful tokens a row.
+    `lengths` are tokens of whole documents with BOS, `t` positions a row.
     """
     padding = costs.padding_share(lengths, sequence_length=t)
     fill = costs.fill_share(
@@ -204,34 +219,77 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
         "cut": costs.cut_share(lengths, sequence_length=t),
         "cut_documents": costs.cut_documents_share(lengths, sequence_length=t),
     }
-    return {"padding": padding, **cut, "fill_packed": fill, "gain": fill / (1 - padding)}
+    return {"padding": padding, **cut, "fill_packed": fill}
 
 
-def choose_format(at: dict[str, float]) -> tuple[str, str]:
-    """Return the advised format and the reason in one sentence."""
-    if at["gain"] - 1 < LEAST_GAIN and at["cut"] < LEAST_CUT:
-        takes = (
-            f"padding takes {_format_percent(at['padding'])} of the positions and {_format_percent(at['cut'])} "
-            "of the tokens"
-        )
+def describe_texts(texts: Sequence[str], lengths: np.ndarray) -> dict[str, Any]:
+    """Return the card of sampled texts: tokens of a document (median, 95 %, largest) and the share
+    of texts that an earlier text of the sample repeats.
+    """
+    median, most = np.quantile(lengths, [0.5, 0.95])
+    return {
+        "median_tokens": float(median),
+        "tokens_95": float(most),
+        "largest_tokens": int(lengths.max()),
+        "repeated": 1 - len(set(texts)) / len(texts),
+    }
+
+
+def compare_approaches(
+    lengths: np.ndarray, t: int, fill_packed: float
+) -> dict[str, dict[str, float]]:
+    """Return approach → the share of its positions that count (`useful`), and of the tokens that it
+    cuts (`cut`), at `t` positions a row. An online approach is as its offline counterpart.
+    """
+    streamed = {"useful": float((lengths - 1).sum() / lengths.sum()), "cut": 0.0}
+    cut = costs.cut_share(lengths, sequence_length=t)
+    bucketed = costs.bucketed_share(lengths, t, batch=BATCH, multiple=MULTIPLE)
+    return {
+        "packed": {"useful": fill_packed, "cut": 0.0},
+        "token-list": streamed,
+        "length-bucketed": {"useful": bucketed, "cut": cut},
+        "pretokenized-padded": {
+            "useful": 1 - costs.padding_share(lengths, sequence_length=t),
+            "cut": cut,
+        },
+    }
+
+
+def choose_approach(
+    lengths: np.ndarray, t: int, approaches: Mapping[str, Mapping[str, float]]
+) -> tuple[str, str]:
+    """Return the advised approach, and the reason with the alternatives in one sentence each."""
+    packed = approaches["packed"]
+    padded = approaches["pretokenized-padded"]
+    bucketed = approaches["length-bucketed"]
+    if packed["useful"] < padded["useful"] * (1 + LEAST_GAIN) and padded["cut"] < LEAST_CUT:
         return (
-            "padded",
-            (
-                f"documents fill their rows: {takes} are cut, so packing would gain less than "
-                f"{LEAST_GAIN:.0%}"
-            ),
+            "pretokenized-padded",
+            f"documents fill their rows: {_format_percent(padded['useful'])} of the positions "
+            f"count, and {_format_percent(padded['cut'])} of the tokens are cut. If documents of "
+            "other lengths will come, use packed.",
         )
-    cuts = (
-        f", where padded rows also drop {_format_percent(at['cut'])} of them"
-        if at["cut"] >= LEAST_CUT
-        else ""
+    longer = costs.cut_documents_share(lengths, sequence_length=t)
+    if longer >= MOSTLY:
+        return (
+            "token-list",
+            f"{_format_percent(longer)} of the documents are longer than a row, so that every "
+            "approach that keeps all text cuts them into pieces; its rows can have any length, "
+            "without building it again. If rows are read in random order from a slow disk, use "
+            "packed.",
+        )
+    together = t / float(np.mean(lengths))
+    apart = (
+        f"rows with one document each would count {_format_percent(bucketed['useful'])} "
+        f"(length-bucketed) or {_format_percent(padded['useful'])} (padded)"
     )
+    if bucketed["cut"] >= LEAST_CUT:
+        apart += f" and drop {_format_percent(bucketed['cut'])} of the tokens"
     return (
         "packed",
-        (
-            f"{at['gain']:.2f}x as many useful tokens from a step as padded rows{cuts}; nothing is "
-            "dropped"
-        ),
+        f"{_format_percent(packed['useful'])} of its positions count and nothing is dropped; "
+        f"{apart}. A row holds about {together:,.0f} documents, which see each other: set "
+        "document_mask: true if they must not. If the length of a row may change, use token-list.",
     )
 
 
@@ -239,7 +297,7 @@ def _name_next(settings: AdviceSettings, facts: dict[str, Any]) -> str:
     """Return the command that trains on the file in the advised format; of several files, the
     settings.
     """
-    approach = {"padded": "pretokenized-padded"}.get(facts["choice"], facts["choice"])
+    approach = facts["choice"]
     if len(facts["files"]) > 1:
         wanted = f"{{approach: {approach}, sequence_length: {settings.sequence_length}}}"
         return f"runs: {wanted} in the configuration that names these files as a corpus"
@@ -273,34 +331,55 @@ def render(facts: dict[str, Any]) -> str:
     size = f"{facts['documents']:,.0f} documents, {_format_bytes(facts['text_bytes'])} of text"
     part = f"{sampled['documents']:,} documents ({_format_bytes(sampled['text_bytes'])}; {sampled['where']})"
     columns = f"{'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}"
+    texts = facts["texts"]
     lines = [
         (
             f"{Path(facts['files'][0]).name}{more}: {size}, {count(facts['tokens'])} tokens of "
             f"{facts['tokenizer']}"
         ),
         "every document was read" if exact else f"estimated from {part}",
+        (
+            f"a document: {texts['median_tokens']:,.0f} tokens in the median, 95 % at most "
+            f"{texts['tokens_95']:,.0f}, the largest {texts['largest_tokens']:,}"
+        ),
+        *list_cautions(texts),
         "",
         "one document a row, cut or padded:             packed rows:",
-        f"{'row':>6}  {columns}  {'useful tokens, x padded':>24}",
+        f"{'row':>6}  {columns}",
     ]
     for t, of in facts["sequence_lengths"].items():
         padded = (
             f"{_format_percent(of['padding']):>9}  {_format_percent(of['cut']):>11}  "
             f"{_format_percent(of['cut_documents']):>14}"
         )
-        lines.append(
-            f"{t:>6}  {padded}  {_format_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x"
-        )
+        lines.append(f"{t:>6}  {padded}  {_format_percent(of['fill_packed'], 2):>11}")
     lines += ["", f"rows of {facts['sequence_length']}:"]
     lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():
         tokens = count(of["tokens"])
         useful = count(of["useful_tokens"])
         lines.append(f"{name:<11} {tokens:>16} {useful:>16} {_format_bytes(of['bytes']):>13}")
-    choice = f"choose  {facts['choice']}: {facts['reason']}."
+    lines += ["", f"{'approach':<24} {'positions that count':>20} {'tokens cut':>12}"]
+    for name, of in facts["approaches"].items():
+        shares = f"{_format_percent(of['useful']):>20} {_format_percent(of['cut']):>12}"
+        lines.append(f"{NAMES.get(name, name):<24} {shares}")
+    choice = f"use     {facts['choice']}, because {facts['reason']}"
     lines += ["", *textwrap.wrap(choice, 98, subsequent_indent=" " * 8), f"next    {facts['next']}"]
     lines.append("time    tokenscale benchmark data --help  (reading and tokenizing, by approach)")
     return as_typed("\n".join(lines))
+
+
+def list_cautions(texts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a user must know of the sampled texts: that they repeat, and that they are no
+    documents.
+    """
+    if texts["repeated"] >= REPEATED:
+        yield (
+            f"caution: {_format_percent(texts['repeated'])} of the sampled texts repeat earlier "
+            "ones; a corpus drops these, unless cleaning.deduplicate is false"
+        )
+    if texts["median_tokens"] < FEW_TOKENS:
+        yield "caution: most texts have hardly a token: is --text-column the right one?"
 
 
 def _format_bytes(number: float) -> str:

@@ -30,3 +30,15 @@ def cut_documents_share(lengths: np.ndarray, sequence_length: int) -> float:
 def fill_share(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
     """Return the share of positions with a useful label in packed rows, Σ (n − 1) / (rows · T)."""
     return float((np.asarray(lengths) - 1).sum() / (rows * sequence_length))
+
+
+def bucketed_share(lengths: np.ndarray, sequence_length: int, batch: int, multiple: int) -> float:
+    """Return the share of positions with a useful label where documents of similar length share a
+    batch, whose rows are as long as its longest document, rounded up to `multiple`.
+    """
+    useful = np.sort(np.minimum(np.asarray(lengths) - 1, sequence_length))
+    ends = np.append(np.arange(batch, len(useful), batch), len(useful))
+    rows = np.diff(ends, prepend=0)
+    widths = np.maximum(multiple, -(-useful[ends - 1] // multiple) * multiple)
+    widths = np.minimum(widths, sequence_length)
+    return float(useful.sum() / (rows * widths).sum())
