@@ -153,6 +153,20 @@ def test_commands_state_held_out_texts_that_are_trained_on(tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_commands_state_documents_that_were_dropped_as_duplicates(deduplicate, tmp_path, capsys):
+    """Repeated rows of records may be data."""
+    write_files(tmp_path / "raw", [["a", "b", "a"], ["c", "a", "d"]])
+    source = {"kind": "files", "files": [f"{tmp_path}/raw/*"]}
+    settings = {"name": "x", "source": source, "cleaning": {"deduplicate": deduplicate}}
+    output = tmp_path / "results/corpus/x/manifest.json"
+    argv = ["corpus", "--settings", json.dumps(settings), "--content", "--output", str(output)]
+    assert main(argv) == 0
+    assert main(["verify", str(tmp_path / "results")]) == 0
+    stated = "2 of 6 documents (33.3%) were dropped as duplicates; corpora.x.cleaning.deduplicate"
+    assert capsys.readouterr().out.count(stated) == (2 if deduplicate else 0)
+
+
 def test_records_in_two_processes_are_those_of_one(tmp_path):
     write_files(tmp_path / "raw", [[f"text {i} of {n % 2}" for i in range(20)] for n in range(4)])
     build_in_parts(corpus_settings(tmp_path / "raw", 4), tmp_path / "c", processes=2)

@@ -16,7 +16,7 @@ from tokenscale.data.corpus.parts import build_part, list_part_files, merge_part
 from tokenscale.data.corpus.raw_text import write_text_records
 from tokenscale.data.parts import PartRecord, complete_part, digest_inputs, part_folder
 from tokenscale.runs.launch.lock import hold_run_folder
-from tokenscale.settings.data import CorpusSettings, state_held_out
+from tokenscale.settings.data import CorpusSettings, state_cleaning
 from tokenscale.settings.options import from_json, to_dict
 
 
@@ -84,8 +84,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     dropped = manifest["cleaning"]["documents"]["duplicates"]
     line = f"{progress.line()}; {_format_rows(manifest)}"
     print(line + (f"; {dropped:,} duplicates dropped" if dropped else ""))
-    if overlap := state_held_out(manifest):
-        print(overlap)
+    for note in state_cleaning(manifest):
+        print(note)
 
 
 def _format_rows(manifest: dict[str, Any]) -> str:

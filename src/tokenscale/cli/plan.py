@@ -21,7 +21,7 @@ from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
 from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
-from tokenscale.settings.data import state_held_out
+from tokenscale.settings.data import state_cleaning
 from tokenscale.settings.experiments import describe_repeats
 from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.machine import Machine
@@ -78,8 +78,7 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
                 f"corpus {name}: not downloaded yet with this configuration, so its hashes are "
                 "not known"
             )
-        if overlap := state_held_out(prices.read_manifest("corpus", name) or {}):
-            yield overlap
+        yield from state_cleaning(prices.read_manifest("corpus", name) or {})
     for name in names:
         yield from _render_experiment(config, name)
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))

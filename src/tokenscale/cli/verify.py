@@ -33,7 +33,7 @@ from tokenscale.data.tokenizers.base import rebuild_command as restore_tokenizer
 from tokenscale.report import verification
 from tokenscale.runs.launch.attempts import mark_end
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.data import StoreSettings, state_held_out
+from tokenscale.settings.data import StoreSettings, state_cleaning
 
 #: files beside those that a manifest lists
 BESIDE = {"manifest.json", "build.json", ".lock"}
@@ -228,8 +228,8 @@ def _verify_download(folder: Path) -> Iterator[Finding]:
 def _verify_corpus(folder: Path) -> Iterator[Finding]:
     manifest = read_corpus(folder)
     parts = [part_folder(folder, number) for number in range(manifest.get("parts", 0))]
-    if overlap := state_held_out(manifest):
-        yield Finding(overlap, note=True)
+    for note in state_cleaning(manifest):
+        yield Finding(note, note=True)
     beside = ["records", *(["parts"] if parts else [])]
     yield from _verify_files(
         folder,

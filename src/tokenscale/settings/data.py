@@ -296,6 +296,30 @@ def find_address_problem(file: str, kind: str) -> str | None:
     return None
 
 
+#: share of documents that are duplicates from which on commands state it
+STATED_DUPLICATES = 0.01
+
+
+def state_cleaning(manifest: dict[str, Any]) -> list[str]:
+    """Return what a user must know of the documents of a corpus: held-out texts that are trained
+    on, and many duplicates that were dropped. A manifest without counts says nothing.
+    """
+    return list(filter(None, (state_held_out(manifest), _state_duplicates(manifest))))
+
+
+def _state_duplicates(manifest: dict[str, Any]) -> str:
+    counts = manifest.get("cleaning", {}).get("documents", {})
+    dropped = counts.get("duplicates", 0)
+    if dropped < STATED_DUPLICATES * max(1, counts.get("read", 0)):
+        return ""
+    name = manifest["name"]
+    return (
+        f"corpus {name}: {dropped:,} of {counts['read']:,} documents "
+        f"({dropped / counts['read']:.1%}) were dropped as duplicates; "
+        f"corpora.{name}.cleaning.deduplicate: false keeps them"
+    )
+
+
 def state_held_out(manifest: dict[str, Any]) -> str:
     """Return a sentence on held-out texts that the training text of a corpus also holds; "" if
     there are none.
