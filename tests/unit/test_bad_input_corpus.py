@@ -52,6 +52,12 @@ def twice(path) -> None:
     )
 
 
+def repeated(path) -> None:
+    """A few kB that say 200 MB of text: a dictionary of one entry."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 400, pa.int32()), ["a" * 500_000])
+    pq.write_table(pa.table({"text": texts.cast(pa.string())}), path, compression="zstd")
+
+
 def damaged(path) -> None:
     parquet([f"document {i}" for i in range(5000)])(path)
     data = bytearray(path.read_bytes())
@@ -82,6 +88,7 @@ BAD = [
     ("a.parquet", parquet([1.5]), "double"),
     ("a.parquet", not_utf8, "row    2"),
     ("a.parquet", twice, "several columns 'text'"),
+    ("a.parquet", repeated, "unpacks to more than"),
     ("a.jsonl", content(b'{"text": "ok"}\n{"text": "\xff"}\n'), "byte"),
     ("a.jsonl", content(b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"), "line 1"),
     ("a.jsonl", content(b'{"text": "a"}\n{"text": "b", "n": ' + b"9" * 5000 + b"}\n"), "line 2"),

@@ -223,6 +223,8 @@ def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Row
     # fewer rows per batch for long documents
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
+    most = UNPACKED + RATIO * path.stat().st_size
+    unpacked = 0
     try:
         for batch in file.iter_batches(size, range(first, last), names, use_threads=False):
             yield from zip(
@@ -230,6 +232,9 @@ def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Row
                 strict=True,
             )
             row += len(batch)
+            unpacked += batch.nbytes
+            if unpacked > most:  # a dictionary of one large text, for one
+                raise OSError(f"it unpacks to more than {most:,} bytes")
         if last == len(groups):
             _check_rows(file, path, rows=row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
