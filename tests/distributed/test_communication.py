@@ -83,20 +83,35 @@ THREE_D = LayoutSettings(pipeline=4, tensor=8, data=4)
 ENDS = {"gather": M * (BLOCK + EDGE), "scatter": M * (BLOCK + EDGE), "send": M, "receive": M}
 CASES = {
     # zero3 gathers each block for forward and for backward, the rest once; gradients are scattered
-    # once a step
+    # in each micro-step
     "zero3@64": (
         LayoutSettings(shard=64),
+        5,
+        {"gather": M * (2 * L + 1), "scatter": M * (L + 1), "sum": NORM},
+    ),
+    "zero3@64, accumulation unsharded": (
+        LayoutSettings(shard=64, accumulation="unsharded"),
         5,
         {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": NORM},
     ),
     "zero2@128": (
         LayoutSettings(shard=128, sharding="zero2"),
         5,
+        {"gather": L + 1, "scatter": M * (L + 1), "sum": NORM},
+    ),
+    "zero2@128, accumulation unsharded": (
+        LayoutSettings(shard=128, sharding="zero2", accumulation="unsharded"),
+        5,
         {"gather": L + 1, "scatter": L + 1, "sum": NORM},
     ),
     # copies sum the gradients of each group of weights
     "hsdp@8x8": (
         LayoutSettings(data=8, shard=8),
+        0,
+        {"gather": M * (2 * L + 1), "scatter": M * (L + 1), "sum": M * (L + 1) + NORM},
+    ),
+    "hsdp@8x8, accumulation unsharded": (
+        LayoutSettings(data=8, shard=8, accumulation="unsharded"),
         0,
         {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": L + 1 + NORM},
     ),
@@ -105,14 +120,18 @@ CASES = {
         0,
         {
             "gather": TENSOR + M * (2 * L + 1),
-            "scatter": TENSOR + L + 1,
+            "scatter": TENSOR + M * (L + 1),
             "sum": 2 * M + REPEATED + NORM,
         },
     ),
     "tp-zero2@8x8": (
         LayoutSettings(tensor=8, shard=8, sharding="zero2"),
         9,
-        {"gather": TENSOR + L + 1, "scatter": TENSOR + L + 1, "sum": 2 * M + REPEATED + NORM},
+        {
+            "gather": TENSOR + L + 1,
+            "scatter": TENSOR + M * (L + 1),
+            "sum": 2 * M + REPEATED + NORM,
+        },
     ),
     # one block a stage; the first has the embedding, the last the loss
     "1f1b-tp-ddp@4x8x4, first": (THREE_D, 0, ENDS | {"sum": REPEATED + MEAN + NORM}),
@@ -131,7 +150,7 @@ CASES = {
     "1f1b-zero2@4x16": (
         LayoutSettings(pipeline=4, shard=16, sharding="zero2"),
         20,
-        {"gather": 1, "scatter": 1, "sum": NORM, "send": 2 * M, "receive": 2 * M},
+        {"gather": 1, "scatter": M, "sum": NORM, "send": 2 * M, "receive": 2 * M},
     ),
     # four stages: the first rank has the first and the third, and gets from the last what goes back
     # to the beginning
@@ -140,7 +159,7 @@ CASES = {
             pipeline=2, stages_per_rank=2, schedule="interleaved", shard=32, sharding="zero2"
         ),
         20,
-        {"gather": 2 + 1, "scatter": 2 + 1, "sum": NORM, "send": 3 * M, "receive": 3 * M},
+        {"gather": 2 + 1, "scatter": M * (2 + 1), "sum": NORM, "send": 3 * M, "receive": 3 * M},
     ),
 }
 NAMES = {"gather": "allgather_base", "scatter": "reduce_scatter_base", "sum": "allreduce"}

@@ -276,7 +276,7 @@ def forward_backward(
     `weight` is a scalar on the device: readers times the loss scale over useful tokens of the
     global batch, since DDP averages over ranks. A rank has `batch.tokens_bt` [rows, T], at most
     `micro_batch_size * micro_steps` rows; every rank runs `micro_steps` passes, and a pass without
-    rows contributes zero. Gradients are reduced in the last pass only. Returns this rank's sum of
+    rows contributes zero. DDP reduces gradients in the last pass, FSDP in each. Returns this rank's sum of
     losses, a scalar on its device. A pipeline orders the passes itself.
     """
 
@@ -292,7 +292,7 @@ def forward_backward(
             micro_steps=micro_steps,
             timer=timer,
             autocast=autocast,
-            no_sync=parallel.no_sync,
+            accumulate=parallel.accumulate,
             probe=probe,
         )
     loss_sum = torch.zeros((), device=device)
@@ -303,7 +303,7 @@ def forward_backward(
         listener = parallel.bucket_listener if last else None
         if listener is not None:
             listener.on_ready = lambda: timer.lap("backward")
-        with nullcontext() if last else parallel.no_sync():
+        with nullcontext() if last else parallel.accumulate():
             with autocast(), probe.forward() if probe and k == 0 else nullcontext():
                 loss = parallel.module(tokens_bt, labels_bt, bounds)
             timer.lap("forward")
@@ -312,4 +312,6 @@ def forward_backward(
         # waiting for all-reduces
         timer.lap("backward" if listener is None else "exposed_communication")
         loss_sum += loss.detach()
+        if probe is not None:
+            probe.after_backward()
     return loss_sum

@@ -78,7 +78,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
     wrapped.register_comm_hook(group, reduce_bucket)
     parallel.module = wrapped
-    parallel.no_sync = wrapped.no_sync
+    parallel.accumulate = wrapped.no_sync
     parallel.bucket_listener = listener
     return parallel
 
