@@ -175,8 +175,10 @@ class Trainer:
         self.loss_scale.update(bad)
         if probe is not None:
             probe.after(self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)  # where shards are other tensors than the parameters
+        self.model.zero_grad(set_to_none=not self.parallel.keeps_gradients)
+        for tensor in self.shards.tensors:
+            if not tensor.requires_grad:  # rows of a parameter, whose gradient is part of another
+                tensor.grad = None
         timer.lap("optimizer")
         return StepResult(
             loss_sum=loss_sum,

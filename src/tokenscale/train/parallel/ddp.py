@@ -80,6 +80,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     parallel.module = wrapped
     parallel.accumulate = wrapped.no_sync
     parallel.bucket_listener = listener
+    parallel.keeps_gradients = True
     return parallel
 
 

@@ -258,6 +258,9 @@ class ParallelModel:
     #: context of all backward passes of a step but the last
     accumulate: Callable[[], AbstractContextManager] = nullcontext
     bucket_listener: BucketListener | None = None
+    #: gradients are views of DDP's buckets: they are set to zero after a step, since new ones would
+    #: stand beside the buckets until the last micro-step
+    keeps_gradients: bool = False
     #: context of forward passes in which every rank of a tensor group has all positions between
     #: blocks
     whole_positions: Callable[[], AbstractContextManager] = nullcontext
