@@ -2,7 +2,7 @@
 that is a fake.
 
 The numbers follow from the methods, and are written out as they do: L blocks and the rest, M
-micro-steps. DDP is not here: its hooks wait for futures, which the fake never fills.
+micro-steps. DDP is not here: its hooks wait for futures, which the fake never fills, unlike ZeRO-1's.
 """
 
 from dataclasses import replace
@@ -52,7 +52,8 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
         )
         tokens = np.random.default_rng(0).integers(0, VOCABULARY, (MICRO_STEPS, LENGTH))
         batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
-        for _ in range(2):  # the first step finds out about the module
+        # the first step finds out about the module, the second orders DDP's buckets by it
+        for _ in range(3):
             with Exchanges() as found:
                 trainer.step(
                     batch,
@@ -82,6 +83,12 @@ TENSOR = M * (BLOCK * L + 2 * EDGE)
 THREE_D = LayoutSettings(pipeline=4, tensor=8, data=4)
 ENDS = {"gather": M * (BLOCK + EDGE), "scatter": M * (BLOCK + EDGE), "send": M, "receive": M}
 CASES = {
+    # one bucket has all gradients of so small a model
+    "zero1@64": (
+        LayoutSettings(shard=64, sharding="zero1"),
+        5,
+        {"gather": 1, "scatter": 1, "sum": NORM},
+    ),
     # zero3 gathers each block for forward and for backward, the rest once; gradients are scattered
     # in each micro-step
     "zero3@64": (

@@ -385,6 +385,9 @@ def test_plan_states_the_bytes_that_ranks_send():
         )
         for layout in SENT
     }
+    # as others run it: one micro-step, gathers in bf16, groups for the embedding and the head
+    others = LayoutSettings(shard=4, gather="bf16", embedding_group=True, head_group=True)
+    cases[others] = run_of(others, micro_batch=2, precision="bf16", **EVEN)
     for name, ranks in on_ranks(each, cases, bytes_sent).items():
         assert ranks[0] == pytest.approx(exchanged_bytes(cases[name]), rel=1e-3), name
 

@@ -60,7 +60,7 @@ def product(factors: str, values: dict[str, int]) -> int:
 
 def test_what_is_sent_follows_from_the_formulas(example):
     table = rows("layout", "$M$")
-    assert len(table) == 9
+    assert len(table) == 10
     count = weights(example.model)
     for cell, micro, formula, gib in table:
         run = with_cell(example, cell)

@@ -40,7 +40,7 @@ def exchanged_bytes(run: RunSettings) -> int:
     """Return the bytes that a rank sends in a step to keep weights equal over `data` and `shard`,
     as rings send them.
 
-    DDP reduces all gradients. zero1 also gathers the updated weights. FSDP scatters the sums of
+    DDP reduces all gradients. zero1 scatters their sums, and gathers the updated weights. FSDP scatters the sums of
     gradients in every micro-step, and ranks of replicas (HSDP) then reduce their shards of them;
     with `accumulation: unsharded` both happen once a step. zero2 gathers weights once a step; zero3
     gathers a block's weights for every forward and every backward pass, and the rest for every
@@ -54,9 +54,9 @@ def exchanged_bytes(run: RunSettings) -> int:
     if layout.shard == 1:
         return round(bus_factor("all_reduce", ranks=layout.data) * reduced * elements)
     half = bus_factor("all_gather", ranks=layout.shard)
-    if layout.sharding == "zero1":
-        return round(half * (2 * reduced + size) * elements)
     padded = sum(_padded(w, shards=layout.shard) for w in weights)
+    if layout.sharding == "zero1":
+        return round(half * (reduced + size) * padded)
     passes = micro_steps(
         run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
     )

@@ -159,7 +159,7 @@ class Trainer:
 
         # gradients: reduce what backward has not reduced, and take the global norm
         self.shards.reduce_gradients()
-        if self.shards.reductions:
+        if self.shards.reduces_after_backward:
             timer.lap("exposed_communication")
         gradients = [tensor.grad for tensor in self.shards.counted if tensor.grad is not None]
         norm = total_norm(gradients, self.shards.group, self.world.device) / scale

@@ -144,6 +144,8 @@ class LocalShards:
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
         self.model = model
         self.reductions = sharding.reductions
+        #: whether `reduce_gradients` waits for other ranks
+        self.reduces_after_backward = bool(sharding.reductions)
         self.replica = mesh.place.data
         self.replicas = mesh.layout.data
         self.group = mesh.copy
