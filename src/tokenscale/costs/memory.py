@@ -95,6 +95,10 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no fused
     kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.
 
+    Not included: what stands for a moment in backward, such as buckets and buffers of collectives,
+    and weights and whole gradients of the FSDP group that is computed (without `head_group`
+    embedding and head are one group, whose gradients stand until the end).
+
     Not predicted: activations under torch.compile, of float8 products, and of models of
     `transformers`, whose weights are assumed to divide evenly.
     """
