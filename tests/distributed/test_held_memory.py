@@ -160,8 +160,8 @@ def count_held(run: RunSettings) -> int:
                 if run.layout.methods[-1] in ("fsdp", "hsdp"):
                     other += gathered
                 scatter = getattr(trainer.shards, "scatter", None)  # of zero1
-                if scatter is not None and scatter.under_way is not None:
-                    other += [scatter.under_way.sent, scatter.under_way.received]
+                for sending in scatter.under_way if scatter is not None else ():
+                    other += [sending.sent, sending.received]
                 sizes = {
                     t.untyped_storage()._cdata: t.untyped_storage().nbytes()
                     for t in other

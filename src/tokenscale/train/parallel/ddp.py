@@ -158,8 +158,8 @@ class RowScatter:
     """Reduce-scatter of whole gradients: afterwards this rank's rows hold the mean over the ranks,
     and the other rows numbers that nobody reads.
 
-    One is under way while backward fills the next bucket, as in FSDP2, so that there is one copy of
-    a bucket at a time. DDP's own futures are not used: gloo's reduce-scatter has none.
+    A bucket is under way while backward fills the next one, as in FSDP2, so that there is one copy
+    of a bucket at a time. DDP's own futures are not used: gloo's reduce-scatter has none.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, index: int, ranks: int, in_bf16: bool):
@@ -167,7 +167,7 @@ class RowScatter:
         self._index = index
         self._ranks = ranks
         self._in_bf16 = in_bf16
-        self.under_way: _Scattering | None = None
+        self.under_way: list[_Scattering] = []
 
     def reduce_bucket(
         self, group: dist.ProcessGroup, bucket: dist.GradBucket
@@ -178,32 +178,44 @@ class RowScatter:
 
     @torch.no_grad()
     def start(self, gradients: list[Tensor]) -> None:
+        """Start with some gradients. A large one whose rows divide is sent as it lies in memory,
+        the others from one copy.
+        """
         self.finish()
-        parts = []
+        copied = []
         for gradient in gradients:
+            divides = len(gradient) % self._ranks == 0
+            if gradient.numel() >= BUCKET and divides and gradient.is_contiguous():
+                self._send(gradient.view(self._ranks, -1), [gradient])
+            else:
+                copied.append(gradient)
+        if not copied:
+            return
+        parts = []
+        for gradient in copied:
             values = gradient.flatten()
             missing = self._size(gradient) * self._ranks - len(values)
             parts.append((F.pad(values, (0, missing)) if missing else values).view(self._ranks, -1))
-        sent = torch.cat(parts, dim=1).div_(self._ranks)  # the sum has the range of one gradient
-        if self._in_bf16:
-            sent = sent.to(torch.bfloat16)
+        self._send(torch.cat(parts, dim=1), copied)
+
+    def _send(self, rows: Tensor, gradients: list[Tensor]) -> None:
+        rows.div_(self._ranks)  # the sum has the range of one gradient
+        sent = rows.to(torch.bfloat16) if self._in_bf16 else rows
         received = sent.new_empty(sent.shape[1])
         work = reduce_scatter(received, sent.view(-1), group=self._group, async_op=True)
-        self.under_way = _Scattering(work, sent, received, gradients)
+        self.under_way.append(_Scattering(work, sent, received, gradients))
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the reduce-scatter under way, if any, and write this rank's rows."""
-        if self.under_way is None:
-            return
-        ended = self.under_way
-        ended.work.wait()
-        self.under_way = None
-        sizes = [self._size(gradient) for gradient in ended.gradients]
-        for gradient, rows in zip(ended.gradients, ended.received.split(sizes), strict=True):
-            mine = shard_rows(len(gradient), self._index, self._ranks)
-            own = gradient[mine.start : mine.stop]
-            own.copy_(rows[: own.numel()].view_as(own))
+        """Wait for what is under way, if anything, and write this rank's rows."""
+        for ended in self.under_way:
+            ended.work.wait()
+            sizes = [self._size(gradient) for gradient in ended.gradients]
+            for gradient, rows in zip(ended.gradients, ended.received.split(sizes), strict=True):
+                mine = shard_rows(len(gradient), self._index, self._ranks)
+                own = gradient[mine.start : mine.stop]
+                own.copy_(rows[: own.numel()].view_as(own))
+        self.under_way.clear()
 
     def _size(self, gradient: Tensor) -> int:
         """Return the elements of a rank's rows; the last ranks may have fewer."""
