@@ -2,7 +2,7 @@
 that is a fake.
 
 The numbers follow from the methods, and are written out as they do: L blocks and the rest, M
-micro-steps. DDP is not here: its hooks wait for futures, which the fake never fills.
+micro-steps. DDP is not here: its hooks wait for futures, which the fake never fills, unlike ZeRO-1's.
 """
 
 from dataclasses import replace
@@ -52,7 +52,8 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
         )
         tokens = np.random.default_rng(0).integers(0, VOCABULARY, (MICRO_STEPS, LENGTH))
         batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
-        for _ in range(2):  # the first step finds out about the module
+        # the first step finds out about the module, the second orders DDP's buckets by it
+        for _ in range(3):
             with Exchanges() as found:
                 trainer.step(
                     batch,
@@ -82,21 +83,42 @@ TENSOR = M * (BLOCK * L + 2 * EDGE)
 THREE_D = LayoutSettings(pipeline=4, tensor=8, data=4)
 ENDS = {"gather": M * (BLOCK + EDGE), "scatter": M * (BLOCK + EDGE), "send": M, "receive": M}
 CASES = {
+    # one bucket has all gradients of so small a model
+    "zero1@64": (
+        LayoutSettings(shard=64, sharding="zero1"),
+        5,
+        {"gather": 1, "scatter": 1, "sum": NORM},
+    ),
     # zero3 gathers each block for forward and for backward, the rest once; gradients are scattered
-    # once a step
+    # in each micro-step
     "zero3@64": (
         LayoutSettings(shard=64),
+        5,
+        {"gather": M * (2 * L + 1), "scatter": M * (L + 1), "sum": NORM},
+    ),
+    "zero3@64, accumulation unsharded": (
+        LayoutSettings(shard=64, accumulation="unsharded"),
         5,
         {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": NORM},
     ),
     "zero2@128": (
         LayoutSettings(shard=128, sharding="zero2"),
         5,
+        {"gather": L + 1, "scatter": M * (L + 1), "sum": NORM},
+    ),
+    "zero2@128, accumulation unsharded": (
+        LayoutSettings(shard=128, sharding="zero2", accumulation="unsharded"),
+        5,
         {"gather": L + 1, "scatter": L + 1, "sum": NORM},
     ),
     # copies sum the gradients of each group of weights
     "hsdp@8x8": (
         LayoutSettings(data=8, shard=8),
+        0,
+        {"gather": M * (2 * L + 1), "scatter": M * (L + 1), "sum": M * (L + 1) + NORM},
+    ),
+    "hsdp@8x8, accumulation unsharded": (
+        LayoutSettings(data=8, shard=8, accumulation="unsharded"),
         0,
         {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": L + 1 + NORM},
     ),
@@ -105,14 +127,18 @@ CASES = {
         0,
         {
             "gather": TENSOR + M * (2 * L + 1),
-            "scatter": TENSOR + L + 1,
+            "scatter": TENSOR + M * (L + 1),
             "sum": 2 * M + REPEATED + NORM,
         },
     ),
     "tp-zero2@8x8": (
         LayoutSettings(tensor=8, shard=8, sharding="zero2"),
         9,
-        {"gather": TENSOR + L + 1, "scatter": TENSOR + L + 1, "sum": 2 * M + REPEATED + NORM},
+        {
+            "gather": TENSOR + L + 1,
+            "scatter": TENSOR + M * (L + 1),
+            "sum": 2 * M + REPEATED + NORM,
+        },
     ),
     # one block a stage; the first has the embedding, the last the loss
     "1f1b-tp-ddp@4x8x4, first": (THREE_D, 0, ENDS | {"sum": REPEATED + MEAN + NORM}),
@@ -131,7 +157,7 @@ CASES = {
     "1f1b-zero2@4x16": (
         LayoutSettings(pipeline=4, shard=16, sharding="zero2"),
         20,
-        {"gather": 1, "scatter": 1, "sum": NORM, "send": 2 * M, "receive": 2 * M},
+        {"gather": 1, "scatter": M, "sum": NORM, "send": 2 * M, "receive": 2 * M},
     ),
     # four stages: the first rank has the first and the third, and gets from the last what goes back
     # to the beginning
@@ -140,7 +166,7 @@ CASES = {
             pipeline=2, stages_per_rank=2, schedule="interleaved", shard=32, sharding="zero2"
         ),
         20,
-        {"gather": 2 + 1, "scatter": 2 + 1, "sum": NORM, "send": 3 * M, "receive": 3 * M},
+        {"gather": 2 + 1, "scatter": M * (2 + 1), "sum": NORM, "send": 3 * M, "receive": 3 * M},
     ),
 }
 NAMES = {"gather": "allgather_base", "scatter": "reduce_scatter_base", "sum": "allreduce"}

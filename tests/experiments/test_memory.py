@@ -122,7 +122,7 @@ def measure(world, run):
     if layout.shard > 1:  # as validation does, which leaves weights gathered
         with torch.no_grad():
             trainer.parallel.loss(MicroBatch(*map(torch.from_numpy, (tokens, tokens))))
-    probe = Probe(trainer.model, world.device, run)
+    probe = Probe(trainer.model, world.device, run, trainer.shards.held_gradients)
     trainer.step(
         batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe
     )

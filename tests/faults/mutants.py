@@ -18,7 +18,8 @@ UNIT = "tests/unit/test_{}.py"
 #: file of src/tokenscale: functions → test files of tests/unit, or paths
 FUNCTIONS = {
     "train/models/losses.py: _loss_and_gradient": "losses",
-    "train/trainer.py: Trainer.step forward_backward": "training training_loop tests/distributed/test_parity.py",
+    "train/trainer.py: Trainer.step forward_backward": "training training_loop tests/distributed/test_parity.py "
+    "tests/distributed/test_held_memory.py",
     "train/budget.py: Budget.share Budget.exchange Budget.after Budget.load": "training training_loop",
     "train/optimizer.py: update total_norm LossScale.update": "training training_loop",
     "train/parallel/sharding.py: fill_buckets _all_reduce": "tests/distributed/test_parity.py",
@@ -47,9 +48,6 @@ FUNCTIONS = {
 EQUIVALENT = (
     "if last - first > 8:",
     "window: int = 1 << 18",
-    "set_to_none=(False)",
-    # of shards, whose gradients are set anew in each step
-    "self.optimizer.zero_grad(set_to_none=True) → pass",
     "(n + 1) // 2 + (2))",  # the loop ends before
     "(len(bucket) >= 1)",  # a copy of one tensor
     "bucket[(-1)].contiguous()",  # the only one

@@ -68,6 +68,8 @@ DIAGONAL = [
 WEAK = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 32]}
 LARGE = {key: CorpusSize(10**6, 10**9) for key in TEXTS}
 FEW = {key: CorpusSize(1000, 6400) for key in TEXTS}
+#: one micro-step, since sums of gradients are rounded
+IN_BF16 = {"precision": "bf16-true", "micro_batch": 8}
 TOGETHER = {"approach": APPROACHES, "micro_batch": [1, 2], "sequence_length": [64, 128]}
 RANKS = {"layout.data": [1, 2, 4]}
 RATES = [{"learning_rate": 0.1}, {"learning_rate": 0.2, "weight_decay": 0.3}]
@@ -202,7 +204,7 @@ FAULTS = [
         "second moment in bf16 never decays",
         {},
         {
-            "runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999}},
+            "runs": {**IN_BF16, "optimizer": {"beta2": 0.999}},
             "key": "runs.optimizer.moments",
         },
     ),
@@ -210,7 +212,13 @@ FAULTS = [
         "warn",
         "mostly rounded away",
         {},
-        {"runs": {"precision": "bf16-true", "optimizer": {"learning_rate": 2e-5}}},
+        {"runs": {**IN_BF16, "optimizer": {"learning_rate": 2e-5}}},
+    ),
+    (
+        "warn",
+        "gradients of 8 micro-steps are added in bf16",
+        {"micro_batch": [1, 2, 8]},
+        {"runs": {"precision": "bf16-true"}},
     ),
     (
         "note",
@@ -244,10 +252,10 @@ def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words,
     ("factors", "more"),
     [
         ({"approach": APPROACHES}, {}),
-        ({}, {"runs": {"precision": "bf16-true"}}),
+        ({}, {"runs": IN_BF16}),
         (
             {},
-            {"runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999, "moments": "fp32"}}},
+            {"runs": {**IN_BF16, "optimizer": {"beta2": 0.999, "moments": "fp32"}}},
         ),
         ({}, {"runs": {"optimizer": {"beta2": 0.999, "learning_rate": 2e-5}}}),
         ({"approach": APPROACHES, "micro_batch": [1, 2]}, {}),

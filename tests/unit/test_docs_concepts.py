@@ -47,7 +47,7 @@ def with_cell(run: RunSettings, cell: str) -> RunSettings:
 
 def test_what_ranks_hold_is_what_is_predicted(example):
     table = rows("layout", "parameters")
-    assert len(table) == 8
+    assert len(table) == 10
     for cell, *numbers in table:
         held = largest_memory(with_cell(example, cell), "cuda")
         parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.total)
@@ -60,7 +60,7 @@ def product(factors: str, values: dict[str, int]) -> int:
 
 def test_what_is_sent_follows_from_the_formulas(example):
     table = rows("layout", "$M$")
-    assert len(table) == 7
+    assert len(table) == 10
     count = weights(example.model)
     for cell, micro, formula, gib in table:
         run = with_cell(example, cell)

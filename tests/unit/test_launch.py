@@ -162,6 +162,27 @@ def test_ranks_share_the_threads_of_the_job(monkeypatch, stated, world_size, exp
     assert ranks.threads_per_rank(world_size) == expected
 
 
+@pytest.mark.parametrize(
+    ("device", "own", "expected"),
+    [
+        ("auto", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("cpu", {}, {}),
+        ("auto", {"PYTORCH_ALLOC_CONF": "own"}, {"PYTORCH_ALLOC_CONF": "own"}),
+        ("auto", {"PYTORCH_CUDA_ALLOC_CONF": "own"}, {"PYTORCH_CUDA_ALLOC_CONF": "own"}),
+    ],
+)
+def test_cuda_memory_grows_in_segments_unless_the_user_sets_its_allocator(
+    monkeypatch, device, own, expected
+):
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    environment = ranks.rank_environment(threads=1, device=device)
+    assert {name: environment[name] for name in names if name in environment} == expected
+
+
 def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path):
     write = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
     rank = f"import os, time; {write}; time.sleep(99)"

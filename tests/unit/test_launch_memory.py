@@ -74,6 +74,18 @@ def test_on_a_gpu_each_rank_has_a_gpus_memory():
         start.check_memory(run, Machine(name="m", gpus_per_node=2, gpu_memory_gib=0.99 * gib))
 
 
+def test_whole_gradients_between_micro_steps_are_refused_where_their_shards_fit():
+    shard = LayoutSettings(shard=4)
+    run = replace(TINY, device="auto", layout=shard, micro_batch=1, global_batch=16)
+    room = (largest_memory(run, "cuda").total + 1000) / GIB
+    machine = Machine(name="m", gpus_per_node=4, gpu_memory_gib=room)
+    start.check_memory(run, machine)
+    whole = replace(run, layout=replace(shard, accumulation="unsharded"))
+    with pytest.raises(UserError, match="than a GPU has"):
+        start.check_memory(whole, machine)
+    start.check_memory(replace(whole, global_batch=4), machine)  # one micro-step
+
+
 def test_a_run_without_a_known_vocabulary_or_memory_passes(monkeypatch):
     start.check_memory(replace(RunSettings(device="cpu"), sequence_length=100_000))
     monkeypatch.setattr(provenance, "read_memory", lambda: (None, None))

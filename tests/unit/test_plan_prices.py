@@ -16,6 +16,7 @@ from tokenscale.cli import plan_prices
 from tokenscale.cli.main import main
 from tokenscale.cli.plan import plan, render_memory
 from tokenscale.cli.plan_prices import VOCABULARIES, RunPrices, read_gpu_prices
+from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.prices import sum_prices
 from tokenscale.data.tokenizers import tekken
 from tokenscale.runs.records.provenance import describe_machine
@@ -505,3 +506,15 @@ def test_runs_that_do_not_fit_the_machines_gpu_are_listed():
     assert "zero3 4" in small and "fit" not in small
     lines = list(render_memory([replace(LARGE, device="cpu")], 1.0))
     assert "CPU" in lines[0] and not any("fit" in line for line in lines)
+
+
+def test_a_layout_that_fits_only_without_whole_gradients_is_listed_as_too_large():
+    """Four micro-steps: 5.25 GiB of gradients on each rank in place of its shard, 1.31 GiB."""
+    fits = LayoutSettings(shard=4)
+    layouts = [fits, replace(fits, accumulation="unsharded")]
+    room = largest_memory(replace(LARGE, layout=fits), "cuda").total / 2**30 + 1
+    lines = sorted(list(render_memory([replace(LARGE, layout=n) for n in layouts], room))[1:])
+    sharded, whole = sorted(lines, key=lambda line: "unsharded" in line)
+    assert "1.31 gradients" in sharded and "fit" not in sharded
+    assert "gradients accumulated unsharded" in whole and "5.25 gradients" in whole
+    assert whole.endswith(f": does not fit a GPU of {room:g} GiB")

@@ -18,6 +18,7 @@ from tokenscale.analysis.statistics import fewest_pairs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
 from tokenscale.base.wording import listing
+from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.experiments import (
     COMPARISONS,
     LOSS_UNITS,
@@ -994,13 +995,18 @@ def _check_cores(design: Design) -> Iterator[Problem]:
 
 
 def check_number_formats(design: Design) -> Iterator[Problem]:
-    """Find updates that bf16 loses: its numbers are 2**-8 of their size apart, and the half of it
-    is rounded away.
+    """Find updates and sums of gradients that bf16 loses: its numbers are 2**-8 of their size apart,
+    and the half of it is rounded away.
     """
     found = {}
+    most_passes = 1
     for _, run in design.settings:
         if run.precision != "bf16-true":
             continue
+        most_passes = max(
+            most_passes,
+            micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch),
+        )
         optimizer = run.optimizer
         weight = run.model.initial_deviation
         if optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
@@ -1028,6 +1034,13 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
                 key="runs.precision",
                 next="precision: bf16, which keeps fp32 weights",
             )
+    if most_passes > 1:
+        yield Problem(
+            level="warn",
+            what=f"with bf16-true gradients of {most_passes} micro-steps are added in bf16",
+            key="runs.micro_batch",
+            next="raise micro_batch to one micro-step, or precision: bf16, which adds them in fp32",
+        )
     yield from found.values()
 
 

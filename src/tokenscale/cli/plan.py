@@ -382,6 +382,7 @@ def _format_options(run: RunSettings) -> str:
     named = {
         f"{again} checkpointing": again != "none",
         f"loss_chunk {run.loss_chunk}": run.loss_chunk,
+        "gradients accumulated unsharded": run.layout.accumulation == "unsharded",
     }
     named |= {name: getattr(run, name) for name in ("document_mask", "compile", "float8")}
     return ", ".join(name for name, used in named.items() if used)

@@ -40,10 +40,11 @@ def exchanged_bytes(run: RunSettings) -> int:
     """Return the bytes that a rank sends in a step to keep weights equal over `data` and `shard`,
     as rings send them.
 
-    DDP reduces all gradients. zero1 also gathers the updated weights. FSDP gathers weights and
-    scatters the sums of gradients once a step, but with zero3 gathers a block's weights for every
-    forward and every backward pass, and the rest for every micro-batch; between replicas (HSDP)
-    ranks reduce their shards of gradients.
+    DDP reduces all gradients. zero1 scatters their sums, and gathers the updated weights. FSDP scatters the sums of
+    gradients in every micro-step, and ranks of replicas (HSDP) then reduce their shards of them;
+    with `accumulation: unsharded` both happen once a step. zero2 gathers weights once a step; zero3
+    gathers a block's weights for every forward and every backward pass, and the rest for every
+    micro-step.
     """
     layout = run.layout
     weights = _local_weights(run, coordinate=layout.coordinate(0))
@@ -53,23 +54,23 @@ def exchanged_bytes(run: RunSettings) -> int:
     if layout.shard == 1:
         return round(bus_factor("all_reduce", ranks=layout.data) * reduced * elements)
     half = bus_factor("all_gather", ranks=layout.shard)
-    if layout.sharding == "zero1":
-        return round(half * (2 * reduced + size) * elements)
     padded = sum(_padded(w, shards=layout.shard) for w in weights)
+    if layout.sharding == "zero1":
+        return round(half * (reduced + size) * padded)
+    passes = micro_steps(
+        run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+    )
+    reductions = passes if layout.accumulation == "sharded" else 1
     gathered = float(padded)
     if layout.sharding == "zero3":
-        passes = micro_steps(
-            run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
-        )
         blocks = sum(_padded(w, shards=layout.shard) for w in weights if w.layer is not None)
         again = (
             half if layout.reshard_to is None else bus_factor("all_gather", ranks=layout.reshard_to)
         )
         gathered = passes * (padded + blocks * again / half)
     replicas = bus_factor("all_reduce", ranks=layout.data) * size * padded / layout.shard
-    return round(
-        half * ((2 if layout.gather == "bf16" else size) * gathered + size * padded) + replicas
-    )
+    gathers = half * (2 if layout.gather == "bf16" else size) * gathered
+    return round(gathers + reductions * (half * size * padded + replicas))
 
 
 def _padded(weight: Weight, shards: int) -> int:
@@ -84,13 +85,19 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     The optimizer state is AdamW's two moments and its step count (4 bytes per tensor). Activations
     are the tensors that one forward pass of the first stage on full rows saves for backward, times
     the passes in flight, plus weights that FSDP gathers and keeps, plus the messages that a
-    pipeline holds until they are sent.
+    pipeline holds until they are sent. Gradients are those between micro-steps, or in the update
+    where these are more: with `accumulation: unsharded` FSDP holds the whole model's, (1 - 1/shard)
+    of its weights more than the shard that is updated.
 
     `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte
     (tests/experiments/test_memory.py). `cuda`, not measured so far: excludes RMSNorm's normalised
     copy, all but one byte per element of dropout, and the scores and masks of attention, since
     fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no fused
     kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.
+
+    Not included: what stands for a moment in backward, such as buckets and buffers of collectives,
+    and weights and whole gradients of the FSDP group that is computed (without `head_group`
+    embedding and head are one group, whose gradients stand until the end).
 
     Not predicted: activations under torch.compile, of float8 products, and of models of
     `transformers`, whose weights are assumed to divide evenly.
@@ -101,7 +108,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     if run.model.transformers is not None:
         count = weights(run.model.with_positions(run.sequence_length)).total
         mine = [-(-count // layout.shard)]
-        whole = count if layout.sharding == "zero1" else sum(mine)
+        unsharded = count
+        whole = unsharded if layout.sharding == "zero1" else sum(mine)
         scalars = 0
     else:
         coordinate = layout.coordinate(rank)
@@ -111,14 +119,19 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
             * prod(w.shape[1:])
             for w in local
         ]
-        whole = sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine)
+        unsharded = sum(prod(w.shape) for w in local)
+        whole = unsharded if layout.sharding == "zero1" else sum(mine)
         scalars = len(mine)
         if not (run.compile or run.float8):
             activations = _Forward(run=run, coordinate=coordinate, device=device).total_bytes(local)
     moment = 4 if run.optimizer.moments == "fp32" else size
+    passes = micro_steps(
+        run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
+    )
+    holds_all = layout.accumulation == "unsharded" and passes > 1
     return Memory(
         parameters=size * whole,
-        gradients=size * whole,
+        gradients=size * (unsharded if holds_all else whole),
         optimizer=2 * moment * sum(mine) + 4 * scalars,
         activations=activations,
     )

@@ -76,6 +76,12 @@ class LayoutSettings:
         ge=2,
         le=MOST,
     )
+    accumulation: Literal["sharded", "unsharded"] = option(
+        "sharded",
+        description="sharding zero2 and zero3: gradients between micro-steps. sharded: reduced in each, "
+        "so that a rank holds its shard, as in torchtitan. unsharded: reduced in the last one, so that "
+        "each rank holds the whole model's gradient until then",
+    )
     embedding_group: bool = option(
         False,
         description="sharding zero3: gather the embedding separately, reshard it after its lookup",
@@ -214,7 +220,13 @@ class LayoutSettings:
 
     def _fsdp_problems(self, model: ModelSettings) -> Iterator[tuple[str, str]]:
         unsharded = self.methods[-1] not in ("fsdp", "hsdp")
-        for name in ("gather", "reshard_to", "embedding_group", "head_group"):
+        for name in (
+            "gather",
+            "reshard_to",
+            "accumulation",
+            "embedding_group",
+            "head_group",
+        ):
             if getattr(self, name) == _DEFAULT[name]:
                 continue
             if unsharded:

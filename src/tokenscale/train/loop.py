@@ -280,7 +280,12 @@ class Training:
         probe = (
             None
             if self.log.last
-            else profiling.Probe(model=self.trainer.model, device=self.world.device, run=run)
+            else profiling.Probe(
+                model=self.trainer.model,
+                device=self.world.device,
+                run=run,
+                held_gradients=self.trainer.shards.held_gradients,
+            )
         )
 
         # batch: this rank's rows, the useful tokens of all ranks, and the learning rate

@@ -5,7 +5,7 @@ steps.
 import gc
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,24 @@ def peak(device: torch.device) -> int:
 class Probe:
     """Measure one step, in bytes on this rank: parameters, gradients, optimizer state, and what
     backward needs of one forward pass (activations). `costs.memory` predicts the same.
+
+    `held_gradients` returns the gradients that are in memory. The most counts: after any backward
+    pass, or in the update.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, run: RunSettings):
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        run: RunSettings,
+        held_gradients: Callable[[], list[Tensor]],
+    ):
         self._model = model
         self._device = device
         self._compiled = run.compile
         self._reshard_to = run.layout.reshard_to
-        self.bytes: dict[str, int] = {}
+        self._held_gradients = held_gradients
+        self.bytes: dict[str, int] = {"gradients_bytes": 0}
 
     @contextmanager
     def forward(self, times: int = 1) -> Iterator[None]:
@@ -179,10 +189,15 @@ class Probe:
         storages = [local(weight).untyped_storage() for weight in found]
         return {storage._cdata: storage.nbytes() for storage in storages}
 
+    def after_backward(self) -> None:
+        """Measure gradients where FSDP may hold unsharded ones: until the last pass reduces them."""
+        held = sum(map(_count_bytes, self._held_gradients()))
+        self.bytes["gradients_bytes"] = max(self.bytes["gradients_bytes"], held)
+
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure after the update, while gradients exist."""
+        self.after_backward()
         weights = [local(p) for p in self._model.parameters()]
-        gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
         moments = [
             local(v)
             for state in optimizer.state.values()
@@ -191,7 +206,6 @@ class Probe:
         ]
         self.bytes |= {
             "parameters_bytes": sum(map(_count_bytes, weights)),
-            "gradients_bytes": sum(map(_count_bytes, gradients)),
             "optimizer_bytes": sum(map(_count_bytes, moments)),
         }
 

@@ -159,7 +159,7 @@ class Trainer:
 
         # gradients: reduce what backward has not reduced, and take the global norm
         self.shards.reduce_gradients()
-        if self.shards.reductions:
+        if self.shards.reduces_after_backward:
             timer.lap("exposed_communication")
         gradients = [tensor.grad for tensor in self.shards.counted if tensor.grad is not None]
         norm = total_norm(gradients, self.shards.group, self.world.device) / scale
@@ -175,8 +175,10 @@ class Trainer:
         self.loss_scale.update(bad)
         if probe is not None:
             probe.after(self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)  # where shards are other tensors than the parameters
+        self.model.zero_grad(set_to_none=not self.parallel.keeps_gradients)
+        for tensor in self.shards.tensors:
+            if not tensor.requires_grad:  # rows of a parameter, whose gradient is part of another
+                tensor.grad = None
         timer.lap("optimizer")
         return StepResult(
             loss_sum=loss_sum,
@@ -276,7 +278,7 @@ def forward_backward(
     `weight` is a scalar on the device: readers times the loss scale over useful tokens of the
     global batch, since DDP averages over ranks. A rank has `batch.tokens_bt` [rows, T], at most
     `micro_batch_size * micro_steps` rows; every rank runs `micro_steps` passes, and a pass without
-    rows contributes zero. Gradients are reduced in the last pass only. Returns this rank's sum of
+    rows contributes zero. DDP reduces gradients in the last pass, FSDP in each. Returns this rank's sum of
     losses, a scalar on its device. A pipeline orders the passes itself.
     """
 
@@ -292,7 +294,7 @@ def forward_backward(
             micro_steps=micro_steps,
             timer=timer,
             autocast=autocast,
-            no_sync=parallel.no_sync,
+            accumulate=parallel.accumulate,
             probe=probe,
         )
     loss_sum = torch.zeros((), device=device)
@@ -303,7 +305,7 @@ def forward_backward(
         listener = parallel.bucket_listener if last else None
         if listener is not None:
             listener.on_ready = lambda: timer.lap("backward")
-        with nullcontext() if last else parallel.no_sync():
+        with nullcontext() if last else parallel.accumulate():
             with autocast(), probe.forward() if probe and k == 0 else nullcontext():
                 loss = parallel.module(tokens_bt, labels_bt, bounds)
             timer.lap("forward")
@@ -312,4 +314,6 @@ def forward_backward(
         # waiting for all-reduces
         timer.lap("backward" if listener is None else "exposed_communication")
         loss_sum += loss.detach()
+        if probe is not None:
+            probe.after_backward()
     return loss_sum

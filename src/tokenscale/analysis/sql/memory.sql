@@ -1,6 +1,6 @@
 -- Memory of a run in bytes, as measured in the first step of its latest attempt by the rank that held the most, beside
--- what its settings predict for the rank with the most: parameters, gradients, optimizer state, and what backward needs
--- of the forward passes in flight (activations). A sum is null where a part was not measured or is not predicted.
+-- what its settings predict for the rank with the most: parameters, gradients (the most after any backward pass),
+-- optimizer state, and what backward needs of the forward passes in flight (activations). A sum is null where a part was not measured or is not predicted.
 -- `peak_bytes` is the most that any rank allocated in any step (on a CPU: its resident set, the program included).
 WITH peaks AS (
     SELECT run_id, max(memory_peak_bytes)::BIGINT AS peak_bytes

@@ -40,6 +40,7 @@ def run_ranks(
     argv: list[str],
     world_size: int,
     *,
+    device: str = "auto",
     variables: dict[str, str] | None = None,
     keep: tuple[int, ...] = (),
 ) -> int:
@@ -49,7 +50,7 @@ def run_ranks(
     code are printed and the others are terminated: their errors are only consequences. Signals to
     this process are forwarded to the ranks, which have `GRACE_S` seconds to write a resume state.
     """
-    base = rank_environment(threads_per_rank(world_size)) | (variables or {})
+    base = rank_environment(threads_per_rank(world_size), device=device) | (variables or {})
     if world_size == 1:
         return run_processes([(argv, base)], keep=keep)
     base |= local_rendezvous(base) | new_secret()
@@ -82,8 +83,10 @@ def new_secret() -> dict[str, str]:
     return {RENDEZVOUS_SECRET: secrets.token_hex(16)}
 
 
-def rank_environment(threads: int) -> dict[str, str]:
-    """Return this process's environment for ranks with `threads` threads each."""
+def rank_environment(threads: int, device: str = "auto") -> dict[str, str]:
+    """Return this process's environment for ranks with `threads` threads each. `device` is the
+    run's.
+    """
     # drop variables of an outer launcher: these ranks are a separate world
     base = {name: value for name, value in os.environ.items() if name not in WORLD_VARIABLES}
     base |= dict.fromkeys(THREADS, str(threads))
@@ -93,6 +96,10 @@ def rank_environment(threads: int) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),
         "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     } | base
+    # CUDA memory in segments that grow: batches of other shapes leave no gaps that are too small.
+    # The second name is the older one
+    if device != "cpu" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & base.keys():
+        base["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     base["PYTHONUNBUFFERED"] = "1"
     return base
 

@@ -265,9 +265,16 @@ class Launch:
             write_arguments(self.attempt_directory(attempt) / "arguments.json", words=argv[rank:]),
         ]
         if self.machine.starter == "here":
-            return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
+            return ranks.run_ranks(
+                argv,
+                world_size,
+                device=self.run.device,
+                variables=variables,
+                keep=keep,
+            )
         base = ranks.rank_environment(
-            self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
+            self.machine.cores_per_rank or ranks.threads_per_rank(world_size),
+            device=self.run.device,
         )
         if self.machine.starter == "torchrun":
             # else it listens

@@ -39,6 +39,10 @@ def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     embeddings. Autocast's own 16-bit copies of weights last until backward, unless blocks are
     recomputed.
 
+    Gradients are reduced in every micro-step, as in torchtitan, so that a rank holds its shard of
+    them; with `accumulation: unsharded` in the last one, and each rank holds the whole model's
+    until then.
+
     `layout.gather`, `reshard_to`, `embedding_group` and `head_group` are how others run it
     (torchtitan). With `gather: bf16` there is no autocast, and rotary tables stay in fp32
     (`cast_forward_inputs`). A head in its own group is gathered while the last block computes, and
@@ -72,20 +76,28 @@ def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     register_fsdp_forward_method(parallel.module, "next_logits")
     materialise(parallel.module, mesh.world.device)
     parallel.lockstep = mesh.group("shard")
-    parallel.no_sync = partial(_no_sync, root, keep_weights=not reshards)
+    parallel.accumulate = partial(
+        _accumulate,
+        root,
+        reduces=layout.accumulation == "sharded",
+        keeps_weights=not reshards,
+    )
     parallel.shards = FSDPShards(
-        model=parallel.objective.model, mesh=mesh, sharding=parallel.sharding
+        root=parallel.module,
+        model=parallel.objective.model,
+        mesh=mesh,
+        sharding=parallel.sharding,
     )
     return parallel
 
 
 @contextmanager
-def _no_sync(root: "FSDPModule", *, keep_weights: bool) -> Iterator[None]:
-    """Accumulate gradients on each rank without reduction. `keep_weights`: weights stay gathered
-    for the next micro-step.
+def _accumulate(root: "FSDPModule", *, reduces: bool, keeps_weights: bool) -> Iterator[None]:
+    """Accumulate gradients: each rank its shard of them, or without `reduces` those of the whole
+    model. `keeps_weights`: weights stay gathered for the next micro-step.
     """
-    root.set_requires_gradient_sync(False)
-    root.set_reshard_after_backward(not keep_weights)
+    root.set_requires_gradient_sync(reduces)
+    root.set_reshard_after_backward(not keeps_weights)
     try:
         yield
     finally:
@@ -99,7 +111,8 @@ class FSDPShards(LocalShards):
     The fused update takes its `grad_scale` with plain tensors only; nothing is copied.
     """
 
-    def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
+    def __init__(self, root: nn.Module, model: nn.Module, mesh: Mesh, sharding: ShardingState):
+        self._root = root
         self._index = mesh.index("shard")
         self._count = mesh.size("shard")
         super().__init__(model, mesh, sharding)
@@ -110,6 +123,24 @@ class FSDPShards(LocalShards):
             shard_rows(len(weight), self._index, self._count).start,
             len(weight),
         )
+
+    def held_gradients(self) -> list[Tensor]:
+        """Shards of gradients and unsharded gradients. FSDP2 has no public name for those of
+        weights that are in the other state at the moment.
+        """
+        parameters: list[Any] = []
+        for module in self._root.modules():
+            if hasattr(module, "_get_fsdp_state"):
+                group = cast(Any, module)._get_fsdp_state()._fsdp_param_group
+                parameters += group.fsdp_params if group is not None else []
+        found = [parameter.sharded_param.grad for parameter in parameters]
+        found += [parameter.unsharded_accumulated_grad for parameter in parameters]
+        found += [
+            parameter._unsharded_param.grad
+            for parameter in parameters
+            if hasattr(parameter, "_unsharded_param")  # set by the first gather
+        ]
+        return [local(gradient) for gradient in found if gradient is not None]
 
     def _assign_gradients(self) -> None:
         for name, weight in self.model.named_parameters():

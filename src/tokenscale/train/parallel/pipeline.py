@@ -358,7 +358,7 @@ class Pipeline:
         micro_steps: int,
         timer: HostTimer,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
-        no_sync: Callable[[], AbstractContextManager] = nullcontext,
+        accumulate: Callable[[], AbstractContextManager] = nullcontext,
         probe: Probe | None = None,
     ) -> Tensor:
         """Run the forward (F), backward (B) and deferred weight-gradient (W) passes of one
@@ -417,11 +417,14 @@ class Pipeline:
                     gradient = torch.empty_like(y)
                     self.messages.receive("B", into=gradient)
                 timer.lap("bubble")
-                with nullcontext() if number == len(actions) - 1 else no_sync():
+                last = number == len(actions) - 1
+                with nullcontext() if last else accumulate():
                     if gradient is None:
                         (y * weight).backward()
                     else:
                         y.backward(gradient)
+                if probe is not None:
+                    probe.after_backward()
                 if x is not None:
                     assert x.grad is not None  # of the backward pass above
                     self.messages.send("B", x.grad)

@@ -144,6 +144,8 @@ class LocalShards:
     def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
         self.model = model
         self.reductions = sharding.reductions
+        #: whether `reduce_gradients` waits for other ranks
+        self.reduces_after_backward = bool(sharding.reductions)
         self.replica = mesh.place.data
         self.replicas = mesh.layout.data
         self.group = mesh.copy
@@ -198,6 +200,11 @@ class LocalShards:
     def _assign_gradients(self) -> None:
         pass
 
+    def held_gradients(self) -> list[Tensor]:
+        """Return the gradients that are in this rank's memory between passes."""
+        gradients = [weight.grad for weight in self.model.parameters()]
+        return [local(gradient) for gradient in gradients if gradient is not None]
+
     def all_gather_parameters(self) -> None:
         """After the update or a load: give other ranks the updated values that they compute with. A
         collective.
@@ -226,7 +233,7 @@ class PipelineSteps(Protocol):
         micro_steps: int,
         timer: HostTimer,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
-        no_sync: Callable[[], AbstractContextManager] = nullcontext,
+        accumulate: Callable[[], AbstractContextManager] = nullcontext,
         probe: Probe | None = None,
     ) -> Tensor: ...
 
@@ -250,9 +257,12 @@ class ParallelModel:
     #: the parts of the parameters that this rank's optimizer updates
     shards: LocalShards | None = None
     pipeline: PipelineSteps | None = None
-    #: context of backward passes that reduce no gradients; the pass after it reduces the sum
-    no_sync: Callable[[], AbstractContextManager] = nullcontext
+    #: context of all backward passes of a step but the last
+    accumulate: Callable[[], AbstractContextManager] = nullcontext
     bucket_listener: BucketListener | None = None
+    #: gradients are views of DDP's buckets: they are set to zero after a step, since new ones would
+    #: stand beside the buckets until the last micro-step
+    keeps_gradients: bool = False
     #: context of forward passes in which every rank of a tensor group has all positions between
     #: blocks
     whole_positions: Callable[[], AbstractContextManager] = nullcontext
