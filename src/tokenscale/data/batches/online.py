@@ -1,6 +1,7 @@
 """Data-loading strategies that tokenize the documents of the training split while training."""
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -69,12 +70,14 @@ class OnlineDocuments:
     def __len__(self) -> int:
         return len(self.text)
 
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Lengths of all documents in tokens, int64 [documents]. The first use tokenizes the text."""
+        return self.count_tokens(np.arange(len(self)))
+
     @property
     def total_tokens(self) -> int:
-        return int(self.lengths_of(np.arange(len(self))).sum())
-
-    def document(self, i: int) -> np.ndarray:
-        return self.documents(np.array([i]))[0]
+        return int(self.lengths.sum())
 
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
@@ -92,6 +95,10 @@ class OnlineDocuments:
         )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        return self.lengths[indices]
+
+    def count_tokens(self, indices: np.ndarray) -> np.ndarray:
+        """Return the lengths of documents in tokens, int64 [n], by tokenizing them."""
         parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
         return np.array(
             [len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64
@@ -119,18 +126,20 @@ class PaddedBatches(RowBatches):
                 0, len(source) - 1, min(len(source), max(1, most)), dtype=np.int64
             )
             found[corpus.name] = float(
-                cut_share(source.lengths_of(numbers), self._run.sequence_length)
+                cut_share(source.count_tokens(numbers), self._run.sequence_length)
             )
         return found
 
 
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
+    """Open the stream of the documents, after tokenizing them once to count their lengths."""
     sources = open_documents(run, inputs)
     return StreamBatches(
         sources=sources,
         run=run,
         vocabulary_size=sources[0].tokenizer.vocabulary_size,
         inputs=inputs,
+        read=OnlineDocuments.documents,
     )
 
 

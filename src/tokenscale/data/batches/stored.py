@@ -84,7 +84,7 @@ def open_pretokenized_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
 
 
 def open_streamed(run: RunSettings, inputs: Inputs) -> StreamBatches:
-    """Open endless streams of a store's documents, bit-identical to those of `padding-free`."""
+    """Open the endless stream of a store's documents, bit-identical to that of `padding-free`."""
     stores, vocabulary_size = _open_readers(run, inputs)
     return StreamBatches(
         sources=stores,
