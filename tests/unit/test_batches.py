@@ -12,12 +12,16 @@ import pytest
 
 from tests.corpora import Lab, check_order, documents_of, make_run, same, take
 from tokenscale.base.errors import UserError
+from tokenscale.costs.schedule import count_steps
 from tokenscale.data.batches.batch import Inputs, Prefetcher, document_ids
+from tokenscale.data.batches.online import OnlineDocuments
 from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.streams import StreamBatches
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.manifest import open_store, rebuild_command
 from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.data.tokenizers.backends import make_fuzz_texts
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import BATCHES, OBJECTIVES
@@ -26,6 +30,7 @@ from tokenscale.settings.run import APPROACHES
 pytestmark = pytest.mark.slow(30)
 
 T = 16
+STREAMS = [approach for approach, entry in BATCHES.items() if entry.streams]
 PAIRS = [(entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin]
 
 
@@ -71,9 +76,7 @@ def test_digests_differ_from_step_to_step_and_seed_to_seed(lab):
         )
 
 
-@pytest.mark.parametrize(
-    "approach", [approach for approach, entry in BATCHES.items() if entry.streams]
-)
+@pytest.mark.parametrize("approach", STREAMS)
 @pytest.mark.parametrize("global_batch", [1, 3])
 def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_batch):
     """One stream, rebuilt here from its definition alone, holds exactly the tokens, labels and
@@ -109,6 +112,49 @@ def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_
         assert batch.labels_bt[slot].tolist() == labels[place * T + 1 : (place + 1) * T + 1]
         first = numbers[place * T]
         assert batch.document_ids_bt[slot].tolist() == [k - first for k in numbers[row]]
+
+
+def test_a_process_counts_the_lengths_of_a_text_once(tmp_path, monkeypatch):
+    counted = []
+    count = OnlineDocuments.count_tokens
+    monkeypatch.setattr(
+        OnlineDocuments, "count_tokens", lambda *given: counted.append(1) or count(*given)
+    )
+    lab = Lab(tmp_path, ["ab", "cde"], vocabulary_size=262)
+    for eos in (False, True, False):
+        lab.batches(make_run("padding-free", T, eos=eos))
+    assert len(counted) == 2
+
+
+@pytest.mark.parametrize("approach", STREAMS)
+def test_one_document_of_many_passes_a_row_and_more_ranks_than_documents(tmp_path, approach):
+    """An epoch of 2 tokens in rows of 16 is one step, in which every rank reads a whole row."""
+    lab = Lab(tmp_path, ["abc"], vocabulary_size=262)
+    run = make_run(approach, T, global_batch=3)
+    assert count_steps(1, lab.batches(run).rows_per_epoch(), run.global_batch) == 1
+    (document,) = documents_of(lab)
+    for rank in range(3):
+        batch = lab.batches(run, rank, world_size=3).next()
+        assert batch.tokens_bt.tolist() == [document.tolist() * 8]
+        assert batch.labels_bt.tolist() == [[*document[1:].tolist(), IGNORED] * 8]
+
+
+def test_lengths_that_disagree_with_the_store_are_one_message(lab):
+    run = make_run("token-list", T, global_batch=20)
+    folder = lab.store(run.store)
+    manifest = open_store(folder, run.store)
+    lengths = TokenListStore(folder, manifest).lengths
+    for total, of_documents, message in (
+        (manifest["tokens_total"] + 1, lengths, "do not add up to the tokens of the manifest"),
+        (manifest["tokens_total"], np.roll(lengths, 1), "a document has another length"),
+    ):
+        reader = TokenListStore(folder, manifest | {"tokens_total": total})
+        reader.lengths = of_documents
+        batches = StreamBatches([reader], run, 262, Inputs(), rebuild=[rebuild_command(folder)])
+        with pytest.raises(UserError, match=message) as error:
+            batches.next()
+        assert error.value.facts["expected"] != error.value.facts["found"]
+        assert error.value.facts["next"] == f"snakemake -f {folder / 'manifest.json'}"
 
 
 @pytest.mark.parametrize("approach", APPROACHES)

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file
 from tokenscale.costs.data import cut_share
 from tokenscale.data.batches.batch import Batches, Inputs, RowBatches
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
-from tokenscale.data.stores.documents import pad_documents
-from tokenscale.data.stores.text import check_eos, encode_documents
+from tokenscale.data.stores.documents import Chunk, pad_documents
+from tokenscale.data.stores.text import check_eos, encode_chunk
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.losses import draw_sample, measure
@@ -23,6 +24,8 @@ from tokenscale.settings.run import RunSettings
 LENGTHS_BATCH = 64
 #: UTF-8 bytes of a corpus that are tokenized to count what rows cut
 CUT_BYTES = 4 << 20
+#: (corpus manifest, tokenizer file, EOS) → lengths of the documents that this process has counted
+_COUNTED: dict[tuple[str, str, bool], np.ndarray] = {}
 
 
 def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
@@ -72,8 +75,14 @@ class OnlineDocuments:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Lengths of all documents in tokens, int64 [documents]. The first use tokenizes the text."""
-        return self.count_tokens(np.arange(len(self)))
+        """Lengths of all documents in tokens, int64 [documents]. The first use in a process
+        tokenizes the text.
+        """
+        corpus = sha256_file(self.text.directory / "manifest.json")
+        key = (corpus, self.tokenizer.file_sha256, self.eos)
+        if key not in _COUNTED:
+            _COUNTED[key] = self.count_tokens(np.arange(len(self)))
+        return _COUNTED[key]
 
     @property
     def total_tokens(self) -> int:
@@ -81,7 +90,10 @@ class OnlineDocuments:
 
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
-        return encode_documents(
+        return list(self._encode(indices).documents())
+
+    def _encode(self, indices: np.ndarray) -> Chunk:
+        return encode_chunk(
             self.tokenizer,
             texts=[self._read_text(i) for i in np.asarray(indices).tolist()],
             eos=self.eos,
@@ -99,10 +111,8 @@ class OnlineDocuments:
 
     def count_tokens(self, indices: np.ndarray) -> np.ndarray:
         """Return the lengths of documents in tokens, int64 [n], by tokenizing them."""
-        parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
-        return np.array(
-            [len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64
-        )
+        parts = (indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH))
+        return np.concatenate([self._encode(part).lengths for part in parts])
 
 
 class PaddedBatches(RowBatches):
@@ -139,6 +149,7 @@ def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
         run=run,
         vocabulary_size=sources[0].tokenizer.vocabulary_size,
         inputs=inputs,
+        rebuild=[f"snakemake -f {each.text.directory / 'manifest.json'}" for each in sources],
         read=OnlineDocuments.documents,
     )
 

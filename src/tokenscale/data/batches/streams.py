@@ -104,14 +104,16 @@ class TokenStream:
     All passes have the same number of tokens, so a position's pass is a division. Inside of a pass,
     lengths are summed in chunks of `CHUNK_DOCUMENTS`, when they are first needed: memory holds the
     sums of one chunk, and the ends of the chunks of one pass. Passes of few documents are taken
-    together, as many as fit in a chunk.
+    together, as many as fit in a chunk. `rebuild` is the command for a source that contradicts
+    itself.
     """
 
-    def __init__(self, documents: Any, seed: int, read: ReadDocuments):
+    def __init__(self, documents: Any, seed: int, read: ReadDocuments, rebuild: str):
         self.total_tokens: int = documents.total_tokens
         self._source = documents
         self._seed = seed
         self._read = read
+        self._rebuild = rebuild
         passes = max(1, CHUNK_DOCUMENTS // len(documents))
         #: documents and tokens of a lap: one pass, or several of few documents
         self._lap_documents = passes * len(documents)
@@ -171,7 +173,7 @@ class TokenStream:
             document=f"{numbers[place]:,} of the training documents",
             expected=f"{expected[place]:,} tokens",
             found=f"{found[place]:,}",
-            next="build the token store again, or start again if the text was changed meanwhile",
+            next=self._rebuild,
         )
 
     def _load(self, position: int) -> None:
@@ -206,12 +208,15 @@ class TokenStream:
                 documents=f"{len(self._source):,}",
                 expected=f"{self.total_tokens:,} tokens  (tokens_total)",
                 found=f"{end // passes:,}",
-                next="build the token store again",
+                next=self._rebuild,
             )
 
 
 class StreamBatches(Batches):
-    """Rows of a stream, or of the streams of a mixture. The state is the step."""
+    """Rows of a stream, or of the streams of a mixture. The state is the step.
+
+    `rebuild` has the command that builds each source again.
+    """
 
     def __init__(
         self,
@@ -219,6 +224,7 @@ class StreamBatches(Batches):
         run: RunSettings,
         vocabulary_size: int,
         inputs: Inputs,
+        rebuild: Sequence[str],
         read: ReadDocuments = read_one_by_one,
     ):
         super().__init__(run, vocabulary_size, inputs)
@@ -227,7 +233,12 @@ class StreamBatches(Batches):
         sizes = [len(documents) for documents in sources]
         self._order = open_order(run, sizes)
         self._streams = [
-            TokenStream(documents, seed=self._order.source_seed(number), read=read)
+            TokenStream(
+                documents,
+                seed=self._order.source_seed(number),
+                read=read,
+                rebuild=rebuild[number],
+            )
             for number, documents in enumerate(sources)
         ]
         #: number of each source's first document among those of all sources
