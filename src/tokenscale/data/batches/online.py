@@ -88,6 +88,9 @@ class OnlineDocuments:
     def total_tokens(self) -> int:
         return int(self.lengths.sum())
 
+    def document(self, i: int) -> np.ndarray:
+        return self.documents(np.array([i]))[0]
+
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
         return list(self._encode(indices).documents())
