@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokenscale.data.batches.batch import Batch, Batches, Inputs, merge_states
+from tokenscale.data.batches.batch import Batch, Batches, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.build import assign_split, build, build_from
 from tokenscale.data.corpus.raw_text import RawText
@@ -291,28 +291,25 @@ def take(batches: Batches, steps: int) -> list[Batch]:
 def check_order(
     opened: Callable[[int, int], Batches], worlds: Iterable[int], stop: int, wrap=lambda x: x
 ) -> None:
-    """Any number of ranks reads on as one, from the states of three that stopped (JSON) and from
-    the step alone.
-    """
+    """Any number of ranks reads on as one, from the state of each of three that stopped (JSON)."""
     alone = opened(0, 1)
     ranks = [wrap(opened(rank, 3)) for rank in range(3)]
     for each in (alone, *ranks):
         take(each, stop)
-    state = json.loads(json.dumps(merge_states([rank.state() for rank in ranks])))
-    assert state == alone.state()
+    states = [json.loads(json.dumps(rank.state())) for rank in ranks]
+    assert states == [alone.state()] * 3 == [{"step": stop}] * 3
     expected = take(alone, 12)
     for ended in (rank for rank in ranks if hasattr(rank, "close")):
         ended.close()
     for world in worlds:
         resumed = [opened(rank, world) for rank in range(world)]
-        for found in (state, {"step": stop}):
-            for rank in resumed:
-                rank.seek(found)
-            assert merge_states([rank.state() for rank in resumed]) == state
-            for batch in expected:
-                parts = [rank.next() for rank in resumed]
-                sizes = [part.tokens_bt.shape for part in parts]
-                assert same(joined(parts), batch) and max(sizes)[0] - min(sizes)[0] <= 1
+        for rank in resumed:
+            rank.seek(states[0])
+        assert [rank.state() for rank in resumed] == states[:1] * world
+        for batch in expected:
+            parts = [rank.next() for rank in resumed]
+            sizes = [part.tokens_bt.shape for part in parts]
+            assert same(joined(parts), batch) and max(sizes)[0] - min(sizes)[0] <= 1
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

@@ -165,7 +165,7 @@ def _write_holes(folder: Path, parameters: dict[str, Tensor], ranks: int) -> Non
         path = folder / f"rank={rank:05d}.safetensors"
         path.write_bytes(len(text).to_bytes(8, "little") + text)
         os.truncate(path, 8 + len(text) + end)
-        facts = {"file": path.name, "bytes": path.stat().st_size, "index": index, "state": {}}
+        facts = {"file": path.name, "bytes": path.stat().st_size, "index": index}
         write_json(folder / f"rank={rank:05d}.json", facts)
         records[f"rank={rank:05d}.json"] = {
             "bytes": (folder / f"rank={rank:05d}.json").stat().st_size

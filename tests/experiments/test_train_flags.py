@@ -151,7 +151,7 @@ REFUSALS = {
     "does not pack documents": lambda line: (
         "--packing" in line and "--dataset-type packed" not in line
     ),
-    "does not record document boundaries": lambda line: (
+    "hold one document each": lambda line: (
         "--document-mask" in line and "--dataset-type packed" not in line
     ),
     "do not support document_mask": lambda line: "--document-mask" in line and "bert" in line,

@@ -28,14 +28,14 @@ FUNCTIONS = {
     "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py",
     "costs/schedule.py: steps_of epoch_ends learning_rate": "training src/tokenscale/costs/schedule.py",
     (
-        "data/order/permutation.py: permute _feistel get_samples row_digests rank_slots "
+        "data/order/permutation.py: permute _shuffle _feistel get_samples row_digests rank_slots "
         "micro_steps "
         "shard_rows"
     ): "order",
     "data/order/packing.py: split_documents best_fit_decreasing pack concatenate": "order",
     "data/batches/objectives.py: mask_tokens ignore_sources": "batches_objectives",
-    "data/batches/batch.py: merge_states document_ids": "batches",
-    "data/batches/streams.py: _Stream.seek _Stream.seek_token _Stream.fill _Stream._order": "batches",
+    "data/batches/batch.py: document_ids": "batches",
+    "data/batches/streams.py: TokenStream.read TokenStream._load TokenStream._load_chunk": "passes",
     "data/stores/packed.py: PackedStore.read": "bad_input_stores formats formats_writing",
     "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics analysis_claims",
     "analysis/claims.py: find_edges _test_points judge_cell": "analysis_claims",

@@ -300,7 +300,7 @@ def _read_bucket(folder: Path) -> object:
 def _read_checkpoint(folder: Path) -> object:
     shape, weights = read_model(folder / "step=00000001")
     found = Checkpoint(folder / "step=00000001")
-    return repr(shape), _digest(weights), found.record, found.ranks
+    return repr(shape), _digest(weights), found.record
 
 
 def _write_recording(folder: Path) -> None:

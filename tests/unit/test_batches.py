@@ -5,20 +5,23 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from tests.corpora import Lab, check_order, documents_of, make_run, same, take
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import Inputs, Prefetcher, document_ids, merge_states
+from tokenscale.costs.schedule import count_steps
+from tokenscale.data.batches.batch import Inputs, Prefetcher, document_ids
+from tokenscale.data.batches.online import OnlineDocuments
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.batches.stored import BucketedBatches
-from tokenscale.data.order.permutation import ShuffledOrder, permute
+from tokenscale.data.batches.streams import StreamBatches
+from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.manifest import open_store, rebuild_command
 from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.data.tokenizers.backends import make_fuzz_texts
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import BATCHES, OBJECTIVES
@@ -27,6 +30,7 @@ from tokenscale.settings.run import APPROACHES
 pytestmark = pytest.mark.slow(30)
 
 T = 16
+STREAMS = [approach for approach, entry in BATCHES.items() if entry.streams]
 PAIRS = [(entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin]
 
 
@@ -56,7 +60,8 @@ def test_every_other_objective_trains_on_the_same_at_every_world_size_and_from_a
 ):
     changes = {
         "objective": objective,
-        "document_mask": (approach, objective) == ("packed", "masked"),
+        "document_mask": objective == "masked"
+        and (approach == "packed" or BATCHES[approach].streams),
     }
     run = make_run(approach, sequence_length=T, global_batch=7, **changes)
     for stop, wrap in ((0, Prefetcher), (11, lambda x: x)):
@@ -64,56 +69,92 @@ def test_every_other_objective_trains_on_the_same_at_every_world_size_and_from_a
 
 
 def test_digests_differ_from_step_to_step_and_seed_to_seed(lab):
-    # few documents: a batch may hold one of them, only
-    for approach in set(APPROACHES) - {"length-bucketed"}:
+    for approach in APPROACHES:
         runs = [make_run(approach, sequence_length=T, seed=seed) for seed in range(3)]
         assert (
             len({batch.order_digest for run in runs for batch in take(lab.batches(run), 10)}) == 30
         )
 
 
-@pytest.mark.parametrize("approach", ["padded", "pretokenized-padded", "packed"])
-def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
-    batches = lab.batches(make_run(approach, sequence_length=T, global_batch=4))
-    rows = batches.rows_per_epoch()
-    read = batches._store.rows if approach == "packed" else batches._read
-    expected = sorted(
-        (t.tobytes(), y.tobytes()) for t, y in zip(*read(np.arange(rows)), strict=True)
-    )
-    found = [
-        pair
-        for b in take(batches, -(-rows * 2 // 4))
-        for pair in zip(b.tokens_bt, b.labels_bt, strict=True)
-    ]
-    for epoch in range(2):
-        held = [(t.tobytes(), y.tobytes()) for t, y in found[rows * epoch : rows * (epoch + 1)]]
-        assert sorted(held) == expected
-
-
-@pytest.mark.parametrize(
-    "approach", [approach for approach, entry in BATCHES.items() if entry.streams]
-)
+@pytest.mark.parametrize("approach", STREAMS)
 @pytest.mark.parametrize("global_batch", [1, 3])
 def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_batch):
-    """The streams, rebuilt here from their definition alone, hold exactly the tokens and labels of
-    the batches.
+    """One stream, rebuilt here from its definition alone, holds exactly the tokens, labels and
+    documents of the batches.
     """
     documents = documents_of(lab)
-    run = make_run(approach, sequence_length=T, global_batch=global_batch, seed=2, repeat=1)
+    run = make_run(
+        approach,
+        sequence_length=T,
+        global_batch=global_batch,
+        seed=2,
+        repeat=1,
+        document_mask=True,
+    )
     n = len(documents)
-    steps = 60
-    found = take(lab.batches(run), steps)
-    for slot in range(global_batch):
-        tokens = []
-        labels = []
-        for i in itertools.count(slot, global_batch):
-            document = documents[int(permute(i % n, n, run.effective_seed, i // n)[0])].tolist()
-            tokens += document
-            labels += [IGNORED, *document[1:]]  # what each token is as a label
-            if len(tokens) > steps * T + 1:
-                break
-        assert [t for b in found for t in b.tokens_bt[slot].tolist()] == tokens[: steps * T]
-        assert [t for b in found for t in b.labels_bt[slot].tolist()] == labels[1 : steps * T + 1]
+    steps = 90
+    tokens = []
+    labels = []
+    numbers = []
+    for i in itertools.count():
+        number = int(permute(i % n, n, run.effective_seed, i // n)[0])
+        document = documents[number].tolist()
+        tokens += document
+        labels += [IGNORED, *document[1:]]  # what each token is as a label
+        numbers += [i] * len(document)
+        if len(tokens) > steps * global_batch * T:
+            break
+    assert i > n
+    batches = take(lab.batches(run), steps)
+    for place, (batch, slot) in enumerate(itertools.product(batches, range(global_batch))):
+        row = slice(place * T, (place + 1) * T)
+        assert batch.tokens_bt[slot].tolist() == tokens[row]
+        assert batch.labels_bt[slot].tolist() == labels[place * T + 1 : (place + 1) * T + 1]
+        first = numbers[place * T]
+        assert batch.document_ids_bt[slot].tolist() == [k - first for k in numbers[row]]
+
+
+def test_a_process_counts_the_lengths_of_a_text_once(tmp_path, monkeypatch):
+    counted = []
+    count = OnlineDocuments.count_tokens
+    monkeypatch.setattr(
+        OnlineDocuments, "count_tokens", lambda *given: counted.append(1) or count(*given)
+    )
+    lab = Lab(tmp_path, ["ab", "cde"], vocabulary_size=262)
+    for eos in (False, True, False):
+        lab.batches(make_run("padding-free", T, eos=eos))
+    assert len(counted) == 2
+
+
+@pytest.mark.parametrize("approach", STREAMS)
+def test_one_document_of_many_passes_a_row_and_more_ranks_than_documents(tmp_path, approach):
+    """An epoch of 2 tokens in rows of 16 is one step, in which every rank reads a whole row."""
+    lab = Lab(tmp_path, ["abc"], vocabulary_size=262)
+    run = make_run(approach, T, global_batch=3)
+    assert count_steps(1, lab.batches(run).rows_per_epoch(), run.global_batch) == 1
+    (document,) = documents_of(lab)
+    for rank in range(3):
+        batch = lab.batches(run, rank, world_size=3).next()
+        assert batch.tokens_bt.tolist() == [document.tolist() * 8]
+        assert batch.labels_bt.tolist() == [[*document[1:].tolist(), IGNORED] * 8]
+
+
+def test_lengths_that_disagree_with_the_store_are_one_message(lab):
+    run = make_run("token-list", T, global_batch=20)
+    folder = lab.store(run.store)
+    manifest = open_store(folder, run.store)
+    lengths = TokenListStore(folder, manifest).lengths
+    for total, of_documents, message in (
+        (manifest["tokens_total"] + 1, lengths, "do not add up to the tokens of the manifest"),
+        (manifest["tokens_total"], np.roll(lengths, 1), "a document has another length"),
+    ):
+        reader = TokenListStore(folder, manifest | {"tokens_total": total})
+        reader.lengths = of_documents
+        batches = StreamBatches([reader], run, 262, Inputs(), rebuild=[rebuild_command(folder)])
+        with pytest.raises(UserError, match=message) as error:
+            batches.next()
+        assert error.value.facts["expected"] != error.value.facts["found"]
+        assert error.value.facts["next"] == f"snakemake -f {folder / 'manifest.json'}"
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
@@ -130,33 +171,11 @@ def test_counts_are_of_the_arrays_and_an_epoch_has_as_many_rows_as_there_is_to_r
     tokens = sum(map(len, documents_of(lab)))
     rows = lab.batches(make_run(approach, T)).rows_per_epoch()
     if BATCHES[approach].streams:
-        assert rows == tokens / T
+        assert rows == Fraction(tokens, T)
     elif approach == "packed":
         assert tokens / (T + 1) <= rows < 2 * tokens / T
     else:
         assert rows == len(documents_of(lab))
-
-
-def test_a_seek_finds_what_a_walk_finds_at_every_step(lab, monkeypatch):
-    monkeypatch.setattr("tokenscale.data.batches.streams.BLOCK_DOCUMENTS", 3)
-    run = make_run("token-list", sequence_length=8, global_batch=2)
-    walked = lab.batches(run)
-    other = lab.batches(run)
-    at_a_border = 0
-    for step in range(300):
-        other.seek({"step": step})
-        assert other.state() == walked.state()
-        at_a_border += sum(offset == 0 for _, offset in walked.state()["slots"].values())
-        walked.next()
-    assert at_a_border > 5
-
-
-def test_states_of_different_steps_or_of_another_global_batch_are_a_bug(lab):
-    with pytest.raises(ValueError, match="different steps"):
-        merge_states([{"step": 1}, {"step": 2}])
-    batches = lab.batches(make_run("token-list", sequence_length=T, global_batch=3))
-    with pytest.raises(ValueError, match="not in the stream"):
-        batches.seek({"step": 1, "slots": {"0": [1, 0], "1": [1, 0], "2": [2, 0]}})
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
@@ -238,33 +257,6 @@ def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):
     assert np.mean([np.ptp(n) for n in lengths]) < 0.5 * np.mean([np.ptp(n) for n in others])
     order = [int(n.max()) for n in lengths]
     assert order != sorted(order)
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch"),
-    [(1, 1), (3, 8), (8, 8), (64, 8), (512, 8), (513, 8), (1000, 8), (1000, 64), (16_213, 512)],
-)
-def test_a_pass_of_length_bucketed_batches_reads_every_document(rows, batch):
-    """Three passes of ceil(documents / batch) steps, as other approaches need them; the digest of
-    any step is the same wherever reading began.
-    """
-    lengths = np.random.default_rng(1).lognormal(5, 1, rows).astype(np.int64) + 3
-    batches = object.__new__(BucketedBatches)
-    batches._order = ShuffledOrder(rows, seed=5)
-    batches._store = SimpleNamespace(lengths_of=lambda documents: lengths[documents])
-    batches._seed = 5
-    batches._global_batch = batch
-    batches.slots = np.arange(batch)
-    read: dict[int, list[int]] = {}
-    for step in range(-(-3 * rows // batch)):
-        steps, documents = batches.choose(step)
-        read[step] = documents[step - int(steps[0])].tolist()
-    for epoch in range(1, 4):
-        seen = [document for step in range(-(-epoch * rows // batch)) for document in read[step]]
-        counts = np.bincount(seen, minlength=rows)
-        assert counts.min() >= epoch and counts.max() <= epoch + -(-batch // rows)
-    apart = rows >= 2 * batch
-    assert not apart or np.mean([len({*documents}) for documents in read.values()]) > 0.97 * batch
 
 
 def test_online_and_offline_are_bit_identical_on_1_000_hostile_documents(tmp_path):

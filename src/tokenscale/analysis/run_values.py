@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -644,12 +645,12 @@ def _find_other_budgets(evidence: Evidence) -> Iterator[str]:
     run = evidence.settings
     if "budget_steps" not in evidence.record:
         raise NotCheckedError("run.json does not have it")
-    epoch = math.nan
+    epoch: Fraction | float = math.nan
     flops = 1.0
     if run.budget.kind == "epochs":
-        epoch = math.nan if isinstance(evidence.counted, str) else evidence.counted.rows_per_epoch
-        if math.isnan(epoch):
+        if isinstance(evidence.counted, str):
             raise NotCheckedError("the rows of an epoch are not at hand")
+        epoch = evidence.counted.rows_per_epoch
     if run.budget.kind == "flops":
         flops = run.sequence_length * (evidence.row.get("flops_per_token") or math.nan)
     must = steps_of(
@@ -750,7 +751,7 @@ def _find_other_validation_steps(evidence: Evidence) -> Iterator[str]:
     must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
     must = must if policy.rows else set()
     if policy.rows and policy.each_epoch:
-        if isinstance(evidence.counted, str) or math.isnan(evidence.counted.rows_per_epoch):
+        if isinstance(evidence.counted, str):
             raise NotCheckedError("the rows of an epoch are not at hand")
         epoch = evidence.counted.rows_per_epoch
         must |= {k + 1 for k in numbers[:-1] if epoch_ends(k, epoch, evidence.own.global_batch)}

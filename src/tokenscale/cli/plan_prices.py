@@ -5,6 +5,7 @@
 import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -224,7 +225,9 @@ class RunPrices:
         )
         stream = BATCHES[run.approach].streams
         if manifest is not None:
-            rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
+            rows = manifest["rows"]
+            if stream:
+                rows = Fraction(_count_tokens(manifest), run.sequence_length)
             return StoreSize(rows, useful_tokens=manifest["tokens_useful"])
         if run.budget.kind == "useful_tokens":
             useful = costs.min_useful_tokens(run, streams=stream)

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 
 from tokenscale.costs.flops import (
@@ -66,7 +67,7 @@ class StoreSize:
     lower bound.
     """
 
-    per_epoch: float
+    per_epoch: Fraction | float
     useful_tokens: float
     bound: str | None = None
 

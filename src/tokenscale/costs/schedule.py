@@ -7,7 +7,11 @@ from tokenscale.settings.run import BudgetSettings, ScheduleSettings
 
 
 def steps_of(
-    budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int, flops_per_row: float
+    budget: BudgetSettings,
+    *,
+    rows_per_epoch: Fraction | float,
+    global_batch: int,
+    flops_per_row: float,
 ) -> int | None:
     """Return the optimizer steps of a budget that fixes them in advance; None for useful tokens and
     for wall time.
@@ -19,7 +23,7 @@ def steps_of(
     return budget.steps if budget.kind == "steps" else None
 
 
-def count_steps(epochs: float, rows_per_epoch: float, global_batch: int) -> int:
+def count_steps(epochs: float, rows_per_epoch: Fraction | float, global_batch: int) -> int:
     """Return the steps of so many passes, at least 1. Epochs count as the decimals that were
     written: 1.1 passes over 100 rows are 110 rows, and not one more (1.1 * 100 > 110 as floats).
 
@@ -29,7 +33,7 @@ def count_steps(epochs: float, rows_per_epoch: float, global_batch: int) -> int:
     return max(1, math.ceil(Fraction(str(epochs)) * Fraction(rows_per_epoch) / global_batch))
 
 
-def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
+def epoch_ends(step: int, rows_per_epoch: Fraction | float, global_batch: int) -> bool:
     """Return whether an epoch ends in step `step` (from 0): its last row is read in it.
 
     >>> [epoch_ends(k, rows_per_epoch=10, global_batch=4) for k in range(5)]

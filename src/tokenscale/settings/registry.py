@@ -55,6 +55,8 @@ class Approach(NamedTuple):
     format: str | None = None
     twin: str | None = None  # approach that makes bit-identical batches from raw text
     streams: bool = False  # sequences are cut from an endless stream, at any token
+    # word for the order of its samples, part of the run id; another one wherever the order changes
+    order: str = ""
 
 
 class ObjectiveSpec(NamedTuple):
@@ -164,10 +166,10 @@ FORMATS = {
 #: approach → its facts
 BATCHES = {
     "padded": Approach(),
-    "padding-free": Approach(streams=True),
+    "padding-free": Approach(streams=True, order="one stream"),
     "pretokenized-padded": Approach("padded", twin="padded"),
-    "token-list": Approach("token-list", twin="padding-free", streams=True),
-    "length-bucketed": Approach("token-list"),
+    "token-list": Approach("token-list", twin="padding-free", streams=True, order="one stream"),
+    "length-bucketed": Approach("token-list", order="windows of a pass"),
     "packed": Approach("packed"),
 }
 for _name, _format in FORMATS.items():

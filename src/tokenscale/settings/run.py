@@ -306,7 +306,9 @@ class RunSettings:
         "tokens (packing concatenate)",
     )
     document_mask: bool = option(
-        False, description="restrict attention to tokens of the same document; approach packed only"
+        False,
+        description="restrict attention to tokens of the same document; for approaches whose rows "
+        "hold several: packed, padding-free, token-list",
     )
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
         "auto",
@@ -381,9 +383,13 @@ class RunSettings:
     @property
     def identity(self) -> str:
         """Run id: a readable prefix and ten hex digits over the science fields that differ from
-        their defaults.
+        their defaults, and the word for the order of an approach that has one.
         """
-        digest = sha256_text(canonical_json(to_dict(self, science_only=True)))
+        science = to_dict(self, science_only=True)
+        approach = BATCHES.get(self.approach)
+        if approach is not None and approach.order:
+            science["order"] = approach.order
+        digest = sha256_text(canonical_json(science))
         trainer = self.approach if self.arm == OURS else self.arm
         return f"{trainer}-{self.model.name}-{self.layout.method}-w{self.layout.world_size}-{digest[:10]}"
 
@@ -499,8 +505,8 @@ class RunSettings:
     def _document_mask_problems(self) -> Iterator[tuple[str, str]]:
         if not self.document_mask:
             return
-        if self.approach != "packed":
-            text = f"approach {self.approach} does not record document boundaries; packed does"
+        if self.approach != "packed" and not BATCHES[self.approach].streams:
+            text = f"rows of approach {self.approach} hold one document each: nothing is to mask"
             yield "document_mask", text
         if self.model.transformers:
             text = (

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,7 @@ RECORD = "checkpoint.json"
 PARTIAL = ".partial"
 NEXT = "take an older checkpoint, or train again"
 NUMBER = (int, float)
-#: what records hold that are read: of a checkpoint, of a resume state, of a rank, of a rank's
-#: resume state
+#: what records hold that are read: of a checkpoint, of a resume state, of a rank
 WEIGHTS = {"ranks": dict, "run_id": str, "run": dict, "model": dict, "step": int}
 RESUME = WEIGHTS | {
     "begins_at": int,
@@ -58,8 +57,7 @@ RESUME = WEIGHTS | {
     "budget": {"useful_tokens": NUMBER, "seconds": NUMBER, "warm": NUMBER},
     "loss_scale": dict,
 }
-RANK = {"file": str, "index": dict, "state": dict}
-RANK_RESUME = {"data": {"step": int}}
+RANK = {"file": str, "index": dict}
 #: threads that hash and read files
 THREADS = 8
 #: how long rank 0 waits for the files of the others
@@ -86,7 +84,6 @@ class State:
     """
 
     pieces: dict[str, Piece]
-    rank_record: dict[str, Any] = field(default_factory=dict)  # random state, place in the data
 
     def snapshot(self) -> "State":
         """Return a copy in CPU memory, so that training can continue."""
@@ -98,7 +95,7 @@ class State:
             )
             for name, p in self.pieces.items()
         }
-        return State(copied, self.rank_record)
+        return State(copied)
 
 
 def write_rank(folder: Path, rank: int, state: State) -> None:
@@ -128,7 +125,6 @@ def write_rank(folder: Path, rank: int, state: State) -> None:
         "file": file,
         **_fingerprint(partial / file),
         "index": index,
-        "state": state.rank_record,
     }
     write_json(partial / f"{name}.json", value=facts)
 
@@ -199,7 +195,6 @@ class Checkpoint:
             )
         #: names of its files, but for the tokenizer's
         self.files = {RECORD}
-        self.ranks: list[dict[str, Any]] = []
         self.shapes: dict[str, list[int]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self._parts: defaultdict[str, list[_Part]] = defaultdict(list)
@@ -243,9 +238,6 @@ class Checkpoint:
         return rank, None
 
     def _add(self, rank: dict[str, Any], header: dict[str, Tensor] | None) -> None:
-        if self.record["kind"] == "resume":
-            check_types(rank["state"], fields=RANK_RESUME)
-        self.ranks.append(rank["state"])
         file = rank["file"]
         index = rank["index"]
         self._indices[file] = index

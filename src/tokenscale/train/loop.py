@@ -14,7 +14,7 @@ from tokenscale.base.files import get_boot_id
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.costs.schedule import epoch_ends, steps_of
 from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
-from tokenscale.data.batches.open import count_few_rows, count_labelled_rows, open_batches
+from tokenscale.data.batches.open import count_labelled_rows, open_batches
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
 from tokenscale.runs.records.provenance import Energy
@@ -33,7 +33,7 @@ from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
 from tokenscale.train.record import Progress, StepLog
-from tokenscale.train.resume import Checkpoints, data_state, log_checkpoints
+from tokenscale.train.resume import Checkpoints, log_checkpoints
 from tokenscale.train.trainer import Trainer
 from tokenscale.train.watchdog import Interrupted, Signals, Watchdog
 
@@ -116,7 +116,7 @@ class Training:
             kernel=_kernel(run, world.device),
             unset=state is not None,
         )
-        self.rows_per_epoch = self._rows_per_epoch()
+        self.rows_per_epoch = self.batches.rows_per_epoch()
         per_token = flops_per_token(
             shape,
             run.sequence_length,
@@ -170,22 +170,6 @@ class Training:
             self._resume(state)
         self.writer.event("init_done", duration_s=time.monotonic() - started)
 
-    def _rows_per_epoch(self) -> float:
-        """Return the rows of an epoch where the run asks for it: of a stream its documents are
-        counted.
-        """
-        run = self.settings
-        policies = (
-            run.validation.each_epoch,
-            run.validation.bleu_each_epoch,
-            run.checkpoints.each_epoch,
-        )
-        return (
-            self.batches.rows_per_epoch()
-            if run.budget.kind == "epochs" or any(policies)
-            else math.inf
-        )
-
     def _start_record(self, shape: ModelSettings) -> dict[str, Any]:
         """Write the running record and return it; only rank 0."""
         if self.world.rank != 0:
@@ -227,9 +211,9 @@ class Training:
             return
         if (found := count_labelled_rows(run, inputs)) is not None:
             log(f"  labels   {found[0]} of the first {found[1]} rows keep a label")
-        if (rows := count_few_rows(run, inputs, self.batches)) < run.global_batch:
+        if (rows := self.batches.rows_per_epoch()) < run.global_batch:
             log(
-                f"  caution  {rows:.0f} rows of data for batches of {run.global_batch}: each "
+                f"  caution  {float(rows):.0f} rows of data for batches of {run.global_batch}: each "
                 "batch repeats them"
             )
 
@@ -396,7 +380,6 @@ class Training:
         state = State(self.trainer.pieces(resume=resume))
         if resume:
             self._state_after = self.done
-            state.rank_record = {"data": self.batches.state()}
         facts = {
             "step": self.done,
             **self.earlier,
@@ -428,7 +411,7 @@ class Training:
     def _resume(self, found: Checkpoint) -> None:
         self.trainer.load(found)
         self.trainer.loss_scale.load(found.record["loss_scale"])
-        self.batches.seek(data_state(found))
+        self.batches.seek({"step": found.record["step"]})
         self.budget.load(found.record["budget"])
         # another run's best weights are not here
         if found.folder.parent == self.checkpoints.folder:

@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sync_tree
-from tokenscale.data.batches.batch import merge_states
 from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings, find_difference
 from tokenscale.train.checkpoint import (
@@ -242,11 +241,6 @@ class Checkpoints:
             f for f in self.folder.glob("step=*") if f.name[5:].isdigit() and (f / RECORD).is_file()
         ]
         return sorted(found, key=lambda f: int(f.name[5:]))
-
-
-def data_state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the position in the data after which to continue, for batches of any world size."""
-    return merge_states([state["data"] for state in checkpoint.ranks])
 
 
 def log_checkpoints(log: Callable[..., None], checkpoints: Checkpoints) -> None:

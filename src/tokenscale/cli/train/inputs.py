@@ -7,13 +7,13 @@ rules.
 
 import argparse
 import importlib
-import math
 import shutil
 import sys
 import timeit
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tokenscale.cli.train.request import (
     shorten_warmup,
     vocabulary_error,
 )
+from tokenscale.costs import schedule
 from tokenscale.costs.flops import Convention, hardware_flops_per_token
 from tokenscale.data.corpus.files import describe
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
@@ -384,7 +385,7 @@ def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
 
 
 def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Log = say) -> int:
-    """Return the optimizer steps of `epochs` passes over the data: all rows or, for a stream, all
+    """Return the optimizer steps of `epochs` passes over the data: all rows or, of a stream, all
     tokens.
     """
     if run.approach == "padding-free":
@@ -395,13 +396,13 @@ def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log
         tokens = _count_tokens(run, manifests)
     elif run.approach == "padded":
         rows = read_corpus_manifest(manifests["corpus"].parent)["splits"]["train"]["rows"]
-        return max(1, math.ceil(epochs * rows / run.global_batch))
+        return schedule.count_steps(epochs, rows, run.global_batch)
     else:
         manifest = read_store_manifest(manifests["store"])
         if not BATCHES[run.approach].streams:
-            return max(1, math.ceil(epochs * manifest["rows"] / run.global_batch))
+            return schedule.count_steps(epochs, manifest["rows"], run.global_batch)
         tokens = manifest["tokens_total"]
-    return max(1, math.ceil(epochs * tokens / (run.global_batch * run.sequence_length)))
+    return schedule.count_steps(epochs, Fraction(tokens, run.sequence_length), run.global_batch)
 
 
 def _count_tokens(run: RunSettings, manifests: dict[str, Path]) -> int:

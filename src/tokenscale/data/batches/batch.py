@@ -5,6 +5,7 @@ order.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,7 @@ class Inputs:
 
 
 class Batches:
-    """A rank's shares of the endless sequence of global batches. By default the state is the next
-    step alone.
-    """
+    """A rank's shares of the endless sequence of global batches. The state is the next step."""
 
     #: largest shares of a corpus that the tokenizer loses (`LOST`); empty if they are not known
     lost: Mapping[str, float] = {}
@@ -95,10 +94,8 @@ class Batches:
             rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64
         )
 
-    def rows_per_epoch(self) -> float:
-        """Return the rows of one pass over the data. Of a stream: tokens (of raw text, counted) /
-        sequence length.
-        """
+    def rows_per_epoch(self) -> Fraction:
+        """Return the rows of one pass over the data. Of a stream: tokens / sequence length."""
         raise NotImplementedError
 
     def next(self) -> Batch:
@@ -132,7 +129,7 @@ class WrappedBatches(Batches):
         self.lost = batches.lost
         self._batches = batches
 
-    def rows_per_epoch(self) -> float:
+    def rows_per_epoch(self) -> Fraction:
         return self._batches.rows_per_epoch()
 
     def count_cut(self) -> dict[str, float]:
@@ -177,16 +174,6 @@ class ChangedBatches(WrappedBatches):
         return replace(
             batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=self._change.count(labels)
         )
-
-
-def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all ranks into one for any world size. Raises ValueError for states of
-    different steps.
-    """
-    if len({state["step"] for state in states}) != 1:
-        raise ValueError(f"ranks at different steps: {sorted(state['step'] for state in states)}")
-    slots = {slot: where for state in states for slot, where in state.get("slots", {}).items()}
-    return {"step": states[0]["step"], **({"slots": slots} if slots else {})}
 
 
 def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -300,8 +287,8 @@ class RowBatches(Batches):
         tokens_bt, labels_bt = self._read(self._indices[i])
         return Batch.from_arrays(tokens_bt, labels_bt, order_digest)
 
-    def rows_per_epoch(self) -> float:
-        return self._order.rows
+    def rows_per_epoch(self) -> Fraction:
+        return Fraction(self._order.rows)
 
     def next(self) -> Batch:
         step = self._step

@@ -1,18 +1,20 @@
 """Data-loading strategies that tokenize the documents of the training split while training."""
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file
 from tokenscale.costs.data import cut_share
 from tokenscale.data.batches.batch import Batches, Inputs, RowBatches
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
-from tokenscale.data.stores.documents import pad_documents
-from tokenscale.data.stores.text import check_eos, encode_documents
+from tokenscale.data.stores.documents import Chunk, pad_documents
+from tokenscale.data.stores.text import check_eos, encode_chunk
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.losses import draw_sample, measure
@@ -22,6 +24,8 @@ from tokenscale.settings.run import RunSettings
 LENGTHS_BATCH = 64
 #: UTF-8 bytes of a corpus that are tokenized to count what rows cut
 CUT_BYTES = 4 << 20
+#: (corpus manifest, tokenizer file, EOS) → lengths of the documents that this process has counted
+_COUNTED: dict[tuple[str, str, bool], np.ndarray] = {}
 
 
 def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
@@ -69,16 +73,30 @@ class OnlineDocuments:
     def __len__(self) -> int:
         return len(self.text)
 
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Lengths of all documents in tokens, int64 [documents]. The first use in a process
+        tokenizes the text.
+        """
+        corpus = sha256_file(self.text.directory / "manifest.json")
+        key = (corpus, self.tokenizer.file_sha256, self.eos)
+        if key not in _COUNTED:
+            _COUNTED[key] = self.count_tokens(np.arange(len(self)))
+        return _COUNTED[key]
+
     @property
     def total_tokens(self) -> int:
-        return int(self.lengths_of(np.arange(len(self))).sum())
+        return int(self.lengths.sum())
 
     def document(self, i: int) -> np.ndarray:
         return self.documents(np.array([i]))[0]
 
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
-        return encode_documents(
+        return list(self._encode(indices).documents())
+
+    def _encode(self, indices: np.ndarray) -> Chunk:
+        return encode_chunk(
             self.tokenizer,
             texts=[self._read_text(i) for i in np.asarray(indices).tolist()],
             eos=self.eos,
@@ -92,10 +110,12 @@ class OnlineDocuments:
         )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
-        return np.array(
-            [len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64
-        )
+        return self.lengths[indices]
+
+    def count_tokens(self, indices: np.ndarray) -> np.ndarray:
+        """Return the lengths of documents in tokens, int64 [n], by tokenizing them."""
+        parts = (indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH))
+        return np.concatenate([self._encode(part).lengths for part in parts])
 
 
 class PaddedBatches(RowBatches):
@@ -119,18 +139,21 @@ class PaddedBatches(RowBatches):
                 0, len(source) - 1, min(len(source), max(1, most)), dtype=np.int64
             )
             found[corpus.name] = float(
-                cut_share(source.lengths_of(numbers), self._run.sequence_length)
+                cut_share(source.count_tokens(numbers), self._run.sequence_length)
             )
         return found
 
 
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
+    """Open the stream of the documents, after tokenizing them once to count their lengths."""
     sources = open_documents(run, inputs)
     return StreamBatches(
         sources=sources,
         run=run,
         vocabulary_size=sources[0].tokenizer.vocabulary_size,
         inputs=inputs,
+        rebuild=[f"snakemake -f {each.text.directory / 'manifest.json'}" for each in sources],
+        read=OnlineDocuments.documents,
     )
 
 

@@ -1,6 +1,5 @@
 """Open the batches and the held-out rows of a run."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +19,6 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.data import LOST
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
-
-#: bytes of text of a token at most, on average
-BYTES_PER_TOKEN = 16
 
 
 def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
@@ -86,22 +82,6 @@ def count_labelled_rows(
         labelled += int((labels != IGNORED).any(axis=1).sum())
         rows += len(labels)
     return labelled, rows
-
-
-def count_few_rows(run: RunSettings, inputs: Inputs, batches: Batches) -> float:
-    """Return the rows of an epoch; infinity if a stream of raw text has more than a batch, instead
-    of tokenizing it.
-    """
-    if run.store is None and BATCHES[run.approach].streams:
-        corpus = inputs.require("corpus", run, f"approach {run.approach}")
-        corpora = [
-            read_corpus_manifest(manifest_path(where).parent)
-            for where in list_sources(run, where=corpus)
-        ]
-        most = BYTES_PER_TOKEN * run.global_batch * run.sequence_length
-        if sum(manifest["splits"]["train"]["utf8_bytes"] for manifest in corpora) > most:
-            return math.inf
-    return batches.rows_per_epoch()
 
 
 def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:

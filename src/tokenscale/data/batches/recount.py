@@ -1,12 +1,12 @@
 """Token counts of a run, read again from the store or the text that it trained on."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from tokenscale.data.batches.batch import Inputs, count_labels
 from tokenscale.data.batches.open import load_held_out, open_batches
-from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
 
 #: positions that are read at most; of longer runs, steps at even distances
@@ -22,7 +22,7 @@ class Recount:
     total: np.ndarray
     digests: np.ndarray
     vocabulary_size: int
-    rows_per_epoch: float
+    rows_per_epoch: Fraction
 
 
 def recount_steps(run: RunSettings, inputs: Inputs, first: int, stop: int) -> Recount:
@@ -33,10 +33,7 @@ def recount_steps(run: RunSettings, inputs: Inputs, first: int, stop: int) -> Re
     batches = open_batches(run, inputs)
     most = max(1, MOST_POSITIONS // (run.global_batch * run.sequence_length))
     steps = np.arange(first, stop, dtype=np.int64)
-    # later steps need all earlier documents
-    if BATCHES[run.approach].format is None and BATCHES[run.approach].streams:
-        steps = steps[steps < most]
-    elif len(steps) > most:
+    if len(steps) > most:
         steps = np.unique(np.linspace(first, stop - 1, most).astype(np.int64))
     counts = np.zeros((len(steps), 3), dtype=np.int64)
     following = 0
@@ -46,14 +43,13 @@ def recount_steps(run: RunSettings, inputs: Inputs, first: int, stop: int) -> Re
         batch = batches.next()
         following = step + 1
         counts[place] = batch.useful_tokens, batch.total_tokens, batch.order_digest
-    epoch = batches.rows_per_epoch() if BATCHES[run.approach].format is not None else float("nan")
     return Recount(
         steps=steps,
         useful=counts[:, 0],
         total=counts[:, 1],
         digests=counts[:, 2],
         vocabulary_size=batches.vocabulary_size,
-        rows_per_epoch=epoch,
+        rows_per_epoch=batches.rows_per_epoch(),
     )
 
 

@@ -13,7 +13,7 @@ from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import pad_documents
-from tokenscale.data.stores.manifest import load_reader, open_store
+from tokenscale.data.stores.manifest import load_reader, open_store, rebuild_command
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.registry import FORMATS
@@ -84,13 +84,15 @@ def open_pretokenized_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
 
 
 def open_streamed(run: RunSettings, inputs: Inputs) -> StreamBatches:
-    """Open endless streams of a store's documents, bit-identical to those of `padding-free`."""
+    """Open the endless stream of a store's documents, bit-identical to that of `padding-free`."""
     stores, vocabulary_size = _open_readers(run, inputs)
+    folders = list_sources(run, where=inputs.require("store", run, f"approach {run.approach}"))
     return StreamBatches(
         sources=stores,
         run=run,
         vocabulary_size=vocabulary_size,
         inputs=inputs,
+        rebuild=[rebuild_command(folder) for folder in folders],
     )
 
 

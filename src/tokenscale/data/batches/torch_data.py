@@ -5,6 +5,7 @@ Labels are already shifted: label t is the token after token t, or −100 if ign
 labels themselves, such as those of Hugging Face.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,9 +145,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     last trained batch, or {"step": k}. It ends after `steps` batches, or never.
 
     Worker w of W yields batches w, w + W, … and the DataLoader takes them in turn, so the sequence
-    is the same with any number of workers. The streams of padding-free and token-list cannot seek
-    to a step without reading up to it, so each worker reads all batches and skips those of other
-    workers.
+    is the same with any number of workers.
 
     The inputs are opened, and errors are raised, when an iteration begins.
     """
@@ -164,10 +163,10 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         batches = open_batches(self._run, self._inputs)
-        batches.seek(self._state)
-        end = None if self._steps is None else self._state["step"] + self._steps
-        skip_batches(batches, count=worker)
-        while end is None or batches.state()["step"] < end:
+        step = self._state["step"] + worker
+        end = math.inf if self._steps is None else self._state["step"] + self._steps
+        while step < end:
+            batches.seek({"step": step})
             batch = batches.next().copy()
             yield {
                 "input_ids": torch.from_numpy(batch.tokens_bt),
@@ -177,14 +176,4 @@ class BatchStream(IterableDataset[dict[str, Any]]):
                 "order_digest": batch.order_digest,
                 "state": batches.state(),
             }
-            skip_batches(batches, count=workers - 1)
-
-
-def skip_batches(batches: Any, count: int) -> None:
-    """Skip `count` batches: by seeking if the state is a step alone, else by reading them."""
-    state = batches.state()
-    if state.keys() == {"step"}:
-        batches.seek({"step": state["step"] + count})
-    else:
-        for _ in range(count):
-            batches.next()
+            step += workers

@@ -168,16 +168,3 @@ class MixtureOrder:
         """
         stage = self._stages[int(np.searchsorted(self._firsts, positions, side="right")) - 1]
         return stage.before + stage.count(positions - stage.first)
-
-    def count_by_slot(self, steps: int, global_batch: int, slots: np.ndarray) -> np.ndarray:
-        """Return the samples of each source in each slot in `steps` global batches, int64 [slots,
-        sources].
-        """
-        found = np.zeros((len(slots), len(self.sizes)), dtype=np.int64)
-        at_once = max(1, CHUNK // global_batch)
-        for first in range(0, steps, at_once):
-            numbers = np.arange(first, min(first + at_once, steps), dtype=np.int64)
-            sources, _ = self.locate(numbers[:, None] * global_batch + slots[None, :])
-            for source in range(len(self.sizes)):
-                found[:, source] += np.count_nonzero(sources == source, axis=0)
-        return found

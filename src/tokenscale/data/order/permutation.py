@@ -17,6 +17,10 @@ _S31 = np.uint64(31)
 _SALTS = np.array(
     [(number * 0xD1342543DE82EF95) & _MASK for number in range(_ROUNDS)], dtype=np.uint64
 )[:, None]
+#: largest n that is shuffled as a whole: a Feistel network over so few bits favours some orders
+SHUFFLED = 64
+#: epochs that are shuffled at once, which bounds memory
+_SHUFFLED_EPOCHS = 1 << 14
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
@@ -35,9 +39,10 @@ def mix64(x: np.ndarray) -> np.ndarray:
 def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int = 0) -> np.ndarray:
     """Permute indices of range(n) by a keyed bijection; int64, in the shape of `index`.
 
-    An alternating Feistel network over the next power of two, keyed by (seed, epoch, round), with
-    cycle walking into range(n) (Black & Rogaway 2002). `epoch` is one number, or one per index. 1
-    <= n <= 2**62.
+    Up to `SHUFFLED` indices are sorted by keyed hashes, so that all n! orders are equally likely.
+    More go through an alternating Feistel network over the next power of two, keyed by (seed,
+    epoch, round), with cycle walking into range(n) (Black & Rogaway 2002). `epoch` is one number,
+    or one per index. 1 <= n <= 2**62.
     """
     index = np.atleast_1d(np.asarray(index, dtype=np.int64))
     if not 1 <= n <= 1 << 62:
@@ -46,13 +51,15 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
         raise ValueError(f"an index is outside range({n})")
     if n == 1:
         return np.zeros_like(index)
-    bits = max(2, (n - 1).bit_length())
     epochs = np.asarray(epoch, dtype=np.int64)
     if epochs.size > 1 and epochs.min() == epochs.max():
         epochs = epochs.reshape(-1)[:1]  # one key for all indices is faster
     key = mix64(
         epochs.reshape(-1).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64))
     )
+    if n <= SHUFFLED:
+        return _shuffle(index.ravel(), n, key).reshape(index.shape)
+    bits = (n - 1).bit_length()
     keys = mix64(key + _SALTS)  # [rounds, 1 or indices]
     values = _feistel(index.ravel().astype(np.uint64), keys, bits)
     outside = np.flatnonzero(values >= np.uint64(n))
@@ -63,6 +70,24 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
         values[outside] = walked
         outside = outside[walked >= np.uint64(n)]
     return values.astype(np.int64).reshape(index.shape)
+
+
+def _shuffle(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
+    """Return the places of indices in range(n) sorted by 64-bit hashes; int64 [indices].
+
+    `key` is uint64 [1] if shared, or [indices].
+    """
+    distinct, row = np.unique(key, return_inverse=True)
+    hashed = mix64(np.arange(n, dtype=np.uint64))
+    found = np.empty_like(index)
+    for first in range(0, len(distinct), _SHUFFLED_EPOCHS):
+        keys = distinct[first : first + _SHUFFLED_EPOCHS]
+        orders = np.argsort(mix64(keys[:, None] ^ hashed), axis=1, kind="stable")
+        if len(distinct) == 1:
+            return orders[0][index]
+        own = (row >= first) & (row < first + len(keys))
+        found[own] = orders[row[own] - first, index[own]]
+    return found
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
