@@ -36,7 +36,7 @@ FUNCTIONS = {
     "data/batches/batch.py: merge_states document_ids": "batches",
     "data/batches/streams.py: _Stream.seek _Stream.seek_token _Stream.fill _Stream._order": "batches",
     "data/stores/packed.py: PackedStore.read": "bad_input_stores formats formats_writing",
-    "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics analysis_claims",
+    "analysis/statistics.py: summary summarize_pairs sign_flip_p verdict holm": "statistics analysis_claims",
     "analysis/claims.py: find_edges _test_points judge_cell": "analysis_claims",
     "settings/closure.py: _closure _scan_source write_listing": "closure",
     "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",

@@ -128,18 +128,12 @@ def describe_spread(groups: list[pd.Series], one: str = "run", cell: str = "a ce
     sentence or more.
 
     >>> describe_spread([pd.Series([1.0]), pd.Series([1.0, 2.0])])
-    'A median of one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
+    'A median of one run has no known spread. The spread is the range over the runs of a cell.'
     """
     found = {summary(values).kind for values in map(select_finite, groups) if len(values)}
-    covered = listing(
-        [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]
-    )
-    interval = f"an order-statistic interval of the median ({covered}, by the number of {one}s)"
     sentences = [f"A median of one {one} has no known spread."] if "single run" in found else []
-    few = f"With fewer than 6 {one}s {cell} the spread is a range, not an interval."
-    sentences += ([few] if "range, not an interval" in found else []) + (
-        [f"The spread is {interval}."] if covered else []
-    )
+    if "range" in found:
+        sentences.append(f"The spread is the range over the {one}s of {cell}.")
     return " ".join(sentences)
 
 
@@ -160,7 +154,7 @@ def select_finite(values: pd.Series) -> pd.Series:
 
 
 def format_spread(values: pd.Series, digits: int = 3) -> str:
-    """Median with its range or interval: `1 230 (1 200–1 260)`. Values that are not finite are left
+    """Median with its range: `1 230 (1 200–1 260)`. Values that are not finite are left
     out.
     """
     s = summary(select_finite(values))
@@ -173,7 +167,7 @@ def format_spread(values: pd.Series, digits: int = 3) -> str:
 
 
 def find_ends(values: pd.Series) -> list[float]:
-    """Median, and the ends of its range or interval; values that are not known are left out."""
+    """Median, and the ends of its range; values that are not known are left out."""
     s = summary(values.dropna())
     return [s.median, s.low, s.high]
 

@@ -130,6 +130,12 @@ class PrimaryComparison:
         "useful_tokens_per_s",
         description="number that is compared: useful tokens per second, or the loss after the last step",
     )
+    margin: float | None = option(
+        None,
+        description="with validation_loss: nats a useful token below which losses count as equal; "
+        "none: no verdict `equivalent`. Rates have 1 %",
+        gt=0,
+    )
 
 
 @settings_class
@@ -561,6 +567,11 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
             find_cell(experiment, levels=comparison.at | levels, key=f"{key}.{side}")
             for side, levels in sides.items()
         ]
+        if comparison.margin is not None and comparison.quantity != "validation_loss":
+            what = "only a comparison of losses has a margin of its own; that of rates is 1 %."
+            next_step = "remove `margin`, or set `quantity: validation_loss`"
+            found = f"{comparison.margin:g}"
+            raise UserError(what, key=f"{key}.margin", found=found, next=next_step)
         of, over = map(flatten_cell, cells)
         if of == over:
             what = "a primary comparison compares a cell with itself."
@@ -577,6 +588,7 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
                 "at": format_cell({k: level for k, level in of.items() if k not in differing}),
                 "factor": _compared_factor(differing, key),
                 "quantity": comparison.quantity,
+                "margin": comparison.margin,
             }
         )
     return described
