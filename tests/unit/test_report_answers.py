@@ -354,3 +354,23 @@ def test_no_rule_of_the_style_sheet_is_wider_than_a_phone():
         widths = re.findall(r"(?<!max-)(?<![-\w])(?:min-)?width: ([\d.]+)rem", body)
         wide = [width for width in widths if 16 * float(width) > 390 - 64]
         assert not wide or selector.strip() == ".drawing svg", selector
+
+
+def begun(*designs):
+    return pd.DataFrame({"external": False, "status": "complete", "design_sha256": designs})
+
+
+@pytest.mark.parametrize(
+    ("runs", "words", "caution"),
+    [
+        (begun("a", "a"), "were set before the first of these runs.", ""),
+        (begun("a", None), "not recorded of 1 of 2 runs", ""),
+        (begun(None, None), "is not recorded", ""),
+        (begun("b", "b", "a"), "changed after 2 of 3 runs had begun", "changed after 2 of 3"),
+        (begun("a").assign(status="missing"), "is not recorded", ""),
+    ],
+)
+def test_a_design_that_was_changed_after_runs_had_begun_is_named(runs, words, caution):
+    assert words in answers.describe_registration(runs, "a")
+    assert caution in answers._caution_design(runs, "a")
+    assert bool(caution) == bool(answers._caution_design(runs, "a"))

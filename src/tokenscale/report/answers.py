@@ -555,13 +555,14 @@ def find_cautions(
     verdicts: Sequence[str] = (),
     stores: pd.DataFrame | None = None,
     design: Sequence[Mapping[str, str]] = (),
+    design_sha256: str = "",
 ) -> list[str]:
     """Return the cautions of an experiment, the most important first; nothing for a quiet campaign
     with enough runs.
 
     `runs`, `throughput`, `scaling` and `stragglers` are the rows of the queries `inventory`,
     `throughput`, `scaling` and `stragglers`; `verdicts` those of its comparisons; `stores` the
-    table; `design` the `cautions` of `experiment.json`.
+    table; `design` the `cautions` of `experiment.json`, `design_sha256` the digest there.
     """
     refused, warned = (
         [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
@@ -577,6 +578,7 @@ def find_cautions(
         *_describe_validity(runs),
         *refused,
         *([] if stores is None else _describe_held_out(stores)),
+        _caution_design(runs, design_sha256),
         _describe_lost_text(runs),
         *warned,
         _describe_compilation(runs),
@@ -589,6 +591,43 @@ def find_cautions(
         _describe_load(runs),
     ]
     return [text for text in found if text]
+
+
+def _select_designs(runs: pd.DataFrame) -> pd.Series:
+    """Digest of the design that each of our runs that began recorded; null where none is."""
+    known = runs.reindex(columns=["external", "status", "design_sha256"])
+    ours = ~known["external"].fillna(False).astype(bool) & (known["status"] != "missing")
+    return known.loc[ours, "design_sha256"]
+
+
+def _caution_design(runs: pd.DataFrame, digest: str) -> str:
+    """Return that the design was changed after runs had begun; empty where none recorded another."""
+    designs = _select_designs(runs)
+    others = int((designs.dropna() != digest).sum())
+    if not others:
+        return ""
+    return (
+        "The design (question, cells, primary comparisons, margins, target or repeats) was changed "
+        f"after {others} of {captions.count(len(designs), 'run')} had begun."
+    )
+
+
+def describe_registration(runs: pd.DataFrame, digest: str) -> str:
+    """Return a sentence on whether the design was set before the runs; `digest` is that of the run
+    table.
+    """
+    if changed := _caution_design(runs, digest):
+        return changed
+    missing = _select_designs(runs).isna()
+    if missing.all():
+        return "Whether the design was set before these runs is not recorded."
+    text = (
+        "Question, cells, primary comparisons, margins, target and repeats were set before the "
+        "first of these runs"
+    )
+    if missing.any():
+        text += f"; not recorded of {int(missing.sum())} of {captions.count(len(missing), 'run')}"
+    return f"{text}."
 
 
 def _describe_validity(runs: pd.DataFrame) -> list[str]:

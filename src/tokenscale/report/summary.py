@@ -121,6 +121,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             verdicts=verdicts,
             stores=stores,
             design=design,
+            design_sha256=head.get("design_sha256") or "",
         )
         proof = campaign_quality.proof(rows("order"))
         figures = drawn_figures(head)
@@ -146,6 +147,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
                 caution=crowded,
                 marks=marks,
             ),
+            "registered": answers.describe_registration(runs, head.get("design_sha256") or ""),
             "design": campaign_quality.design(runs, planned, not_run=head.get("left_out") or []),
             "throughput": throughput_table(
                 throughput,

@@ -138,6 +138,20 @@ class PrimaryComparison:
     )
 
 
+#: keys of a run table that state the design of an experiment: what may not be chosen afterwards
+DESIGN = (
+    *("question", "scale", "factors", "left_out", "repeats", "cell_repeats"),
+    *("primary", "target_loss"),
+)
+
+
+def digest_design(table: Mapping[str, Any]) -> str:
+    """Return the digest of the design that a run table states: question, cells, primary comparisons
+    with quantities and margins, target, and the number of repeats, at which the runs stop.
+    """
+    return sha256_text(canonical_json({key: table.get(key) for key in DESIGN}))
+
+
 @settings_class
 class External:
     """Runs of another program, compared with this project's by their logs
