@@ -362,11 +362,11 @@ def _answer_losses(at: LossesAt, where: str, dropped: Dropped, left_out: str) ->
     )
     noise = max(max(values) - min(values) for values in at.losses.values())
     runs = [len(at.losses[name]) for name in (low, high)]
-    spread = [f"medians of {runs[0]} and {captions.count(runs[1], 'run')}"]
+    spread = [f"medians of {runs[0]} and {runs[1]} runs"] if max(runs) > 1 else []
     repeated = max(map(len, at.losses.values())) > 1
     spread += [f"repeats differ by up to {_nats(noise)} nats"] if repeated else []
     spread += [f"interpolation is off by up to {_nats(at.error)}"] if at.error >= 1e-4 else []
-    if not repeated:
+    if max(runs) == 1:
         verdict = ONE_RUN
     elif apart > noise + at.error:
         verdict = BEYOND
