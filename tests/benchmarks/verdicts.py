@@ -1,5 +1,5 @@
 """Simulate how often the report calls equal cells faster or slower, in the order of the design and
-under drift.
+under drift, and how often it finds a cell that is 5 % faster.
 
 python tests/benchmarks/verdicts.py   # about 15 minutes on one core: a row a drift and number of repeats
 """
@@ -25,6 +25,10 @@ SCALES = (0.01, 0.05)
 DRIFTS = (0.0, 0.1, 0.25)
 #: (comparisons with one baseline, repeats)
 FAMILIES = ((1, 6), (1, 7), (1, 8), (1, 10), (3, 7), (3, 8))
+#: of the power: ratio of the faster cell, scale of the normal noise of a run, repeats
+EFFECT = 1.05
+EFFECT_SCALE = 0.03
+EFFECT_REPEATS = range(6, 14)
 
 
 def simulate(
@@ -35,12 +39,13 @@ def simulate(
     drift: float,
     campaigns: int,
     order_seed: int = 0,
+    effect: float = 1.0,
 ) -> tuple[float, float]:
     """Return the shares of campaigns with a comparison that is called faster, and slower.
 
     A campaign has `family` cells and their baseline, whose runs start in the order of one design.
     `scale` is that of the noise; throughput falls linearly by the share `drift` from the first run
-    to the last.
+    to the last. Every cell is `effect` times as fast as the baseline.
     """
     random = np.random.default_rng([family, repeats])
     wrong = np.zeros(2)
@@ -53,6 +58,7 @@ def simulate(
     started = {f"{cell} {k}": place for (cell, k), place in zip(order, places, strict=True)}
     for _ in range(campaigns):
         values = np.exp(scale * NOISE[noise](random, len(order))) * (1 - drift * places)
+        values *= [effect if cell else 1.0 for cell, _ in order]
         found = statistics.drift(places, values, [cell for cell, _ in order])
         runs: list[dict] = [{} for _ in range(family + 1)]
         for (cell, k), value in zip(order, values, strict=True):
@@ -82,6 +88,23 @@ def tabulate(campaigns: int) -> Iterator[str]:
         )
 
 
+def tabulate_power(campaigns: int) -> Iterator[str]:
+    """Yield lines of a Markdown table: campaigns that call a cell faster which is so by `EFFECT`."""
+    yield f"| repeats | called faster, at {100 * (EFFECT - 1):.0f} % (%) |"
+    yield "|---|---|"
+    for repeats in EFFECT_REPEATS:
+        faster, _ = simulate(
+            family=1,
+            repeats=repeats,
+            noise="normal",
+            scale=EFFECT_SCALE,
+            drift=0.0,
+            campaigns=campaigns,
+            effect=EFFECT,
+        )
+        yield f"| {repeats} | {100 * faster:.0f} |"
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -92,7 +115,8 @@ def main() -> None:
     parser.add_argument(
         "--campaigns", type=int, default=1000, help="simulated campaigns of each setting"
     )
-    for line in tabulate(parser.parse_args().campaigns):
+    campaigns = parser.parse_args().campaigns
+    for line in itertools.chain(tabulate_power(campaigns), [""], tabulate(campaigns)):
         print(line, flush=True)
 
 

@@ -294,7 +294,7 @@ def answer(number, verdict="too few runs"):
         f"a_factor=a level with a long name: packed-{number} trains on {number} × as many useful "
         "tokens"
     )
-    spread = "1–1, 6 pairs, order-statistic"
+    spread = "1–1, 6 pairs, 95 % interval"
     return {
         "text": f"{text} a second as padded",
         "spread": spread,

@@ -256,6 +256,13 @@ def flip(path, place=0.5):
     path.write_bytes(data)
 
 
+def flip_drawing(page):
+    """Change one byte within the first drawing of a page."""
+    data = bytearray(page.read_bytes())
+    data[data.index(b"</svg>") - 20] ^= 1
+    page.write_bytes(data)
+
+
 @pytest.mark.parametrize(
     "renewed", [False, True], ids=["checksums as they were", "checksums renewed"]
 )
@@ -332,8 +339,8 @@ def test_other_releases_leave_drawings_unchecked_and_data_compared(results, quic
     report = results / "report"
     edit_provenance(report, edit)
     found = {"figures": f"figures/demo/{FIGURE}.svg", "page": "index.html"}
-    for file in found.values():
-        flip(report / file)
+    flip(report / found["figures"])
+    flip_drawing(report / found["page"])
     renew_sums(report)
     if name == "requests":  # which draws nothing
         checked(report, [*found.items()])
@@ -345,6 +352,23 @@ def test_other_releases_leave_drawings_unchecked_and_data_compared(results, quic
     flip(report / "data/demo/cells.csv")
     renew_sums(report)
     checked(report, [("figures", "data/demo/cells.csv: line")])
+
+
+@pytest.mark.parametrize("name", ["matplotlib", "code"])
+def test_the_text_of_a_page_is_compared_whatever_releases_are_installed(results, quick, name):
+    def edit(record):
+        if name == "code":
+            record["code"]["tokenscale/report/page.py"] = "0.1"
+        else:
+            record["packages"][name] = record["installed"][name] = "0.1"
+
+    report = results / "report"
+    edit_provenance(report, edit)
+    page = report / "index.html"
+    page.write_text(page.read_text().replace("Every number is computed", "No number is computed"))
+    flip_drawing(page)
+    renew_sums(report)
+    checked(report, [("page", "index.html: line")])
 
 
 def test_what_differs_where_a_run_had_not_ended_is_unchecked(results, quick):

@@ -37,7 +37,7 @@ FUNCTIONS = {
     "data/batches/batch.py: document_ids": "batches",
     "data/batches/streams.py: TokenStream.read TokenStream._load TokenStream._load_chunk": "passes",
     "data/stores/packed.py: PackedStore.read": "bad_input_stores formats formats_writing",
-    "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics analysis_claims",
+    "analysis/statistics.py: summary summarize_pairs sign_flip_p verdict holm": "statistics analysis_claims",
     "analysis/claims.py: find_edges _test_points judge_cell": "analysis_claims",
     "settings/closure.py: _closure _scan_source write_listing": "closure",
     "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",

@@ -18,9 +18,15 @@ from tokenscale.analysis.design import (
     find_problems,
 )
 from tokenscale.analysis.readings import CorpusSize, read_texts
+from tokenscale.base.errors import UserError
 from tokenscale.base.wording import listing
 from tokenscale.settings import experiments
-from tokenscale.settings.experiments import Experiment, PrimaryComparison, merge_settings
+from tokenscale.settings.experiments import (
+    Experiment,
+    PrimaryComparison,
+    describe_primary,
+    merge_settings,
+)
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings
@@ -563,3 +569,16 @@ def test_a_primary_comparison_of_losses_needs_one_unit(key, levels, refused, qua
     assert [problem.key for problem in found] == ["primary.0.quantity"] * (
         refused and quantity == "validation_loss"
     )
+
+
+def test_only_a_comparison_of_losses_states_a_margin():
+    levels = {"optimizer.learning_rate": [0.1, 0.2]}
+    sides = [{"optimizer.learning_rate": level} for level in (0.1, 0.2)]
+    comparison = PrimaryComparison(of=sides[0], over=sides[1], margin=0.01)
+    experiment = Experiment("?", factors=levels, primary=(comparison,), repeats=6)
+    with pytest.raises(UserError, match="margin of its own") as refused:
+        describe_primary(experiment)
+    assert "quantity: validation_loss" in str(refused.value)
+    stated = replace(comparison, quantity="validation_loss")
+    (described,) = describe_primary(replace(experiment, primary=(stated,)))
+    assert described["margin"] == 0.01

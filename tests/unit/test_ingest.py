@@ -15,6 +15,8 @@ from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, write_json, write_sealed
 from tokenscale.runs.records.events import VERSION
+from tokenscale.runs.records.provenance import DESIGNS, INDEX, find_designs, seal_record
+from tokenscale.settings.experiments import digest_design
 
 GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'
 LINES = b"".join(GOOD % i + b"\n" for i in range(99))
@@ -405,3 +407,52 @@ def test_merged_rows_come_by_step_and_rank_and_of_a_step_twice_the_last_row_coun
         [step, rank, (0, 3, 2)[step], attempts[-1]] for step in range(3) for rank in range(3)
     ]
     assert merged["world_size"].to_pylist() == [3] * 9 and merged["grad_norm"].null_count == 9
+
+
+@pytest.mark.parametrize("wrong", [1, 6])
+def test_the_run_whose_first_loss_contradicts_its_validation_is_accused(tmp_path, wrong):
+    """Losses of training in another unit: not the run that differs from most, if most are wrong."""
+    runs = [logs.settings(repeat=k) for k in range(7)]
+    for run in runs:
+        folder = logs.write_run(tmp_path / "runs", run)
+        if run.repeat < wrong:
+            logs.edit(folder, lambda line: line | {"loss_sum": line["loss_sum"] / 8})
+            record = logs.unsealed(folder / "run.json")
+            seal_record(folder, record, {"status": "complete", "steps": run.budget.steps})
+    tables = logs.ingested(tmp_path, runs)
+    rows = pq.read_table(tables / "runs.parquet").to_pylist()
+    accused = {row["repeat"]: row["reasons"] for row in rows if row["validity"] != "valid"}
+    assert set(accused) == set(range(wrong))
+    assert all(
+        "0.12" in why and "× that of the validation before it" in why for why in accused.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"note": "another note"}, True),
+        ({"question": "Which approach ends lowest?"}, False),
+        ({"target_loss": 3.0}, False),
+        ({"primary": [{"quantity": "validation_loss", "margin": 0.02}]}, False),
+        ({"repeats": 3}, False),
+    ],
+)
+def test_a_run_carries_the_digest_of_the_design_that_it_began_with(tmp_path, change, kept):
+    run = logs.settings()
+    planned = read_json(logs.write_table(tmp_path / "planned.json", [run]))
+    index = {run.identity: {DESIGNS: {"demo": digest_design(planned)}}}
+    write_json(tmp_path / INDEX, index)
+    folder = tmp_path / "runs" / run.identity
+    assert find_designs(folder) == index[run.identity][DESIGNS]
+    logs.write_run(tmp_path / "runs", run, designs=find_designs(folder))
+    write_json(tmp_path / INDEX, {})
+    assert find_designs(folder) == index[run.identity][DESIGNS], "of its first attempt"
+    tables = logs.ingested(tmp_path, [run], **change)
+    (row,) = pq.read_table(tables / "runs.parquet").to_pylist()
+    now = read_json(tables / "experiment.json")["design_sha256"]
+    assert (row["design_sha256"] == now) is kept
+
+
+def test_a_run_of_no_experiment_carries_no_design(tmp_path):
+    assert find_designs(tmp_path / "runs/some-run") == {}

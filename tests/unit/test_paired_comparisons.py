@@ -168,6 +168,31 @@ def test_losses_without_a_common_unit_get_no_verdict(column):
 
 
 @pytest.mark.parametrize(
+    ("difference", "margin", "verdict"),
+    [
+        (-0.026, None, "lower loss"),
+        (-0.026, 0.01, "lower loss"),
+        (-0.026, 0.03, "equivalent"),
+        (0.0, None, "no difference shown"),
+        (0.0, 0.01, "equivalent"),
+        (0.009, 0.01, "higher loss by less than the margin"),
+    ],
+)
+def test_losses_are_equivalent_only_within_a_margin_that_the_design_states(
+    difference, margin, verdict
+):
+    """0.026 nats are less than 1 % of the loss."""
+    throughput, runs = campaign()
+    noise = 0.002 * np.cos(np.arange(len(runs)))
+    losses = runs[["run_id"]].assign(last=True, step=24, useful_tokens_seen=480, loss=3.3 + noise)
+    losses.loc[runs["approach"] == "packed", "loss"] += difference
+    found = answer(throughput, runs, losses, quantity="validation_loss", margin=margin)
+    assert found["verdict"] == verdict
+    assert f"{difference:+.1g}"[:4] in found["spread"] or not difference
+    assert ("within ± " in found["spread"]) is (verdict == "equivalent")
+
+
+@pytest.mark.parametrize(
     ("step", "tokens", "marked"), [(24, 480, False), (7, 480, True), (24, 140, False)]
 )
 def test_losses_after_unequal_updates_say_so(step, tokens, marked):

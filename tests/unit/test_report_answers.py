@@ -37,8 +37,6 @@ def test_padding_is_counted_by_approach_at_the_fewest_ranks():
     assert answer["spread"] == "exact counts of 4 runs; repeats differ by up to 2 points"
     assert answer["verdict"] == answers.COUNTED
     assert answers.answer_padding(padding(padded=0.6)) == [], "one approach is no comparison"
-    (answer,) = answers.answer_padding(rows.assign(repeat=range(len(rows))))
-    assert answer["verdict"] == "too few runs" and "%" not in answer["text"], "no common repeat"
 
 
 @pytest.mark.parametrize(
@@ -153,15 +151,15 @@ def test_losses_of_unequal_text_say_so(of, over, noted):
         {"padded": (LINE, [0], 0.0), "packed": ((9, 8, 7, 6), [0], 0.0)},
         {"padded": 10, "packed": 10},
     )
-    (answer,) = answer_loss(
+    answer = answer_loss(
         rows, dropped=answers.dropped_shares(text({"padded": of, "packed": over}))
-    )
+    )[0]
     assert noted in answer["spread"] and answer["verdict"].endswith(answers.UNEQUAL_TEXT) == bool(
         noted
     )
 
 
-def validation(curves, tokens_per_step):
+def validation(curves, tokens_per_step, **seconds_per_step):
     rows = [
         {
             "run_id": f"{name}-{i}",
@@ -172,6 +170,7 @@ def validation(curves, tokens_per_step):
             "last": step == 24,
         }
         | {"useful_tokens_seen": step * tokens_per_step[name], "loss": loss + i * noise}
+        | {"positions_seen": step * 32, "training_s": step * seconds_per_step.get(name, 1.0)}
         for name, (losses, repeats, noise) in curves.items()
         for i in repeats
         for step, loss in zip((0, 8, 16, 24), losses, strict=True)
@@ -201,45 +200,49 @@ LINE = (8.0, 7.0, 6.0, 5.0)
         (LINE, 1, 0.0, "one run each", "1.5 nats apart"),
     ],
 )
-def test_losses_are_compared_at_equal_useful_tokens(losses, repeats, noise, verdict, said):
-    """`padded` sees half as many useful tokens, so it ends (at 5.0) where the other has done 12 of
-    24 steps.
+def test_losses_are_compared_after_equal_seconds(losses, repeats, noise, verdict, said):
+    """A step of `padded` takes twice as long, so it ends (at 5.0) where the other is at step 24 and
+    it is at step 12 itself.
     """
-    curves = {"padded": (LINE, range(repeats), noise), "packed": (losses, range(repeats), noise)}
-    rows = validation(curves, {"padded": 10, "packed": 20})
-    (answer,) = answer_loss(rows)
-    assert answer["text"].startswith("After 240 useful tokens") and said in answer["text"]
+    curves = {"packed": (LINE, range(repeats), noise), "padded": (losses, range(repeats), noise)}
+    rows = validation(curves, {"padded": 10, "packed": 10}, padded=2.0)
+    answer = answer_loss(rows)[1]
+    assert answer["text"].startswith("After 24 s of training steps") and said in answer["text"]
     assert answer["verdict"] == f"{verdict}, unequal updates", answer
     assert "(step 24)" in answer["text"] and "(step 12)" in answer["text"]
     assert re.search("after (24 against 12|12 against 24) updates", answer["spread"])
 
 
-@pytest.mark.parametrize(
-    ("repeats", "verdict", "of"),
-    [
-        ([0], "one run each", {0}),
-        ([0, 2], "beyond the spread of repeats", {0, 2}),
-        ([0, 1, 2], "beyond", {0, 1, 2}),
-    ],
-)
-def test_losses_are_those_of_repeats_that_all_series_have(repeats, verdict, of):
-    curves = {"padded": (LINE, [0, 1, 2], 1.0), "packed": ((8.0, 7.0, 6.0, 1.0), repeats, 1.0)}
-    (answer,) = answer_loss(validation(curves, {"padded": 10, "packed": 10}), "packed-9")
-    middle = sorted(of)[len(of) // 2] if len(of) % 2 else sum(of) / 2
+def test_losses_are_compared_at_equal_compute_whatever_share_of_it_is_useful():
+    """At equal useful tokens `padded` would be at 5.0 where `packed` is at 6.5: the reverse."""
+    curves = {"padded": (LINE, range(3), 0.01), "packed": ((8.0, 6.5, 5.5, 4.5), range(3), 0.01)}
+    rows = validation(curves, {"padded": 10, "packed": 20})
+    answer = answer_loss(rows)[0]
+    assert answer["text"].startswith("At equal compute (768 positions)")
     assert (
-        answer["verdict"].startswith(verdict)
-        and f"{number(1.0 + middle, 4)} with packed" in answer["text"]
+        "0.5 nats apart: 4.51 with packed (step 24), 5.01 with padded (step 24)" in answer["text"]
     )
+    assert answer["verdict"] == "beyond the spread of repeats"
+    assert "5.01 with padded and 6.01 with packed" in answers.describe_equal_tokens(rows)
+
+
+@pytest.mark.parametrize(("repeats", "middle"), [([0], 1.0), ([0, 2], 2.0), ([0, 1, 2], 2.0)])
+def test_losses_are_medians_of_all_runs(repeats, middle):
+    curves = {"padded": (LINE, [0, 1, 2], 1.0), "packed": ((8.0, 7.0, 6.0, 1.0), repeats, 1.0)}
+    answer = answer_loss(validation(curves, {"padded": 10, "packed": 10}), "packed-9")[0]
+    assert f"{number(middle, 4)} with packed" in answer["text"]
+    assert "6 with padded" in answer["text"]
+    assert f"medians of {len(repeats)} and 3 runs" in answer["spread"]
     assert "packed-9 (invalid: no seal)" in answer["spread"]
-    assert len(of) == 3 or "(nothing to compare in their repeat)" in answer["spread"]
-    curves = {"padded": (LINE, [1, 2], 0.0), "packed": (LINE, [0], 0.0)}
-    (answer,) = answer_loss(validation(curves, {"padded": 10, "packed": 10}))
-    assert answer["verdict"] == "too few runs" and "apart" not in answer["text"]
-    equal = validation(
-        dict.fromkeys(("padded", "packed"), (LINE, repeats, 0.0)), {"padded": 10, "packed": 10}
-    )
+
+
+def test_equal_losses_and_single_series():
+    curves = dict.fromkeys(("padded", "packed"), (LINE, [0], 0.0))
+    equal = validation(curves, {"padded": 10, "packed": 10})
     assert "are equal: 5 nats" in answer_loss(equal)[0]["text"]
+    assert answer_loss(equal)[0]["verdict"] == "one run each"
     assert answer_loss(equal[:0]) == [] == answer_loss(equal[equal["series"] == "padded"])
+    assert answers.describe_equal_tokens(equal[:0]) == ""
 
 
 def order(largest=1e-6, kind="world sizes"):
@@ -351,3 +354,23 @@ def test_no_rule_of_the_style_sheet_is_wider_than_a_phone():
         widths = re.findall(r"(?<!max-)(?<![-\w])(?:min-)?width: ([\d.]+)rem", body)
         wide = [width for width in widths if 16 * float(width) > 390 - 64]
         assert not wide or selector.strip() == ".drawing svg", selector
+
+
+def begun(*designs):
+    return pd.DataFrame({"external": False, "status": "complete", "design_sha256": designs})
+
+
+@pytest.mark.parametrize(
+    ("runs", "words", "caution"),
+    [
+        (begun("a", "a"), "were set before the first of these runs.", ""),
+        (begun("a", None), "not recorded of 1 of 2 runs", ""),
+        (begun(None, None), "is not recorded", ""),
+        (begun("b", "b", "a"), "changed after 2 of 3 runs had begun", "changed after 2 of 3"),
+        (begun("a").assign(status="missing"), "is not recorded", ""),
+    ],
+)
+def test_a_design_that_was_changed_after_runs_had_begun_is_named(runs, words, caution):
+    assert words in answers.describe_registration(runs, "a")
+    assert caution in answers._caution_design(runs, "a")
+    assert bool(caution) == bool(answers._caution_design(runs, "a"))

@@ -1,4 +1,4 @@
-"""Order statistics, permutation tests, and words that promise no more than holds; drift and
+"""Intervals, permutation tests, and words that promise no more than holds; drift and
 steadiness.
 """
 
@@ -8,8 +8,10 @@ import random
 import tracemalloc
 from types import SimpleNamespace
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from tests.benchmarks import verdicts
 from tests.operations import count_operations
@@ -20,39 +22,62 @@ from tokenscale.analysis.statistics import (
     holm,
     noise_floor,
     order_kept,
-    order_statistic_rank,
     sign_flip_p,
+    summarize_pairs,
     summary,
 )
 from tokenscale.analysis.steadiness import LEAST_SPREAD, _distances, _spread, find_unsteadiness
 
-#: Conover, Practical Nonparametric Statistics; binomial tables with p = 1/2: runs, rank, coverage
-PUBLISHED = [
-    (6, 1, 0.96875),
-    (8, 1, 0.9921875),
-    (9, 2, 0.9609375),
-    (10, 2, 0.978515625),
-    (12, 3, 0.961425781),
-]
 
-
-@pytest.mark.parametrize(("n", "k", "coverage"), [*PUBLISHED, (20, 6, 0.9586105)])
-def test_ranks_are_those_of_published_tables(n, k, coverage):
-    assert order_statistic_rank(n) == (k, pytest.approx(coverage, abs=1e-6)) and coverage >= 0.95
+@pytest.mark.parametrize("n", range(6, 13))
+def test_a_range_of_six_or_more_runs_covers_the_median_as_often_as_stated(n):
     spread = summary(np.random.default_rng(n).permutation(n))
-    assert (spread.low, spread.high) == (k - 1, n - k)
-    assert spread.kind == f"order-statistic {math.floor(1000 * coverage) / 10:g} % interval"
+    assert (spread.low, spread.high, spread.kind) == (0, n - 1, "range")
+    assert 1 - 2 / 2**n >= 0.968
 
 
-def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused():
+def test_below_six_pairs_nothing_is_called_an_interval_and_no_number_is_refused():
     for n in range(1, 6):
-        assert order_statistic_rank(n) is None
-        assert summary(range(1, n + 1)).kind == (
-            "single run" if n == 1 else "range, not an interval"
-        )
+        assert summarize_pairs(range(1, n + 1), ratios=True) == summary(range(1, n + 1))
+        assert summary(range(1, n + 1)).kind == ("single run" if n == 1 else "range")
     assert summary([]).n == 0 and math.isnan(summary([]).median)
     with pytest.raises(ValueError, match="not finite"):
         summary([1.0, math.nan])
+
+
+differences = st.lists(st.floats(-3.0, 3.0), min_size=6, max_size=12)
+
+
+@hypothesis.given(differences, st.sampled_from(["low", "high"]))
+def test_an_interval_has_the_centres_that_the_test_does_not_reject(values, end):
+    """The ends themselves are not rejected; what lies beyond them is, unless the median does too."""
+    found = summarize_pairs(np.exp(values), ratios=True)
+    centre = math.log(getattr(found, end))
+    beyond = -1e-6 if end == "low" else 1e-6
+    if abs(math.log(found.median) - centre) > 1e-9:
+        assert sign_flip_p(np.array(values) - centre)[0] >= 0.05
+        assert sign_flip_p(np.array(values) - centre - beyond)[0] < 0.05
+    assert found.low <= found.median <= found.high
+
+
+@pytest.mark.parametrize("n", [6, 9, 14, 17, 30])
+def test_the_interval_excludes_one_where_the_test_rejects_equality(n):
+    for seed in range(40 if n < 14 else 4):
+        values = np.random.default_rng(seed).normal(0.5, 1.0, n)
+        found = summarize_pairs(np.exp(values), ratios=True)
+        if found.low < found.median < found.high:
+            assert (not found.low <= 1 <= found.high) == (sign_flip_p(values)[0] < 0.05)
+
+
+@pytest.mark.parametrize("n", [6, 7, 8, 11])
+def test_an_interval_covers_the_centre_of_equal_pairs_in_95_percent(n):
+    random = np.random.default_rng(n)
+    covered = 0
+    for _ in range(1000):
+        found = summarize_pairs(np.exp(random.standard_t(2, n)), ratios=True)
+        covered += found.low <= 1 <= found.high
+    assert covered >= 950 - 4 * math.sqrt(1000 * 0.05 * 0.95)
+    assert covered <= 985
 
 
 def test_sign_flips_are_all_enumerated():
@@ -77,21 +102,27 @@ def cells(ratio, n=8, noise=0.004):
 
 def judge(values, baseline):
     found = statistics.compare_pairs(values, baseline)
-    return statistics.verdict(found.spread, found.p, found.smallest_p)
+    return statistics.verdict(
+        effect=found.effect,
+        p=found.p,
+        smallest_p=found.smallest_p,
+        equality=1.0,
+        margin=statistics.MARGIN,
+    )
 
 
 @pytest.mark.parametrize(
     ("ratio", "n", "noise", "word"),
     [
-        (1.2, 8, 0.004, "faster"),
-        (0.8, 8, 0.004, "slower"),
+        (1.2, 8, 0.004, "higher"),
+        (0.8, 8, 0.004, "lower"),
         (1.0, 8, 0.004, "equivalent"),
         (1.0, 8, 0.2, "no difference shown"),
         (2.0, 5, 0.0, "too few runs"),
         (2.0, 1, 0.0, "too few runs"),
         (1.004, 8, 0.001, "equivalent"),  # within the margin
-        (1.006, 8, 0.0055, "faster by less than 1 %"),
-        (1 / 1.006, 8, 0.0055, "slower by less than 1 %"),
+        (1.006, 8, 0.007, "higher by less than the margin"),
+        (1 / 1.008, 8, 0.007, "lower by less than the margin"),
         (1.004, 5, 0.001, "too few runs"),
     ],
 )
@@ -115,6 +146,22 @@ def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
     n = statistics.fewest_pairs(family)
     assert holm([sign_flip_p([1.0] * n)[0]] * family)[0] < 0.05
     assert n == 6 or holm([sign_flip_p([1.0] * (n - 1))[0]] * family)[0] >= 0.05
+
+
+def test_more_repeats_find_a_difference_more_often():
+    power = [
+        verdicts.simulate(
+            family=1,
+            repeats=repeats,
+            noise="normal",
+            scale=0.03,
+            drift=0.0,
+            campaigns=200,
+            effect=1.05,
+        )[0]
+        for repeats in (6, 8, 10)
+    ]
+    assert power == sorted(power) and power[-1] > 0.75
 
 
 @pytest.mark.parametrize("change", [0.0, 0.25])

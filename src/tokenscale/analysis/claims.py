@@ -365,12 +365,12 @@ def _summarize_points(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
     for name, group in rows.groupby("cell", sort=False):
         x = np.clip(group["number"].to_numpy(), -NEVER, NEVER)
         p, smallest = (0.0, 0.0) if claim.exact else _test_points(claim, x)
-        spread = statistics.summary(x)
+        spread = statistics.summarize_pairs(x, ratios=bool((x > 0).all()))
         if claim.exact:
             kind = "one value" if x.min() == x.max() else "lowest and highest value"
             spread = replace(spread, low=float(x.min()), high=float(x.max()), kind=kind)
         median, low, high = (
-            n if abs(n) < NEVER else math.copysign(math.inf, n)
+            _restore_infinity(n, reached=x[np.abs(x) < NEVER])
             for n in (spread.median, spread.low, spread.high)
         )
         ids = [run_id for column in _list_id_columns(group) for run_id in group[column].dropna()]
@@ -398,6 +398,15 @@ def _summarize_points(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
         replace(cell, corrected_p=p, corrected_smallest_p=smallest)
         for cell, p, smallest in zip(found, *corrected, strict=True)
     ]
+
+
+def _restore_infinity(number: float, reached: np.ndarray) -> float:
+    """Return the number, or infinity where it lies outside the numbers that were reached: it is then
+    `NEVER`, or a mean with it.
+    """
+    if len(reached) and reached.min() <= number <= reached.max():
+        return number
+    return math.copysign(math.inf, number)
 
 
 def find_edges(claim: Claim) -> tuple[float, float]:
@@ -459,7 +468,7 @@ def _name_lack_of_points(cell: Cell) -> str:
     """Return why the points of a cell allow no verdict, empty if they do."""
     if cell.repeated:
         return "its points share runs, so that they are not independent"
-    if statistics.order_statistic_rank(cell.n) is None:
+    if cell.n < statistics.fewest_pairs():
         return f"{cell.n} of the {statistics.fewest_pairs()} or more points that a verdict takes"
     return ""
 

@@ -559,7 +559,7 @@ def check_budgets(design: Design) -> Iterator[Problem]:
             "equal steps mean equal positions, but padded rows fill fewer of them: approaches "
             "differ in useful tokens"
         )
-        cure = f"compare losses at equal useful tokens, not at equal steps; {equal}"
+        cure = f"the report compares losses at equal compute and after equal seconds; {equal}"
         yield Problem(
             level="note",
             what=what,

@@ -33,6 +33,7 @@ from tokenscale.base.files import (
     write_json,
 )
 from tokenscale.runs.records import provenance
+from tokenscale.settings.experiments import digest_design
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
@@ -227,6 +228,7 @@ def ingest(
     }
     inputs["table"] = os.path.relpath(experiment, runs.parent)
     described = {key: table.get(key) for key in DESCRIBED} | {"inputs": inputs}
+    described["design_sha256"] = digest_design(table)
     described["cautions"] = find_cautions(
         table,
         stores,

@@ -186,7 +186,7 @@ def _compare_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     runs = f"; n = {ours['n']}" if ours["n"] > 1 else ""
     text = f"{_format_figure(number)} ({ours['experiment']} at {ours['scale']}{runs})"
     verdict = UNDECIDED
-    if figure.quantity in COUNTS or statistics.order_statistic_rank(ours["n"]):
+    if figure.quantity in COUNTS or ours["n"] >= statistics.fewest_pairs():
         verdict = {True: SAME, False: OTHER, None: UNDECIDED}[
             is_near(low, high, figures=(expected,))
         ]

@@ -16,6 +16,7 @@ from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.peaks import find_peak
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.external import COUNTS, check_facts
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.experiments import flatten_cell, format_cell
@@ -164,6 +165,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     row["world_size"] = _world_size(cell)
     if record is None:
         return row | _list_settings(read_settings(entry.get("run")))
+    design = _get_object(record, name=provenance.DESIGNS).get(experiment)
+    row["design_sha256"] = design if isinstance(design, str) else None
     row |= _list_recorded(record)
     if isinstance(record.get("external"), dict):
         return row | columns(record, row)

@@ -147,6 +147,8 @@ class Siblings:
         self.last_validation: dict[str, float] = {}
         #: run → loss of the validation before step 0
         self.first_validation: dict[str, float] = {}
+        #: run → loss of training step 0, before which the same weights were validated
+        self.first_loss: dict[str, float] = {}
         #: boot → (monotonic start, run, wall clock ahead of it)
         self.clocks: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
         #: run → (boot, begin, end on its monotonic clock), and its begin and end on the wall clock
@@ -188,12 +190,17 @@ class Siblings:
         for rank in np.unique(ranks).tolist():
             self.values.add(f"{run_id} rank {rank}", steps.filter(pa.array(ranks == rank)))
         self.counts[run_id] = _count_tokens(steps)
-        last = steps.filter(
-            pc.greater_equal(steps["step"], 2 * (pc.max(steps["step"]).as_py() + 1) // 3)
-        )
-        loss, useful = (pc.sum(last[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens"))
-        if loss > 0 and useful > 0 and not last["loss_sum"].null_count:
-            self.losses[run_id] = loss / useful
+        third = 2 * (pc.max(steps["step"]).as_py() + 1) // 3
+        for of, chosen in (
+            (self.losses, pc.greater_equal(steps["step"], third)),
+            (self.first_loss, pc.equal(steps["step"], 0)),
+        ):
+            rows = steps.filter(chosen)
+            loss, useful = (
+                pc.sum(rows[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens")
+            )
+            if loss > 0 and useful > 0 and not rows["loss_sum"].null_count:
+                of[run_id] = loss / useful
 
     def _add_times(self, run_id: str, rows: list[Row]) -> None:
         """Add when the run was on which boot, by its events and the last step of each rank."""
@@ -222,6 +229,10 @@ class Siblings:
         }
         found = judge_together(self, run_ids=[row["run_id"] for row in runs])
         return [found[row["run_id"]].add_to(row) for row in runs]
+
+    def contradicts_itself(self, run_id: str) -> bool:
+        """Whether the loss of training step 0 is another than that of the validation before it."""
+        return _is_other_loss(self.first_loss.get(run_id), self.first_validation.get(run_id))
 
     def groups(self, *columns: str) -> Iterator[list[str]]:
         """Ids of our own counted runs, by what their rows have in these columns."""
@@ -376,7 +387,7 @@ def _find_other_first_validations(siblings: Siblings) -> Found:
 )
 def _find_outlying_losses(siblings: Siblings) -> Found:
     """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which
-    is wrong.
+    is wrong. Runs whose first loss contradicts their own validation are no measure of others.
     """
     of = {
         "in the last third of the steps": siblings.losses,
@@ -386,7 +397,13 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
         "factors", "approach", "storage", "science_per_rank", "global_batch", "steps_asked"
     ):
         for (where, known), run_id in itertools.product(of.items(), ids):
-            others = np.log([known[other] for other in ids if other in known and other != run_id])
+            others = np.log(
+                [
+                    known[other]
+                    for other in ids
+                    if other in known and other != run_id and not siblings.contradicts_itself(other)
+                ]
+            )
             if run_id not in known or len(others) < 2:
                 continue
             middle = float(np.median(others))
@@ -408,6 +425,40 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
                 else "above that of its repeats (diverged?)"
             )
             yield run_id, f"its loss is {words}: {ratio:.3g} × theirs {where}{unit}"
+
+
+@expect(
+    "loss of training step 0",
+    must="that of the validation before it, of the same weights, which know no text yet",
+    known_from="logs",
+    word="suspect",
+    tolerance=f"{LOSS_RATIO:g}×",
+)
+def _find_other_first_loss(evidence: Evidence) -> Iterator[str]:
+    """Both losses are near the logarithm of the vocabulary's size, on any text. Weights of another
+    run know some texts better than others.
+    """
+    steps = evidence.steps
+    if evidence.settings.resume_from or not len(steps) or steps.numbers[0] != 0:
+        return
+    loss, useful = (float(steps.sums(name)[0]) for name in ("loss_sum", "useful_tokens"))
+    for event in evidence.named("validation"):
+        if event["step"] or not (event["loss_sum"] and event["useful_tokens"] and useful > 0):
+            continue
+        validated = event["loss_sum"] / event["useful_tokens"]
+        if _is_other_loss(loss / useful, validated):
+            yield (
+                f"the loss of training step 0 is {loss / useful / validated:.3g} × that of the "
+                "validation before it, of the same weights"
+            )
+            return
+
+
+def _is_other_loss(loss: float | None, validated: float | None) -> bool:
+    """Whether two known losses differ by more than `LOSS_RATIO`."""
+    if not loss or not validated or min(loss, validated) <= 0:
+        return False
+    return abs(math.log(loss / validated)) > math.log(LOSS_RATIO)
 
 
 @between("validation", "on held-out text", "store manifest", "invalid")

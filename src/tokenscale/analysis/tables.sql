@@ -31,6 +31,7 @@ CREATE TABLE runs (
     reasons VARCHAR,  -- in words, separated by "; "; so the next two
     cautions VARCHAR,
     unchecked VARCHAR,  -- values that nothing at hand could be compared with
+    design_sha256 VARCHAR,  -- digest of the experiment's design when the run began; null where not recorded
     sealed BOOLEAN, attempts INTEGER,
     steps_seen BIGINT,  -- steps with a row of every rank
     overlap_rows BIGINT,  -- rows of earlier attempts that a later one repeats

@@ -9,6 +9,7 @@ world size nothing of scaling.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -251,19 +252,9 @@ def note_dropped(
 
 
 def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
-    """Return (series, world size) → median share of processed tokens that are not useful, over the
-    repeats that all series have at that world size; without such repeats nothing.
-    """
-    found: dict[tuple[str, int], float] = {}
-    for _, cells in rows.groupby("world_size"):
-        medians = captions.common_repeats(cells, by=["series"]).groupby(["series", "world_size"])[
-            "not_useful_share"
-        ]
-        found |= {
-            (str(name), int(world)): float(share)
-            for (name, world), share in medians.median().items()
-        }
-    return found
+    """Return (series, world size) → median share of processed tokens that are not useful."""
+    medians = rows.groupby(["series", "world_size"])["not_useful_share"].median()
+    return {(str(name), int(world)): float(share) for (name, world), share in medians.items()}
 
 
 def answer_padding(padding: pd.DataFrame) -> list[Answer]:
@@ -275,12 +266,9 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     shares = {name: share for (name, _), share in not_useful_shares(rows).items()}
     if len(names) < 2:
         return []
-    if not shares:
-        return _not_compared("padding", names)
     listed = _by_text(
         {n: f"{number(100 * shares[n])} %" for n in sorted(names, key=lambda n: -shares[n])}
     )
-    rows = captions.common_repeats(rows, by=["series"])
     apart = max(
         100 * (values.max() - values.min())
         for _, values in rows.groupby("series")["not_useful_share"]
@@ -295,69 +283,123 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     return [{"part": "padding", "text": text, "spread": spread, "verdict": COUNTED}]
 
 
+@dataclass(frozen=True)
+class LossesAt:
+    """Validation losses of runs where all of them have spent as much: `spent` of a column such as
+    seconds. `losses` and `steps` are series → one value a run; `error` bounds the interpolation.
+    """
+
+    spent: float
+    losses: Mapping[str, list[float]]
+    steps: Mapping[str, list[float]]
+    error: float
+
+    @property
+    def medians(self) -> dict[str, float]:
+        return {name: float(np.median(values)) for name, values in self.losses.items()}
+
+    def step(self, name: str) -> int:
+        """The median step of a series' runs."""
+        return round(float(np.median(self.steps[name])))
+
+
+def interpolate_losses(validation: pd.DataFrame, column: str) -> LossesAt:
+    """Return the losses at the least that a run spent in all, from rows of `validation.sql`.
+
+    Losses are interpolated linearly between the validations before and after. A falling, convex
+    loss lies between that value and the later validation, so the distance of the two bounds the
+    error.
+    """
+    spent = float(validation.loc[validation["last"].astype(bool), column].min())
+    losses: dict[str, list[float]] = {name: [] for name in order_series(validation["series"])}
+    steps: dict[str, list[float]] = {name: [] for name in losses}
+    error = 0.0
+    for (name, _), run in validation.sort_values("step").groupby(["series", "run_id"]):
+        seen = run[column].to_numpy(float)
+        loss = run["loss"].to_numpy(float)
+        losses[name].append(float(np.interp(spent, seen, loss)))
+        steps[name].append(float(np.interp(spent, seen, run["step"])))
+        error = max(error, losses[name][-1] - float(loss[np.searchsorted(seen, spent)]))
+    return LossesAt(spent=spent, losses=losses, steps=steps, error=error)
+
+
 def answer_loss(
     validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapping[str, str], dropped: Dropped
 ) -> list[Answer]:
-    """Return how far validation losses lie apart at equal useful tokens; from rows of
-    `validation.sql`.
+    """Return how far median validation losses lie apart at equal compute (steps × positions) and
+    after equal seconds of training steps; from rows of `validation.sql`.
 
-    Losses are compared over the repeats that all series have, at the fewest useful tokens that a
-    run trained on, interpolated linearly between the validations before and after. A falling,
-    convex loss lies between that value and the later validation, so the distance of the two bounds
-    the error. With more error than difference, the answer is open. `inventory` and `refused` (run
-    id → what makes it not comparable) name the runs that are left out.
+    With more error of interpolation than difference, an answer is open. `inventory` and `refused`
+    (run id → what makes it not comparable) name the runs that are left out.
     """
     rows = _fewest_ranks(validation)
-    if rows["series"].nunique() < 2:
-        return []
-    planned = inventory[inventory["world_size"] == rows["world_size"].min()]
-    names = order_series(rows["series"])
-    rows = captions.common_repeats(rows, by=["series"])
-    left_out = paired_comparisons.describe_left_out(
-        planned, used=set(rows["run_id"]), refused=refused
-    )
-    if rows.empty:
-        return _not_compared("loss", names, left_out)
-    tokens = float(rows.loc[rows["last"].astype(bool), "useful_tokens_seen"].min())
-    losses: dict[str, list[float]] = {name: [] for name in names}
-    steps: dict[str, list[float]] = {name: [] for name in names}
-    error = 0.0
-    for (name, _), run in rows.sort_values("step").groupby(["series", "run_id"]):
-        seen = run["useful_tokens_seen"].to_numpy(float)
-        loss = run["loss"].to_numpy(float)
-        losses[name].append(float(np.interp(tokens, seen, loss)))
-        steps[name].append(float(np.interp(tokens, seen, run["step"])))
-        error = max(error, losses[name][-1] - float(loss[np.searchsorted(seen, tokens)]))
-    medians = {name: float(np.median(losses[name])) for name in names}
-    updates = {name: round(float(np.median(steps[name]))) for name in names}
+    found = []
+    for column in ("positions_seen", "training_s"):
+        known = rows.dropna(subset=[column])
+        if known["series"].nunique() < 2:
+            continue
+        planned = inventory[inventory["world_size"] == known["world_size"].min()]
+        used = set(known["run_id"])
+        left_out = paired_comparisons.describe_left_out(planned, used=used, refused=refused)
+        at = interpolate_losses(known, column)
+        if column == "positions_seen":
+            where = f"At equal compute ({number(at.spent, 3)} positions)"
+        else:
+            where = f"After {number(at.spent, 3)} s of training steps"
+        found.append(_answer_losses(at, where, dropped, left_out))
+    return found
+
+
+def _answer_losses(at: LossesAt, where: str, dropped: Dropped, left_out: str) -> Answer:
+    """Return the answer on the lowest and the highest median of losses; `where` begins its text."""
+    medians = at.medians
     low = min(medians, key=medians.__getitem__)
     high = max(medians, key=medians.__getitem__)
     apart = medians[high] - medians[low]
-    ends = ", ".join(f"{number(medians[n], 4)} with {n} (step {updates[n]})" for n in (low, high))
+    ends = ", ".join(f"{number(medians[n], 4)} with {n} (step {at.step(n)})" for n in (low, high))
     result = (
         f"{_nats(apart)} nats apart: {ends}" if apart else f"equal: {number(medians[low], 4)} nats"
     )
-    text = f"After {number(tokens, 3)} useful tokens, validation losses are {result}"
-    noise = max(max(values) - min(values) for values in losses.values())
-    repeats = len(losses[low])
-    spread = [f"repeats differ by up to {_nats(noise)} nats"] if repeats > 1 else []
-    spread += [f"interpolation is off by up to {_nats(error)}"] if error >= 1e-4 else []
-    if repeats == 1:
+    noise = max(max(values) - min(values) for values in at.losses.values())
+    runs = [len(at.losses[name]) for name in (low, high)]
+    spread = [f"medians of {runs[0]} and {runs[1]} runs"] if max(runs) > 1 else []
+    repeated = max(map(len, at.losses.values())) > 1
+    spread += [f"repeats differ by up to {_nats(noise)} nats"] if repeated else []
+    spread += [f"interpolation is off by up to {_nats(at.error)}"] if at.error >= 1e-4 else []
+    if max(runs) == 1:
         verdict = ONE_RUN
-    elif apart > noise + error:
+    elif apart > noise + at.error:
         verdict = BEYOND
-    elif error <= noise:
+    elif at.error <= noise:
         verdict = WITHIN
     else:
         verdict = OPEN
-    if updates[low] != updates[high]:
+    if at.step(low) != at.step(high):
         verdict += paired_comparisons.UNEQUAL_UPDATES
-        spread.append(f"after {updates[low]} against {updates[high]} updates")
+        spread.append(f"after {at.step(low)} against {at.step(high)} updates")
     if note := unequal_text(dropped, of=low, over=high):
         verdict += UNEQUAL_TEXT
         spread.append(note)
     spread += [left_out] if left_out else []
-    return [{"part": "loss", "text": text, "spread": "; ".join(spread), "verdict": verdict}]
+    return {
+        "part": "loss",
+        "text": f"{where}, validation losses are {result}",
+        "spread": "; ".join(spread),
+        "verdict": verdict,
+    }
+
+
+def describe_equal_tokens(validation: pd.DataFrame) -> str:
+    """Return a sentence on the losses after equal useful tokens, at the smallest world size; empty
+    for one series.
+    """
+    rows = _fewest_ranks(validation)
+    if rows["series"].nunique() < 2:
+        return ""
+    at = interpolate_losses(rows, "useful_tokens_seen")
+    losses = {name: f"{number(loss, 4)}" for name, loss in at.medians.items()}
+    texts = captions.listing(_by_text(losses))
+    return f"After {number(at.spent, 3)} useful tokens, interpolated between validations: {texts}."
 
 
 def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
@@ -371,10 +413,6 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
         return []
     world = int(rows["world_size"].max())
     rows = rows[rows["world_size"] == world]
-    names = order_series(rows["series"])
-    rows = captions.common_repeats(rows, by=["series"])
-    if rows.empty:
-        return _not_compared("scaling", names)
     base = _list_numbers(sorted(rows["base_world_size"].unique()))
     medians = 100 * rows.groupby("series")["efficiency"].median()
     values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
@@ -403,10 +441,6 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     world = int(methods[methods > 1].index.max())
     alone = rows[rows["world_size"] == 1]
     rows = rows[rows["world_size"] == world]
-    names = sorted(rows["method"].unique())
-    rows = captions.common_repeats(rows, by=["method"])
-    if rows.empty:
-        return _not_compared("memory", names)
     least = captions.describe_extremes(
         1e-6 * rows.groupby("method")["memory_bytes"].median(), unit=" MB"
     )
@@ -428,10 +462,6 @@ def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
         return []
     stages, count = schedules[schedules > 1].index.max()
     rows = rows[(rows["pipeline"] == stages) & (rows["micro_batches"] == count)]
-    names = sorted(rows["schedule"].unique())
-    rows = captions.common_repeats(rows, by=["schedule", "stages_per_rank"])
-    if rows.empty:
-        return _not_compared("waiting", names)
     groups = rows.groupby(["schedule", "stages_per_rank"])["bubble_share"]
     shares = groups.median().sort_values(ascending=False, kind="stable")
     most = groups.size().max()
@@ -487,14 +517,6 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
     return found
 
 
-def _not_compared(part: str, names: list[str], left_out: str = "") -> list[Answer]:
-    text = (
-        f"{part.capitalize()} is not compared: no repeat was run with all of "
-        f"{captions.listing(names)}"
-    )
-    return [{"part": part, "text": text, "spread": left_out, "verdict": TOO_FEW}]
-
-
 def _fewest_ranks(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["world_size"] == rows["world_size"].min()]
 
@@ -533,13 +555,14 @@ def find_cautions(
     verdicts: Sequence[str] = (),
     stores: pd.DataFrame | None = None,
     design: Sequence[Mapping[str, str]] = (),
+    design_sha256: str = "",
 ) -> list[str]:
     """Return the cautions of an experiment, the most important first; nothing for a quiet campaign
     with enough runs.
 
     `runs`, `throughput`, `scaling` and `stragglers` are the rows of the queries `inventory`,
     `throughput`, `scaling` and `stragglers`; `verdicts` those of its comparisons; `stores` the
-    table; `design` the `cautions` of `experiment.json`.
+    table; `design` the `cautions` of `experiment.json`, `design_sha256` the digest there.
     """
     refused, warned = (
         [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
@@ -555,6 +578,7 @@ def find_cautions(
         *_describe_validity(runs),
         *refused,
         *([] if stores is None else _describe_held_out(stores)),
+        _caution_design(runs, design_sha256),
         _describe_lost_text(runs),
         *warned,
         _describe_compilation(runs),
@@ -567,6 +591,43 @@ def find_cautions(
         _describe_load(runs),
     ]
     return [text for text in found if text]
+
+
+def _select_designs(runs: pd.DataFrame) -> pd.Series:
+    """Digest of the design that each of our runs that began recorded; null where none is."""
+    known = runs.reindex(columns=["external", "status", "design_sha256"])
+    ours = ~known["external"].fillna(False).astype(bool) & (known["status"] != "missing")
+    return known.loc[ours, "design_sha256"]
+
+
+def _caution_design(runs: pd.DataFrame, digest: str) -> str:
+    """Return that the design was changed after runs had begun; empty where none recorded another."""
+    designs = _select_designs(runs)
+    others = int((designs.dropna() != digest).sum())
+    if not others:
+        return ""
+    return (
+        "The design (question, cells, primary comparisons, margins, target or repeats) was changed "
+        f"after {others} of {captions.count(len(designs), 'run')} had begun."
+    )
+
+
+def describe_registration(runs: pd.DataFrame, digest: str) -> str:
+    """Return a sentence on whether the design was set before the runs; `digest` is that of the run
+    table.
+    """
+    if changed := _caution_design(runs, digest):
+        return changed
+    missing = _select_designs(runs).isna()
+    if missing.all():
+        return "Whether the design was set before these runs is not recorded."
+    text = (
+        "Question, cells, primary comparisons, margins, target and repeats were set before the "
+        "first of these runs"
+    )
+    if missing.any():
+        text += f"; not recorded of {int(missing.sum())} of {captions.count(len(missing), 'run')}"
+    return f"{text}."
 
 
 def _describe_validity(runs: pd.DataFrame) -> list[str]:

@@ -47,51 +47,9 @@ def select_comparable(
     return rows[~rows["run_id"].isin(comparability.refused(found))], comparability.sentences(found)
 
 
-def common_repeats(
-    rows: pd.DataFrame, by: Sequence[str] = ("series", "world_size")
-) -> pd.DataFrame:
-    """Return the rows whose `repeat` every cell has; none if the cells share no repeat. `by` names
-    a cell.
-
-    Medians of cells are comparable over these rows alone: other repeats ran at other times, on
-    other data.
-
-    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "world_size": 1, "repeat": [0, 0, 1]})
-    >>> common_repeats(rows)["repeat"].tolist()
-    [0, 0]
-    """
-    repeats = rows.groupby(list(by), dropna=False)["repeat"].agg(set)
-    return rows[rows["repeat"].isin(set.intersection(*repeats) if len(repeats) else ())]
-
-
-def name_common(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
-    """Which repeats `shared`, the common ones of `rows`, are; nothing where all rows are.
-
-    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1]})
-    >>> name_common(rows, common_repeats(rows, ["series"]))
-    'repeat 0'
-    """
-    repeats = [str(repeat) for repeat in sorted(shared["repeat"].unique())]
-    return (
-        f"repeat{'s' * (len(repeats) > 1)} {listing(repeats)}"
-        if 0 < len(shared) < len(rows)
-        else ""
-    )
-
-
 def in_brackets(text: str) -> str:
     """Return the text in brackets, after a space; empty for an empty text."""
     return f" ({text})" if text else ""
-
-
-def name_covered_rows(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
-    """Return a sentence that names the `rows` that medians cover, if those are only the common ones,
-    `shared`; with a space after it.
-    """
-    if len(rows) and shared.empty:
-        return "No repeat was run in all cells, so no medians are compared. "
-    named = name_common(rows, shared)
-    return f"Medians are over {named}, which all cells have. " if named else ""
 
 
 def explain_absence(runs: pd.DataFrame, refused: str) -> str:
@@ -128,18 +86,12 @@ def describe_spread(groups: list[pd.Series], one: str = "run", cell: str = "a ce
     sentence or more.
 
     >>> describe_spread([pd.Series([1.0]), pd.Series([1.0, 2.0])])
-    'A median of one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
+    'A median of one run has no known spread. The spread is the range over the runs of a cell.'
     """
     found = {summary(values).kind for values in map(select_finite, groups) if len(values)}
-    covered = listing(
-        [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]
-    )
-    interval = f"an order-statistic interval of the median ({covered}, by the number of {one}s)"
     sentences = [f"A median of one {one} has no known spread."] if "single run" in found else []
-    few = f"With fewer than 6 {one}s {cell} the spread is a range, not an interval."
-    sentences += ([few] if "range, not an interval" in found else []) + (
-        [f"The spread is {interval}."] if covered else []
-    )
+    if "range" in found:
+        sentences.append(f"The spread is the range over the {one}s of {cell}.")
     return " ".join(sentences)
 
 
@@ -160,7 +112,7 @@ def select_finite(values: pd.Series) -> pd.Series:
 
 
 def format_spread(values: pd.Series, digits: int = 3) -> str:
-    """Median with its range or interval: `1 230 (1 200–1 260)`. Values that are not finite are left
+    """Median with its range: `1 230 (1 200–1 260)`. Values that are not finite are left
     out.
     """
     s = summary(select_finite(values))
@@ -173,7 +125,7 @@ def format_spread(values: pd.Series, digits: int = 3) -> str:
 
 
 def find_ends(values: pd.Series) -> list[float]:
-    """Median, and the ends of its range or interval; values that are not known are left out."""
+    """Median, and the ends of its range; values that are not known are left out."""
     s = summary(values.dropna())
     return [s.median, s.low, s.high]
 
@@ -199,18 +151,13 @@ def describe_medians(
     unit: str = "",
     by: Sequence[str] = ("series", "world_size"),
 ) -> str:
-    """Medians of cells over the repeats that all have: `packed on 2: 1 230; padded on 2: 400`;
-    empty without a value.
+    """Medians of cells: `packed on 2: 1 230; padded on 2: 400`; empty without a value.
 
-    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
+    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "s": [4.0, 1.0, 9.0]})
     >>> describe_medians(rows, "s", by=["series"])
-    'packed: 1; padded: 4 (repeat 0)'
+    'packed: 5; padded: 4'
     """
-    rows = rows.dropna(subset=[column])
-    shared = common_repeats(rows, by) if "repeat" in rows else rows
-    if shared.empty:
-        return "no repeat was run in all cells, so no medians are compared" if len(rows) > 0 else ""
-    found = shared.groupby(list(by))[column].median()
+    found = rows.dropna(subset=[column]).groupby(list(by))[column].median()
     keys = [key if isinstance(key, tuple) else (key,) for key in found.index]
     named = [
         " on ".join(part if isinstance(part, str) else f"{part:g}" for part in key) for key in keys
@@ -218,7 +165,7 @@ def describe_medians(
     texts = [
         f"{key}: {number(factor * value)}{unit}" for key, value in zip(named, found, strict=True)
     ]
-    return "; ".join(texts) + in_brackets(name_common(rows, shared) if "repeat" in rows else "")
+    return "; ".join(texts)
 
 
 def describe_extremes(values: pd.Series, unit: str = "") -> str:
@@ -247,7 +194,7 @@ def cells(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
             yield name, int(world), group
 
 
-def common_extremes(
+def median_extremes(
     rows: pd.DataFrame,
     column: str,
     unit: str = "",
@@ -255,19 +202,25 @@ def common_extremes(
     factor: float = 1.0,
     by: Sequence[str] = ("series",),
 ) -> str:
-    """Extremes of cells' medians over the repeats that all have, and which these are; empty without
-    any.
+    """Extremes of cells' medians over all their runs, at the smallest of several world sizes; empty
+    without any.
 
-    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
-    >>> common_extremes(rows, "s", " s")
-    '1 s with packed to 4 s with padded (repeat 0)'
+    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "world_size": 1, "s": [4.0, 1.0, 9.0]})
+    >>> median_extremes(rows, "s", " s")
+    '4 s with padded to 5 s with packed'
+    >>> median_extremes(pd.concat([rows, rows.assign(world_size=2, s=1.0)]), "s", " s")
+    '4 s with padded to 5 s with packed (1 rank)'
     """
     rows = rows.dropna(subset=[column])
-    if (shared := common_repeats(rows, by)).empty:
+    if rows.empty:
         return ""
-    return describe_extremes(
-        factor * shared.groupby(list(by))[column].median(), unit
-    ) + in_brackets(name_common(rows, shared))
+    ranks = ""
+    if "world_size" in rows and rows["world_size"].nunique() > 1:
+        fewest = rows["world_size"].min()
+        rows = rows[rows["world_size"] == fewest]
+        ranks = count(int(fewest), "rank")
+    medians = factor * rows.groupby(list(by))[column].median()
+    return describe_extremes(medians, unit) + in_brackets(ranks)
 
 
 def group_by_cell(

@@ -4,7 +4,6 @@ same values.
 
 import importlib
 from collections.abc import Mapping
-from functools import cached_property
 from typing import ClassVar
 
 import pandas as pd
@@ -102,17 +101,9 @@ class Figure:
                 self.first, self.inventory, self.factor
             )
 
-    @cached_property
-    def common(self) -> pd.DataFrame:
-        """The rows that medians of `main` are of: those of repeats that all cells have."""
-        known = self.rows.dropna(subset=[self.main])
-        return captions.common_repeats(known, self.by) if "repeat" in known else known
-
     def finding(self) -> str:
-        """Return the smallest and largest median of the series over the repeats that all have; the
-        title without.
-        """
-        text = self.found and captions.common_extremes(
+        """Return the smallest and largest median of the series; the title without."""
+        text = self.found and captions.median_extremes(
             self.rows,
             column=self.main,
             unit=self.unit[1],
@@ -148,11 +139,7 @@ class Figure:
         comes first.
         """
         text = self.crowded() + self.sentences() + (self.refusals and f"{self.refusals} ")
-        return (
-            text + self.over() + captions.describe_spread(self.groups())
-            if self.main
-            else text.strip()
-        )
+        return text + captions.describe_spread(self.groups()) if self.main else text.strip()
 
     def sentences(self) -> str:
         """Return what is shown, each sentence with a space after it."""
@@ -160,17 +147,7 @@ class Figure:
 
     def groups(self) -> list[pd.Series]:
         """Return the values of each cell whose spread the caption names."""
-        return captions.group_by_cell(self.common, column=self.main, by=self.by)
-
-    def over(self) -> str:
-        """Return which repeats medians are of, where not of all; a sentence with a space after
-        it.
-        """
-        return (
-            captions.name_covered_rows(self.rows.dropna(subset=[self.main]), shared=self.common)
-            if "repeat" in self.rows
-            else ""
-        )
+        return captions.group_by_cell(self.rows, column=self.main, by=self.by)
 
     def alt(self) -> str:
         """Return the main numbers, read aloud."""

@@ -12,7 +12,6 @@ stand then is none.
 """
 
 import functools
-import itertools
 import math
 import re
 import textwrap
@@ -41,23 +40,23 @@ UNDECIDED = (TOO_FEW, EXPLORATORY, SUSPECT, DRIFTED)
 WITH_DRIFT = ", with drift"
 WITH_SUSPECT = ", with suspect runs"
 UNEQUAL_UPDATES = ", unequal updates"
-#: after a verdict, where the effect is smaller than what matters
-SMALL = f" by less than {100 * statistics.MARGIN:g} %"
-_MARGIN = f"1 ± {statistics.MARGIN:g}"
+#: after the verdict of `statistics.verdict`, where the effect is smaller than what matters
+BY_MARGIN = " by less than the margin"
 RATE = "useful_tokens_per_s"
 LOSS = "validation_loss"
+RATE_MARGIN = f"1 ± {statistics.MARGIN:g}"
+#: quantity → the same in the words of a report
+SMALL = {RATE: f" by less than {100 * statistics.MARGIN:g} %", LOSS: BY_MARGIN}
 #: quantity → (words for a ratio above and below 1, what is compared)
 QUANTITIES = {
     RATE: ("faster", "slower", "useful tokens per second"),
     LOSS: ("higher loss", "lower loss", "final validation loss"),
 }
+#: (word for an effect, what follows it where the effect is small)
+EFFECTS = [(word, SMALL[quantity]) for quantity, words in QUANTITIES.items() for word in words[:2]]
 #: every verdict of a comparison, without its marks
 VERDICT_WORDS = (
-    *(
-        f"{word}{by}"
-        for word in itertools.chain(*(words[:2] for words in QUANTITIES.values()))
-        for by in ("", SMALL)
-    ),
+    *(word + by for word, small in EFFECTS for by in ("", small)),
     *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY, SUSPECT, DRIFTED),
 )
 #: of the runs that a comparison leaves out: reasons that are named, and letters of each
@@ -70,7 +69,8 @@ Values = Mapping[Any, tuple[str, float]]
 @dataclass(frozen=True)
 class Pair:
     """Two cells with the numbers of their runs. `refused` is run id → what makes a run not
-    comparable.
+    comparable. `margin` is the smallest difference of losses that matters, in nats, if the design
+    states one.
     """
 
     of: str
@@ -82,6 +82,7 @@ class Pair:
     bases: Values
     refused: Mapping[str, str]
     parity: str = ""  # of two trainers: their certificate in words
+    margin: float | None = None
 
     @property
     def ids(self) -> list[tuple[str, str]]:
@@ -92,9 +93,8 @@ class Pair:
         ]
 
     def result(self) -> statistics.Comparison:
-        return statistics.compare_pairs(
-            *({k: x for k, (_, x) in side.items()} for side in (self.values, self.bases))
-        )
+        values, bases = ({k: x for k, (_, x) in side.items()} for side in (self.values, self.bases))
+        return statistics.compare_pairs(values, bases, ratios=self.quantity == RATE)
 
     def without_drift(self, slope: float, started: Mapping[str, float]) -> "Pair":
         """The same with `slope` (of the logarithm, a second) taken out of all rates whose run's
@@ -243,6 +243,7 @@ def _primary_pairs(
                 values=values,
                 bases=bases,
                 refused=refused,
+                margin=comparison.get("margin"),  # run tables of older versions have none
             )
         )
     return found, sentences
@@ -316,9 +317,17 @@ def judge(
     )
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
-        verdict = statistics.verdict(c.spread, p, smallest_p=smallest)
-        for word, own in zip(("faster", "slower"), QUANTITIES[pair.quantity], strict=False):
-            verdict = verdict.replace(word, own)
+        rate = pair.quantity == RATE
+        verdict = statistics.verdict(
+            effect=c.effect,
+            p=p,
+            smallest_p=smallest,
+            equality=1.0 if rate else 0.0,
+            margin=statistics.MARGIN if rate else pair.margin,
+        )
+        verdict = verdict.replace(BY_MARGIN, SMALL[pair.quantity])
+        for word, own in zip(("higher", "lower"), QUANTITIES[pair.quantity], strict=False):
+            verdict = re.sub(f"^{word}", own, verdict)
         found.append(
             Judged(
                 pair=pair,
@@ -344,8 +353,9 @@ def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Ju
     """
     if judged.pair.quantity != RATE or not judged.result.spread.n:
         return judged
-    word = judged.verdict.removesuffix(SMALL)
-    if word in ("faster", "slower", "equivalent") and steady.verdict.removesuffix(SMALL) != word:
+    word = judged.verdict.removesuffix(SMALL[RATE])
+    steady_word = steady.verdict.removesuffix(SMALL[RATE])
+    if word in ("faster", "slower", "equivalent") and steady_word != word:
         judged = replace(judged, verdict=DRIFTED)
     ratio = f"without the drift {format_ratio(steady.result.spread.median)}×"
     return judged.mark(
@@ -503,12 +513,27 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
         else:
             text = f"{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
         spread = ", ".join(filter(None, [_ends(r), in_pairs(r.n), r.kind * (r.n > 1)]))
-        spread += f", within {_MARGIN}" if c.verdict.startswith("equivalent") else ""
+        if loss and r.n:
+            spread += f", {_describe_nats(c.result.effect)}"
+        if c.verdict.startswith("equivalent"):
+            spread += f", within {_describe_margin(c.pair)}"
         text = f"{c.pair.at}: {text}" if c.pair.at else text
         spread = "; ".join([spread, *c.notes])
         part = "loss" if loss else "throughput"
         found.append({"part": part, "text": text, "spread": spread, "verdict": c.verdict})
     return found
+
+
+def _describe_nats(effect: statistics.Summary) -> str:
+    """A difference of losses with its spread: `-0.012 (-0.02 to -0.008) nats`."""
+    median, low, high = (f"{x:+.3g}" for x in (effect.median, effect.low, effect.high))
+    return f"{median} ({low} to {high}) nats" if effect.n > 1 else f"{median} nats"
+
+
+def _describe_margin(pair: Pair) -> str:
+    if pair.quantity == RATE:
+        return RATE_MARGIN
+    return "no margin" if pair.margin is None else f"± {pair.margin:g} nats"
 
 
 def _ends(spread: statistics.Summary) -> str:
@@ -570,13 +595,15 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
         for c in compared
     ]
     shown = [i for i in range(len(heads)) if not rows or any(row[i] for row in rows)]
+    tested = [c.pair for c in compared if c.verdict != EXPLORATORY]
+    margins = list(dict.fromkeys(map(_describe_margin, tested)))
     unit = "" if losses else f": {QUANTITIES[RATE][2]}"
     text = (
         f"Ratios in pairs of runs of one repeat, all other factors equal{unit}. "
-        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict. “too "
-        "few runs”: no data from "
+        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict; the 95 % "
+        "interval has the ratios that the uncorrected test does not reject. “too few runs”: no data from "
         "so many pairs could reach p < 0.05. “equivalent”: the whole interval lies within "
-        f"{_MARGIN}, the smallest effect that matters."
+        f"{' or '.join(margins or [RATE_MARGIN])}, the smallest effect that matters."
     )
     if any(c.pair.parity for c in compared):
         text += (

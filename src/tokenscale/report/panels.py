@@ -94,7 +94,7 @@ def finish_rows(axes: Axes, texts: Sequence[str], most: int = 5) -> None:
 def draw_strips(shown: Figure) -> Drawing:
     """Draw a panel per measure with a row per cell of the inventory: runs as dots, medians as bars.
 
-    Rows of cells whose runs are not comparable have a note. Medians are over the repeats that all cells have.
+    Rows of cells whose runs are not comparable have a note.
     """
     listed = cells(shown.inventory)[::-1]
     made, panels = figure(len(shown.measures), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
@@ -107,7 +107,6 @@ def draw_strips(shown: Figure) -> Drawing:
         if not any(map(len, values.values())):
             shown.no_data(made, axes)
             continue
-        common = captions.common_repeats(shown.rows.dropna(subset=[column]))
         for y, (cell, found) in enumerate(values.items()):
             if found.empty:
                 refused = len(select_cell(shown.first, cell)) > len(select_cell(shown.rows, cell))
@@ -116,9 +115,11 @@ def draw_strips(shown: Figure) -> Drawing:
                 axes.plot(
                     found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False
                 )
-                median = factor * select_cell(common, cell)[column].median()
                 axes.plot(
-                    [median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2
+                    [found.median()] * 2,
+                    [y - 0.32, y + 0.32],
+                    color=dots(cell[0])["color"],
+                    linewidth=2,
                 )
         name_rows(axes, texts=name_cells(listed))
         most = max(found.max() for found in values.values() if len(found))
@@ -151,18 +152,14 @@ def draw_joined_runs(
     shift: float,
     x: str = "world_size",
 ) -> None:
-    """Draw each run of a series as a dot over `x`, and join the medians over the repeats that all
-    cells of `rows` have.
+    """Draw each run of a series as a dot over `x`, and join the medians.
 
     `shift` separates series that would hide each other.
     """
     rows = rows.dropna(subset=[column])
-    here, alike = (
-        part[part["series"] == name]
-        for part in (rows, captions.common_repeats(rows, by=["series", x]))
-    )
+    here = rows[rows["series"] == name]
     axes.plot(here[x] * shift, factor * here[column], **dots(name))
-    middle = alike.groupby(x)[column].median()
+    middle = here.groupby(x)[column].median()
     line = {key: value for key, value in look(name).items() if key in ("color", "linestyle")}
     axes.plot(middle.index * shift, factor * middle, **line, linewidth=1.2)
 

@@ -121,6 +121,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             verdicts=verdicts,
             stores=stores,
             design=design,
+            design_sha256=head.get("design_sha256") or "",
         )
         proof = campaign_quality.proof(rows("order"))
         figures = drawn_figures(head)
@@ -146,6 +147,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
                 caution=crowded,
                 marks=marks,
             ),
+            "registered": answers.describe_registration(runs, head.get("design_sha256") or ""),
             "design": campaign_quality.design(runs, planned, not_run=head.get("left_out") or []),
             "throughput": throughput_table(
                 throughput,
@@ -281,7 +283,6 @@ def throughput_table(
         *head,
     )
     text = "Medians over runs, their spread in brackets; after warm-up, sum over sum."
-    text += " Not useful: over the repeats that all approaches have, where they share any."
     notes = [
         text,
         describe_spread(group_by_cell(throughput, column="useful_tokens_per_s")),
@@ -333,11 +334,13 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         "Nats a useful token on one fixed held-out slice, the same rows for every approach; "
         "medians, their spread "
     )
+    ends = validation[validation["last"].astype(bool)]
+    spread = describe_spread(group_by_cell(ends, "loss"))
     text += "in brackets." + (" Accuracy: labels that have the largest logit." if counted else "")
     return Table(
         columns=heads,
         rows=rows,
-        caption=f"{text} {describe_spread(group_by_cell(validation[validation['last'].astype(bool)], 'loss'))}",
+        caption=" ".join(filter(None, [text, spread, answers.describe_equal_tokens(validation)])),
     )
 
 

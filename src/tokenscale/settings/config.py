@@ -867,12 +867,17 @@ class Config:
         """Return the run table as JSON values, which the analysis reads instead of the
         configuration.
         """
-        experiment = self.experiment(name)
 
         def row(run: Run) -> dict[str, Any]:
             own = {key: getattr(run, key) for key in ("run_id", "cell", "repeat", "position")}
             return own | {"run": to_dict(run.settings)}
 
+        rows = [row(run) for run in self.runs(name)] + self.external(name)
+        return self.describe_experiment(name) | {"runs": rows}
+
+    def describe_experiment(self, name: str) -> dict[str, Any]:
+        """Return the run table without its runs."""
+        experiment = self.experiment(name)
         return {
             "schema": 1,
             "experiment": name,
@@ -888,7 +893,6 @@ class Config:
             "cells": design.expand_cells(experiment),
             "target_loss": experiment.target_loss,
             "figures": list(experiment.figures),
-            "runs": [row(run) for run in self.runs(name)] + self.external(name),
         }
 
     def compared_trainers(self, name: str) -> list[tuple[str, str]]:

@@ -130,6 +130,26 @@ class PrimaryComparison:
         "useful_tokens_per_s",
         description="number that is compared: useful tokens per second, or the loss after the last step",
     )
+    margin: float | None = option(
+        None,
+        description="with validation_loss: nats a useful token below which losses count as equal; "
+        "none: no verdict `equivalent`. Rates have 1 %",
+        gt=0,
+    )
+
+
+#: keys of a run table that state the design of an experiment: what may not be chosen afterwards
+DESIGN = (
+    *("question", "scale", "factors", "left_out", "repeats", "cell_repeats"),
+    *("primary", "target_loss"),
+)
+
+
+def digest_design(table: Mapping[str, Any]) -> str:
+    """Return the digest of the design that a run table states: question, cells, primary comparisons
+    with quantities and margins, target, and the number of repeats, at which the runs stop.
+    """
+    return sha256_text(canonical_json({key: table.get(key) for key in DESIGN}))
 
 
 @settings_class
@@ -570,6 +590,11 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
             find_cell(experiment, levels=comparison.at | levels, key=f"{key}.{side}")
             for side, levels in sides.items()
         ]
+        if comparison.margin is not None and comparison.quantity != "validation_loss":
+            what = "only a comparison of losses has a margin of its own; that of rates is 1 %."
+            next_step = "remove `margin`, or set `quantity: validation_loss`"
+            found = f"{comparison.margin:g}"
+            raise UserError(what, key=f"{key}.margin", found=found, next=next_step)
         of, over = map(flatten_cell, cells)
         if of == over:
             what = "a primary comparison compares a cell with itself."
@@ -586,6 +611,7 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
                 "at": format_cell({k: level for k, level in of.items() if k not in differing}),
                 "factor": _compared_factor(differing, key),
                 "quantity": comparison.quantity,
+                "margin": comparison.margin,
             }
         )
     return described

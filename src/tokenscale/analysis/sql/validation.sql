@@ -1,6 +1,7 @@
 -- Validation loss in nats a useful token on the fixed held-out slice, the same rows for every approach. `step` counts the
 -- optimizer steps done before, `useful_tokens_seen` and `training_s` what they trained on (steps of another run that this
--- one goes on from included) and how long the run's own took (validation itself left out). Perplexity is exp(loss). `bits_per_byte` is the loss in bits times the useful tokens of
+-- one goes on from included), `positions_seen` the positions that were computed, padding included (not known of a run that
+-- goes on from another one), `training_s` how long the run's own took (validation itself left out). Perplexity is exp(loss). `bits_per_byte` is the loss in bits times the useful tokens of
 -- the validation store over the UTF-8 bytes of its text (Gao et al. 2020, section 3.1): comparable between tokenizers,
 -- exact where the slice is the whole store, of causal models; null where no such store and corpus are at hand. Where
 -- several ranks or attempts report a step, the latest attempt's lowest rank counts. `accuracy` is the share of useful labels
@@ -22,12 +23,15 @@ strides AS (                                           -- steps that no validati
 strode AS (
     SELECT
         g.run_id,
-        (g.step // s.stride + 1) * s.stride AS step, sum(g.useful_tokens) AS useful_tokens, sum(g.step_s) AS seconds
+        (g.step // s.stride + 1) * s.stride AS step, sum(g.useful_tokens) AS useful_tokens, sum(g.total_tokens) AS positions,
+        sum(g.step_s) AS seconds
     FROM steps_global AS g JOIN strides AS s USING (run_id)
     GROUP BY ALL
 ),
 gone AS (
-    SELECT run_id, step, sum(useful_tokens) OVER w AS useful_tokens, sum(seconds) OVER w AS seconds
+    SELECT
+        run_id, step, sum(useful_tokens) OVER w AS useful_tokens, sum(positions) OVER w AS positions,
+        sum(seconds) OVER w AS seconds
     FROM strode
     WINDOW w AS (PARTITION BY run_id ORDER BY step)
 ),
@@ -39,6 +43,7 @@ texts AS (
 SELECT
     v.run_id, r.approach, r.series, r.world_size, r.repeat, v.step,
     coalesce(g.useful_tokens, 0)::BIGINT + coalesce(r.tokens_before, 0) AS useful_tokens_seen,
+    CASE WHEN coalesce(r.tokens_before, 0) = 0 THEN coalesce(g.positions, 0)::BIGINT END AS positions_seen,
     coalesce(g.seconds, 0) AS training_s,
     v.useful_tokens AS validation_tokens,
     v.loss_sum / v.useful_tokens AS loss, exp(v.loss_sum / v.useful_tokens) AS perplexity,

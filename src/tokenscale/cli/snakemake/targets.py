@@ -20,11 +20,12 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.corpus.files import check_files
 from tokenscale.data.corpus.fingerprint import fingerprint_sources
+from tokenscale.runs.records.provenance import DESIGNS, INDEX
 from tokenscale.settings import manifests
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, TARGETS, Config
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.experiments import Run
+from tokenscale.settings.experiments import Run, digest_design
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS
 from tokenscale.settings.run import RunSettings, parse_run_id
@@ -32,7 +33,7 @@ from tokenscale.settings.yaml_files import read_yaml
 
 CORPORA = Path("results/corpus")
 #: run id → its place in the experiments, of the last call that submitted jobs
-RUN_INDEX = Path("results/arguments/runs.json")
+RUN_INDEX = Path("results", INDEX)
 #: (folder of a corpus or a store, number) → manifest of a part
 part_manifest = "{}/parts/{:05d}/manifest.json".format
 _check_files = cache(check_files)
@@ -79,10 +80,16 @@ class Targets:
         _ = self.runs
 
     def write_index(self) -> None:
-        """Record where in the experiments each run is, for the jobs of this call. Raises UserError
-        if it cannot be written.
+        """Record where in the experiments each run is, and the digests of their designs, for the
+        jobs of this call. Raises UserError if it cannot be written.
         """
-        homes = {run.run_id: name for name in self._usable for run in self.config.runs(name)}
+        homes: dict[str, str] = {}
+        designs: dict[str, dict[str, str]] = {}
+        for name in self._usable:
+            digest = digest_design(self.config.describe_experiment(name))
+            for run in self.config.runs(name):
+                homes[run.run_id] = name
+                designs.setdefault(run.run_id, {})[name] = digest
         rows = {
             run_id: {
                 "experiment": homes[run_id],
@@ -90,6 +97,7 @@ class Targets:
                 "repeat": run.repeat,
                 "position": run.position,
                 "share_nodes": run.share_nodes,
+                DESIGNS: designs.get(run_id, {}),
             }
             for run_id, run in self.runs.items()
         }

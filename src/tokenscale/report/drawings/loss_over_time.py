@@ -54,7 +54,7 @@ class LossOverTime(Figure):
         self.stopped = _smallest(self.rows[stopped])
 
     def finding(self) -> str:
-        found = captions.common_extremes(
+        found = captions.median_extremes(
             self.held_out[self.held_out["last"].astype(bool)], column="loss", unit=" nats"
         )
         return f"Final validation loss: {found}" if found else self.title
@@ -68,8 +68,7 @@ class LossOverTime(Figure):
     def draw(self) -> Drawing:
         """Draw three panels: training loss by tokens and by time, and validation loss by tokens.
 
-        Repeats are thin, their median point by point bold, over the repeats that all series have. A
-        cross is a stop.
+        Repeats are thin, their median point by point bold. A cross is a stop.
         """
         train = self.training
         held_out = self.held_out
@@ -77,7 +76,6 @@ class LossOverTime(Figure):
         names = order_series(pd.concat([train["series"], held_out["series"], stopped["series"]]))
         found = panels.order_layers(looks(names))
         every = panels.find_interval(train, times=2)
-        common = captions.common_repeats(train, by=["series"])
         made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
         last = axes_of[2]
         for axes, (_, label) in zip(axes_of, (_TOKENS, _SECONDS, _TOKENS), strict=True):
@@ -85,28 +83,18 @@ class LossOverTime(Figure):
         axes_of[0].set_ylabel("training loss (nats / useful token)")
         last.set_ylabel("validation loss (nats / useful token)")
         for name, options in found.items():
-            here, alike = (rows[rows["series"] == name] for rows in (train, common))
-            thin = {
-                "color": options["color"],
-                "linestyle": options["linestyle"],
-                "linewidth": 0.7,
-                "alpha": 0.45,
-            }
+            here = train[train["series"] == name]
             for axes, (x, _) in zip(axes_of, (_TOKENS, _SECONDS), strict=False):
-                for _, run in here.drop(alike.index).groupby("run_id"):
-                    axes.plot(run[x].iloc[::every], run["loss"].iloc[::every], **thin)
-                if len(alike):
+                if len(here):
                     panels.draw_curve(
                         axes,
-                        rows=alike,
+                        rows=here,
                         x=x,
                         y="loss",
                         options=options,
                         label=name,
                         every=every,
                     )
-                elif len(here):
-                    axes.plot([], [], **options, label=name)
                 for _, run in stopped[stopped["series"] == name].groupby("run_id"):
                     axes.plot(
                         run[x], run["loss"], color=options["color"], linewidth=0.7, alpha=0.45
@@ -145,9 +133,7 @@ class LossOverTime(Figure):
             f"world size; {captions.count_shown(train['run_id'].nunique(), expected)}. "
         )
         if train["run_id"].nunique() > train["series"].nunique():
-            text += CURVES + captions.name_covered_rows(
-                train, shared=captions.common_repeats(train, by=["series"])
-            )
+            text += CURVES
         if stopped:
             runs = captions.count(stopped, "run")
             text += (

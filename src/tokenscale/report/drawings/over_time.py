@@ -91,15 +91,12 @@ class TokensPerSecondOverTime(Figure):
 
     def numbers(self) -> str:
         texts = []
-        common = captions.common_repeats(self.rows)
-        for name, world, rows in captions.cells(common):
+        for name, world, rows in captions.cells(self.rows):
             middle = rows.groupby(panels.number_points(rows))["useful_tokens_per_s"].median()
             texts.append(
                 f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}"
             )
-        return captions.listing(texts) + captions.in_brackets(
-            captions.name_common(self.rows, shared=common)
-        )
+        return captions.listing(texts)
 
 
 #: part → name, colour, hatch; as they are stacked

@@ -58,10 +58,6 @@ class Speeds(Figure):
         """Return the colour of a cell, and of the faces of its dots."""
         raise NotImplementedError
 
-    def compared(self, group: pd.DataFrame) -> pd.DataFrame:
-        """Return the runs of a cell whose repeat all cells have."""
-        return group[group.index.isin(self.common.index)]
-
     def draw(self) -> Drawing:
         made, (axes,) = figure(height=1.6 + 0.32 * max(4, len(self.cells)))
         axes.set_xlabel("useful tokens / s, all ranks together")
@@ -73,7 +69,7 @@ class Speeds(Figure):
             axes.plot(
                 group[self.main], places, "o", color=colour, markerfacecolor=face, markersize=5
             )
-            median = self.compared(group)[self.main].median()
+            median = group[self.main].median()
             axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
             if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
                 axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
@@ -228,23 +224,22 @@ class ParallelMethods(Speeds):
         rows = []
         for group in self.cells:
             world = group["world_size"].iloc[0]
-            alike = self.compared(group)
             rows.append(
                 [
                     str(world),
                     group["name"].iloc[0],
                     str(len(group)),
-                    captions.format_spread(alike[self.main]),
+                    captions.format_spread(group[self.main]),
                 ]
                 + [
                     number(1e-6 * group["memory_bytes"].max()),
-                    captions.format_spread(100 * alike["efficiency"].dropna()),
+                    captions.format_spread(100 * group["efficiency"].dropna()),
                 ]
-                + [_measure(group), captions.format_spread(alike["final_loss"], digits=5)]
+                + [_measure(group), captions.format_spread(group["final_loss"], digits=5)]
                 + ["reference" if world == 1 else _difference(group), _same(group)]
             )
         text = (
-            f"A rank is a GPU where there are GPUs. Spread in brackets. {self.over()}"
+            "A rank is a GPU where there are GPUs. Spread in brackets."
             "Efficiency is T(N) / (N × T(1)), against the run on one rank of the same repeat. "
             "Memory: what the fullest "
             "rank holds of parameters, gradients, optimizer state and activations. The loss "
@@ -279,9 +274,7 @@ class MemoryByMethod(Figure):
 
     def finding(self) -> str:
         rows = self.rows.dropna(subset=["bytes"])
-        rows = captions.common_repeats(
-            rows[rows["world_size"] == rows["world_size"].max()], by=["method"]
-        )
+        rows = rows[rows["world_size"] == rows["world_size"].max()]
         if rows["method"].nunique() < 2:
             return self.title
         found = captions.describe_extremes(
@@ -449,27 +442,24 @@ class Frameworks(Speeds):
             ">loss after the last step",
             ">runs",
         )
-        rows = []
-        for group in self.cells:
-            alike = self.compared(group)
-            rows.append(
-                [
-                    group["label"].iloc[0],
-                    captions.format_spread(alike[self.main]),
-                    self.parity(group),
-                ]
-                + [
-                    captions.format_spread(1e3 * alike["median_step_s"]),
-                    number(1e-6 * group["memory_bytes"].max()),
-                ]
-                + [captions.format_spread(alike["final_loss"], digits=6), str(len(group))]
-            )
+        rows = [
+            [
+                group["label"].iloc[0],
+                captions.format_spread(group[self.main]),
+                self.parity(group),
+                captions.format_spread(1e3 * group["median_step_s"]),
+                number(1e-6 * group["memory_bytes"].max()),
+                captions.format_spread(group["final_loss"], digits=6),
+                str(len(group)),
+            ]
+            for group in self.cells
+        ]
         listed = self.inventory[~self.inventory["cell"].isin(self.rows["cell"])]
         for (arm, model, _), group in listed.groupby(["arm", "model", "cell"], sort=False):
             reasons = captions.listing(list(dict.fromkeys(group["reasons"].dropna()))[:2])
             rows.append([f"{arm}, {model}", "–", f"no valid run: {reasons}", *["–"] * 3, "0"])
         text = (
-            f"Spread in brackets. {self.over()}Memory is the peak of the fullest rank: "
+            "Spread in brackets. Memory is the peak of the fullest rank: "
             "allocated on a GPU, resident on a CPU with Python and all libraries. The "
             "certificate compares the first "
             "steps with this project's trainer (A) on the same weights and batches, against a "
@@ -667,7 +657,6 @@ class PipelineBubble(Figure):
         )
         rows = []
         for key, group in self.cells.items():
-            alike = group[group.index.isin(self.common.index)]
             predicted = _predict(*key)
             rows.append(
                 [
@@ -675,20 +664,20 @@ class PipelineBubble(Figure):
                     str(key[0]),
                     str(key[3]),
                     str(len(group)),
-                    captions.format_spread(100 * alike[self.main]),
+                    captions.format_spread(100 * group[self.main]),
                 ]
                 + [
                     number(100 * predicted["bubble_share"]),
-                    captions.format_spread(alike["useful_tokens_per_s"]),
+                    captions.format_spread(group["useful_tokens_per_s"]),
                 ]
                 + [
-                    captions.format_spread(alike["speed_up"].dropna()),
+                    captions.format_spread(group["speed_up"].dropna()),
                     number(predicted["speed_up"]),
                     _difference(group),
                 ]
             )
         text = (
-            f"Spread in brackets. {self.over()}Speed is against naive with as many "
+            "Spread in brackets. Speed is against naive with as many "
             "micro-batches of the same repeat; the loss difference is the largest of all steps "
             "and repeats, against "
             "naive with the fewest of them."

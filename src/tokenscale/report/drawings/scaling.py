@@ -60,9 +60,7 @@ class Scaling(Figure):
             left.plot([], [], **look(name), label=name)
             # throughput that grows as the world does, from the smallest measured
             first = rows.loc[rows["series"] == name, "base_world_size"].iloc[0]
-            rates = panels.select_cell(captions.common_repeats(rows), cell=(name, first))[
-                "useful_tokens_per_s"
-            ]
+            rates = panels.select_cell(rows, cell=(name, first))["useful_tokens_per_s"]
             above = [w for w in worlds if w >= first]
             if len(rates) and len(above) > 1:
                 left.plot(
@@ -100,7 +98,7 @@ class Scaling(Figure):
             & self.rows["efficiency"].notna()
         ]
         world = above["world_size"].max()
-        found = captions.common_extremes(
+        found = captions.median_extremes(
             above[above["world_size"] == world],
             column="efficiency",
             unit=" %",
@@ -310,7 +308,7 @@ class MfuComparison(Figure):
                 axes.plot(
                     values, [height] * len(values), **options, markerfacecolor="none", clip_on=False
                 )
-                median = 100 * panels.select_cell(self.common, cell)[column].median()
+                median = 100 * panels.select_cell(self.rows, cell)[column].median()
                 axes.plot([median] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
         panels.name_rows(axes, texts=panels.name_cells(listed))
         axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())

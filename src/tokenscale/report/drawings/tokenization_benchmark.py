@@ -85,7 +85,7 @@ class TokenizationBenchmark(Figure):
         self.drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
 
     def finding(self) -> str:
-        found = captions.common_extremes(
+        found = captions.median_extremes(
             self.drawn,
             column=self.main,
             unit=" µs",
@@ -96,7 +96,7 @@ class TokenizationBenchmark(Figure):
     def table(self) -> Table | None:
         """Return the medians of all arms."""
         medians = (
-            self.common.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
+            self.rows.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
         )
         rounds = self.rows.groupby("arm")["round"].nunique()
         names = order_series(self.rows["arm"])
@@ -105,11 +105,7 @@ class TokenizationBenchmark(Figure):
             for name in names
         ]
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
-        return (
-            Table(columns=heads, rows=rows, caption=f"Medians over rounds. {self.over()}".strip())
-            if rows
-            else None
-        )
+        return Table(columns=heads, rows=rows, caption="Medians over rounds.") if rows else None
 
     def draw(self) -> Drawing:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying
@@ -129,7 +125,7 @@ class TokenizationBenchmark(Figure):
             for y, name in enumerate(names):
                 values = shown.loc[shown["arm"] == name, column]
                 axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
-                if len(values := values[values.index.isin(self.common.index)]):
+                if len(values):
                     axes.plot(
                         [values.median()] * 2,
                         [y - 0.32, y + 0.32],
@@ -195,9 +191,7 @@ class TokenizationBenchmark(Figure):
         text += self._break_even() + captions.explain_left_out(
             self.first[self.first["left_out"].notna()], column="arm"
         )
-        return (
-            text + self.over() + captions.describe_spread(self.groups(), one="round", cell="an arm")
-        )
+        return text + captions.describe_spread(self.groups(), one="round", cell="an arm")
 
     def _break_even(self) -> str:
         """Return from which number of batches on an offline arm, with its opening, takes less time
@@ -209,11 +203,7 @@ class TokenizationBenchmark(Figure):
         found = []
         for twins in _TWINS:
             rows = self.arms[self.arms["arm"].isin(twins)].dropna(subset=["open_s", "ms_per_batch"])
-            median = (
-                captions.common_repeats(rows, self.by)
-                .groupby("arm")[["open_s", "ms_per_batch"]]
-                .median()
-            )
+            median = rows.groupby("arm")[["open_s", "ms_per_batch"]].median()
             if len(median) == 2:
                 open_s, batch_ms = median.loc[twins[0]] - median.loc[twins[1]]
                 if batch_ms > 0:

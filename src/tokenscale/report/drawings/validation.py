@@ -62,15 +62,11 @@ class MixtureLosses(Figure):
         for source, axes in zip(sources, every, strict=True):
             panels.write_heading(axes, text=source)
             for cell, look in looks(self.cells).items():
-                both = (
-                    rows[(rows["source"] == source) & (rows["cell"] == cell)]
-                    for rows in (self.rows, self.common)
-                )
-                (here, loss), (share, middle) = (
-                    (100 * rows["share"], rows["loss"]) for rows in both
-                )
-                axes.plot(here, loss, **look | {"linestyle": "none", "markersize": 5}, label=cell)
-                axes.plot(share.median(), middle.median(), "_", color=look["color"], markersize=18)
+                here = self.rows[(self.rows["source"] == source) & (self.rows["cell"] == cell)]
+                share = 100 * here["share"]
+                loss = here["loss"]
+                axes.plot(share, loss, **look | {"linestyle": "none", "markersize": 5}, label=cell)
+                axes.plot(share.median(), loss.median(), "_", color=look["color"], markersize=18)
             axes.set_xlim(-6, 106)
             format_ticks(axes.yaxis)
         panels.draw_legend(made, axes=every, order=self.cells)
@@ -98,10 +94,10 @@ class MixtureLosses(Figure):
                 f"{group['loss'].median():.3f}",
                 f"{group['loss'].min():.3f} to {group['loss'].max():.3f}",
             ]
-            for (mixture, source), group in self.common.groupby(list(self.by))
+            for (mixture, source), group in self.rows.groupby(list(self.by))
         ]
         heads = columns("mixture", "corpus", ">share (%)", ">runs", ">loss", ">lowest to highest")
-        return Table(columns=heads, rows=rows, caption=self.over().strip())
+        return Table(columns=heads, rows=rows)
 
 
 class TimeToTargetLoss(Figure):
@@ -162,7 +158,7 @@ class TimeToTargetLoss(Figure):
                         here=here,
                         column=column,
                         edge=edge,
-                        middle=panels.select_cell(self.common, cell)[column].median(),
+                        middle=panels.select_cell(self.rows, cell)[column].median(),
                     )
                 else:
                     panels.write_note(
@@ -209,15 +205,13 @@ class TimeToTargetLoss(Figure):
     def numbers(self) -> str:
         texts = []
         for name, world, group in captions.cells(self.rows):
-            middle = panels.select_cell(self.common, cell=(name, world))["seconds"].median()
+            middle = panels.select_cell(self.rows, cell=(name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(
                 f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} "
                 "reached)"
             )
-        return "; ".join(texts) + captions.in_brackets(
-            captions.name_common(self.rows, shared=self.common)
-        )
+        return "; ".join(texts)
 
 
 def _draw_cell(
@@ -315,20 +309,20 @@ class Translation(Figure):
 
     def table(self) -> Table:
         """Return medians, a row per cell; at BLEU the lowest and highest of several runs."""
-        common = self.common
+        measured = self.rows.dropna(subset=[self.main])
         names = dict(
             zip(
-                named := list(dict.fromkeys(common["series"])),
+                named := list(dict.fromkeys(measured["series"])),
                 panels.shorten_names(named),
                 strict=True,
             )
         )
-        epochs = bool(common["bleu_by_epoch"].notna().any())
+        epochs = bool(measured["bleu_by_epoch"].notna().any())
         heads = columns("runs of", ">ranks", ">training (s)", ">target tokens / s", ">BLEU")
         heads += columns(">BLEU after each epoch") * epochs
         heads += columns(">validation loss", ">epoch (s)", ">positions / s", ">runs")
         rows = []
-        for (name, world), group in common.groupby(["series", "world_size"]):
+        for (name, world), group in measured.groupby(["series", "world_size"]):
             middle = group[
                 [*self.measures, "training_s", "positions_per_s", "validation_loss"]
             ].median()
@@ -353,4 +347,4 @@ class Translation(Figure):
                 ]
                 + [str(len(group))]
             )
-        return Table(columns=heads, rows=rows, caption=self.over().strip())
+        return Table(columns=heads, rows=rows)

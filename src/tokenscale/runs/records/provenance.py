@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import SECRET_NAME
+from tokenscale.base.errors import SECRET_NAME, UserError
 from tokenscale.base.files import (
     is_sealed,
     read_json,
@@ -25,6 +25,11 @@ from tokenscale.base.files import (
     write_text,
 )
 from tokenscale.runs.records.redaction import redact, redact_arguments, redact_variable
+
+#: list of the runs of a call of Snakemake, below the folder of results
+INDEX = Path("arguments/runs.json")
+#: its key, and that of `run.json`: experiment → digest of its design
+DESIGNS = "designs"
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
@@ -245,6 +250,22 @@ def allowed_environment() -> dict[str, str]:
     }
 
 
+def find_designs(directory: Path) -> dict[str, str]:
+    """Return experiment → digest of its design when the run in this folder began: of an earlier
+    attempt, or else of the call that started the run. Empty for a run of no experiment.
+    """
+    for path, keys in (
+        (directory / "run.json", [DESIGNS]),
+        (directory.parent.parent / INDEX, [directory.name, DESIGNS]),
+    ):
+        with suppress(UserError, OSError, LookupError, TypeError):
+            found = read_json(path)
+            for key in keys:
+                found = found[key]
+            return dict(found)
+    return {}
+
+
 def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
     """Write `<directory>/run.json` with common facts added to `record`, and what changed in the
     working tree.
@@ -261,6 +282,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
         "environment": allowed_environment(),
         "hardware": {**describe_machine(), **record.get("hardware", {})},
         "argv": ["tokenscale", *redact_arguments(sys.argv[1:])],
+        DESIGNS: find_designs(directory),
         "outcome": {"status": "running"},
     }
     write_json(directory / "run.json", value=full)
