@@ -177,25 +177,23 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stay
 @pytest.mark.parametrize(
     ("process", "stays"),
     [
-        (str(os.getpid()), True),
+        ("mine", True),
         ("1", True),  # of another user, or not: it is there
         (f"{2**22 + 1}", False),  # Linux gives no such number
         (f"{2**80}", False),
-        ("12", None),
+        ("zombie", False),
         ("no-number", True),
     ],
 )
 def test_a_temporary_file_stays_as_long_as_the_process_in_its_name(process, stays, tmp_path):
-    zombie = subprocess.Popen(["true"]) if stays is None else None
-    if zombie is not None:
-        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        process = str(zombie.pid)
-    left = tmp_path / f"{files._name_place()}{process}-x.a.json.tmp"
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    number = {"mine": os.getpid(), "zombie": zombie.pid}.get(process, process)
+    left = tmp_path / f"{files._name_place()}{number}-x.a.json.tmp"
     left.touch()
     files._remove_left_over.__wrapped__(tmp_path)
-    assert left.exists() is bool(stays)
-    if zombie is not None:
-        zombie.wait()
+    assert left.exists() is stays
+    zombie.wait()
 
 
 @pytest.mark.parametrize(("age_s", "stays"), [(0, True), (86_000, True), (87_000, False)])
