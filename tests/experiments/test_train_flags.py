@@ -126,7 +126,13 @@ LEFT_OUT = {
     "compile": "compiling takes a minute; tests/unit/test_models.py compares compiled blocks",
     "resume_from": "needs the state of another run; tests/faults/test_resume.py",
     **dict.fromkeys(
-        ("layout.gather", "layout.reshard_to", "layout.embedding_group", "layout.head_group"),
+        (
+            "layout.accumulation",
+            "layout.gather",
+            "layout.reshard_to",
+            "layout.embedding_group",
+            "layout.head_group",
+        ),
         "settings of FSDP alone; tests/distributed/test_parity.py",
     ),
 }
@@ -152,7 +158,8 @@ REFUSALS = {
         "--packing" in line and "--dataset-type packed" not in line
     ),
     "hold one document each": lambda line: (
-        "--document-mask" in line and "--dataset-type packed" not in line
+        "--document-mask" in line
+        and not re.search("--dataset-type (packed|padding-free|token-list)", line)
     ),
     "do not support document_mask": lambda line: "--document-mask" in line and "bert" in line,
     "run their own": lambda line: re.search("--attention (varlen|flash)", line) and "bert" in line,
