@@ -162,7 +162,8 @@ def test_a_comparison_of_losses_says_how_often_its_text_was_read(tmp_path):
     for one in runs:
         logs.write_run(tmp_path / "runs", one)
     part = told(tmp_path, runs, manifests(tmp_path))
-    (loss,) = [answer for answer in part["answers"] if answer["part"] == "loss"]
+    loss, after_seconds = [answer for answer in part["answers"] if answer["part"] == "loss"]
+    assert "At equal compute" in loss["text"] and "s of training steps" in after_seconds["text"]
     assert "read 64 to 96 times" in loss["spread"] and "1 document" in loss["spread"]
     assert not [a for a in part["answers"] if a["part"] != "loss" and "times" in a["spread"]]
     assert len([c for c in part["cautions"] if "64 to 96 times" in c]) == 1

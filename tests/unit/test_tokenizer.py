@@ -82,11 +82,14 @@ def test_tekken_has_mistral_commons_control_ids(tekken, reference):
 
 
 @given(
-    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200)
+    st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn"]), max_size=200)
     | st.sampled_from(HOSTILE)
 )
 @settings(max_examples=200)
-def test_tekken_is_exactly_mistral_commons(tekken, reference, text):
+def test_tekken_is_exactly_mistral_commons_on_assigned_characters(tekken, reference, text):
+    """Whether a character of a newer Unicode is a letter follows each library's own table: `{A`
+    behind U+323B0 (Unicode 17) is split in two ways.
+    """
     assert tekken.encode_batch([text])[0].tolist() == reference.encode(text, bos=False, eos=False)
 
 
