@@ -53,7 +53,7 @@ def test_the_job_of_a_run_builds_only_this_run_and_those_it_resumes_from(tmp_pat
     assert planned.runs.keys() > {first}
     (second,) = planned.runs.keys() - {first}
     assert targets(tmp_path, [first], **resume).runs == planned.runs  # there is no index
-    planned.write_index()
+    planned.write_index(needed=True)
     job = targets(tmp_path, [first], **resume)
     assert job.runs == {first: planned.runs[first]}
     job = targets(tmp_path, [second], **resume)
@@ -64,7 +64,7 @@ def test_the_job_of_a_run_builds_only_this_run_and_those_it_resumes_from(tmp_pat
 def test_a_job_does_not_follow_the_index_of_other_experiments(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     planned = targets(tmp_path, seed=1)
-    planned.write_index()
+    planned.write_index(needed=True)
     _, second = planned.runs
     edited = targets(tmp_path, [second], seed=2)
     assert len(edited.runs) == 2

@@ -70,8 +70,8 @@ with internals.exit_on_error():
     calls_jobs = IS_MAIN_PROCESS and lock.enter_workflow(
         internals.get_command_line()[1:]
     )
-    if calls_jobs and settings.machine.starter == "srun":
-        targets.write_index()
+    if calls_jobs:
+        targets.write_index(needed=settings.machine.starter == "srun")
     if calls_jobs and REPORT_ONLY and settings.settings.bucket is not None:
         print(f"tokenscale: {cloud.pull(settings, targets.chosen)}", file=sys.stderr)
 if IS_MAIN_PROCESS and settings.broken_experiments:

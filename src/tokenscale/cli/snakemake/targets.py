@@ -79,9 +79,10 @@ class Targets:
         """Expand all experiments, in the process that plans. Jobs do so only where they need it."""
         _ = self.runs
 
-    def write_index(self) -> None:
+    def write_index(self, *, needed: bool) -> None:
         """Record where in the experiments each run is, and the digests of their designs, for the
-        jobs of this call. Raises UserError if it cannot be written.
+        jobs of this call. Raises UserError if it cannot be written and is `needed`: without it, jobs
+        expand all experiments, and runs record no design.
         """
         homes: dict[str, str] = {}
         designs: dict[str, dict[str, str]] = {}
@@ -104,6 +105,8 @@ class Targets:
         try:
             write_json(RUN_INDEX, rows)
         except OSError as error:
+            if not needed:
+                return
             what = "the list of runs cannot be written."
             hint = "make the folder results/arguments writable"
             raise UserError(what, file=RUN_INDEX, reason=error.strerror, next=hint) from None
