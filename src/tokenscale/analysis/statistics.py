@@ -147,8 +147,9 @@ def _sign_flips(n: int) -> Iterator[np.ndarray]:
 def _invert_sign_flips(x: np.ndarray) -> tuple[float, float]:
     """Return the lowest and the highest centre of x at which `sign_flip_p` is not below `LEVEL`.
 
-    Below the mean, a flip is as extreme as the data where the mean of the values that it keeps, or
-    of those that it flips, is at most the centre; no value at all counts as extreme everywhere.
+    Below the mean of x, an assignment of signs is as extreme as the data if the mean of its
+    positive values, or the mean of its negative values, is at most the centre. An assignment
+    without positive or without negative values is extreme at every centre.
     """
     found = []
     for signs in _sign_flips(len(x)):

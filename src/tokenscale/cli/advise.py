@@ -262,7 +262,9 @@ def choose_approach(
     packed = approaches["packed"]
     padded = approaches["pretokenized-padded"]
     bucketed = approaches["length-bucketed"]
-    if packed["useful"] < padded["useful"] * (1 + LEAST_GAIN) and padded["cut"] < LEAST_CUT:
+    packing_gains = packed["useful"] >= padded["useful"] * (1 + LEAST_GAIN)
+    padding_cuts = padded["cut"] >= LEAST_CUT
+    if not packing_gains and not padding_cuts:
         return (
             "pretokenized-padded",
             f"documents fill their rows: {_format_percent(padded['useful'])} of the positions "

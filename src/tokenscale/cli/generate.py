@@ -103,8 +103,8 @@ def generate_texts(
     """Return the model's continuation of each prompt; prompt n draws with seed + n.
 
     `on_text` receives the texts piece by piece as they are generated, each after its prompt. Raise
-    UserError for a masked model, for a prompt that fills all positions, and for prompts that the
-    tokenizer loses.
+    UserError for a masked model, for a prompt that fills all positions, and for a prompt of which
+    the tokenizer loses more than `accepted_loss`.
     """
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:

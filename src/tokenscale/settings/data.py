@@ -301,8 +301,8 @@ STATED_DUPLICATES = 0.01
 
 
 def state_cleaning(manifest: dict[str, Any]) -> list[str]:
-    """Return what a user must know of the documents of a corpus: held-out texts that are trained
-    on, and many duplicates that were dropped. A manifest without counts says nothing.
+    """Return sentences on the cleaning of a corpus: held-out texts that also occur in the training
+    text, and dropped duplicates from `STATED_DUPLICATES` on. Empty for a manifest without counts.
     """
     return list(filter(None, (state_held_out(manifest), _state_duplicates(manifest))))
 

@@ -190,9 +190,9 @@ class Probe:
         return {storage._cdata: storage.nbytes() for storage in storages}
 
     def after_backward(self) -> None:
-        """Measure gradients where FSDP may hold unsharded ones: until the last pass reduces them."""
-        held = sum(map(_count_bytes, self._held_gradients()))
-        self.bytes["gradients_bytes"] = max(self.bytes["gradients_bytes"], held)
+        """Measure the gradients in memory between micro-steps, where FSDP may keep unsharded ones."""
+        gradients_bytes = sum(map(_count_bytes, self._held_gradients()))
+        self.bytes["gradients_bytes"] = max(self.bytes["gradients_bytes"], gradients_bytes)
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure after the update, while gradients exist."""
