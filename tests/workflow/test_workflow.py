@@ -155,6 +155,7 @@ def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
         assert part["runs"]
         for run_id, facts in part["runs"].items():
             record = provenance.read_sealed(results / "runs" / run_id / "run.json")
+            assert record["designs"], "of the experiment, when the local call began the run"
             assert (
                 record["seal"] == facts["seal"]
                 and record["environment"]
