@@ -156,7 +156,8 @@ def test_private_parts_are_used_in_one_guarded_file(path):
 
 
 def test_the_guarded_file_uses_no_name_that_its_tables_lack():
-    text = GUARDED.read_text()
+    # imports for types alone do not happen in a call
+    text = re.sub(r"(?m)^if TYPE_CHECKING:\n(?: {4}.*\n)+", "", GUARDED.read_text())
     used = set(re.findall(r"\bworkflow\.(\w+(?:\.\w+)*)", text))
     of_classes = {path.rpartition(".")[2] for path in internals.NAMES}
     listed = set(internals.WORKFLOW_NAMES) | {f"dag.{name}" for name in of_classes}

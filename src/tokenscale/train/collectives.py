@@ -5,11 +5,11 @@ parallel methods share.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from tokenscale.data.order.permutation import shard_rows
 
@@ -84,25 +84,31 @@ def _scattered(x: Tensor, ranks: Ranks) -> Tensor:
     return found
 
 
+class _RanksContext(FunctionCtx):
+    """What forward keeps for backward."""
+
+    ranks: Ranks
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: _RanksContext, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         return _gathered(x, ranks)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _RanksContext, gradient: Tensor) -> tuple[Tensor, None]:
         return _scattered(gradient, ctx.ranks), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: _RanksContext, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         return _scattered(x, ranks)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _RanksContext, gradient: Tensor) -> tuple[Tensor, None]:
         return _gathered(gradient, ctx.ranks), None
 
 

@@ -5,7 +5,7 @@ reports otherwise.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
@@ -15,11 +15,14 @@ from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
 from tokenscale.settings.profile import Call, find_replaced_entries, load_profile
 
+if TYPE_CHECKING:
+    from tokenscale.cli.snakemake.internals import Job, Workflow
+
 
 class CallChecks:
     """Checks of one Snakemake call."""
 
-    def __init__(self, workflow: Any, config: Config, call: Call):
+    def __init__(self, workflow: "Workflow", config: Config, call: Call):
         self.workflow = workflow
         self.config = config
         self.call = call
@@ -45,7 +48,7 @@ class CallChecks:
         for line in lines:
             print(line, file=sys.stderr, flush=True)
 
-    def _find_errors(self, jobs: list[Any]) -> Iterator[UserError]:
+    def _find_errors(self, jobs: list["Job"]) -> Iterator[UserError]:
         """Yield why jobs must not be submitted: options, accounts, the image, the budget."""
         from tokenscale.cli.plan_prices import RunPrices
 
@@ -71,7 +74,9 @@ class CallChecks:
         errors.append(submission.budget_error(prices, config.settings.budget.node_hours))
         yield from filter(None, errors)
 
-    def _find_site_errors(self, jobs: list[Any], trained: list[str]) -> Iterator[UserError | None]:
+    def _find_site_errors(
+        self, jobs: list["Job"], trained: list[str]
+    ) -> Iterator[UserError | None]:
         """Yield what the cluster's accounts, partition and purged folders object to."""
         from tokenscale.cli import ready
         from tokenscale.cli.plan_prices import RunPrices
@@ -93,7 +98,7 @@ class CallChecks:
             )
         yield ready.find_purge_error(self.config, RunPrices(self.config), trained, profile=profile)
 
-    def _find_replaced_options(self, jobs: list[Any]) -> UserError | None:
+    def _find_replaced_options(self, jobs: list["Job"]) -> UserError | None:
         maps = internals.get_given_resources(self.workflow)
         rules = {job.rule.name for job in jobs}
         return submission.replaced_options_error(

@@ -7,6 +7,7 @@ the plugin's.
 """
 
 import asyncio
+import logging
 import shlex
 import subprocess
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
@@ -24,6 +25,9 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
 from tokenscale.cli.snakemake.shared_job import Job, SharedJob, count_places
+
+if TYPE_CHECKING:
+    from tokenscale.cli.snakemake.internals import Workflow
 
 #: seconds to wait for an answer of SLURM
 ANSWER_S = 60.0
@@ -194,7 +198,7 @@ def grow_pauses() -> Iterator[float]:
 class CampaignExecutor(Executor):
     """The plugin's executor for campaigns of days, during which SLURM is away at times."""
 
-    def __init__(self, workflow: Any, logger: Any) -> None:
+    def __init__(self, workflow: "Workflow", logger: logging.Logger) -> None:
         self._is_ended = threading.Event()
         self._submitted: set[str] = set()
         self._in_thread = threading.local()

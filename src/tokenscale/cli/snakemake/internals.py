@@ -18,12 +18,17 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import open_file
 from tokenscale.settings.profile import CONFIG_FILE, parse_pair
 from tokenscale.settings.yaml_files import read_yaml
+
+if TYPE_CHECKING:
+    from snakemake.jobs import Job
+    from snakemake.workflow import Workflow
+    from snakemake_interface_logger_plugins.settings import OutputSettingsLoggerInterface
 
 #: the oldest release that works, and the newest that was tested
 OLDEST = "9.20"
@@ -204,7 +209,9 @@ def report_missing_field(event: str, field: str) -> None:
     print(error.render(), file=sys.stderr, flush=True)
 
 
-def create_text_handler(settings: Any, stream: TextIO) -> logging.Handler:
+def create_text_handler(
+    settings: "OutputSettingsLoggerInterface", stream: TextIO
+) -> logging.Handler:
     """Return the handler that Snakemake has without plugins."""
     from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
 
@@ -216,7 +223,7 @@ def create_text_handler(settings: Any, stream: TextIO) -> logging.Handler:
     return handler
 
 
-def is_display_replaced(settings: Any) -> bool:
+def is_display_replaced(settings: "OutputSettingsLoggerInterface") -> bool:
     """Return whether the options of this call leave the progress and a dry run's jobs to us."""
     from snakemake.settings.enums import Quietness
 
@@ -282,7 +289,7 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     return {"event": name, **facts, "slurm": of.get("aux", {}).get("external_jobid")}
 
 
-def record_jobs(workflow: Any) -> None:
+def record_jobs(workflow: "Workflow") -> None:
     """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has
     none.
     """
@@ -409,22 +416,22 @@ def get_job_runs() -> list[str]:
     return [job.wildcards_dict["run_id"] for job in jobs if "run_id" in job.wildcards_dict]
 
 
-def is_main_process(workflow: Any) -> bool:
+def is_main_process(workflow: "Workflow") -> bool:
     """Return whether this process plans the call, instead of running a job of it."""
     return workflow.is_main_process
 
 
-def get_configuration(workflow: Any) -> tuple[list[Path], dict[str, Any]]:
+def get_configuration(workflow: "Workflow") -> tuple[list[Path], dict[str, Any]]:
     """Return (configuration files, values) of the command line."""
     files = workflow.config_settings.configfiles
     return list(files), dict(workflow.config_settings.config)
 
 
-def is_dry_run(workflow: Any) -> bool:
+def is_dry_run(workflow: "Workflow") -> bool:
     return workflow.dryrun
 
 
-def get_snakefile(workflow: Any) -> str:
+def get_snakefile(workflow: "Workflow") -> str:
     """Return the path of the Snakefile."""
     return workflow.main_snakefile
 
@@ -455,26 +462,26 @@ def wait_for_jobs_when_interrupted() -> None:
         )
 
 
-def is_planned(workflow: Any) -> bool:
+def is_planned(workflow: "Workflow") -> bool:
     """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do
     not.
     """
     return workflow.scheduler is not None
 
 
-def get_jobs_to_run(workflow: Any, unfinished: bool = False) -> list[Any]:
+def get_jobs_to_run(workflow: "Workflow", unfinished: bool = False) -> list["Job"]:
     """Return the jobs that this call runs or has run, or only those that have not finished."""
     return list(workflow.dag.needrun_jobs(exclude_finished=unfinished))
 
 
-def find_outputs(workflow: Any, rule: str) -> list[str]:
+def find_outputs(workflow: "Workflow", rule: str) -> list[str]:
     """Return the first output of each job of a rule that this call requests, whether it runs or is
     up to date.
     """
     return sorted(job.output[0] for job in workflow.dag.jobs if job.rule.name == rule)
 
 
-def get_jobs_to_submit(workflow: Any) -> list[Any]:
+def get_jobs_to_submit(workflow: "Workflow") -> list["Job"]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
     local = workflow._localrules
     return [
@@ -482,7 +489,7 @@ def get_jobs_to_submit(workflow: Any) -> list[Any]:
     ]
 
 
-def use_cores_of_nodes(workflow: Any, cores: int) -> None:
+def use_cores_of_nodes(workflow: "Workflow", cores: int) -> None:
     """Limit the threads of jobs to the cores of a node, unless the command line has a limit.
 
     Snakemake limits them to `cores` of profiles/default, those of the machine that submits, and a
@@ -496,14 +503,14 @@ def use_cores_of_nodes(workflow: Any, cores: int) -> None:
         workflow.global_resources["local_cores"] = workflow.resource_settings.local_cores
 
 
-def submits_jobs(workflow: Any) -> bool:
+def submits_jobs(workflow: "Workflow") -> bool:
     """Return whether this process submits jobs, instead of running them here or inside such a
     job.
     """
     return workflow.non_local_exec and not workflow.remote_exec
 
 
-def get_given_resources(workflow: Any) -> dict[str, Any]:
+def get_given_resources(workflow: "Workflow") -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
     return {
         "default-resources": workflow.resource_settings.default_resources or {},
@@ -513,7 +520,9 @@ def get_given_resources(workflow: Any) -> dict[str, Any]:
 
 
 def check_call(
-    workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]
+    workflow: "Workflow",
+    targets: Iterable[str],
+    find_nearest: Callable[[str, list[str]], str | None],
 ) -> None:
     """Raise UserError for a call without cores or jobs, and for a target that no rule makes."""
     cores = workflow.resource_settings.cores

@@ -9,12 +9,13 @@ sharded layouts apply to it as to a model.
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.train.models.decoder import Decoder
@@ -88,10 +89,19 @@ def _add(weight: nn.Parameter, values: Tensor) -> None:
     weight.grad = values if weight.grad is None else weight.grad.add_(values)
 
 
+class _DeferredContext(FunctionCtx):
+    """What forward keeps for backward."""
+
+    deferred: DeferredWeightGrads
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    saved_tensors: tuple[Tensor]
+
+
 class _DeferredProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _DeferredContext,
         x: Tensor,
         weight: nn.Parameter,
         bias: nn.Parameter | None,
@@ -104,7 +114,7 @@ class _DeferredProduct(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _DeferredContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
         ctx.deferred.store(ctx.weight, ctx.bias, x, gradient)
         return (gradient @ ctx.weight.to(gradient.dtype)).to(x.dtype), None, None, None
