@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 
@@ -141,6 +142,30 @@ def test_no_number_is_without_bounds_and_none_is_converted(cls):
     for name in set(integers) - set(lists):
         for value in (True, "5", 2.5):
             assert name in refused_keys(decode, cls, {name: value}, file="f.yaml")
+
+
+#: values that hardly any field takes, of every type that YAML, JSON and flags have
+FOREIGN = (
+    None, True, -1, 0, 1.5, 10**30, -0.0, float("nan"), float("inf"), "", "-1", "1e999", "é",
+    "x" * 200, [], [1], ["a"], [None], {}, {"a": 1}, b"x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("form", ["python", "strings"])
+def test_what_a_value_must_be_is_said_in_our_own_words(cls, form):
+    """A release of pydantic may say it in others."""
+    adapter = options.type_adapter(cls)
+    for field in dataclasses.fields(cls):
+        for value in FOREIGN:
+            values = {field.name: value}
+            try:
+                getattr(adapter, f"validate_{form}")(values)
+            except pydantic.ValidationError as error:
+                theirs = {entry["msg"] for entry in error.errors()}
+                with pytest.raises(UserError) as ours:
+                    decode(cls, values, form=form)
+                assert not [text for text in theirs if text in ours.value.render()]
 
 
 def test_true_and_false_are_taken_as_text_as_snakemake_passes_them():

@@ -42,9 +42,24 @@ REMOVED = {
 }
 #: pydantic's error types for an unknown key
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
-#: pydantic's name of a bound → its sign; beginning of its error types → what a text should be
+#: pydantic's name of a bound → its sign
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-EXPECTED = {"int": "an integer", "float": "a number"}
+#: pydantic's error types for a value that is no mapping
+NO_MAPPING = ("arguments_type", "dataclass_type", "dict_type", "model_type")
+#: its error types for a value that is no list
+NO_LIST = ("list_type", "tuple_type")
+#: its other error types without facts of their own → what the value should be
+EXPECTED = {
+    **dict.fromkeys(NO_MAPPING, "keys and values"),
+    **dict.fromkeys(NO_LIST, "a list"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(
+        ("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "an integer"
+    ),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    "finite_number": "a finite number",
+    "string_type": "a text",
+}
 #: number of further errors that a message lists
 MAX_LISTED = 20
 #: functions that return where a key belongs that is unknown where it stands (see
@@ -347,22 +362,19 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         return where, *_describe_unknown_key(cls, location=entry["loc"])
     if entry["type"] in ("missing", "missing_argument"):
         return where, "a key is missing.", {"next": "add it"}
-    expected = context.get("expected", "").replace("'", "")
+    expected = _describe_expected(entry["type"], context) or entry["msg"]
     near = None
-    if isinstance(value, str):
-        if expected and value in REMOVED:
+    if isinstance(value, str) and entry["type"] == "literal_error":
+        if value in REMOVED:
             return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
         near = find_nearest(value, words=expected.replace(" or ", ", ").split(", "))
     shown = repr(value)
     if len(shown) > 200:
         shown = f"{shown[:200]}…"
-    if entry["type"] in ("dataclass_type", "model_type", "dict_type"):
-        expected = "keys and values"
+    following = f"write {expected}"
+    if entry["type"] in NO_MAPPING:
         following = f"write {_show_keys(cls, location=entry['loc'])}"
-    else:
-        expected = expected or _describe_expected(entry["type"], entry["msg"], context=context)
-        following = f"write {expected}"
-    if entry["type"] in ("list_type", "tuple_type"):
+    if entry["type"] in NO_LIST:
         following = f"write [{value}]"
     if near:
         following = f"did you mean {near!r}?"
@@ -392,23 +404,26 @@ def _describe_unknown_key(cls: object, location: tuple) -> tuple[str, dict[str, 
     return f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next_step}
 
 
-def _describe_expected(kind: str, message: str, context: dict[str, Any]) -> str:
-    """Return what a value must be, from pydantic's kind of error, its message and its context."""
-    if context.get("pattern") == NAME_PATTERN:
-        return NAME_RULE
-    if kind.startswith("bool"):
-        return "true or false"
-    family = kind.partition("_")[0]
-    if "parsing" in kind and family in EXPECTED:
-        return EXPECTED[family]
+def _describe_expected(kind: str, context: dict[str, Any]) -> str | None:
+    """Return what a value must be, from pydantic's type of error and its facts; None for a type
+    that no settings class gives.
+    """
+    if kind in EXPECTED:
+        return EXPECTED[kind]
+    if kind == "literal_error":
+        return context["expected"].replace("'", "")
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        return (
+            NAME_RULE
+            if context["pattern"] == NAME_PATTERN
+            else f"a text that matches {context['pattern']}"
+        )
+    if kind in ("string_too_short", "too_short"):
+        return "not empty"
     bounds = [f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context]
-    if bounds:
-        return "".join(bounds)
-    for prefix in ("Input should be ", "Value error, ", "String should have "):
-        message = message.removeprefix(prefix)
-    for word, plain in (("tuple", "a list"), ("list", "a list"), ("integer", "an integer")):
-        message = message.replace(f"a valid {word}", plain)
-    return message
+    return bounds[0] if bounds else None
 
 
 def join_key(*parts: Any) -> str:
