@@ -10,7 +10,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
-from tokenscale.settings.options import PathRule, SynonymRule, decode, get_default
+from tokenscale.settings.options import EXPANDED_PATH, decode, get_default, replace_synonyms
 
 #: metadata of a field that limits its values
 BOUNDS = ("ge", "gt", "le", "lt", "min_length", "pattern", "strict")
@@ -129,8 +129,8 @@ def parse_value(flag: Flag, text: str) -> Any:
     ):
         return None
     bounds = {name: bound for name, bound in flag.metadata.items() if name in BOUNDS}
-    rules: list[Any] = [PathRule()] if flag.metadata.get("path", False) else []
-    rules += [SynonymRule(found)] if (found := flag.metadata.get("synonyms")) else []
+    rules: list[Any] = [EXPANDED_PATH] if flag.metadata.get("path", False) else []
+    rules += [replace_synonyms(found)] if (found := flag.metadata.get("synonyms")) else []
     return decode(
         Annotated[hint, pydantic.Field(**bounds), *rules],
         values=text,

@@ -92,30 +92,30 @@ class _Size:
         return {**handler(source), "strict": True, "ge": 0, "le": MOST}
 
 
-class _Rule:
-    """Rule of a type: a function that gets the value first."""
-
-    def __init__(self, read: Callable[[Any], Any]):
-        self._read = read
-
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
-        function = {"type": "no-info", "function": self._read}
-        return {"type": "function-before", "function": function, "schema": handler(source)}
-
-
-class SynonymRule:
-    """Rule of a field with `synonyms`, other words for its values: they are replaced, also in
-    flags.
+class Validator:
+    """An annotation of pydantic that takes a function of the value, such as `BeforeValidator`. It is
+    made when a value is decoded.
     """
 
-    def __init__(self, synonyms: Mapping[str, str]):
-        self._synonyms = synonyms
+    def __init__(self, name: str, function: Callable[[Any], Any]):
+        self._name = name
+        self._function = function
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
-        def read(value: object) -> Any:
-            return self._synonyms.get(value, value) if isinstance(value, str) else value
+        import pydantic
 
-        return _Rule(read).__get_pydantic_core_schema__(source, handler)
+        annotation = getattr(pydantic, self._name)(self._function)
+        return annotation.__get_pydantic_core_schema__(source, handler)
+
+
+def replace_synonyms(synonyms: Mapping[str, str]) -> Validator:
+    """Return the annotation of a field with `synonyms`, other words for its values: they are
+    replaced, also in flags.
+    """
+    return Validator(
+        "BeforeValidator",
+        lambda value: synonyms.get(value, value) if isinstance(value, str) else value,
+    )
 
 
 def _read_boolean(value: object) -> Any:
@@ -130,17 +130,8 @@ def _refuse_boolean(value: object) -> Any:
     return value
 
 
-class PathRule:
-    """Rule of a field with `path=True`: `~` and `$VARIABLES` are replaced, in each path of a
-    list.
-    """
-
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
-        function = {"type": "no-info", "function": _expand}
-        return {"type": "function-after", "function": function, "schema": handler(source)}
-
-
 def _expand(value: Any) -> Any:
+    """Replace `~` and `$VARIABLES` in a path, and in each path of a list."""
     if isinstance(value, tuple):
         return tuple(map(_expand, value))
     if value == "":
@@ -149,6 +140,12 @@ def _expand(value: Any) -> Any:
         return value and expand_path(value)
     except UserError as error:
         raise ValueError(f"a path whose variables are set ({error.facts['next']})") from None
+
+
+#: annotation of a field with `path=True`
+EXPANDED_PATH = Validator("AfterValidator", _expand)
+_BOOLEAN = Validator("BeforeValidator", _read_boolean)
+_NUMBER = Validator("BeforeValidator", _refuse_boolean)
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -169,19 +166,15 @@ def settings_class(cls: type[T]) -> type[T]:
             field.metadata = types.MappingProxyType({**bounds, **field.metadata})
             setattr(cls, name, field)
             if bool in kinds:
-                cls.__annotations__[name] = Annotated[hint, _Rule(_read_boolean)]
+                cls.__annotations__[name] = Annotated[hint, _BOOLEAN]
         elif float in kinds:
-            cls.__annotations__[name] = Annotated[hint, _Rule(_refuse_boolean)]
+            cls.__annotations__[name] = Annotated[hint, _NUMBER]
         elif metadata.get("path"):
-            cls.__annotations__[name] = Annotated[hint, PathRule()]
+            cls.__annotations__[name] = Annotated[hint, EXPANDED_PATH]
         elif synonyms := metadata.get("synonyms"):
-            cls.__annotations__[name] = Annotated[hint, SynonymRule(synonyms)]
+            cls.__annotations__[name] = Annotated[hint, replace_synonyms(synonyms)]
         elif hint in (tuple[int, ...], tuple[float, ...]):
-            item = (
-                Annotated[int, _Size()]
-                if hint == tuple[int, ...]
-                else Annotated[float, _Rule(_refuse_boolean)]
-            )
+            item = Annotated[int, _Size()] if hint == tuple[int, ...] else Annotated[float, _NUMBER]
             cls.__annotations__[name] = tuple[item, ...]  # type: ignore[valid-type]
     cls.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True)(cls)
