@@ -8,6 +8,7 @@ import pytest
 from tests.machines import program, write_image_record
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, RUNS
+from tokenscale.cli.plan_prices import has_gpu
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(60), pytest.mark.workflow]
 
@@ -95,6 +96,16 @@ def refuse(project, *arguments, **options):
 def test_a_plan_over_the_budget_is_refused_before_anything_is_submitted(cluster):
     text = refuse(cluster)
     assert re.search(r"largest +ways +[0-9,.]+\n", text) and "budget={node_hours: " in text
+
+
+@pytest.mark.skipif(has_gpu(), reason="a machine with a GPU starts such trainings")
+def test_trainings_sized_for_gpus_do_not_start_on_a_cpu(cluster):
+    code, text = forked.snakemake(["ways"], cluster.root, cluster.environment)
+    assert code == 2 and "Traceback" not in text, text
+    assert "budget={cpu_hours: " in text and len(refusals(text)) == 1
+    assert not list((cluster.root / "results").glob("runs/*"))
+    code, text = forked.snakemake(["-n", "ways"], cluster.root, cluster.environment)
+    assert code == 0 and "the trainings are sized for GPUs" in text, text
 
 
 def test_only_what_would_run_counts_and_a_larger_budget_lets_it_through(cluster):

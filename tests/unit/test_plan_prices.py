@@ -98,13 +98,33 @@ def printed(capsys, *arguments):
 
 
 def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_path):
-    assert (
-        alps.settings.budget == configuration.SubmissionBudget() and alps.settings.scale == "alps"
-    )
+    assert alps.settings.budget == configuration.CallBudget() and alps.settings.scale == "alps"
     assert next(plan(alps, ["demo"])) == "scale alps"
     totals = RunPrices(alps, tmp_path).sum_by_experiment(alps.all_runs(alps.settings.experiments))
     assert not any(of.unknown or of.bounded for of in totals.values())
     assert 0 < sum(of.node_hours for of in totals.values()) <= 50, totals
+
+
+def test_runs_sized_for_gpus_are_refused_on_a_cpu_until_the_budget_allows_them(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(plan_prices, "has_gpu", lambda: False)
+    monkeypatch.setattr(plan_prices, "measure_matrix_rate", lambda: 1e11)
+
+    def find(scale, name, **values):
+        config = configuration.load_config(overrides={"scale": scale, **values}, root=ROOT)
+        prices = RunPrices(config, tmp_path)
+        runs = config.all_runs([name])
+        return prices.find_cpu_error(runs), sum(prices.price(runs[r]).flops for r in runs)
+
+    error, flops = find("workstation", "ddp_scaling_weak")
+    days = flops / 1e11 / 86400
+    assert f"at least {int(days)} d" in error.facts["needed"]
+    (allowed,) = re.findall(r"budget=\{cpu_hours: (\d+)\}", error.facts["next"])
+    assert find("workstation", "ddp_scaling_weak", budget={"cpu_hours": int(allowed)})[0] is None
+    assert find("demo", "ddp_scaling_weak")[0] is None
+    monkeypatch.setattr(plan_prices, "has_gpu", lambda: True)
+    assert find("workstation", "ddp_scaling_weak")[0] is None
 
 
 def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):

@@ -3,6 +3,7 @@
 """
 
 import datetime
+import timeit
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +17,7 @@ from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.costs import prices as costs
 from tokenscale.costs.peaks import PEAKS, find_peak
 from tokenscale.costs.prices import Price, StoreSize, Total, sum_prices
+from tokenscale.runs.launch.submission import cpu_error
 from tokenscale.runs.records.provenance import describe_machine
 from tokenscale.settings import options
 from tokenscale.settings.config import Config
@@ -29,6 +31,8 @@ from tokenscale.settings.yaml_files import read_yaml
 
 #: tokenizer kind → its entries, where the kind decides them: known before the tokenizer is built
 VOCABULARIES = {"tekken": 131_072}
+#: FLOP/s that any CPU reaches: below its hours the machine's own rate need not be measured
+LEAST_MATRIX_RATE = 1e9
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,22 @@ class RunPrices:
                     found[name] = sum_prices(self.price(run) for run in runs)
         return found
 
+    def find_cpu_error(self, run_ids: Iterable[str]) -> UserError | None:
+        """Return the error for runs that take this machine's CPU longer than the configuration
+        allows; None where they do not, or where a GPU or other machines compute them.
+
+        Hours are the fewest that their matrix products can take.
+        """
+        run_ids = list(run_ids)
+        if not run_ids or self._machine.gpus_per_node is not None or has_gpu():
+            return None
+        runs = self._config.all_runs(self._config.usable(()))
+        flops = [self.price(runs[run_id]).flops or 0.0 for run_id in run_ids if run_id in runs]
+        allowed = self._config.settings.budget.cpu_hours
+        if sum(flops) < allowed * 3600 * LEAST_MATRIX_RATE:
+            return None
+        return cpu_error(flops, rate=measure_matrix_rate(), allowed_hours=allowed)
+
     def count_stores(self, names: list[str]) -> StoreCounts:
         """Count the token stores that experiments need."""
         existing = []
@@ -310,6 +330,19 @@ class RunPrices:
             except UserError:
                 self._manifests[path] = None
         return self._manifests[path]
+
+
+def has_gpu() -> bool:
+    """Return whether this machine has a GPU, without importing torch."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def measure_matrix_rate() -> float:
+    """Return the FLOP/s that matrix products in fp32 reach on this machine's CPU."""
+    import numpy as np
+
+    square = np.ones((1024, 1024), np.float32)
+    return 2 * 1024**3 / min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
 
 
 def _cell_of(settings: dict[str, Any]) -> str:

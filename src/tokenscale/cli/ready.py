@@ -209,6 +209,7 @@ def find_problems(
         submission.unset_variable_error([resources]),
         cluster.account_error(resources.get("slurm_account"), config.machine),
         find_purge_error(config, prices, left, profile=profile),
+        prices.find_cpu_error(left),
     ]
     if config.machine.gpus_per_node is not None:
         errors.append(

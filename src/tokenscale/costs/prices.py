@@ -92,6 +92,8 @@ class Price:
     measured: bool = False
     #: how many such runs a node has at once
     places: int = 1
+    #: floating-point operations of all training steps; None if they are unknown
+    flops: float | None = None
 
     @property
     def node_hours(self) -> float | None:
@@ -165,7 +167,7 @@ def estimate_run(
     layout = run.layout
     nodes = geometry(layout.world_size, machine.gpus_per_node).nodes
     vocabulary_size = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary_size
-    steps = seconds = unknown = None
+    steps = seconds = unknown = flops = None
     weighs = 0
     if vocabulary_size is None:
         unknown = (
@@ -177,9 +179,12 @@ def estimate_run(
         try:
             weighs = weights(model).total
             steps, unknown = _count_steps(run, model, rows)
+            row = _count_flops_of_row(run, model)
+            if steps is not None:
+                flops = steps * run.global_batch * row
             seconds, slow = _estimate_seconds(
                 run,
-                model,
+                row,
                 machine,
                 steps=steps,
             )
@@ -213,6 +218,7 @@ def estimate_run(
         files=files,
         unknown=unknown,
         bound=bound,
+        flops=flops,
     )
 
 
@@ -288,10 +294,22 @@ def _count_steps(
     return max(0, last - start_step(run)), None
 
 
+def _count_flops_of_row(run: RunSettings, model: ModelSettings) -> float:
+    """Return the floating-point operations that a row of a training step takes."""
+    return run.sequence_length * hardware_flops_per_token(
+        model,
+        run.sequence_length,
+        convention=Convention.FULL,
+        checkpointing=run.activation_checkpointing,
+        objective=run.objective,
+    )
+
+
 def _estimate_seconds(
-    run: RunSettings, model: ModelSettings, machine: Machine, steps: int | None
+    run: RunSettings, row: float, machine: Machine, steps: int | None
 ) -> tuple[float | None, str | None]:
     """Return (seconds from a job's start to its end, None), or (None, reason why they are unknown).
+    `row`: FLOPs of a row.
 
     Steps: `hardware_flops_per_token` over ranks × peak × UTILISATION × (1 − pipeline bubble). A
     validation costs a third of that for its rows. Validations after epochs, checkpoints and data
@@ -306,13 +324,6 @@ def _estimate_seconds(
         return None, f"no peak of {machine.device} in {run.number_format} is known"
     # FLOP/s of all ranks
     speed = run.layout.world_size * peak * UTILISATION * (1 - pipeline_bubble(run))
-    row = run.sequence_length * hardware_flops_per_token(
-        model,
-        run.sequence_length,
-        convention=Convention.FULL,
-        checkpointing=run.activation_checkpointing,
-        objective=run.objective,
-    )
     if run.budget.wall_s is not None:
         training = run.budget.wall_s
         between = 0

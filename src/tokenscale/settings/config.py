@@ -85,11 +85,16 @@ REPORTED = [
 
 
 @settings_class
-class SubmissionBudget:
-    """Limits on the jobs that one call submits to a cluster."""
+class CallBudget:
+    """Limits on the jobs that one call starts."""
 
     node_hours: float = option(
         50.0, description="largest estimate by `plan`; above it nothing is submitted", ge=0
+    )
+    cpu_hours: float = option(
+        12.0,
+        description="hours that trainings without a GPU take at least; above it nothing is started",
+        ge=0,
     )
 
 
@@ -120,7 +125,7 @@ class ConfigFile:
         ),
         ge=1,
     )
-    budget: SubmissionBudget = option(SubmissionBudget, description="limits on submitted jobs")
+    budget: CallBudget = option(CallBudget, description="limits on submitted jobs")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
         description=(

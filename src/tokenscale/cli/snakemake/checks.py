@@ -31,8 +31,11 @@ class CallChecks:
         """Wait for the jobs of this call. Raise UserError if they must not be submitted."""
         internals.wait_for_jobs_when_interrupted()
         if internals.submits_jobs(self.workflow):
-            for error in self._find_errors(internals.get_jobs_to_submit(self.workflow)):
-                raise error
+            errors = self._find_errors(internals.get_jobs_to_submit(self.workflow))
+        else:
+            errors = self._find_errors_here(internals.get_jobs_to_run(self.workflow))
+        for error in errors:
+            raise error
 
     def end(self) -> None:
         """Print what a dry run's jobs need, or where the reports of a call lie that has nothing
@@ -73,6 +76,14 @@ class CallChecks:
         prices = RunPrices(config).sum_by_experiment(trained)
         errors.append(submission.budget_error(prices, config.settings.budget.node_hours))
         yield from filter(None, errors)
+
+    def _find_errors_here(self, jobs: list["Job"]) -> Iterator[UserError]:
+        """Yield why jobs must not run on this machine."""
+        from tokenscale.cli.plan_prices import RunPrices
+
+        trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
+        if error := RunPrices(self.config).find_cpu_error(trained):
+            yield error
 
     def _find_site_errors(
         self, jobs: list["Job"], trained: list[str]

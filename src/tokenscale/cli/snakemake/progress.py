@@ -34,20 +34,25 @@ class Job:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that the jobs of known rules still take, and how many jobs have no estimate."""
+    """Seconds that the jobs of known rules still take, how many those are, and how many jobs have
+    no estimate.
+    """
 
     seconds: float
+    known: int
     without: int
 
     def render(self) -> str:
-        """Return the estimate as text with rounded times.
+        """Return the estimate as text with rounded times; no time where most jobs have none.
 
-        >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 1).render(), Estimate(0, 0).render()
-        ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '1 job not estimated', 'nearly done')
+        >>> Estimate(251, 9, 0).render(), Estimate(43, 9, 3).render(), Estimate(43, 3, 9).render()
+        ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '9 jobs not estimated')
+        >>> Estimate(0, 0, 1).render(), Estimate(0, 0, 0).render()
+        ('1 job not estimated', 'nearly done')
         """
-        parts = (
-            [f"about {format_duration(_round_time(self.seconds))} left"] if self.seconds > 0 else []
-        )
+        parts = []
+        if self.seconds > 0 and self.known >= self.without:
+            parts.append(f"about {format_duration(_round_time(self.seconds))} left")
         if self.without > 0:
             parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"]
         return ", ".join(parts) or "nearly done"
@@ -122,6 +127,7 @@ class Progress:
     def time_left(self, now: float) -> Estimate:
         """Estimate the rest of the call from the rules that have evidence."""
         seconds = 0.0
+        known = 0
         without = 0
         for rule, count in self.planned.items():
             running = [job for job in self.running.values() if job.rule == rule]
@@ -130,11 +136,12 @@ class Progress:
             if each is None:
                 without += waiting + len(running)
             else:
+                known += waiting + len(running)
                 seconds += each * waiting
                 seconds += sum(
                     max(0.0, each - (now - job.started_s) / len(running)) for job in running
                 )
-        return Estimate(seconds, without)
+        return Estimate(seconds, known, without)
 
     def seconds_per_job(self, rule: str) -> float | None:
         """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of

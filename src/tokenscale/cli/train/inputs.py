@@ -9,7 +9,6 @@ import argparse
 import importlib
 import shutil
 import sys
-import timeit
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,14 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, write_text
 from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.mixture import write_mixture
+from tokenscale.cli.plan_prices import has_gpu, measure_matrix_rate
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train.request import (
     TEKKEN_VOCABULARY,
@@ -117,11 +115,7 @@ def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | No
     """Return how long a step on the CPU takes at least, by its FLOPs and a measured rate; None if
     that is short.
     """
-    if (
-        run.device != "cpu"
-        and any(Path("/dev").glob("nvidia[0-9]*"))
-        or run.model.transformers is not None
-    ):
+    if (run.device != "cpu" and has_gpu()) or run.model.transformers is not None:
         return None
     entries = run.model.vocabulary_size
     if entries is None and "tokenizer" in manifests:
@@ -137,8 +131,7 @@ def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | No
     )
     if flops < LONG_STEP_FLOPS:
         return None
-    square = np.ones((1024, 1024), np.float32)
-    rate = 2 * 1024**3 / min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
+    rate = measure_matrix_rate()
     took = (
         f"{flops / 1e12:,.1f} TFLOP, of which matrix products here reach {rate / 1e12:,.2f} a "
         "second"

@@ -5,11 +5,11 @@ the image.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.wording import format_number
+from tokenscale.base.wording import format_duration, format_number
 from tokenscale.costs.prices import Total
 from tokenscale.runs.launch.image import REQUIREMENTS
 
@@ -141,6 +141,25 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
             if bounded
             else ""
         ),
+    )
+
+
+def cpu_error(flops: Sequence[float], rate: float, allowed_hours: float) -> UserError | None:
+    """Return the error for runs (their FLOPs) that a CPU of this rate (FLOP/s) computes in more
+    hours than allowed; None if it does not.
+    """
+    hours = sum(flops) / rate / 3600
+    if hours <= allowed_hours:
+        return None
+    enough = math.ceil(2 * hours)  # the next call measures another rate
+    return UserError(
+        "the trainings are sized for GPUs, and this machine has none.",
+        needed=f"at least {format_duration(3600 * hours)} on this CPU: {sum(flops) / 1e12:,.0f} "
+        f"TFLOP in {len(flops):,} runs, of which matrix products reach {rate / 1e12:,.2f} a second",
+        budget=f"{allowed_hours:,g} hours  (budget.cpu_hours)",
+        next="start it on a machine with GPUs, or with --profile NAME on a cluster;\n"
+        "`tokenscale plan` prints what each experiment takes;\n"
+        f"on this CPU all the same: --config 'budget={{cpu_hours: {enough}}}'",
     )
 
 
