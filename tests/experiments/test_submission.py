@@ -8,7 +8,7 @@ import pytest
 from tests.machines import program, write_image_record
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, RUNS
-from tokenscale.cli.plan_prices import has_gpu
+from tokenscale.runs.records.provenance import count_gpus
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(60), pytest.mark.workflow]
 
@@ -98,7 +98,7 @@ def test_a_plan_over_the_budget_is_refused_before_anything_is_submitted(cluster)
     assert re.search(r"largest +ways +[0-9,.]+\n", text) and "budget={node_hours: " in text
 
 
-@pytest.mark.skipif(has_gpu(), reason="a machine with a GPU starts such trainings")
+@pytest.mark.skipif(count_gpus() > 0, reason="a machine with a GPU starts such trainings")
 def test_trainings_sized_for_gpus_do_not_start_on_a_cpu(cluster):
     code, text = forked.snakemake(["ways"], cluster.root, cluster.environment)
     assert code == 2 and "Traceback" not in text, text

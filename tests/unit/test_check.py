@@ -11,8 +11,9 @@ from tests.corpora import make_run
 from tests.machines import write_image_record
 from tests.unit.test_batches_objectives import Pairs
 from tests.unit.test_config import BASE, EXPERIMENT
-from tokenscale.cli.check import check_labels, count_gpus_and_cores
+from tokenscale.cli.check import check_labels
 from tokenscale.cli.main import main
+from tokenscale.runs.records.provenance import count_gpus
 from tokenscale.settings import config as configuration
 from tokenscale.settings.experiments import SCALES
 from tokenscale.settings.manifests import list_manifests
@@ -38,7 +39,8 @@ scales: {workstation: {}, alps: {}, study: {}}
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tokenscale.cli.check.count_gpus_and_cores", lambda: (0, 8))
+    monkeypatch.setattr("tokenscale.cli.check.count_gpus", lambda: 0)
+    monkeypatch.setattr("tokenscale.cli.check.count_cores", lambda: 8)
     experiments = tmp_path / "config/experiments"
     experiments.mkdir(parents=True)
     (tmp_path / "config/config.yaml").write_text(json.dumps(BASE))
@@ -194,7 +196,7 @@ def test_gpus_are_counted_as_the_process_may_use_them(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        found[visible] = count_gpus_and_cores()[0]
+        found[visible] = count_gpus()
     assert found == {None: 4, "0,2": 2, "": 0, "-1": 0}
 
 
@@ -202,7 +204,8 @@ def test_no_shipped_experiment_is_refused_or_ends_without_a_verdict(tmp_path, mo
     shutil.copytree(ROOT / "config", tmp_path / "config")
     shutil.copytree(ROOT / "arms", tmp_path / "arms")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tokenscale.cli.check.count_gpus_and_cores", lambda: (0, 2))
+    monkeypatch.setattr("tokenscale.cli.check.count_gpus", lambda: 0)
+    monkeypatch.setattr("tokenscale.cli.check.count_cores", lambda: 2)
     assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert "refuse" not in out and "every verdict is “too few runs”" not in out and "warn" in out

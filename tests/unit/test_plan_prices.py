@@ -108,7 +108,7 @@ def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_
 def test_runs_sized_for_gpus_are_refused_on_a_cpu_until_the_budget_allows_them(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(plan_prices, "has_gpu", lambda: False)
+    monkeypatch.setattr(plan_prices, "count_gpus", lambda: 0)
     monkeypatch.setattr(plan_prices, "measure_matrix_rate", lambda: 1e11)
 
     def find(scale, name, **values):
@@ -123,7 +123,7 @@ def test_runs_sized_for_gpus_are_refused_on_a_cpu_until_the_budget_allows_them(
     (allowed,) = re.findall(r"budget=\{cpu_hours: (\d+)\}", error.facts["next"])
     assert find("workstation", "ddp_scaling_weak", budget={"cpu_hours": int(allowed)})[0] is None
     assert find("demo", "ddp_scaling_weak")[0] is None
-    monkeypatch.setattr(plan_prices, "has_gpu", lambda: True)
+    monkeypatch.setattr(plan_prices, "count_gpus", lambda: 1)
     assert find("workstation", "ddp_scaling_weak")[0] is None
 
 

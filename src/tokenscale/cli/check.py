@@ -5,7 +5,6 @@ give wrong conclusions: exit code 2. Warnings and notes list what a design canno
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from tokenscale.data.batches.open import count_labelled_rows
 from tokenscale.data.corpus.files import check_files
 from tokenscale.runs.launch.image import find_image_error
 from tokenscale.runs.launch.submission import install_hint
-from tokenscale.runs.records.provenance import count_cores
+from tokenscale.runs.records.provenance import count_cores, count_gpus
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.closure import ONLY_FOR, find_missing_packages
 from tokenscale.settings.config import Config
@@ -145,7 +144,7 @@ def find_problems(
         )
         on_nodes = config.machine.starter == "srun"
         sizes = read_sizes(settings, *manifests)
-        here_has = count_gpus_and_cores() if here and not on_nodes else ()
+        here_has = (count_gpus(), count_cores()) if here and not on_nodes else ()
         found[name] = find_design_problems(
             Design(config.experiment(name), runs, sizes, config.machine, *here_has)
         )
@@ -318,16 +317,3 @@ def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem
                 key=key,
                 next=install_hint([package], machine.container),
             )
-
-
-def count_gpus_and_cores() -> tuple[int, int]:
-    """Count the GPUs that this process may use, without torch, and the cores that it can keep
-    busy.
-    """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if chosen is not None:
-        there = min(
-            there, len([entry for entry in chosen.split(",") if entry.strip() not in ("", "-1")])
-        )
-    return there, count_cores()

@@ -3,7 +3,6 @@
 """
 
 import datetime
-import timeit
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,7 +17,11 @@ from tokenscale.costs import prices as costs
 from tokenscale.costs.peaks import PEAKS, find_peak
 from tokenscale.costs.prices import Price, StoreSize, Total, sum_prices
 from tokenscale.runs.launch.submission import cpu_error
-from tokenscale.runs.records.provenance import describe_machine
+from tokenscale.runs.records.provenance import (
+    count_gpus,
+    describe_machine,
+    measure_matrix_rate,
+)
 from tokenscale.settings import options
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
@@ -194,7 +197,7 @@ class RunPrices:
         Hours are the fewest that their matrix products can take.
         """
         run_ids = list(run_ids)
-        if not run_ids or self._machine.gpus_per_node is not None or has_gpu():
+        if not run_ids or self._machine.gpus_per_node is not None or count_gpus():
             return None
         runs = self._config.all_runs(self._config.usable(()))
         flops = [self.price(runs[run_id]).flops or 0.0 for run_id in run_ids if run_id in runs]
@@ -330,19 +333,6 @@ class RunPrices:
             except UserError:
                 self._manifests[path] = None
         return self._manifests[path]
-
-
-def has_gpu() -> bool:
-    """Return whether this machine has a GPU, without importing torch."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
-
-
-def measure_matrix_rate() -> float:
-    """Return the FLOP/s that matrix products in fp32 reach on this machine's CPU."""
-    import numpy as np
-
-    square = np.ones((1024, 1024), np.float32)
-    return 2 * 1024**3 / min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
 
 
 def _cell_of(settings: dict[str, Any]) -> str:

@@ -23,7 +23,6 @@ from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.mixture import write_mixture
-from tokenscale.cli.plan_prices import has_gpu, measure_matrix_rate
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train.request import (
     TEKKEN_VOCABULARY,
@@ -41,7 +40,7 @@ from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.launch.start import check_memory
-from tokenscale.runs.records.provenance import read_lines
+from tokenscale.runs.records.provenance import count_gpus, measure_matrix_rate, read_lines
 from tokenscale.settings import flags
 from tokenscale.settings import manifests as paths
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
@@ -115,7 +114,7 @@ def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | No
     """Return how long a step on the CPU takes at least, by its FLOPs and a measured rate; None if
     that is short.
     """
-    if (run.device != "cpu" and has_gpu()) or run.model.transformers is not None:
+    if (run.device != "cpu" and count_gpus()) or run.model.transformers is not None:
         return None
     entries = run.model.vocabulary_size
     if entries is None and "tokenizer" in manifests:

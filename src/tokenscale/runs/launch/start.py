@@ -408,7 +408,7 @@ def _memory_error(
 
 
 def _has_gpus(machine: Machine) -> bool:
-    return bool(machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")])
+    return bool(machine.gpus_per_node or provenance.count_gpus())
 
 
 def _find_node_memory(machine: Machine) -> int | None:

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+import timeit
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,23 @@ def count_cores() -> int:
 
 def count_affinity_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs that this process may use, without importing torch."""
+    there = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return there
+    entries = [entry for entry in chosen.split(",") if entry.strip() not in ("", "-1")]
+    return min(there, len(entries))
+
+
+def measure_matrix_rate() -> float:
+    """Return the FLOP/s that matrix products in fp32 reach on this machine's CPU."""
+    import numpy as np
+
+    square = np.ones((1024, 1024), np.float32)
+    return 2 * 1024**3 / min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
 
 
 def describe_machine() -> dict[str, Any]:
