@@ -46,6 +46,7 @@ COMMANDS: dict[str, list[str]] = {
         "tokenscale",
         "ingest",
         f"--experiment=results/experiments/{NAME}/runs.json",
+        f"--kept=results/run-tables/{NAME}",
         f"--output=results/tables/{NAME}",
     ],
     "status": ["tokenscale", "status"],

@@ -1,8 +1,9 @@
-"""Tables of several runs: every call reads all logs, and equal logs give equal bytes."""
+"""Tables of several runs: equal logs give equal bytes, whichever of their runs are read again."""
 
 import os
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from tests import logs
 from tests.corpora import flip_bit
 from tests.refusals import refused
 from tokenscale.analysis import ingest as module
+from tokenscale.analysis import kept_tables
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.analysis.tables import EXPERIMENT, MANIFEST, TABLES, read_experiment
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.cli import main as cli
 from tokenscale.cli.verify import verify_results
 
@@ -37,9 +39,9 @@ class Lab:
         self.benchmark = logs.write_benchmark(root / "bench.json")
         self.table = logs.write_table(root / "runs.json", runs)
 
-    def tables(self, name="tables", threads=2) -> dict[str, bytes]:
+    def tables(self, name="tables", **options) -> dict[str, bytes]:
         output = self.root / name
-        ingest(self.table, self.root / "runs", output, [self.benchmark], threads=threads)
+        ingest(self.table, self.root / "runs", output, [self.benchmark], **options)
         return {path.name: path.read_bytes() for path in sorted(output.iterdir())}
 
 
@@ -69,6 +71,102 @@ def test_every_call_reads_all_logs_and_gives_the_same_files_with_any_number_of_t
     assert len(read) == 12 and all(
         path.stat().st_mtime > 1e9 for path in (lab.root / "tables").iterdir()
     )
+
+
+def edit_entry(lab, name):
+    table = read_json(lab.table)
+    for entry in table["runs"]:
+        if entry["run_id"] == name:
+            entry["cell"] = {**entry["cell"], "seed": 3}
+    write_sealed(lab.table, table)
+
+
+def edit_log(lab, name):
+    path = lab.root / "runs" / name / "attempt=00/rank=00001/steps.jsonl"
+    facts = path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+
+
+def kept_file(lab, name):
+    (path,) = (lab.root / "kept").glob(f"*/{name}.arrow")
+    return path
+
+
+def cut_file(lab, name):
+    path = kept_file(lab, name)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edit_head(lab, name):
+    path = kept_file(lab, name)
+    path.write_bytes(path.read_bytes().replace(b'"tables":["runs",', b'"tables":[', 1))
+
+
+CHANGES = {
+    "nothing": lambda lab, name: None,
+    "its entry in the run table": edit_entry,
+    "a line of its log": edit_log,
+    "a file without its end": cut_file,
+    "an empty file": lambda lab, name: kept_file(lab, name).write_bytes(b""),
+    "a file that is gone": lambda lab, name: kept_file(lab, name).unlink(),
+    "a flipped bit": lambda lab, name: flip_bit(kept_file(lab, name), 4000),
+    "another run's file": lambda lab, name: shutil.copy(
+        next(p for p in (lab.root / "kept").glob("*/*.arrow") if p.stem != name),
+        kept_file(lab, name),
+    ),
+    "fewer tables in its head": edit_head,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_only_a_run_that_changed_is_read_again_and_the_tables_are_those_of_all_logs(
+    lab, read, change
+):
+    kept = lab.root / "kept"
+    assert lab.tables(kept=kept) == lab.tables("whole")
+    read.clear()
+    runs = sorted(path.name for path in (lab.root / "runs").iterdir())
+    CHANGES[change](lab, runs[0])
+    again = lab.tables(kept=kept)
+    assert read == ([] if change == "nothing" else runs[:1])
+    assert again == lab.tables("whole")
+    read.clear()
+    assert lab.tables(kept=kept) == again and read == []
+
+
+def test_one_new_run_costs_its_own_reading_and_a_run_that_left_is_forgotten(lab, read):
+    kept = lab.root / "kept"
+    lab.tables(kept=kept)
+    read.clear()
+    table = read_json(lab.table)
+    new = logs.settings(world_size=2, repeat=3, steps=10)
+    logs.write_run(lab.root / "runs", new)
+    entries = read_json(logs.write_table(lab.root / "more.json", [new]))["runs"]
+    table["runs"] = table["runs"][1:] + entries
+    write_sealed(lab.table, table)
+    lab.tables(kept=kept)
+    assert read == [new.identity]
+    assert {path.stem for path in kept.glob("*/*")} == {run["run_id"] for run in table["runs"]}
+
+
+def test_a_run_that_is_not_sealed_is_read_each_time(lab, read):
+    run = logs.settings(world_size=2, repeat=3, steps=10)
+    record = lab.root / "runs" / run.identity / "run.json"
+    logs.write_run(lab.root / "runs", run)
+    write_json(record, {**read_json(record), "status": "running"})
+    logs.write_table(lab.table, [run])
+    for _ in range(2):
+        lab.tables(kept=lab.root / "kept")
+    assert read == [run.identity] * 2
+
+
+def test_other_code_reads_every_run_again(lab, read, monkeypatch):
+    lab.tables(kept=lab.root / "kept")
+    monkeypatch.setattr(kept_tables, "hash_closure", lambda *modules: {"ingest.py": "0" * 64})
+    read.clear()
+    lab.tables(kept=lab.root / "kept")
+    assert len(read) == 3
 
 
 def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, capsys):

@@ -44,7 +44,8 @@ rule ingest:
         "tables of {wildcards.experiment}"
     shell:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs {params.inputs:q}"
-        " --output {params.directory:q} --threads {threads} > {log:q} 2>&1"
+        " --kept results/run-tables/{wildcards.experiment:q} --output {params.directory:q}"
+        " --threads {threads} > {log:q} 2>&1"
 
 
 rule tables:

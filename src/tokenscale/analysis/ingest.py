@@ -18,6 +18,7 @@ import pyarrow as pa
 from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
 from tokenscale.analysis.design import find_cautions
 from tokenscale.analysis.expectations import Evidence, Steps, judge
+from tokenscale.analysis.kept_tables import KeptTables, Tables
 from tokenscale.analysis.logs import RunLog, merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
@@ -114,8 +115,6 @@ def bleu_rows(events: list[Row]) -> list[Row]:
     return found
 
 
-Tables = dict[str, pa.Table]
-
 #: tables beside `runs` that a run has rows in
 OF_RUNS = tuple(
     name
@@ -154,13 +153,15 @@ def ingest(
     stores: Sequence[Path] = (),
     corpora: Sequence[Path] = (),
     certificates: Sequence[Path] = (),
+    kept: Path | None = None,
     threads: int = 1,
 ) -> dict[str, int]:
     """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, `experiment.json`, and
     last the manifest with the SHA-256 of each file; return row counts. `experiment.json` names the
     inputs relative to the parent of `runs`.
 
-    All logs are read on every call. A run without logs is listed as missing; a broken line goes to
+    All logs are read on every call, or those of runs whose tables are not in the folder `kept`, which
+    is this experiment's alone. A run without logs is listed as missing; a broken line goes to
     quarantine. Raises UserError only where the experiment's own table, a benchmark file or a
     manifest cannot be read, or where the table lists two runs as the same repeat.
     """
@@ -204,13 +205,21 @@ def ingest(
 
     manifests = {sha256_file(path): path for path in (*stores, *corpora)}
 
-    def read(run_id: str) -> Tables:
+    def make(run_id: str) -> Tables:
         return one_run(
             listed[run_id],
             experiment=table["experiment"],
             runs=runs,
             manifests=manifests,
         )
+
+    kept_tables = KeptTables(kept, runs, manifests) if kept is not None else None
+
+    def read(run_id: str) -> Tables:
+        if kept_tables is None:
+            return make(run_id)
+        entry = {**listed[run_id], "experiment": table["experiment"]}
+        return kept_tables.read(entry, make=lambda: make(run_id))
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each
     # other.
@@ -222,6 +231,8 @@ def ingest(
             experiment=experiment,
             gaps=find_gaps(table, path=experiment, runs=runs),
         )
+    if kept_tables is not None:
+        kept_tables.remove_others(set(listed))
     files = zip(KINDS, (benchmarks, stores, corpora, certificates), strict=True)
     inputs: Row = {
         kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files
@@ -265,7 +276,9 @@ class TableInputs:
 
     def ingest(self, results: Path, output: Path) -> None:
         """Write the tables of the logs and files below `results` to the folder `output`."""
-        files = {kind: [results / name for name in getattr(self, kind)] for kind in KINDS}
+        files: dict[str, Any] = {
+            kind: [results / name for name in getattr(self, kind)] for kind in KINDS
+        }
         ingest(
             results / self.table,
             runs=results / "runs",

@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, type=Path, help="folder of the tables: results/tables/<name>"
     )
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        metavar="FOLDER",
+        help="tables of single runs, of which only new and changed runs are read again",
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads that read logs (default 2)")
 
 
@@ -44,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         "certificates": arguments.certificate,
     }
     paths = arguments.experiment, arguments.runs, arguments.output, arguments.benchmark
-    counts = ingest(*paths, **inputs, threads=max(arguments.threads, 1))
+    counts = ingest(*paths, **inputs, kept=arguments.kept, threads=max(arguments.threads, 1))
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
     said: dict[tuple[str, str], list[str]] = {}
     unchecked = 0
