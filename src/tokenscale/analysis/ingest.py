@@ -321,7 +321,7 @@ def _write_tables(
         }
         for run_id, found in runs:
             siblings.add(run_id, found["steps"], found["events"])
-            (row,) = found["runs"].to_pylist()
+            (row,) = found["runs"].select(["series", "world_size", "repeat"]).to_pylist()
             # all is grouped by series, world size and repeat: two runs there would count as one, or
             # as two repeats
             other = places.setdefault((row["series"], row["world_size"], row["repeat"]), run_id)

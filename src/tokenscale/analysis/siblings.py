@@ -180,27 +180,25 @@ class Siblings:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
                 of = self.last_validation if row["step"] else self.first_validation
                 of[run_id] = row["loss_sum"] / row["useful_tokens"]
-        ended = steps.group_by(["attempt", "rank"]).aggregate([("t_mono_s", "max")]).to_pylist()
-        rows += [row | {"event": "step", "t_mono_s": row["t_mono_s_max"]} for row in ended]
+        rows += [row | {"event": "step"} for row in _find_last_times(steps)]
         self._add_times(run_id, rows)
 
     def _add_steps(self, run_id: str, steps: pa.Table) -> None:
         """Add values, counts and the loss of the last third of steps."""
-        ranks = steps["rank"].to_numpy()
+        rows = Steps(steps)
+        ranks = rows["rank"]
         for rank in np.unique(ranks).tolist():
-            self.values.add(f"{run_id} rank {rank}", steps.filter(pa.array(ranks == rank)))
+            self.values.add(f"{run_id} rank {rank:.0f}", _filter(steps, ranks == rank))
         self.counts[run_id] = _count_tokens(steps)
-        third = 2 * (pc.max(steps["step"]).as_py() + 1) // 3
+        third = 2 * (int(rows.numbers[-1]) + 1) // 3
         for of, chosen in (
-            (self.losses, pc.greater_equal(steps["step"], third)),
-            (self.first_loss, pc.equal(steps["step"], 0)),
+            (self.losses, rows["step"] >= third),
+            (self.first_loss, rows["step"] == 0),
         ):
-            rows = steps.filter(chosen)
-            loss, useful = (
-                pc.sum(rows[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens")
-            )
-            if loss > 0 and useful > 0 and not rows["loss_sum"].null_count:
-                of[run_id] = loss / useful
+            loss = rows["loss_sum"][chosen].sum()
+            useful = np.nansum(rows["useful_tokens"][chosen])
+            if loss > 0 and useful > 0:
+                of[run_id] = float(loss / useful)
 
     def _add_times(self, run_id: str, rows: list[Row]) -> None:
         """Add when the run was on which boot, by its events and the last step of each rank."""
@@ -698,12 +696,30 @@ def _find_other_levels(evidence: Evidence) -> Iterator[str]:
             yield f"the run table calls it {key}={level}, its settings have {value}"
 
 
+def _filter(rows: pa.Table, chosen: np.ndarray) -> pa.Table:
+    """Return the chosen rows. Of most runs these are all of them, which takes no time."""
+    return rows if chosen.all() else rows.filter(pa.array(chosen))
+
+
+def _find_last_times(steps: pa.Table) -> list[Row]:
+    """Return the last time of each rank's steps in each attempt, on its monotonic clock."""
+    last: dict[tuple[int, int], float] = {}
+    columns = (steps[name].to_pylist() for name in ("attempt", "rank", "t_mono_s"))
+    for attempt, rank, time_s in zip(*columns, strict=True):
+        if time_s is not None:
+            last[attempt, rank] = max(time_s, last.get((attempt, rank), time_s))
+    return [
+        {"attempt": attempt, "rank": rank, "t_mono_s": time_s}
+        for (attempt, rank), time_s in last.items()
+    ]
+
+
 def _count_tokens(steps: pa.Table) -> np.ndarray:
     """(step, order digest, useful tokens) of complete steps, summed over ranks, as rows; only those
     to be compared.
     """
     step = steps["step"].to_numpy()
-    rows = Steps(steps.filter(pa.array((step < FIRST_STEPS) | (step % STRIDE == 0))))
+    rows = Steps(_filter(steps, (step < FIRST_STEPS) | (step % STRIDE == 0)))
     unknown = np.isnan(rows["order_digest"]) | np.isnan(rows["useful_tokens"])
     whole = rows.whole() & (
         np.bincount(rows.place, weights=unknown, minlength=len(rows.numbers)) == 0
