@@ -13,7 +13,7 @@ from tokenscale.cli.main import main
 from tokenscale.data.stores.writing import list_files, write_store
 from tokenscale.data.tokenizers.load import build
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import TOKEN_FORMATS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
@@ -35,7 +35,7 @@ def place(tmp_path_factory):
         TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=903), root / "tokenizer"
     )
     corpus = make_corpus(root / "corpus", texts)
-    for form in FORMATS:
+    for form in TOKEN_FORMATS:
         write_store(
             StoreSettings(form, sequence_length=T),
             corpus,
@@ -76,7 +76,7 @@ def test_the_numbers_are_those_of_the_stores(place, tmp_path, file, arguments, d
     facts = json.loads((tmp_path / "facts").read_text())
     near = 0 if documents > DOCUMENTS else 0.08
     assert facts["sampled"]["every_document"] == (not near) and facts["documents"] == DOCUMENTS
-    for form in FORMATS:
+    for form in TOKEN_FORMATS:
         made = json.loads((place / form / "manifest.json").read_text())
         of = facts["formats"][form]
         rows = None

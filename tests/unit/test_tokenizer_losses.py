@@ -23,7 +23,7 @@ from tokenizers import (
     trainers,
 )
 
-from tests.corpora import make_corpus, make_run, make_tokenizer
+from tests.corpora import make_corpus, make_run, make_store, make_tokenizer
 from tokenscale.base.errors import UserError
 from tokenscale.cli.advise import AdviceSettings, advise
 from tokenscale.cli.convert import ConvertSettings, convert
@@ -361,9 +361,11 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
         store = StoreSettings("packed", sequence_length=16)
         return write_store(store, corpus, folder, tmp_path / "store")["text_sample"]["lost"]
 
-    def stream(folder, approach):
-        run = make_run(approach, 16, global_batch=2)
-        return open_batches(run, Inputs(corpus=corpus, tokenizer=folder)).lost["lost"]
+    def read_online(folder, approach):
+        own = TokenizerSettings(name="own", kind="bpe", corpus="tiny", vocabulary_size=300)
+        run = replace(make_run(approach, 16, global_batch=2), tokenizer=own)
+        lengths = make_store(tmp_path / "lengths", corpus, folder, run.store) if run.store else None
+        return open_batches(run, Inputs(corpus, folder, lengths)).lost["lost"]
 
     def ask_advice(folder):
         said = []
@@ -373,8 +375,8 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
 
     doors = [
         write,
-        functools.partial(stream, approach="padded"),
-        functools.partial(stream, approach="padding-free"),
+        functools.partial(read_online, approach="padded"),
+        functools.partial(read_online, approach="padding-free"),
     ]
     for enter in [*doors, ask_advice]:
         with pytest.raises(UserError, match="loses|cannot encode") as error:

@@ -32,7 +32,7 @@ from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.options import option, settings_class
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import TOKEN_FORMATS
 
 Log = Callable[[str], None]
 #: sequence lengths that are compared, beside the requested one
@@ -138,7 +138,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
                 tokenizer=tokenizer,
                 folder=Path(folder),
             )
-            for name in FORMATS
+            for name in TOKEN_FORMATS
         }
     scale = found.documents / len(found.texts)
     text_bytes = sum(len(text.encode()) for text in found.texts)

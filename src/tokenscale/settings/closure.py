@@ -73,7 +73,8 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
     """
     variants: list[str | None] = [
         "tokenscale.runs.launch.ranks",
-        FORMATS[run.store.format].reader if run.store is not None else ONLINE,
+        ONLINE if run.online else None,
+        FORMATS[run.store.format].reader if run.store is not None else None,
     ]
     if run.arm != OURS:
         variants.append(ARM)
