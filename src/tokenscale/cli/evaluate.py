@@ -279,7 +279,7 @@ def evaluate_store(
     def batches() -> Iterator[Rows]:
         for begin in range(0, last, opened.run.micro_batch):
             numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
-            ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
+            ids = document_ids(reader.starts(numbers)) if opened.takes_bounds else None
             yield Rows(*reader.rows(numbers), ids, numbers)
 
     return opened, _score(

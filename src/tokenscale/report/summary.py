@@ -15,6 +15,7 @@ from tokenscale.analysis import comparability, statistics
 from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text
+from tokenscale.base.wording import listing
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
 from tokenscale.report.captions import (
     as_sentence,
@@ -331,7 +332,8 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         *head,
     )
     text = (
-        "Nats a useful token on one fixed held-out slice, the same rows for every approach; "
+        "Nats a useful token on one fixed held-out slice, the same rows for every approach, "
+        f"attention {listing(sorted(validation['attention'].dropna().unique()))}; "
         "medians, their spread "
     )
     ends = validation[validation["last"].astype(bool)]
