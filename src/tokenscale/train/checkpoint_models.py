@@ -1,7 +1,7 @@
 """Models from checkpoints, ready for evaluation and generation."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -270,6 +270,7 @@ def open_causal(
 
 def continue_prompt(
     prompt: str,
+    prompt_ids: Sequence[int],
     opened: CheckpointModel,
     engine: Tokenizer,
     max_new_tokens: int,
@@ -278,10 +279,10 @@ def continue_prompt(
     cached: bool = True,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, list[int]]:
-    """Return the (text, tokens) that continue one prompt. Raise UserError if the prompt fills all
-    positions.
+    """Return the (text, tokens) that continue one prompt, whose ids begin with BOS. Raise UserError
+    if the prompt fills all positions.
     """
-    ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
+    ids = list(prompt_ids)
     if len(ids) >= opened.positions:
         raise UserError(
             "the prompt leaves no room for a token.",

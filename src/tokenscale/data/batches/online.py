@@ -1,7 +1,7 @@
 """Data-loading strategies that tokenize the documents of the training split while training."""
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +15,8 @@ from tokenscale.data.mixtures import list_sources, manifest_path, open_order
 from tokenscale.data.stores.documents import Chunk, pad_documents
 from tokenscale.data.stores.lengths import LengthsStore
 from tokenscale.data.stores.manifest import rebuild_command
-from tokenscale.data.stores.text import check_eos, encode_chunk
-from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.stores.text import TextDoor
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.losses import draw_sample, measure
 from tokenscale.settings.run import RunSettings
 
 #: documents tokenized per call to count what rows cut
@@ -27,27 +25,35 @@ CUT_BATCH = 64
 CUT_BYTES = 4 << 20
 
 
-def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
-    """Open the documents of each corpus of the run. Raises UserError as `Inputs.require`."""
+def open_documents(
+    run: RunSettings, inputs: Inputs, losses: Sequence[dict[str, Any] | None]
+) -> list["OnlineDocuments"]:
+    """Open the documents of each corpus of the run. `losses` are what the tokenizer loses of each,
+    None where that is to be measured. Raises UserError as `Inputs.require` and `TextDoor`.
+    """
     user = f"approach {run.approach}, which tokenizes while training,"
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, run.engine)
-    return [
-        OnlineDocuments(run=run, corpus_directory=manifest_path(path).parent, tokenizer=loaded)
-        for path in list_sources(run, where=corpus)
-    ]
+    found = []
+    for path, known in zip(list_sources(run, where=corpus), losses, strict=True):
+        text = RawText(manifest_path(path).parent, split="train")
+        if known is None:
+            door = TextDoor.of_corpus(loaded, text, run.eos)
+        else:
+            door = TextDoor(loaded, run.eos, text.pairs, known)
+        found.append(OnlineDocuments(run, text, door))
+    return found
 
 
 class OnlineDocuments:
     """Whole documents, tokenized on the fly."""
 
-    def __init__(self, run: RunSettings, corpus_directory: Path, tokenizer: Tokenizer):
-        self.text = RawText(corpus_directory, split="train")
-        self._read_text = self.text.open_documents()
-        self.tokenizer = tokenizer
-        self.eos = run.eos
+    def __init__(self, run: RunSettings, text: RawText, door: TextDoor):
+        self.text = text
+        self.door = door
+        self.tokenizer = door.tokenizer
+        self._read_text = text.open_documents()
         self._sequence_length = run.sequence_length
-        check_eos(self.tokenizer, self.eos, self.text.pairs)
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:
             what = "the model's vocabulary is smaller than the tokenizer's."
@@ -69,12 +75,7 @@ class OnlineDocuments:
         return list(self._encode(indices).documents())
 
     def _encode(self, indices: np.ndarray) -> Chunk:
-        return encode_chunk(
-            self.tokenizer,
-            texts=[self._read_text(i) for i in np.asarray(indices).tolist()],
-            eos=self.eos,
-            pairs=self.text.pairs,
-        )
+        return self.door.encode([self._read_text(i) for i in np.asarray(indices).tolist()])
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
@@ -92,11 +93,8 @@ class PaddedBatches(RowBatches):
     """Batches from raw text, bit-identical to those of `pretokenized-padded`."""
 
     def __init__(self, run: RunSettings, inputs: Inputs):
-        sources = open_documents(run, inputs)
-        for source in sources:
-            sample = draw_sample(source.text.directory)
-            name = source.text.manifest["name"]
-            inputs.losses.append(measure(source.tokenizer, sample, corpus=name))
+        sources = open_documents(run, inputs, losses=[None] * len(run.trained_corpora))
+        inputs.losses.extend(source.door.losses for source in sources)
         order = open_order(run, sizes=[len(source) for source in sources])
         super().__init__(
             join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs
@@ -135,8 +133,9 @@ class CountedDocuments:
 
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
     """Open the stream of the documents, laid out by the lengths in the run's store."""
-    documents = open_documents(run, inputs)
     stores = open_run_stores(run, inputs)
+    losses = [manifest["text_sample"] for _, manifest in stores]
+    documents = open_documents(run, inputs, losses)
     lengths = [LengthsStore(*store) for store in stores]
     return StreamBatches(
         sources=list(map(CountedDocuments, documents, lengths)),
