@@ -3,12 +3,14 @@
 An approach that tokenizes while training cuts its stream by them.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenscale.data.stores.manifest import resolve_store
+from tokenscale.base.errors import UserError
+from tokenscale.data.stores.manifest import open_records, read_store_manifest, resolve_store
 
 
 class LengthsStore:
@@ -28,6 +30,23 @@ class LengthsStore:
     def __len__(self) -> int:
         return self.manifest["rows"]
 
-    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+    def lengths_of(self, indices: np.ndarray | slice) -> np.ndarray:
         """Return the lengths of documents in tokens with BOS (and EOS), int64 [n]."""
         return self._lengths[indices].astype(np.int64)
+
+
+def find_lengths(folder: Path, eos: bool) -> np.ndarray | None:
+    """Return the lengths of the training documents, from any store of a corpus and tokenizer
+    (`results/tokens/CORPUS/TOKENIZER`) that has them; None where none is built.
+    """
+    for path in sorted(folder.glob("*/manifest.json")):
+        with suppress(UserError):
+            manifest = read_store_manifest(path)
+            options = manifest["options"]
+            if options["split"] != "train" or options["eos"] != eos:
+                continue
+            if manifest["format"] == "lengths":
+                return LengthsStore(path, manifest).lengths_of(slice(None))
+            if manifest["format"] == "token-list":
+                return open_records(path, manifest).lengths()
+    return None
