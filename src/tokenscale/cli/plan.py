@@ -15,7 +15,7 @@ from tokenscale.cli import main
 from tokenscale.cli.check import check_sources
 from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
-from tokenscale.costs.card import TextCard, choose_samples
+from tokenscale.costs.card import TextCard, choose_samples, count_dropped
 from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
@@ -105,12 +105,7 @@ def _render_text(config: Config, names: list[str], corpus: str) -> Iterator[str]
         ]
     except UserError:
         return  # not built, or not as it was
-    counts = text.manifest["cleaning"]["documents"]
-    dropped = {
-        "duplicates": counts.get("duplicates", 0),
-        "empty or short": counts.get("too_short", 0) + counts.get("no_text", 0),
-        "too long": counts.get("too_long", 0),
-    }
+    dropped = count_dropped(text.manifest)
     size = text.split["utf8_bytes"]
     yield f"text {corpus}: {len(text):,} documents, {format_bytes(size)}"
     yield from (

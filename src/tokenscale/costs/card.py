@@ -1,9 +1,10 @@
 """Card of a text: how many documents it holds, how long they are, and what each approach cuts and
-pads of them. `advise` and `plan` print the same lines.
+pads of them. `advise`, `plan` and the report show the same lines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,8 @@ MOST_DOCUMENTS = 100_000
 @dataclass(frozen=True)
 class TextCard:
     """Facts of a training text. `lengths` are tokens of whole documents with BOS, of all or of a
-    sample; None before a tokenizer has counted them.
+    sample; None before a tokenizer has counted them. Where only their sum and quantiles are kept,
+    these are `tokens` and `quantiles` (median, 95 %, largest).
     """
 
     documents: float
@@ -30,17 +32,23 @@ class TextCard:
     dropped: Mapping[str, int] = field(default_factory=dict)  # duplicates, empty, … → documents
     lengths: np.ndarray | None = None
     samples: Sequence[str] = ()
+    tokens: float | None = None
+    quantiles: tuple[float, float, float] | None = None
 
     def describe(self) -> Iterator[str]:
         """Yield the lines that hold for every length of rows."""
         if dropped := [f"{count:,} {what}" for what, count in self.dropped.items() if count]:
             yield f"dropped: {listing(dropped)}"
+        tokens = self.tokens
+        quantiles = self.quantiles
         if self.lengths is not None and len(self.lengths):
-            median, most = np.quantile(self.lengths, [0.5, 0.95])
-            per_byte = float(np.mean(self.lengths)) * self.documents / max(1, self.text_bytes)
+            tokens = float(np.mean(self.lengths)) * self.documents
+            quantiles = measure_quantiles(self.lengths)
+        if tokens is not None and quantiles is not None:
+            median, most, largest = quantiles
             yield (
                 f"a document: {median:,.0f} tokens in the median, 95 % at most {most:,.0f}, the "
-                f"largest {int(self.lengths.max()):,}; {per_byte:.3f} tokens a byte"
+                f"largest {largest:,.0f}; {tokens / max(1, self.text_bytes):.3f} tokens a byte"
             )
         if self.samples:
             yield "begin: " + " | ".join(map(shorten, self.samples))
@@ -62,6 +70,22 @@ class TextCard:
             lost += [f"pads {of['padding']:.1%}"] if of["padding"] >= 0.0005 else []
             words.append(f"{approach} {' and '.join(lost) or 'keeps all'}")
         return f"rows of {sequence_length:,}: {'; '.join(words)}"
+
+
+def measure_quantiles(lengths: np.ndarray) -> tuple[float, float, float]:
+    """Return the median, the 95 % quantile and the largest of lengths."""
+    median, most, largest = np.quantile(lengths, [0.5, 0.95, 1.0]).tolist()
+    return median, most, largest
+
+
+def count_dropped(manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Return what the cleaning of a corpus dropped, by its manifest: words → documents."""
+    counts = manifest.get("cleaning", {}).get("documents", {})
+    return {
+        "duplicates": counts.get("duplicates", 0),
+        "empty or short": counts.get("too_short", 0) + counts.get("no_text", 0),
+        "too long": counts.get("too_long", 0),
+    }
 
 
 def choose_samples(documents: int) -> list[int]:
