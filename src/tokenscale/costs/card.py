@@ -44,12 +44,17 @@ class TextCard:
         if self.lengths is not None and len(self.lengths):
             tokens = float(np.mean(self.lengths)) * self.documents
             quantiles = measure_quantiles(self.lengths)
-        if tokens is not None and quantiles is not None:
+        found = []
+        if quantiles is not None:
             median, most, largest = quantiles
-            yield (
+            found.append(
                 f"a document: {median:,.0f} tokens in the median, 95 % at most {most:,.0f}, the "
-                f"largest {largest:,.0f}; {tokens / max(1, self.text_bytes):.3f} tokens a byte"
+                f"largest {largest:,.0f}"
             )
+        if tokens is not None:
+            found.append(f"{tokens / max(1, self.text_bytes):.3f} tokens a byte")
+        if found:
+            yield "; ".join(found)
         if self.samples:
             yield "begin: " + " | ".join(map(shorten, self.samples))
 
