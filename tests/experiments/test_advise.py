@@ -1,5 +1,6 @@
 import json
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +11,11 @@ from tests.corpora import make_corpus
 from tests.unit.study_train.conftest import asked
 from tokenscale.cli import advise as command
 from tokenscale.cli.main import main
+from tokenscale.costs.card import TextCard, compare_approaches
 from tokenscale.data.stores.writing import list_files, write_store
 from tokenscale.data.tokenizers.load import build
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import TOKEN_FORMATS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
@@ -35,7 +37,7 @@ def place(tmp_path_factory):
         TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=903), root / "tokenizer"
     )
     corpus = make_corpus(root / "corpus", texts)
-    for form in FORMATS:
+    for form in TOKEN_FORMATS:
         write_store(
             StoreSettings(form, sequence_length=T),
             corpus,
@@ -76,7 +78,7 @@ def test_the_numbers_are_those_of_the_stores(place, tmp_path, file, arguments, d
     facts = json.loads((tmp_path / "facts").read_text())
     near = 0 if documents > DOCUMENTS else 0.08
     assert facts["sampled"]["every_document"] == (not near) and facts["documents"] == DOCUMENTS
-    for form in FORMATS:
+    for form in TOKEN_FORMATS:
         made = json.loads((place / form / "manifest.json").read_text())
         of = facts["formats"][form]
         rows = None
@@ -136,8 +138,7 @@ def test_the_next_command_trains_in_the_advised_format(
 def test_one_sentence_says_what_to_use_and_when_something_else(lengths, choice, words):
     """At 256 positions; lengths with BOS."""
     lengths = np.array(lengths)
-    fill = command.compare_rows(lengths, 256)["fill_packed"]
-    approaches = command.compare_approaches(lengths, 256, fill)
+    approaches = compare_approaches(lengths, 256)
     found, reason = command.choose_approach(lengths, 256, approaches)
     assert found == choice and words in reason and reason.endswith(".")
     assert "use" in reason.rpartition("If ")[2], "and if something is different"
@@ -145,11 +146,13 @@ def test_one_sentence_says_what_to_use_and_when_something_else(lengths, choice, 
 
 def test_texts_that_repeat_and_texts_without_words_are_named():
     """As where the column of languages was taken for the text."""
-    card = command.describe_texts(["en", "de"] * 50, np.full(100, 2))
-    repeated, short = command.list_cautions(card)
+    texts = ["en", "de"] * 50
+    card = TextCard(documents=100, text_bytes=200, lengths=np.full(100, 2))
+    repeated, short = command.list_cautions(command.describe_texts(texts, card))
     assert repeated.startswith("caution: 98.0 % of the sampled texts repeat")
     assert "--text-column" in short
-    whole = command.describe_texts([f"text {n}" for n in range(100)], np.full(100, 20))
+    longer = replace(card, lengths=np.full(100, 20))
+    whole = command.describe_texts([f"text {n}" for n in range(100)], longer)
     assert not [*command.list_cautions(whole)]
 
 

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.corpora import HOSTILE, make_corpus, make_run, make_tokenizer, same, texts_around
+from tests.corpora import (
+    HOSTILE,
+    make_corpus,
+    make_run,
+    make_store,
+    make_tokenizer,
+    same,
+    texts_around,
+)
 from tests.refusals import refused
 from tests.unit.study_train.conftest import files
 from tokenscale.base.errors import UserError
@@ -116,7 +124,9 @@ def test_rows_are_bit_for_bit_those_tokenized_while_training(here, path, extra):
     ):
         run = replace(make_run(online, T), global_batch=5)
         manifest = here / f"out/{stem}_tokenized_{form}_snappy.manifest.json"
-        a = open_batches(run, Inputs(here / "corpus", here / "results/tokenizers/bpe"))
+        corpus, tokenizer = here / "corpus", here / "results/tokenizers/bpe"
+        lengths = make_store(here / "tokens", corpus, tokenizer, run.store) if run.store else None
+        a = open_batches(run, Inputs(corpus, tokenizer, lengths))
         b = open_batches(replace(run, approach=offline, storage=storage), Inputs(store=manifest))
         assert all(same(a.next(), b.next()) for _ in range(3 * len(TEXTS) // 5))
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,20 +13,25 @@ import pytest
 
 from tests.corpora import Lab, check_order, documents_of, make_run, same, take
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file, write_sealed
 from tokenscale.costs.schedule import count_steps
 from tokenscale.data.batches.batch import Inputs, Prefetcher, document_ids
 from tokenscale.data.batches.online import OnlineDocuments
-from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.batches.streams import StreamBatches
 from tokenscale.data.order.permutation import permute
+from tokenscale.data.parts import part_folder
 from tokenscale.data.stores.documents import IGNORED
+from tokenscale.data.stores.lengths import LengthsStore
 from tokenscale.data.stores.manifest import open_store, rebuild_command
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.parquet import TokenListStore
+from tokenscale.data.stores.writing import merge_store, write_store
 from tokenscale.data.tokenizers.backends import make_fuzz_texts
+from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import BATCHES, OBJECTIVES
-from tokenscale.settings.run import APPROACHES
+from tokenscale.settings.run import APPROACHES, RunSettings, ValidationSettings
 
 pytestmark = pytest.mark.slow(30)
 
@@ -114,18 +120,6 @@ def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_
         assert batch.document_ids_bt[slot].tolist() == [k - first for k in numbers[row]]
 
 
-def test_a_process_counts_the_lengths_of_a_text_once(tmp_path, monkeypatch):
-    counted = []
-    count = OnlineDocuments.count_tokens
-    monkeypatch.setattr(
-        OnlineDocuments, "count_tokens", lambda *given: counted.append(1) or count(*given)
-    )
-    lab = Lab(tmp_path, ["ab", "cde"], vocabulary_size=262)
-    for eos in (False, True, False):
-        lab.batches(make_run("padding-free", T, eos=eos))
-    assert len(counted) == 2
-
-
 @pytest.mark.parametrize("approach", STREAMS)
 def test_one_document_of_many_passes_a_row_and_more_ranks_than_documents(tmp_path, approach):
     """An epoch of 2 tokens in rows of 16 is one step, in which every rank reads a whole row."""
@@ -155,6 +149,46 @@ def test_lengths_that_disagree_with_the_store_are_one_message(lab):
             batches.next()
         assert error.value.facts["expected"] != error.value.facts["found"]
         assert error.value.facts["next"] == f"snakemake -f {folder / 'manifest.json'}"
+
+
+def test_an_online_stream_reads_lengths_that_were_counted_before(lab, tmp_path, monkeypatch):
+    """Opening tokenizes nothing; other lengths than those of the text are one message."""
+    run = make_run("padding-free", T, global_batch=20)
+    lengths = np.load(lab.store(run.store) / "lengths.npy")
+    assert lengths.dtype == np.uint32
+    assert lengths.tolist() == [len(document) for document in documents_of(lab)]
+    with monkeypatch.context() as context:
+        context.setattr(OnlineDocuments, "_encode", lambda *_: pytest.fail("tokenized"))
+        lab.batches(run).rows_per_epoch()
+    folder = shutil.copytree(lab.store(run.store), tmp_path / run.store.directory)
+    np.save(folder / "lengths.npy", np.roll(lengths, 1))
+    inputs = Inputs(lab.corpus, lab.tokenizer, folder)
+    with pytest.raises(UserError, match="has changed"):
+        open_batches(run, inputs)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][0]["sha256"] = sha256_file(folder / "lengths.npy")
+    del manifest["self_sha256"]
+    write_sealed(folder / "manifest.json", record=manifest, key="self_sha256")
+    with pytest.raises(UserError, match="a document has another length") as error:
+        open_batches(run, inputs).next()
+    assert error.value.facts["next"] == f"snakemake -f {folder / 'manifest.json'}"
+
+
+def test_lengths_are_written_in_parts_and_refused_for_another_text(lab, tmp_path):
+    store = StoreSettings("lengths")
+    whole = np.load(lab.store(store) / "lengths.npy")
+    for number in range(3):
+        folder = part_folder(tmp_path / "lengths", number)
+        write_store(store, lab.corpus, lab.tokenizer, folder, part=(number, 3))
+    manifest = merge_store(store, lab.corpus, tmp_path / "lengths", parts=3)
+    reader = LengthsStore(tmp_path / "lengths", manifest)
+    assert reader.lengths_of(np.arange(len(reader))).tolist() == whole.tolist()
+    assert reader.total_tokens == whole.sum()
+    other = Lab(tmp_path / "other", ["other text"], vocabulary_size=262)
+    with pytest.raises(UserError, match="corpus manifest, sha256"):
+        open_batches(
+            make_run("padding-free", T), Inputs(other.corpus, lab.tokenizer, lab.store(store))
+        )
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
@@ -201,7 +235,7 @@ def test_what_rows_cut_is_counted_as_a_store_counts_it(lab, approach, all_docume
 
 
 @pytest.mark.parametrize(
-    "approach", [approach for approach, entry in BATCHES.items() if entry.format]
+    "approach", [approach for approach, entry in BATCHES.items() if not entry.online]
 )
 def test_offline_approaches_import_no_tokenizer_package_and_no_format_but_their_own(lab, approach):
     run = make_run(approach, sequence_length=T)
@@ -237,6 +271,25 @@ def test_a_store_of_other_text_is_refused(lab, tmp_path):
     other = Lab(tmp_path, ["other text"], vocabulary_size=262)
     with pytest.raises(UserError, match="corpus manifest, sha256"):
         open_batches(run, Inputs(other.corpus, store=lab.store(run.store)))
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_held_out_rows_attend_inside_documents_in_every_approach(lab, approach, monkeypatch):
+    training = StoreSettings("packed", sequence_length=T)
+    monkeypatch.setattr(RunSettings, "validation_store", training)
+    run = make_run(approach, T, validation=ValidationSettings(rows=40))
+    store = lab.store(run.validation_store)
+    packed = PackedStore(store, open_store(store, run.validation_store))
+    numbers = np.arange(min(40, len(packed)))
+    expected = document_ids(packed.starts(numbers))
+    assert expected.max() > 0
+    inputs = Inputs(validation_store=store)
+    (held_out,) = load_held_out(run, inputs, vocabulary_size=300)
+    assert held_out.document_ids_bt.tolist() == expected.tolist()
+    assert run.validation_attention == "inside documents"
+    library = replace(run, model=replace(run.model, transformers="llama"))
+    assert load_held_out(library, inputs, 300)[0].document_ids_bt is None
+    assert library.validation_attention == "over whole rows"
 
 
 def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):

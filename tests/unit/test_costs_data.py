@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tokenscale.base.errors import UserError
 from tokenscale.costs import data as costs
+from tokenscale.costs.card import TextCard, compare_approaches
 from tokenscale.costs.communication import bus_factor, fit_link, hops, solve_nonnegative
 from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 
@@ -85,3 +86,36 @@ def test_buckets_pad_to_the_longest_of_documents_of_similar_length():
     assert costs.bucketed_share(lengths, 100, batch=2, multiple=64) == (4 + 2 + 64 + 100) / (
         2 * 64 + 2 * 100
     )
+
+
+@given(LENGTHS, T)
+def test_the_card_of_a_text_counts_rows_of_each_approach(lengths, t):
+    found = compare_approaches(lengths, t)
+    assert set(found) == {"packed", "token-list", "length-bucketed", "pretokenized-padded"}
+    capacity = t + 1
+    pieces = split_documents(lengths, t)[2]
+    packed, pointers = best_fit_decreasing(pieces, capacity)
+    rows = len(pointers) - 1
+    padding = rows * capacity - pieces.sum()
+    assert found["packed"]["padding"] == pytest.approx(padding / (rows * t), abs=1e-9)
+    padded = found["pretokenized-padded"]
+    assert padded["useful"] + padded["padding"] == pytest.approx(1)
+    for approach in ("packed", "token-list"):
+        assert found[approach]["cut"] == 0
+    assert padded["cut"] == found["length-bucketed"]["cut"] == costs.cut_share(lengths, t)
+
+
+def test_the_card_of_a_text_shows_little_of_it_and_what_was_dropped():
+    card = TextCard(
+        documents=3,
+        text_bytes=30,
+        dropped={"duplicates": 7, "empty": 0},
+        lengths=np.array([2, 3, 10]),
+        samples=["secret " * 9, "two\nlines"],
+    )
+    dropped, document, begin = card.describe()
+    assert dropped == "dropped: 7 duplicates"
+    assert document.startswith("a document: 3 tokens in the median, 95 % at most 9, the largest 10")
+    assert document.endswith("; 0.500 tokens a byte")
+    assert begin == f"begin: {('secret ' * 9)[:40]}… | two lines"
+    assert card.describe_rows(4).endswith("pretokenized-padded cuts 41.7% and pads 41.7%")

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,7 +83,10 @@ class Copier(LanguageModel):
 BYTES = SimpleNamespace(
     bos_id=0, eos_id=1, vocabulary_size=256, decode=lambda ids: bytes(ids).decode()
 )
-BYTES.encode_batch = lambda texts: [torch.tensor(list(text.encode())) for text in texts]
+
+
+def prompts_of(pairs):
+    return [np.array([0, *pair.source.encode(), 1]) for pair in pairs]
 
 
 def test_a_translation_is_what_stands_between_the_two_ends_and_a_model_that_never_ends_is_stopped():
@@ -91,14 +95,15 @@ def test_a_translation_is_what_stands_between_the_two_ends_and_a_model_that_neve
         Pair(4, "x" * 40, "long"),
         Pair(5, "y" * 64, "no room"),
     ]
-    found = list(translate(Copier(), pairs, BYTES, 64, torch.device("cpu")))
+    found = list(translate(Copier(), pairs, prompts_of(pairs), BYTES, 64, torch.device("cpu")))
     assert [t.hypothesis for t in found] == ["ein Haus", "x" * (64 - 42), ""]
     assert [t.pair.number for t in found] == [3, 4, 5]
     endless = Copier()
     endless.hidden = lambda tokens_bt, bounds=None: torch.nn.functional.one_hot(
         tokens_bt * 0 + 65, 256
     ).float()
-    (found,) = translate(endless, [Pair(0, "abc", "")], BYTES, 1000, torch.device("cpu"))
+    pairs = [Pair(0, "abc", "")]
+    (found,) = translate(endless, pairs, prompts_of(pairs), BYTES, 1000, torch.device("cpu"))
     assert found.hypothesis == "A" * (2 * 3 + 16)
 
 
@@ -109,13 +114,14 @@ def test_sources_of_one_length_are_translated_together_whatever_rank_reads_them(
     model = Copier()
     hidden = model.hidden
     model.hidden = lambda tokens_bt: (seen.append(len(tokens_bt)), hidden(tokens_bt))[1]
-    found = list(translate(model, pairs, BYTES, 64, torch.device("cpu")))
+    found = list(translate(model, pairs, prompts_of(pairs), BYTES, 64, torch.device("cpu")))
     assert {t.pair.number: t.hypothesis for t in found} == dict(enumerate(texts))
     assert set(seen) == {2, 16, 8, 1}, "d and e; 40 in batches of 16; abc"
     alone = set(seen)
     seen[:] = []
     shares = [
-        list(translate(model, pairs, BYTES, 64, torch.device("cpu"), rank, 3)) for rank in range(3)
+        list(translate(model, pairs, prompts_of(pairs), BYTES, 64, torch.device("cpu"), rank, 3))
+        for rank in range(3)
     ]
     assert sorted(t.pair.number for share in shares for t in share) == list(range(43))
     assert min(map(len, shares)) > 0 and set(seen) == alone

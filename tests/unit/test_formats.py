@@ -20,7 +20,7 @@ from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import FORMATS, TOKEN_FORMATS
 
 pytestmark = pytest.mark.slow(24)
 
@@ -32,7 +32,7 @@ CONCATENATED = replace(PACKED, packing="concatenate")
 ALL = [PADDED, TOKEN_LIST, PACKED]
 ALL += [
     StoreSettings(form, sequence_length=T)
-    for form in FORMATS
+    for form in TOKEN_FORMATS
     if form not in {store.format for store in ALL}
 ]
 STREAMED = [StoreSettings(form) for form, entry in FORMATS.items() if entry.streamed]

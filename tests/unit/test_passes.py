@@ -280,6 +280,48 @@ def test_a_pass_has_every_label_once(reading):
     check_reading(reading)
 
 
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_a_corpus_of_one_document_is_read_by_more_ranks_than_it_has_rows(approach, tokens):
+    """Rows are longer than the text, or the text is longer than all rows of a batch."""
+    run = RunSettings(
+        approach=approach, tokenizer=NUMBERS, sequence_length=24, global_batch=2, eos=False
+    )
+    check_reading(Reading(sources=[[tokens]], run=run, stop=1, worlds=(7, 3), chunk=40, window=2))
+
+
+def test_a_document_of_a_billion_tokens_is_read_where_a_window_lies():
+    """Its ids take no memory here: every one is the same number."""
+    lengths = np.array([3, 1_000_000_000, 5])
+
+    class Source:
+        total_tokens = int(lengths.sum())
+
+        def __len__(self):
+            return len(lengths)
+
+        def lengths_of(self, indices):
+            return lengths[indices]
+
+    def read(source, numbers):
+        return [np.broadcast_to(np.int32(n), lengths[n]) for n in numbers.tolist()]
+
+    stream = streams.TokenStream(Source(), seed=0, read=read, rebuild="")
+    seen = Counter()
+    for first in (0, 999_999_990, 1_000_000_000 - 4, 7 * Source.total_tokens + 500_000_000):
+        window = stream.read(first, 16)
+        assert len(window.tokens) == 16
+        seen.update(window.tokens.tolist())
+    assert seen.total() == 64 and seen[1] >= 16
+    pass_end = stream.read(Source.total_tokens - 16, 32)
+    assert (
+        pass_end.tokens.tolist()
+        == np.concatenate(
+            [stream.read(Source.total_tokens - 16 + k, 1).tokens for k in range(32)]
+        ).tolist()
+    )
+
+
 @pytest.mark.long
 @given(readings())
 @settings(max_examples=20_000, **GENERATED)

@@ -11,6 +11,7 @@ import pytest
 from tests import logs
 from tokenscale.report import answers, captions, summary
 from tokenscale.report.style import number
+from tokenscale.report.summary import describe_text
 
 
 def padding(**shares):
@@ -374,3 +375,29 @@ def test_a_design_that_was_changed_after_runs_had_begun_is_named(runs, words, ca
     assert words in answers.describe_registration(runs, "a")
     assert caution in answers._caution_design(runs, "a")
     assert bool(caution) == bool(answers._caution_design(runs, "a"))
+
+
+def test_the_page_shows_the_card_of_the_text():
+    """Lengths where a store of lengths is among the tables; nothing where no store is at hand."""
+    store = {
+        "corpus": "web",
+        "tokenizer": "bpe",
+        "split": "train",
+        "documents": 100,
+        "document_tokens": 3200,
+        "text_bytes": 16_000,
+        "sequence_length": 256,
+        "dropped": '{"duplicates":24,"empty or short":0}',
+        "median_tokens": None,
+        "tokens_95": None,
+        "largest_tokens": None,
+    }
+    lengths = {"median_tokens": 20.0, "tokens_95": 90.0, "largest_tokens": 700.0}
+    stores = pd.DataFrame([store, store | lengths | {"sequence_length": None}])
+    assert describe_text("web", "bpe", stores) == (
+        "corpus web, tokenizer bpe (100 documents; dropped: 24 duplicates; a document: 20 tokens in "
+        "the median, 95 % at most 90, the largest 700; 0.200 tokens a byte; a packed row of 256 "
+        "holds about 8.0 documents)"
+    )
+    assert "in the median" not in describe_text("web", "bpe", stores[:1])
+    assert describe_text("books", "bpe", stores) == "corpus books, tokenizer bpe"

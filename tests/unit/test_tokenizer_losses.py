@@ -8,6 +8,7 @@ import random
 import shlex
 import unicodedata
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,10 +24,12 @@ from tokenizers import (
     trainers,
 )
 
-from tests.corpora import make_corpus, make_run, make_tokenizer
+from tests.corpora import make_corpus, make_run, make_store, make_tokenizer
 from tokenscale.base.errors import UserError
 from tokenscale.cli.advise import AdviceSettings, advise
 from tokenscale.cli.convert import ConvertSettings, convert
+from tokenscale.cli.evaluate import evaluate_bleu, evaluate_text
+from tokenscale.cli.generate import generate_texts
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.writing import write_store
@@ -35,6 +38,8 @@ from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.data.tokenizers.losses import PLACES, describe, draw_sample, measure
 from tokenscale.report.answers import _describe_lost_text
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
+from tokenscale.settings.registry import FORMATS
+from tokenscale.train.evaluation.generation import Pair, Sampling
 
 ROLES = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "mask": "<mask>"}
 CONTROL = {text: i for i, text in enumerate([*ROLES.values(), "<unk>"])}
@@ -361,9 +366,11 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
         store = StoreSettings("packed", sequence_length=16)
         return write_store(store, corpus, folder, tmp_path / "store")["text_sample"]["lost"]
 
-    def stream(folder, approach):
-        run = make_run(approach, 16, global_batch=2)
-        return open_batches(run, Inputs(corpus=corpus, tokenizer=folder)).lost["lost"]
+    def read_online(folder, approach):
+        own = TokenizerSettings(name="own", kind="bpe", corpus="tiny", vocabulary_size=300)
+        run = replace(make_run(approach, 16, global_batch=2), tokenizer=own)
+        lengths = make_store(tmp_path / "lengths", corpus, folder, run.store) if run.store else None
+        return open_batches(run, Inputs(corpus, folder, lengths)).lost["lost"]
 
     def ask_advice(folder):
         said = []
@@ -373,8 +380,8 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
 
     doors = [
         write,
-        functools.partial(stream, approach="padded"),
-        functools.partial(stream, approach="padding-free"),
+        functools.partial(read_online, approach="padded"),
+        functools.partial(read_online, approach="padding-free"),
     ]
     for enter in [*doors, ask_advice]:
         with pytest.raises(UserError, match="loses|cannot encode") as error:
@@ -478,3 +485,49 @@ def test_layout_above_the_accepted_share_of_the_bytes_is_refused(line_breaks, re
         measure(tokenizer, [text], corpus="c")
     assert f"{6 / len(text):.1%} of the bytes" in error.value.facts["found"]
     assert "accepted_loss: 0.2" in error.value.facts["next"]
+
+
+CODE = "\n".join(["the", "\tcat", "\t\tsat"] * 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [(CODE, "loses the layout"), ("the cat, 日本語", "loses ")]
+)
+def test_every_door_refuses_the_same_text_in_the_same_words(tmp_path, monkeypatch, text, what):
+    folder = made(words(), tmp_path / "t")
+    corpus = make_corpus(tmp_path / "c", [text], validation_share=0)
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": text}))
+    run = replace(
+        make_run("padded", 16, global_batch=2),
+        tokenizer=TokenizerSettings(name="own", kind="bpe", corpus="tiny", vocabulary_size=300),
+        eos=True,
+    )
+    opened = SimpleNamespace(run=run, tokenizer=folder, name="c", positions=16)
+    monkeypatch.setattr("tokenscale.cli.evaluate.open_checkpoint", lambda *_, **__: opened)
+    monkeypatch.setattr("tokenscale.cli.generate.open_causal", lambda *_, **__: opened)
+    monkeypatch.setattr(
+        "tokenscale.cli.evaluate.held_out_pairs", lambda *_, **__: [Pair(0, text, text)]
+    )
+    doors = {
+        form: functools.partial(
+            write_store, StoreSettings(form, sequence_length=16), corpus, folder, tmp_path / form
+        )
+        for form in FORMATS
+    }
+    doors |= {
+        "online": lambda: open_batches(run, Inputs(corpus, folder)),
+        "evaluate a corpus": lambda: evaluate_text(tmp_path, str(corpus), split="train"),
+        "evaluate a file": lambda: evaluate_text(tmp_path, str(lines)),
+        "BLEU": lambda: evaluate_bleu(tmp_path, corpus=str(corpus), pairs=1),
+        "generate": lambda: generate_texts(
+            tmp_path, [text], max_new_tokens=1, sampling=Sampling(0, 0, 0, 0)
+        ),
+        "advise": lambda: advise(AdviceSettings(tokenizer_name=str(folder)), (str(lines),), print),
+    }
+    said = {}
+    for name, enter in doors.items():
+        with pytest.raises(UserError, match=what) as error:
+            enter()
+        said[name] = (error.value.what, error.value.facts["expected"])
+    assert len(set(said.values())) == 1, said

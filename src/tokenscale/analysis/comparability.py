@@ -161,6 +161,7 @@ def _find(counted: pd.DataFrame, factor: str) -> list[Refusal]:
 OF_ONE_UNIT = {
     "tokenizer_sha256": "vocabularies",
     "validation_store_sha256": "held-out rows",
+    "validation_attention": "attention to held-out rows",
 }
 
 

@@ -522,7 +522,8 @@ def _count_again(
         size = read_json(store, what="manifest of the token store").get("vocabulary_size")
 
     def attempt(role: str, count: Callable[[Any, Any], Any]) -> Any:
-        needed = [role] if role != "store" or run.store is not None else ["corpus", "tokenizer"]
+        needed = [role] if role != "store" or run.store is not None else []
+        needed += ["corpus", "tokenizer"] if role == "store" and run.online else []
         needed += ["tokenizer"] * OBJECTIVES[run.objective].special_ids
         missing = [reasons[name] for name in needed if name in reasons]
         try:

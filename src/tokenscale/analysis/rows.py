@@ -6,8 +6,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, read_record, report_malformed, sha256_file
+from tokenscale.base.files import (
+    canonical_json,
+    read_json,
+    read_record,
+    report_malformed,
+    sha256_file,
+)
+from tokenscale.costs.card import count_dropped, measure_quantiles
 from tokenscale.settings.data import HELD_OUT_IN_TRAINING
 
 Row = dict[str, Any]
@@ -175,7 +184,12 @@ def _read_corpus_facts(path: Path) -> tuple[str, Row]:
     with report_malformed(path, what="corpus' manifest", next=f"snakemake -f {path}"):
         cleaning = manifest.get("cleaning", {})
         shared = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
-        held_out = {"held_out_in_training": shared, "held_out_dropped": cleaning.get("deduplicate")}
+        dropped = canonical_json(count_dropped(manifest))
+        held_out = {
+            "held_out_in_training": shared,
+            "dropped": dropped,
+            "held_out_dropped": cleaning.get("deduplicate"),
+        }
         bytes_ = {split: found["utf8_bytes"] for split, found in manifest["splits"].items()}
         return sha256_file(path), {"text_bytes": bytes_, "held_out": held_out}
 
@@ -205,6 +219,7 @@ def _read_store_row(path: Path, texts: dict[str, Row]) -> Row:
             "stored_bytes": sum(file["bytes"] for file in manifest["files"]),
             "text_bytes": text.get("text_bytes", {}).get(manifest["split"]),
             **text.get("held_out", {}),
+            **_read_quantiles(path, manifest),
             "manifest_sha256": sha256_file(path),
             "corpus_sha256": manifest.get("corpus_manifest_sha256"),
             **_read_build_facts(path.with_name("build.json")),
@@ -212,6 +227,16 @@ def _read_store_row(path: Path, texts: dict[str, Row]) -> Row:
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         what = "this is no manifest of a token store that this version writes."
         raise UserError(what, path=path, missing=error, next=f"snakemake -f {path}") from None
+
+
+def _read_quantiles(path: Path, manifest: Row) -> Row:
+    """Return the quantiles of documents' lengths, of a store of lengths whose files are here."""
+    files = [path.parent / file["name"] for file in manifest["files"]]
+    if manifest["format"] != "lengths" or not all(file.is_file() for file in files):
+        return {}
+    lengths = np.concatenate([np.load(file) for file in files])
+    names = ("median_tokens", "tokens_95", "largest_tokens")
+    return dict(zip(names, measure_quantiles(lengths), strict=True))
 
 
 def _read_build_facts(path: Path) -> Row:

@@ -593,7 +593,7 @@ def _find_other_flops(evidence: Evidence) -> Iterator[str]:
 
 
 @expect(
-    "number_format, optimizer, kernel, compilation, device",
+    "number_format, optimizer, kernel, compilation, device, validation_attention",
     must="those of the settings",
     known_from="settings",
     word="invalid",
@@ -613,7 +613,7 @@ def _find_other_computing(evidence: Evidence) -> Iterator[str]:
         must |= {} if kernel == "auto" else {"kernel": kernel}
         if evidence.get("compilation") and not run.compile:
             yield "run.json has a compilation, but compile was not asked for"
-    for name, value in must.items():
+    for name, value in (must | {"validation_attention": run.validation_attention}).items():
         if (found := evidence.get(name)) is not None:
             yield from differ(f"run.json has {name}", found, expected=value)
     if missing := [name for name in must if evidence.get(name) is None]:

@@ -234,6 +234,7 @@ def _list_recorded(record: Row) -> Row:
         "load_average": _convert_number(hardware.get("load_average_1min")),
         **{name: _convert_number(record.get(name)) for name in ("text_lost", "text_unknown")},
         "text_cut": _text_cut(record),
+        "validation_attention": _validation_attention(record),
         **{f"git_{name}": git.get(name) for name in ("commit", "dirty")},
         "versions": canonical_json(record.get("versions") or {}),
         "environment": _encode_environment(record),
@@ -329,6 +330,19 @@ def _encode_code(record: Row) -> str | None:
         if files
         else None
     )
+
+
+def _validation_attention(record: Row) -> str | None:
+    """Return what held-out rows attended to; None where no own run validated. Records of earlier
+    versions do not state it: held-out rows then attended as the rows of the training.
+    """
+    run = _get_object(record, name="run")
+    if not run or _get_object(run, name="validation").get("rows") == 0:
+        return None
+    stated = record.get("validation_attention")
+    if isinstance(stated, str):
+        return stated
+    return "inside documents" if run.get("document_mask") is True else "over whole rows"
 
 
 def _text_cut(record: Row) -> str | None:

@@ -353,7 +353,12 @@ def _find_repeated_orders(siblings: Siblings) -> Found:
 def _find_other_first_validations(siblings: Siblings) -> Found:
     """Equal weights have equal losses on equal text."""
     for ids in siblings.groups(
-        "science", "arm", "precision", "validation_store_sha256", "validation_tokens"
+        "science",
+        "arm",
+        "precision",
+        "validation_store_sha256",
+        "validation_attention",
+        "validation_tokens",
     ):
         losses = {i: siblings.first_validation[i] for i in ids if i in siblings.first_validation}
         if not losses:

@@ -45,6 +45,7 @@ CREATE TABLE runs (
     text_lost DOUBLE,  -- largest share of a corpus' bytes that the tokenizer loses; null where not recorded
     text_unknown DOUBLE,  -- the same of its ids that are unknown
     text_cut VARCHAR,  -- JSON: corpus → share of its tokens behind the end of rows, as the run counted; or null
+    validation_attention VARCHAR,  -- of held-out rows: inside documents, or over whole rows
     machine VARCHAR,  -- the name in its file; so the next, of the newest attempt
     share INTEGER,  -- runs that had its nodes at the same time
     node_names VARCHAR,
@@ -177,6 +178,9 @@ CREATE TABLE stores (  -- token stores that the runs read, or that hold what oth
     -- distinct held-out texts that the corpus' training text also holds; null where the corpus is not at hand
     held_out_in_training BIGINT,
     held_out_dropped BOOLEAN,  -- whether they were dropped from the held-out text
+    dropped VARCHAR,  -- JSON: what the cleaning of the corpus dropped → documents; null where it is not at hand
+    median_tokens DOUBLE,  -- of a document; so the next two; null for other stores than those of lengths
+    tokens_95 DOUBLE, largest_tokens DOUBLE,
     manifest_sha256 VARCHAR, corpus_sha256 VARCHAR, engine VARCHAR,
     seconds DOUBLE  -- of the whole build; null where the record is lost or tells of a part
 );

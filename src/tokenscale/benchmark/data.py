@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 LIMIT = "memcpy"
-ONLINE = tuple(approach for approach, stored in APPROACHES.items() if stored is None)
+ONLINE = tuple(name for name, approach in BATCHES.items() if approach.online)
 #: further readers of a packed store
 PACKED = ("packed, first touch", "packed, int32")
 
@@ -248,8 +248,7 @@ class Sources:
         )
 
     def files(self) -> dict[str, list[Path]]:
-        """Return arm → files it reads: the text for online arms, all files of a store for the
-        others.
+        """Return arm → files it reads: the text for online arms, and all files of its store.
 
         The tokenizer's file is left out: all arms read it with the same code, so it may stay in the
         page cache.
@@ -264,12 +263,12 @@ class Sources:
         folders |= zip(
             studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True
         )
-        return {
-            what: text
-            if folder is None
-            else [path for path in sorted(folder.rglob("*")) if path.is_file()]
-            for what, folder in folders.items()
-        }
+        found = {}
+        for what, folder in folders.items():
+            stored = sorted(folder.rglob("*")) if folder is not None else []
+            of_text = text if folder is None or what in ONLINE else []
+            found[what] = [*of_text, *(path for path in stored if path.is_file())]
+        return found
 
     def record(self, arm: Arm, number: int) -> dict[str, Any]:
         """Measure an arm once, in a round."""

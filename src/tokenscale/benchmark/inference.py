@@ -30,6 +30,7 @@ from tokenscale.base.files import (
     write_sealed,
 )
 from tokenscale.benchmark.rounds import interleave
+from tokenscale.data.stores.text import encode_prompts
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
@@ -228,10 +229,18 @@ def _generate_texts(
     """Yield a record per prompt and sampling setting, compared with generation without the
     cache.
     """
+    prompts = encode_prompts(writer.engine, settings.prompts, name="the prompts")
     for way in settings.sampling:
-        for number, prompt in enumerate(settings.prompts):
+        for number, (prompt, ids) in enumerate(zip(settings.prompts, prompts, strict=True)):
             sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
-            arguments = (prompt, writer.opened, writer.engine, settings.sample_tokens, sampling)
+            arguments = (
+                prompt,
+                ids.tolist(),
+                writer.opened,
+                writer.engine,
+                settings.sample_tokens,
+                sampling,
+            )
             text, tokens = continue_prompt(*arguments)
             same = (
                 continue_prompt(*arguments, cached=False)[1] == tokens
@@ -242,7 +251,7 @@ def _generate_texts(
                 "of_run": writer.run_id,
                 "number": number,
                 "prompt": prompt,
-                "prompt_tokens": 1 + len(writer.engine.encode_batch([prompt])[0]),
+                "prompt_tokens": len(ids),
                 **asdict(sampling),
                 "text": text,
                 "tokens": len(tokens),

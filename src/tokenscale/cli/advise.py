@@ -16,14 +16,13 @@ from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import expand_path, write_json
 from tokenscale.cli.pretokenize_file import TextOptions, choose_text_column, reword_for_flags
 from tokenscale.costs import data as costs
-from tokenscale.data.batches.stored import MULTIPLE
+from tokenscale.costs.card import TextCard, choose_samples, count_packed
 from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.read import detect_format
 from tokenscale.data.corpus.sample import draw_sample
-from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 from tokenscale.data.stores.documents import Chunk
 from tokenscale.data.stores.manifest import load_writer
-from tokenscale.data.stores.text import HeldDocuments, describe_origin, encode_chunk
+from tokenscale.data.stores.text import HeldDocuments, TextDoor, describe_origin
 from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers import losses
 from tokenscale.data.tokenizers.base import Tokenizer
@@ -32,7 +31,7 @@ from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.options import option, settings_class
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import TOKEN_FORMATS
 
 Log = Callable[[str], None]
 #: sequence lengths that are compared, beside the requested one
@@ -52,8 +51,6 @@ NAMES = {
 }
 #: share of documents that are most of them
 MOSTLY = 0.5
-#: documents of a batch of which rows of length-bucketed are counted
-BATCH = 64
 #: above this share of repeated texts, and below so many tokens, a column may be the wrong one
 REPEATED = 0.05
 FEW_TOKENS = 4
@@ -121,15 +118,10 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         tokenizer = _load_tokenizer(settings.tokenizer_name, folder=Path(folder), log=log)
         some = found.texts[:: -(-len(found.texts) // LOSS_DOCUMENTS)]
-        log(
-            losses.describe(
-                tokenizer,
-                found=losses.measure(
-                    tokenizer, sample=[text[:LOSS_CHARACTERS] for text in some], corpus=files[0]
-                ),
-            )
-        )
-        chunk = encode_chunk(tokenizer, found.texts, eos=False)
+        beginnings = (text[:LOSS_CHARACTERS] for text in some)
+        door = TextDoor.of_texts(tokenizer, beginnings, name=files[0])
+        log(losses.describe(tokenizer, found=door.losses))
+        chunk = door.encode(found.texts)
         stores = {
             name: _write_store(
                 name,
@@ -138,7 +130,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
                 tokenizer=tokenizer,
                 folder=Path(folder),
             )
-            for name in FORMATS
+            for name in TOKEN_FORMATS
         }
     scale = found.documents / len(found.texts)
     text_bytes = sum(len(text.encode()) for text in found.texts)
@@ -159,9 +151,14 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
         },
     }
     facts["sampled"]["every_document"] = found.counted and scale == 1
-    facts["texts"] = describe_texts(found.texts, chunk.lengths)
-    fill = facts["sequence_lengths"][str(wanted)]["fill_packed"]
-    facts["approaches"] = compare_approaches(chunk.lengths, wanted, fill)
+    card = TextCard(
+        documents=len(found.texts),
+        text_bytes=text_bytes,
+        lengths=chunk.lengths,
+        samples=[found.texts[i] for i in choose_samples(len(found.texts))],
+    )
+    facts["texts"] = describe_texts(found.texts, card)
+    facts["approaches"] = card.compare(wanted)
     facts["choice"], facts["reason"] = choose_approach(chunk.lengths, wanted, facts["approaches"])
     facts["next"] = _name_next(settings, facts)
     return facts
@@ -207,14 +204,8 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     `lengths` are tokens of whole documents with BOS, `t` positions a row.
     """
     padding = costs.padding_share(lengths, sequence_length=t)
-    fill = costs.fill_share(
-        lengths,
-        sequence_length=t,
-        rows=len(
-            best_fit_decreasing(split_documents(lengths, sequence_length=t)[2], capacity=t + 1)[1]
-        )
-        - 1,
-    )
+    rows = count_packed(lengths, t)[1]
+    fill = costs.fill_share(lengths, sequence_length=t, rows=rows)
     cut = {
         "cut": costs.cut_share(lengths, sequence_length=t),
         "cut_documents": costs.cut_documents_share(lengths, sequence_length=t),
@@ -222,36 +213,15 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     return {"padding": padding, **cut, "fill_packed": fill}
 
 
-def describe_texts(texts: Sequence[str], lengths: np.ndarray) -> dict[str, Any]:
-    """Return the card of sampled texts: tokens of a document (median, 95 %, largest) and the share
-    of texts that an earlier text of the sample repeats.
+def describe_texts(texts: Sequence[str], card: TextCard) -> dict[str, Any]:
+    """Return the lines of the sampled texts' card, the tokens of a document in the median, and the
+    share of texts that an earlier text of the sample repeats.
     """
-    median, most = np.quantile(lengths, [0.5, 0.95])
+    assert card.lengths is not None  # the sample is tokenized
     return {
-        "median_tokens": float(median),
-        "tokens_95": float(most),
-        "largest_tokens": int(lengths.max()),
+        "card": list(card.describe()),
+        "median_tokens": float(np.median(card.lengths)),
         "repeated": 1 - len(set(texts)) / len(texts),
-    }
-
-
-def compare_approaches(
-    lengths: np.ndarray, t: int, fill_packed: float
-) -> dict[str, dict[str, float]]:
-    """Return approach → the share of its positions that count (`useful`), and of the tokens that it
-    cuts (`cut`), at `t` positions a row. An online approach is as its offline counterpart.
-    """
-    streamed = {"useful": float((lengths - 1).sum() / lengths.sum()), "cut": 0.0}
-    cut = costs.cut_share(lengths, sequence_length=t)
-    bucketed = costs.bucketed_share(lengths, t, batch=BATCH, multiple=MULTIPLE)
-    return {
-        "packed": {"useful": fill_packed, "cut": 0.0},
-        "token-list": streamed,
-        "length-bucketed": {"useful": bucketed, "cut": cut},
-        "pretokenized-padded": {
-            "useful": 1 - costs.padding_share(lengths, sequence_length=t),
-            "cut": cut,
-        },
     }
 
 
@@ -340,10 +310,7 @@ def render(facts: dict[str, Any]) -> str:
             f"{facts['tokenizer']}"
         ),
         "every document was read" if exact else f"estimated from {part}",
-        (
-            f"a document: {texts['median_tokens']:,.0f} tokens in the median, 95 % at most "
-            f"{texts['tokens_95']:,.0f}, the largest {texts['largest_tokens']:,}"
-        ),
+        *texts["card"],
         *list_cautions(texts),
         "",
         "one document a row, cut or padded:             packed rows:",

@@ -207,7 +207,7 @@ def find_input_files(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
     manifests: dict[str, None] = {}
     for settings in runs:
         manifests |= dict.fromkeys(list_manifests(settings).values())
-        if settings.store is None:
+        if settings.online:
             manifests |= dict.fromkeys(
                 corpus_records(corpus.name) for corpus in settings.trained_corpora
             )

@@ -33,7 +33,7 @@ from tokenscale.data.tokenizers.huggingface import BUILT
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings, unknown_format_error
 from tokenscale.settings.options import option, settings_class
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import TOKEN_FORMATS
 
 Log = Callable[[str], None]
 #: format of another project → class that reads and writes it
@@ -205,14 +205,14 @@ def convert(
 
 
 def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target:
-    names = [*FOREIGN, *FORMATS]
+    names = [*FOREIGN, *TOKEN_FORMATS]
     if not settings.to:
         raise UserError("--to is missing.", allowed=", ".join(names), next=HELP)
     if settings.to in FOREIGN:
         return Target(path, format=settings.to)
     # a damaged store must be replaced
     command = command if settings.force or not command else f"{command} --force"
-    if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
+    if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in TOKEN_FORMATS):
         raise unknown_format_error(settings.to.partition("-")[0], allowed=names, flag="--to")
     store = StoreSettings.parse(settings.to)
     if settings.sequence_length is not None:
@@ -368,13 +368,16 @@ def open_own_store(
     manifest = read_store_manifest(where)
     reader = load_reader(manifest["format"])
     if not hasattr(reader, "chunks"):
-        cut = f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut"
+        reason = "it holds lengths alone"
+        if manifest["tokens_cut"]:
+            cut = f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents"
+            reason = f"{cut} were cut: {manifest['tokens_cut']:,} tokens are missing"
         what = f"documents cannot be recovered from the format {manifest['format']}."
         next_step = "convert a token-list or packed store of the same text"
         raise UserError(
             what,
             store=path,
-            reason=f"{cut}: {manifest['tokens_cut']:,} tokens are missing",
+            reason=reason,
             next=next_step,
         )
     store = StoreSettings(manifest["format"], **manifest["options"])

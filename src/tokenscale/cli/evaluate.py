@@ -15,7 +15,7 @@ import numpy as np
 from tokenscale.analysis.ingest import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, report_malformed
-from tokenscale.cli.generate import add_checkpoint_arguments, measure_prompts, naming_option
+from tokenscale.cli.generate import add_checkpoint_arguments, naming_option
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.data.batches.batch import Inputs, document_ids
 from tokenscale.data.batches.objectives import open_change
@@ -23,10 +23,10 @@ from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_usable_texts
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.stores.text import encode_documents
-from tokenscale.data.tokenizers.base import read_tokenizer_manifest
+from tokenscale.data.stores.text import TextDoor, encode_prompts
+from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.losses import describe, draw_sample, measure, take_sample
+from tokenscale.data.tokenizers.losses import describe
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD
@@ -211,10 +211,13 @@ def evaluate_bleu(
     found = []
     engine = load_tokenizer(opened.tokenizer)
     held_out = held_out_pairs(folder, count=pairs, split=split)
-    measure_prompts(engine, [pair.source for pair in held_out], corpus=str(folder))
+    sources = [pair.source for pair in held_out]
+    with naming_option():
+        prompts = encode_prompts(engine, sources, name=str(folder), eos=True)
     for translation in translate(
         opened.model,
         pairs=held_out,
+        prompts=prompts,
         tokenizer=engine,
         positions=opened.positions,
         device=opened.device,
@@ -279,7 +282,7 @@ def evaluate_store(
     def batches() -> Iterator[Rows]:
         for begin in range(0, last, opened.run.micro_batch):
             numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
-            ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
+            ids = document_ids(reader.starts(numbers)) if opened.takes_bounds else None
             yield Rows(*reader.rows(numbers), ids, numbers)
 
     return opened, _score(
@@ -349,32 +352,22 @@ def evaluate_text(
     run = opened.run
     causal = opened.run.objective == "causal"
     engine = load_tokenizer(opened.tokenizer)
-    batches, pairs, sample = _open_texts(where, split, text_column)
     with naming_option():
-        text_sample = measure(engine, sample, corpus=where)
+        batches, door = _open_texts(where, split, text_column, engine=engine, eos=run.eos)
     text_bytes = 0
 
     def documents() -> Iterator[np.ndarray]:
         nonlocal text_bytes
         made = 0
         for texts in batches:
-            for text, ids in zip(
-                texts,
-                encode_documents(
-                    engine,
-                    texts,
-                    run.eos,
-                    pairs=pairs,
-                ),
-                strict=True,
-            ):
+            for text, ids in zip(texts, door.encode(texts).documents(), strict=True):
                 if rows is not None and made >= rows:
                     return
                 made += len(list(windows(ids, run.sequence_length)))
                 text_bytes += len(text.encode("utf-8"))
                 yield ids
 
-    facts = {"document_parts": pairs, "bos_id": engine.bos_id, "eos_id": engine.eos_id}
+    facts = {"document_parts": door.pairs, "bos_id": engine.bos_id, "eos_id": engine.eos_id}
     # causal attention does not see padding, which comes last; bidirectional attention would
     requested = rows_of_documents(
         documents(),
@@ -389,27 +382,25 @@ def evaluate_text(
         where=where,
         report=report,
     )
-    found.text_sample = text_sample
-    if causal and not pairs:
+    found.text_sample = door.losses
+    if causal and not door.pairs:
         found.text_bytes = text_bytes
     return opened, found
 
 
 def _open_texts(
-    where: str, split: str, text_column: str
-) -> tuple[Iterator[list[str]], bool, list[str]]:
-    """Return (batches of texts, whether they are pairs, a sample of them) of a corpus by name or
-    folder, or of a file.
-    """
+    where: str, split: str, text_column: str, engine: Tokenizer, eos: bool
+) -> tuple[Iterator[list[str]], TextDoor]:
+    """Return (batches of texts, the way to their ids) of a corpus by name or folder, or of a file."""
     if folder := _find_corpus(where):
         text = RawText(folder, split)
-        return text.batches(BATCH_DOCUMENTS), text.pairs, draw_sample(folder, split)
+        return text.batches(BATCH_DOCUMENTS), TextDoor.of_corpus(engine, text, eos)
     if not Path(where).is_file():
         raise _unknown_corpus("corpus or file", where)
     source = SourceSettings("files", files=(where,), text_column=text_column)
-    sample = take_sample(read_usable_texts(Path(where), source))
+    door = TextDoor.of_texts(engine, read_usable_texts(Path(where), source), name=where, eos=eos)
     whole = read_usable_texts(Path(where), source)
-    return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False, sample
+    return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), door
 
 
 def _find_corpus(where: str) -> Path | None:

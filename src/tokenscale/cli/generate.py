@@ -9,9 +9,8 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_file
-from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.stores.text import encode_prompts
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.losses import measure
 from tokenscale.settings import flags
 from tokenscale.settings.benchmarks import SamplingSettings
 from tokenscale.train.checkpoint_models import continue_prompt, open_causal
@@ -72,16 +71,9 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def measure_prompts(tokenizer: Tokenizer, prompts: Sequence[str], corpus: str) -> None:
-    """Raise UserError if the tokenizer loses more of one of the prompts than it may."""
-    with naming_option():
-        for prompt in prompts:
-            measure(tokenizer, [prompt], corpus=corpus)
-
-
 @contextmanager
 def naming_option() -> Iterator[None]:
-    """Add to a refusal of `measure` how a checkpoint gets a tokenizer that accepts the loss."""
+    """Add to a refusal of `TextDoor` how a checkpoint gets a tokenizer that accepts the loss."""
     try:
         yield
     except UserError as error:
@@ -112,14 +104,16 @@ def generate_texts(
         next_step = "--max-new-tokens 50, for example"
         raise UserError(what, max_new_tokens=max_new_tokens, next=next_step)
     engine = load_tokenizer(opened.tokenizer)
-    measure_prompts(engine, prompts, corpus="the prompts")
+    with naming_option():
+        encoded = encode_prompts(engine, prompts, name="the prompts")
     on_text = on_text or (lambda text: None)
     texts = []
-    for number, prompt in enumerate(prompts):
+    for number, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
         drawn = replace(sampling, seed=sampling.seed + number)
         texts.append(
             continue_prompt(
                 prompt,
+                ids.tolist(),
                 opened,
                 engine=engine,
                 max_new_tokens=max_new_tokens,

@@ -15,16 +15,20 @@ from tokenscale.cli import main
 from tokenscale.cli.check import check_sources
 from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
+from tokenscale.costs.card import TextCard, choose_samples, count_dropped
 from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.stores.lengths import find_lengths
 from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.data import state_cleaning
 from tokenscale.settings.experiments import describe_repeats
 from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.machine import Machine
+from tokenscale.settings.manifests import corpus_manifest
 from tokenscale.settings.profile import CONFIG_FILE
 from tokenscale.settings.run import RunSettings, start_step
 
@@ -79,6 +83,7 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
                 "not known"
             )
         yield from state_cleaning(prices.read_manifest("corpus", name) or {})
+        yield from _render_text(config, names, name)
     for name in names:
         yield from _render_experiment(config, name)
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
@@ -86,6 +91,42 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
         yield f"{shared} run(s) are shared between experiments and run once"
     yield ""
     yield from render_prices(config, names, prices)
+
+
+def _render_text(config: Config, names: list[str], corpus: str) -> Iterator[str]:
+    """Yield the card of a corpus that is built; with lengths for each tokenizer that has a store."""
+    folder = Path(corpus_manifest(corpus)).parent
+    try:
+        text = RawText(folder, verify=False)
+        samples = [
+            str(column[0])
+            for place in choose_samples(len(text))
+            for column in text.columns(1, place, place + 1)
+        ]
+    except UserError:
+        return  # not built, or not as it was
+    dropped = count_dropped(text.manifest)
+    size = text.split["utf8_bytes"]
+    yield f"text {corpus}: {len(text):,} documents, {format_bytes(size)}"
+    yield from (
+        f"  {line}" for line in TextCard(len(text), size, dropped, samples=samples).describe()
+    )
+    runs = [run.settings for run in config.all_runs(names).values()]
+    read = {
+        (run.tokenizer.name, run.eos, run.sequence_length): None
+        for run in runs
+        if corpus in {each.name for each in run.trained_corpora}
+    }
+    shown = set()
+    for tokenizer, eos, sequence_length in read:
+        lengths = find_lengths(Path("results/tokens", corpus, tokenizer), eos)
+        if lengths is None:
+            continue
+        card = TextCard(len(text), size, lengths=lengths)
+        if (tokenizer, eos) not in shown:
+            shown.add((tokenizer, eos))
+            yield from (f"  {tokenizer}: {line}" for line in card.describe())
+        yield f"  {tokenizer}: {card.describe_rows(sequence_length)}"
 
 
 def _render_experiment(config: Config, name: str) -> Iterator[str]:

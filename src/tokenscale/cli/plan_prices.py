@@ -241,8 +241,9 @@ class RunPrices:
         """
         if run.budget.kind not in ("epochs", "useful_tokens"):
             return None
-        form = {"padded": "padded", "padding-free": "token-list"}.get(run.approach)
-        store = run.store or StoreSettings(form, sequence_length=run.sequence_length, eos=run.eos)
+        store = run.store or StoreSettings(
+            "padded", sequence_length=run.sequence_length, eos=run.eos
+        )
         manifest = self.read_manifest(
             "tokens", run.corpus.name, run.tokenizer.name, store.directory
         )

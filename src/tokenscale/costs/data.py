@@ -6,6 +6,9 @@ A row of sequence length T has T + 1 tokens and trains on T positions.
 
 import numpy as np
 
+#: widths of the rows of length-bucketed are multiples of this, which bounds the number of shapes
+BUCKET_MULTIPLE = 64
+
 
 def padding_share(lengths: np.ndarray, sequence_length: int) -> float:
     """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents ·

@@ -372,8 +372,10 @@ def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]
 
 def store_bytes(store: StoreSettings, documents: int, tokens: int, vocabulary_size: int) -> int:
     """Estimate the bytes of a token store before compression. Padding counts unless it is
-    compressed. Formats of Parquet shards hold the ids again in records files.
+    compressed. Formats of Parquet shards hold the ids again in records files; `lengths` holds none.
     """
+    if store.format == "lengths":
+        return documents * 4
     smallest = 2 if vocabulary_size <= 1 << 16 else 4
     if "codec" not in store.options():
         return tokens * (smallest if store.format == "packed" else 4)

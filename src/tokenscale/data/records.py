@@ -194,10 +194,11 @@ class Records:
         """Return the lengths of all records in values, int64 [records]. Raises UserError for a
         changed table.
         """
-        starts = [
-            self._read_table(number)[:, 0].astype(np.int64) for number in range(len(self._files))
-        ]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.diff, starts)])
+        found = np.empty(len(self), dtype=np.int64)
+        for number, (first, last) in enumerate(pairwise(self._first)):
+            starts = self._read_table(number)[:, 0].astype(np.int64)
+            np.subtract(starts[1:], starts[:-1], out=found[first:last])
+        return found
 
     def _read_table(self, number: int) -> np.ndarray:
         file = self._files[number]

@@ -15,6 +15,8 @@ from tokenscale.analysis import comparability, statistics
 from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text
+from tokenscale.base.wording import listing
+from tokenscale.costs.card import TextCard
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
 from tokenscale.report.captions import (
     as_sentence,
@@ -135,7 +137,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "figures": figures,
             "runs": len(runs),
             "validity": {word: int((runs["validity"] == word).sum()) for word in VALIDITY},
-            **_describe_origin(runs),
+            **_describe_origin(runs, stores),
             "digest": digest,
             "caution": crowded,
             "cautions": answers.caution_dropped(dropped) + cautions,
@@ -331,7 +333,8 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         *head,
     )
     text = (
-        "Nats a useful token on one fixed held-out slice, the same rows for every approach; "
+        "Nats a useful token on one fixed held-out slice, the same rows for every approach, "
+        f"attention {listing(sorted(validation['attention'].dropna().unique()))}; "
         "medians, their spread "
     )
     ends = validation[validation["last"].astype(bool)]
@@ -357,13 +360,45 @@ def _dropped_column(
     ]
 
 
-def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
+def describe_text(corpus: str, tokenizer: str, stores: pd.DataFrame) -> str:
+    """Return the card of a training text, as far as its stores tell it."""
+    name = f"corpus {corpus}, tokenizer {tokenizer}"
+    of_text = stores[
+        (stores["corpus"] == corpus)
+        & (stores["tokenizer"] == tokenizer)
+        & (stores["split"] == "train")
+    ].dropna(subset=["document_tokens", "text_bytes"])
+    if of_text.empty:
+        return name
+    counted = of_text.dropna(subset=["median_tokens"])
+    first = (counted if len(counted) else of_text).iloc[0]
+    quantiles = None
+    if len(counted):
+        quantiles = (first["median_tokens"], first["tokens_95"], first["largest_tokens"])
+    card = TextCard(
+        documents=first["documents"],
+        text_bytes=first["text_bytes"],
+        dropped=json.loads(first["dropped"]) if isinstance(first["dropped"], str) else {},
+        tokens=first["document_tokens"],
+        quantiles=quantiles,
+    )
+    held = [
+        f"a packed row of {int(length):,} holds about {length / mean:,.1f} documents"
+        for length in sorted(of_text["sequence_length"].dropna().unique())
+        if (mean := first["document_tokens"] / first["documents"]) < length
+    ]
+    lines = [f"{int(first['documents']):,} documents", *card.describe(), *held]
+    return f"{name} ({'; '.join(lines)})"
+
+
+def _describe_origin(runs: pd.DataFrame, stores: pd.DataFrame) -> dict[str, Any]:
     """Corpora and tokenizers (`text`), machines, commits, first and last day (UTC) and versions of
     packages of runs.
     """
     named = runs.dropna(subset=["corpus", "tokenizer"])
     known = runs.dropna(subset=["git_commit"])
-    texts = sorted({f"corpus {r.corpus}, tokenizer {r.tokenizer}" for r in named.itertuples()})
+    pairs = sorted({(r.corpus, r.tokenizer) for r in named.itertuples()})
+    texts = [describe_text(corpus, tokenizer, stores) for corpus, tokenizer in pairs]
     commits = {
         (r.git_commit, pd.notna(r.git_dirty) and bool(r.git_dirty)) for r in known.itertuples()
     }

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import option, settings_class
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import TOKEN_FORMATS
 from tokenscale.settings.run import RunSettings
 
 Engine = Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"]
@@ -34,7 +34,7 @@ class StorageBenchmarkSettings:
     interleaved order.
     """
 
-    formats: tuple[Literal[*FORMATS], ...] = option(  # type: ignore[valid-type]
+    formats: tuple[Literal[*TOKEN_FORMATS], ...] = option(  # type: ignore[valid-type]
         ("padded", "token-list", "packed"),
         description="storage formats; each uses those of the options below that apply to it",
     )

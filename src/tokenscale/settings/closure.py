@@ -40,11 +40,13 @@ EXCLUDED = {
 #: used (`training_modules`)
 ONLINE = "tokenscale.data.batches.online"
 TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
+TEXT_DOOR = "tokenscale.data.stores.text"
 LIBRARY = "tokenscale.train.models.library"
 ARM = "tokenscale.arms.train"
 #: the same of one importer alone: (importer, imported)
 NOT_FOLLOWED = {
     ("tokenscale.train.evaluation.held_out", TOKENIZER_LOADER),
+    ("tokenscale.train.evaluation.held_out", TEXT_DOOR),
     # files of users, which are no rule's
     ("tokenscale.cli.pretokenize", "tokenscale.cli.pretokenize_file"),
     # start this benchmark by srun, and are not measured
@@ -73,12 +75,13 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
     """
     variants: list[str | None] = [
         "tokenscale.runs.launch.ranks",
-        FORMATS[run.store.format].reader if run.store is not None else ONLINE,
+        ONLINE if run.online else None,
+        FORMATS[run.store.format].reader if run.store is not None else None,
     ]
     if run.arm != OURS:
         variants.append(ARM)
     if run.reads_text:
-        variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
+        variants += [TOKENIZER_LOADER, TEXT_DOOR, TOKENIZERS[run.tokenizer.kind].module]
     if run.model.transformers is not None:
         variants.append(LIBRARY)
     return ("tokenscale.cli.rank", *(module for module in variants if module is not None))

@@ -44,6 +44,7 @@ class Format(NamedTuple):
     # documents are read by number; the approach of this name trains on them as endless streams
     streamed: bool = False
     splittable: bool = False  # stores of corpora with several parts are written in as many
+    holds_ids: bool = True  # of documents or rows, not only their lengths
 
 
 class Approach(NamedTuple):
@@ -51,8 +52,9 @@ class Approach(NamedTuple):
     its batches.
     """
 
-    # store format that it reads; None: raw text, tokenized while training
+    # store format that it reads; None: raw text alone
     format: str | None = None
+    online: bool = False  # it reads raw text, and tokenizes it while training
     twin: str | None = None  # approach that makes bit-identical batches from raw text
     streams: bool = False  # sequences are cut from an endless stream, at any token
     # word for the order of its samples, part of the run id; another one wherever the order changes
@@ -162,11 +164,20 @@ FORMATS = {
         options=("split", "sequence_length", "eos", "packing"),
         splittable=True,
     ),
+    "lengths": Format(
+        reader="tokenscale.data.stores.lengths:LengthsStore",
+        writer="tokenscale.data.stores.write_lengths:write_lengths",
+        options=("split", "eos"),
+        splittable=True,
+        holds_ids=False,
+    ),
 }
+#: formats of tokens: what users write, convert and compare
+TOKEN_FORMATS = tuple(name for name, form in FORMATS.items() if form.holds_ids)
 #: approach → its facts
 BATCHES = {
-    "padded": Approach(),
-    "padding-free": Approach(streams=True, order="one stream"),
+    "padded": Approach(online=True),
+    "padding-free": Approach("lengths", online=True, streams=True, order="one stream"),
     "pretokenized-padded": Approach("padded", twin="padded"),
     "token-list": Approach("token-list", twin="padding-free", streams=True, order="one stream"),
     "length-bucketed": Approach("token-list", order="windows of a pass"),

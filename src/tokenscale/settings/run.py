@@ -30,7 +30,7 @@ from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: value of `arm` for this project's own trainer
 OURS = "tokenscale"
-#: approach → the store format it reads; None: it tokenizes raw text while training
+#: approach → the store format it reads; None: it reads raw text alone
 APPROACHES = {name: approach.format for name, approach in BATCHES.items()}
 
 
@@ -134,7 +134,7 @@ BUDGETS = ("epochs", "useful_tokens", "flops", "wall_s")
 @settings_class
 class ValidationSettings:
     """Loss on a fixed held-out slice: the first sequences of the packed validation store, for every
-    approach.
+    approach. Attention stays inside documents.
     """
 
     rows: int = option(
@@ -395,7 +395,9 @@ class RunSettings:
 
     @property
     def store(self) -> StoreSettings | None:
-        """Token store that the run reads; None for an approach that tokenizes while training."""
+        """Token store that the run reads; None where it reads text alone. An online stream reads the
+        lengths of its documents.
+        """
         store_format = APPROACHES[self.approach]
         if store_format is None:
             return None
@@ -407,6 +409,11 @@ class RunSettings:
         )
 
     @property
+    def online(self) -> bool:
+        """Whether the run tokenizes while it trains."""
+        return BATCHES[self.approach].online
+
+    @property
     def validation_store(self) -> StoreSettings | None:
         """Store of the held-out slice: always packed, so that all approaches are evaluated on the
         same sequences.
@@ -416,6 +423,18 @@ class RunSettings:
         return StoreSettings(
             "packed", split="validation", sequence_length=self.sequence_length, eos=self.eos
         )
+
+    @property
+    def masks_validation(self) -> bool:
+        """Whether attention stays inside documents when the held-out rows are read: in every approach
+        alike, whatever its own rows show. Models of `transformers` take no mask.
+        """
+        return self.model.transformers is None
+
+    @property
+    def validation_attention(self) -> str:
+        """Which tokens a position of a held-out row attends to, as the run's record states it."""
+        return "inside documents" if self.masks_validation else "over whole rows"
 
     @property
     def corpora(self) -> list[CorpusSettings]:
@@ -456,7 +475,7 @@ class RunSettings:
         """Whether the raw corpus is an input: to tokenize it while training, or to translate it at
         the end.
         """
-        return self.store is None or self.validation.bleu > 0
+        return self.online or self.validation.bleu > 0
 
     @as_list
     def problems(self) -> Iterator[tuple[str, str]]:

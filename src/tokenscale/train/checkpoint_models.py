@@ -1,7 +1,7 @@
 """Models from checkpoints, ready for evaluation and generation."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,11 @@ class CheckpointModel:
     positions: int  # as many as a row may have
 
     @property
+    def takes_bounds(self) -> bool:
+        """Whether its attention can stay inside documents."""
+        return self.model.settings.transformers is None
+
+    @property
     def name(self) -> str:
         """Return the model's name for terminal output."""
         if self.record["step"] is None:
@@ -69,11 +74,12 @@ def open_checkpoint(
     tokenizer: Path | None = None,
     device: str = "auto",
     sequence_length: int = 0,
-    document_mask: bool | None = None,
+    document_mask: bool = True,
 ) -> CheckpointModel:
     """Read a checkpoint of any layout, or a folder of `transformers` (`read_published`). Rows may
     be as long as those it was trained on, or of `sequence_length` where that is more; weights keep
-    their number format. `document_mask` None: attention as in training.
+    their number format. `document_mask`: rows hold several documents, and attention stays inside
+    each, where the model can.
 
     Raises UserError for what is no checkpoint, for a sequence that is longer than a table of
     positions, and where neither the checkpoint nor `tokenizer` has a tokenizer.
@@ -109,7 +115,7 @@ def open_checkpoint(
     kernel = choose_kernel(
         "auto",
         device=where,
-        bounds=run.document_mask if document_mask is None else document_mask,
+        bounds=document_mask and not shape.transformers,
         dtype=HALF.get(run.precision, torch.float32),
         dropout=0.0,
     )
@@ -264,6 +270,7 @@ def open_causal(
 
 def continue_prompt(
     prompt: str,
+    prompt_ids: Sequence[int],
     opened: CheckpointModel,
     engine: Tokenizer,
     max_new_tokens: int,
@@ -272,10 +279,10 @@ def continue_prompt(
     cached: bool = True,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, list[int]]:
-    """Return the (text, tokens) that continue one prompt. Raise UserError if the prompt fills all
-    positions.
+    """Return the (text, tokens) that continue one prompt, whose ids begin with BOS. Raise UserError
+    if the prompt fills all positions.
     """
-    ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
+    ids = list(prompt_ids)
     if len(ids) >= opened.positions:
         raise UserError(
             "the prompt leaves no room for a token.",

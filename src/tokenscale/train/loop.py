@@ -180,6 +180,8 @@ class Training:
         facts |= record.costs(run, shape) | {
             f"text_{share}": value for share, value in batches.lost.items()
         }
+        if run.validation.rows:
+            facts["validation_attention"] = run.validation_attention
         if cut := batches.count_cut():
             facts["text_cut"] = cut
         if earlier := self.earlier["earlier_schedule"]:

@@ -11,5 +11,5 @@ SELECT
     CASE WHEN documents_cut = 0 THEN text_bytes / nullif(ids, 0) END AS text_bytes,
     documents_cut
 FROM stores
-WHERE split = 'train'
+WHERE split = 'train' AND ids > 0                      -- those of lengths alone hold none
 ORDER BY corpus, tokenizer, store, manifest_sha256;

@@ -50,6 +50,7 @@ SELECT
     CASE WHEN r.objective = 'causal' AND r.labels = 'all'
          THEN v.loss_sum / v.useful_tokens / ln(2) * t.tokens_per_byte END AS bits_per_byte,
     v.correct_tokens / v.useful_tokens AS accuracy,
+    r.validation_attention AS attention,               -- of positions of held-out rows
     v.step = max(v.step) OVER (PARTITION BY v.run_id) AS last
 FROM reported AS v
 JOIN runs AS r USING (run_id)

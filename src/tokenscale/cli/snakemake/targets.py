@@ -159,7 +159,7 @@ class Targets:
     def token_files(self) -> list[str]:
         """Return everything that runs read, so that they can then start in their planned order."""
         runs = [run.settings for run in self.config.all_runs(self.chosen).values()]
-        texts = {corpus.name for run in runs if run.store is None for corpus in run.trained_corpora}
+        texts = {corpus.name for run in runs if run.online for corpus in run.trained_corpora}
         return [
             *(
                 manifests.tokenizer_manifest(name)
@@ -309,7 +309,7 @@ class Targets:
             ]
         records = (
             [manifests.corpus_records(corpus.name) for corpus in run.trained_corpora]
-            if run.store is None
+            if run.online
             else []
         )
         roles = ("corpus", "tokenizer", "store", "validation_store", "arm")

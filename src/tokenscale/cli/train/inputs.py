@@ -19,7 +19,6 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, write_text
-from tokenscale.base.progress import Progress
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.mixture import write_mixture
@@ -36,9 +35,7 @@ from tokenscale.costs.flops import Convention, hardware_flops_per_token
 from tokenscale.data.corpus.files import describe
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
-from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.launch.start import check_memory
 from tokenscale.runs.records.provenance import count_gpus, measure_matrix_rate, read_lines
 from tokenscale.settings import flags
@@ -88,7 +85,6 @@ def prepare(request: Request, log: Log = say) -> PreparedRun:
             request.epochs,
             run,
             manifests,
-            log=log,
         )
         run = shorten_warmup(
             flags.replace_values(run, values={"budget.steps": steps}), request.stated
@@ -224,7 +220,7 @@ def _build_inputs(run: RunSettings, corpora: list[Path], tokenizer: Path) -> dic
     """Return role → manifest of what a run reads; records and stores that are missing are built."""
     manifests = {}
     trained = [corpora[n] for n in run.mixture.trained] if run.mixture is not None else corpora
-    if run.store is None:
+    if run.online:
         _build_records(trained)
     if run.reads_text:
         manifests["corpus"] = _list_sources(run, role="corpus", manifests=trained)
@@ -376,45 +372,18 @@ def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
     return call("pretokenize", *words, output=path)
 
 
-def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Log = say) -> int:
+def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path]) -> int:
     """Return the optimizer steps of `epochs` passes over the data: all rows or, of a stream, all
     tokens.
     """
-    if run.approach == "padding-free":
-        log(
-            "counting tokens: with --epochs, an approach that tokenizes while training reads the "
-            "text once beforehand"
-        )
-        tokens = _count_tokens(run, manifests)
-    elif run.approach == "padded":
+    if run.approach == "padded":
         rows = read_corpus_manifest(manifests["corpus"].parent)["splits"]["train"]["rows"]
         return schedule.count_steps(epochs, rows, run.global_batch)
-    else:
-        manifest = read_store_manifest(manifests["store"])
-        if not BATCHES[run.approach].streams:
-            return schedule.count_steps(epochs, manifest["rows"], run.global_batch)
-        tokens = manifest["tokens_total"]
-    return schedule.count_steps(epochs, Fraction(tokens, run.sequence_length), run.global_batch)
-
-
-def _count_tokens(run: RunSettings, manifests: dict[str, Path]) -> int:
-    text = RawText(manifests["corpus"].parent, split="train")
-    tokenizer = load_tokenizer(manifests["tokenizer"].parent)
-    progress = Progress("counting", total=len(text))
-    tokens = 0
-    for texts in text.batches():
-        tokens += sum(
-            len(document)
-            for document in encode_documents(
-                tokenizer,
-                texts,
-                run.eos,
-                pairs=text.pairs,
-            )
-        )
-        progress(len(texts), sum(len(t.encode("utf-8")) for t in texts))
-    progress.close()
-    return tokens
+    manifest = read_store_manifest(manifests["store"])
+    rows = manifest["rows"]
+    if BATCHES[run.approach].streams:
+        rows = Fraction(manifest["tokens_total"], run.sequence_length)
+    return schedule.count_steps(epochs, rows, run.global_batch)
 
 
 def print_summary(directory: Path) -> None:

@@ -1,62 +1,59 @@
 """Data-loading strategies that tokenize the documents of the training split while training."""
 
-from collections.abc import Callable
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file
 from tokenscale.costs.data import cut_share
 from tokenscale.data.batches.batch import Batches, Inputs, RowBatches
+from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
 from tokenscale.data.stores.documents import Chunk, pad_documents
-from tokenscale.data.stores.text import check_eos, encode_chunk
-from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.stores.lengths import LengthsStore
+from tokenscale.data.stores.manifest import rebuild_command
+from tokenscale.data.stores.text import TextDoor
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.losses import draw_sample, measure
 from tokenscale.settings.run import RunSettings
 
-#: documents tokenized per call to compute lengths
-LENGTHS_BATCH = 64
+#: documents tokenized per call to count what rows cut
+CUT_BATCH = 64
 #: UTF-8 bytes of a corpus that are tokenized to count what rows cut
 CUT_BYTES = 4 << 20
-#: (corpus manifest, tokenizer file, EOS) → lengths of the documents that this process has counted
-_COUNTED: dict[tuple[str, str, bool], np.ndarray] = {}
 
 
-def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
-    """Open the documents of each corpus of the run. Raises UserError as `Inputs.require`, and for
-    lost text.
+def open_documents(
+    run: RunSettings, inputs: Inputs, losses: Sequence[dict[str, Any] | None]
+) -> list["OnlineDocuments"]:
+    """Open the documents of each corpus of the run. `losses` are what the tokenizer loses of each,
+    None where that is to be measured. Raises UserError as `Inputs.require` and `TextDoor`.
     """
     user = f"approach {run.approach}, which tokenizes while training,"
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, run.engine)
-    documents = [
-        OnlineDocuments(run=run, corpus_directory=manifest_path(path).parent, tokenizer=loaded)
-        for path in list_sources(run, where=corpus)
-    ]
-    for source in documents:
-        found = measure(
-            loaded, sample=draw_sample(source.text.directory), corpus=source.text.manifest["name"]
-        )
-        inputs.losses.append(found)
-    return documents
+    found = []
+    for path, known in zip(list_sources(run, where=corpus), losses, strict=True):
+        text = RawText(manifest_path(path).parent, split="train")
+        if known is None:
+            door = TextDoor.of_corpus(loaded, text, run.eos)
+        else:
+            door = TextDoor(loaded, run.eos, text.pairs, known)
+        found.append(OnlineDocuments(run, text, door))
+    return found
 
 
 class OnlineDocuments:
     """Whole documents, tokenized on the fly."""
 
-    def __init__(self, run: RunSettings, corpus_directory: Path, tokenizer: Tokenizer):
-        self.text = RawText(corpus_directory, split="train")
-        self._read_text = self.text.open_documents()
-        self.tokenizer = tokenizer
-        self.eos = run.eos
+    def __init__(self, run: RunSettings, text: RawText, door: TextDoor):
+        self.text = text
+        self.door = door
+        self.tokenizer = door.tokenizer
+        self._read_text = text.open_documents()
         self._sequence_length = run.sequence_length
-        check_eos(self.tokenizer, self.eos, self.text.pairs)
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:
             what = "the model's vocabulary is smaller than the tokenizer's."
@@ -73,35 +70,12 @@ class OnlineDocuments:
     def __len__(self) -> int:
         return len(self.text)
 
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """Lengths of all documents in tokens, int64 [documents]. The first use in a process
-        tokenizes the text.
-        """
-        corpus = sha256_file(self.text.directory / "manifest.json")
-        key = (corpus, self.tokenizer.file_sha256, self.eos)
-        if key not in _COUNTED:
-            _COUNTED[key] = self.count_tokens(np.arange(len(self)))
-        return _COUNTED[key]
-
-    @property
-    def total_tokens(self) -> int:
-        return int(self.lengths.sum())
-
-    def document(self, i: int) -> np.ndarray:
-        return self.documents(np.array([i]))[0]
-
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
         return list(self._encode(indices).documents())
 
     def _encode(self, indices: np.ndarray) -> Chunk:
-        return encode_chunk(
-            self.tokenizer,
-            texts=[self._read_text(i) for i in np.asarray(indices).tolist()],
-            eos=self.eos,
-            pairs=self.text.pairs,
-        )
+        return self.door.encode([self._read_text(i) for i in np.asarray(indices).tolist()])
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
@@ -109,12 +83,9 @@ class OnlineDocuments:
             self.documents(indices), width=self._sequence_length + 1, pad_id=self.tokenizer.pad_id
         )
 
-    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        return self.lengths[indices]
-
     def count_tokens(self, indices: np.ndarray) -> np.ndarray:
         """Return the lengths of documents in tokens, int64 [n], by tokenizing them."""
-        parts = (indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH))
+        parts = (indices[k : k + CUT_BATCH] for k in range(0, len(indices), CUT_BATCH))
         return np.concatenate([self._encode(part).lengths for part in parts])
 
 
@@ -122,7 +93,8 @@ class PaddedBatches(RowBatches):
     """Batches from raw text, bit-identical to those of `pretokenized-padded`."""
 
     def __init__(self, run: RunSettings, inputs: Inputs):
-        sources = open_documents(run, inputs)
+        sources = open_documents(run, inputs, losses=[None] * len(run.trained_corpora))
+        inputs.losses.extend(source.door.losses for source in sources)
         order = open_order(run, sizes=[len(source) for source in sources])
         super().__init__(
             join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs
@@ -144,16 +116,34 @@ class PaddedBatches(RowBatches):
         return found
 
 
+class CountedDocuments:
+    """Documents that are tokenized when a stream reads them, with the lengths that their store has
+    counted.
+    """
+
+    def __init__(self, documents: OnlineDocuments, lengths: LengthsStore):
+        self.documents = documents.documents
+        self.lengths_of = lengths.lengths_of
+        self.total_tokens = lengths.total_tokens
+        self._count = len(documents)
+
+    def __len__(self) -> int:
+        return self._count
+
+
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
-    """Open the stream of the documents, after tokenizing them once to count their lengths."""
-    sources = open_documents(run, inputs)
+    """Open the stream of the documents, laid out by the lengths in the run's store."""
+    stores = open_run_stores(run, inputs)
+    losses = [manifest["text_sample"] for _, manifest in stores]
+    documents = open_documents(run, inputs, losses)
+    lengths = [LengthsStore(*store) for store in stores]
     return StreamBatches(
-        sources=sources,
+        sources=list(map(CountedDocuments, documents, lengths)),
         run=run,
-        vocabulary_size=sources[0].tokenizer.vocabulary_size,
+        vocabulary_size=documents[0].tokenizer.vocabulary_size,
         inputs=inputs,
-        rebuild=[f"snakemake -f {each.text.directory / 'manifest.json'}" for each in sources],
-        read=OnlineDocuments.documents,
+        rebuild=[rebuild_command(where) for where, _ in stores],
+        read=lambda source, numbers: source.documents(numbers),
     )
 
 

@@ -24,9 +24,9 @@ from tokenscale.settings.run import RunSettings
 def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     """Open a rank's share of the run's global batches, at step 0.
 
-    Online approaches need corpus and tokenizer, offline approaches the store, which is compared
-    with corpus and tokenizer if they are given; no tokenizer package is imported then. The
-    objective `masked` reads the tokenizer's manifest. Raises UserError for missing, changed or
+    Online approaches need corpus and tokenizer; a store, if the approach reads one, is compared with
+    corpus and tokenizer if they are given. Offline, no tokenizer package is imported. The objective
+    `masked` reads the tokenizer's manifest. Raises UserError for missing, changed or
     unsuitable inputs.
     """
     if run.approach not in BATCHES:
@@ -37,7 +37,7 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
             run=run.identity,
         )
     openers = OPENERS
-    if BATCHES[run.approach].format is None:
+    if run.online:
         # with the tokenizers, which are no code of other runs
         from tokenscale.data.batches import online
 
@@ -102,8 +102,8 @@ def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:
 class HeldOutSlice:
     """A rank's share of the held-out slice: tokens and labels, int64 [rows, T].
 
-    `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set if the run uses a
-    document mask. `corpus` is the name of the rows' corpus.
+    `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set where attention stays
+    inside documents (`RunSettings.masks_validation`). `corpus` is the name of the rows' corpus.
     """
 
     tokens_bt: np.ndarray
@@ -145,7 +145,7 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
             held_out=True,
         )
         tokens_bt, labels_bt = change.apply(tokens_bt, labels_bt, numbers)
-        ids = document_ids(store.starts(numbers)) if run.document_mask else None
+        ids = document_ids(store.starts(numbers)) if run.masks_validation else None
         slices.append(
             HeldOutSlice(
                 tokens_bt=tokens_bt,

@@ -2,7 +2,6 @@
 start.
 """
 
-import math
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
@@ -19,8 +18,7 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
     allows.
 
     `manifests` are the inputs of the run by role. For a stream, a repetition is as many tokens as
-    the corpus has. Reads manifests only, except for approach padding-free, which tokenizes the
-    limited corpora.
+    the corpus has. Reads manifests only.
     """
     mixture = run.mixture
     if mixture is None:
@@ -31,7 +29,7 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
     order = open_order(run, sizes=[1] * len(sources))
     assert isinstance(order, MixtureOrder)
     needed = order.count(run.budget.steps * run.global_batch).tolist()
-    available = count_sequences(run, manifests, needed)
+    available = count_sequences(run, manifests)
     for source, sequences, per_pass in zip(sources, needed, available, strict=True):
         limit = source.maximum_repetitions
         name = source.corpus.name
@@ -53,29 +51,12 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
             raise UserError(what, mixture=run.corpus.name, source=name, **needs, next=next_step)
 
 
-def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[int]) -> list[float]:
-    """Return sequences per pass over each trained source; infinite for a source that padding-free
-    need not count.
-    """
+def count_sequences(run: RunSettings, manifests: dict[str, Path]) -> list[float]:
+    """Return sequences per pass over each trained source."""
     assert run.mixture is not None
     streams = BATCHES[run.approach].streams
     if run.store is not None:
         stores = [read_store_manifest(path) for path in list_sources(run, where=manifests["store"])]
         return [m["tokens_total"] / run.sequence_length if streams else m["rows"] for m in stores]
-    if not streams:
-        folders = [path.parent for path in list_sources(run, where=manifests["corpus"])]
-        return [read_corpus_manifest(folder)["splits"]["train"]["rows"] for folder in folders]
-    from tokenscale.data.batches.batch import Inputs
-    from tokenscale.data.batches.online import open_documents
-
-    opened = open_documents(
-        run, inputs=Inputs(manifests["corpus"], tokenizer=manifests["tokenizer"].parent)
-    )
-    return [
-        documents.total_tokens / run.sequence_length
-        if source.maximum_repetitions is not None and sequences
-        else math.inf
-        for source, documents, sequences in zip(
-            run.mixture.trained_sources, opened, needed, strict=True
-        )
-    ]
+    folders = [path.parent for path in list_sources(run, where=manifests["corpus"])]
+    return [read_corpus_manifest(folder)["splits"]["train"]["rows"] for folder in folders]

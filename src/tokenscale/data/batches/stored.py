@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from tokenscale.base.files import sha256_file
-from tokenscale.costs.data import cut_share
+from tokenscale.costs.data import BUCKET_MULTIPLE, cut_share
 from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, document_ids
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
@@ -154,8 +154,6 @@ def open_packed(run: RunSettings, inputs: Inputs) -> PackedBatches:
 
 #: global batches whose documents are sorted together
 WINDOW = 64
-#: row lengths are multiples of this, which bounds the number of shapes
-MULTIPLE = 64
 
 
 class BucketedBatches(RowBatches):
@@ -229,7 +227,8 @@ class BucketedBatches(RowBatches):
         width = (
             min(
                 self._sequence_length,
-                -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE,
+                -(-(int(lengths.max()) - 1) // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
+                or BUCKET_MULTIPLE,
             )
             + 1
         )

@@ -168,7 +168,7 @@ class RawText:
 
     def __init__(self, directory: Path, split: str = "train", *, verify: bool = True):
         self.directory = Path(directory)
-        self._name = split
+        self.name = split
         self._verify = verify
         self.manifest = read_corpus_manifest(directory)
         self.pairs: bool = self.manifest.get("pairs", False)
@@ -269,7 +269,7 @@ class RawText:
     def open_records(self) -> Records | None:
         """Open the records files, or return None if this split and build have none."""
         path = records_manifest(self.directory)
-        if self._name != "train" or not path.exists():
+        if self.name != "train" or not path.exists():
             return None
         next_step = f"snakemake -f {path}"
         manifest = read_manifest_file(

@@ -1,7 +1,8 @@
 """Documents of a corpus, tokenized."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tokenscale.data.corpus.raw_text import PAIR, RawText, text_bytes
 from tokenscale.data.stores.documents import Chunk, Origin, frame_documents, frame_pairs
 from tokenscale.data.tokenizers.backends import REFERENCE, EngineTokenizer
 from tokenscale.data.tokenizers.base import Texts, Tokenizer
-from tokenscale.data.tokenizers.losses import draw_sample, measure
+from tokenscale.data.tokenizers.losses import draw_sample, measure, take_sample
 
 #: bytes of text per call of an engine
 BATCH_BYTES = 4 << 20
@@ -83,6 +84,54 @@ def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
             key="eos",
             next=next_step,
         )
+
+
+@dataclass(frozen=True)
+class TextDoor:
+    """The way from a text to ids that every reader of text takes: writers of stores, approaches that
+    tokenize while training, `evaluate`, `generate`, BLEU and `advise`.
+
+    Opening it measures what the tokenizer loses of a sample of the text (`losses`), and raises
+    UserError as `tokenizers.losses.measure`: by the same bounds and in the same words for every
+    reader. `check_eos` is called, too.
+    """
+
+    tokenizer: Tokenizer
+    eos: bool
+    pairs: bool
+    #: counts of `tokenizers.losses.measure`
+    losses: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_eos(self.tokenizer, self.eos, self.pairs)
+
+    @classmethod
+    def of_corpus(cls, tokenizer: Tokenizer, text: RawText, eos: bool) -> "TextDoor":
+        """Measure documents from all over a split of a corpus."""
+        sample = draw_sample(text.directory, text.name)
+        losses = measure(tokenizer, sample, corpus=text.manifest["name"])
+        return cls(tokenizer, eos, text.pairs, losses)
+
+    @classmethod
+    def of_texts(
+        cls, tokenizer: Tokenizer, texts: Iterable[str], name: str, eos: bool = False
+    ) -> "TextDoor":
+        """Measure the first 512 KiB of texts, which `name` is shown for in messages."""
+        losses = measure(tokenizer, take_sample(texts), corpus=name)
+        return cls(tokenizer, eos, False, losses)
+
+    def encode(self, texts: Texts) -> Chunk:
+        return encode_chunk(self.tokenizer, texts, self.eos, pairs=self.pairs)
+
+
+def encode_prompts(
+    tokenizer: Tokenizer, prompts: Sequence[str], name: str, eos: bool = False
+) -> list[np.ndarray]:
+    """Return the ids of each prompt, BOS first, int32. Each is a text of its own: none may be lost
+    because others are kept. Raises UserError as `TextDoor`.
+    """
+    doors = [TextDoor.of_texts(tokenizer, [prompt], name, eos) for prompt in prompts]
+    return [door.encode([prompt]).ids for door, prompt in zip(doors, prompts, strict=True)]
 
 
 class EngineDiffers(UserError):
@@ -154,10 +203,10 @@ class HeldDocuments:
 class TextDocuments:
     """Tokenized documents of a corpus split; see `documents.Documents`.
 
-    Opening them measures what the tokenizer loses of a sample of this text (`tokenizers.losses`),
-    and raises UserError if it loses too much. While the first chunks are tokenized, a thread
-    compares the engine with the reference on the sample; `confirm` waits for the result. (It is
-    compared on fuzz texts when the tokenizer is built or loaded.)
+    Opening them raises UserError if the tokenizer loses too much of this text (`TextDoor`). While
+    the first chunks are tokenized, a thread compares the engine with the reference on a sample;
+    `confirm` waits for the result. (It is compared on fuzz texts when the tokenizer is built or
+    loaded.)
 
     `report(documents, utf8_bytes)` is called for each batch.
     """
@@ -174,10 +223,8 @@ class TextDocuments:
         self.text = RawText(corpus_directory, split)
         if len(self.text) == 0:
             raise _no_documents(self.text.manifest, split, corpus=corpus_directory)
-        self._sample = draw_sample(corpus_directory, split)
-        check_eos(tokenizer, eos, self.text.pairs)
+        self._door = TextDoor.of_corpus(tokenizer, self.text, eos)
         self.tokenizer = tokenizer
-        self.eos = eos
         self.report = report
         mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))
         self.batch_documents = batch_documents or max(1, min(BATCH_BYTES // mean, 100_000))
@@ -185,7 +232,7 @@ class TextDocuments:
             "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
             "text_sha256": self.text.split["text_sha256"],
             **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
-            "text_sample": measure(tokenizer, self._sample, corpus=self.text.manifest["name"]),
+            "text_sample": self._door.losses,
         }
         self.origin = describe_origin(tokenizer, source)
         self._comparison_pool = ThreadPoolExecutor(1, "gate")
@@ -228,15 +275,11 @@ class TextDocuments:
             )
 
     def _encode(self, column: pa.Array) -> tuple[Chunk, int]:
-        return encode_chunk(
-            self.tokenizer,
-            texts=column,
-            eos=self.eos,
-            pairs=self.text.pairs,
-        ), len(text_bytes(column)[0])
+        return self._door.encode(column), len(text_bytes(column)[0])
 
     def _compare_engines(self) -> dict[str, str] | None:
         """Compare the engine with the reference on the sample; None if there is no difference."""
         if not isinstance(self.tokenizer, EngineTokenizer) or self.tokenizer.engine == REFERENCE:
             return None
-        return self.tokenizer.difference(self._sample[::COMPARED])
+        sample = draw_sample(self.text.directory, self.text.name)
+        return self.tokenizer.difference(sample[::COMPARED])

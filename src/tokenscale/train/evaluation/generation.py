@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -197,14 +198,15 @@ def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[
 def translate(
     model: LanguageModel,
     pairs: Sequence[Pair],
+    prompts: Sequence[np.ndarray],
     tokenizer: Tokenizer,
     positions: int,
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Translation]:
-    """Yield greedy translations of this rank's share: BOS + source + EOS, then the likeliest token
-    until EOS.
+    """Yield greedy translations of this rank's share: a pair's prompt, BOS + source + EOS, then the
+    likeliest token until EOS.
 
     At most twice as many tokens as the source has, and 16, so that a model that never ends a
     sentence ends, too; none behind `positions`. A source that leaves no room has an empty
@@ -215,18 +217,18 @@ def translate(
     out: what is computed together is the same in every layout. Where the model's forward passes are
     collectives, every rank must take all of its translations.
     """
-    batches = _batches(pairs, tokenizer)
+    batches = _batches(pairs, prompts)
     with _plain(model):
         for first in range(0, len(batches), world_size):
             if first + rank >= len(batches):
                 wait_for_others(model, device)
                 continue
-            batch, prompts = batches[first + rank]
+            batch, rows_of_ids = batches[first + rank]
             began = time.monotonic()
             rows = generate_rows(
                 model,
-                prompts,
-                max_new_tokens=2 * (len(prompts[0]) - 2) + 16,
+                rows_of_ids,
+                max_new_tokens=2 * (len(rows_of_ids[0]) - 2) + 16,
                 positions=positions,
                 vocabulary_size=tokenizer.vocabulary_size,
                 stop_id=tokenizer.eos_id,
@@ -245,21 +247,17 @@ def translate(
 
 
 def _batches(
-    pairs: Sequence[Pair], tokenizer: Tokenizer
+    pairs: Sequence[Pair], prompts: Sequence[np.ndarray]
 ) -> list[tuple[list[Pair], list[list[int]]]]:
     """Return (pairs, prompts of one length) of each batch."""
-    assert tokenizer.eos_id is not None  # pairs need EOS (`data.stores.text.check_eos`)
-    sources = tokenizer.encode_batch([pair.source for pair in pairs])
     by_length: dict[int, list[tuple[Pair, list[int]]]] = {}
-    for pair, source in zip(pairs, sources, strict=True):
-        by_length.setdefault(len(source), []).append(
-            (pair, [tokenizer.bos_id, *source.tolist(), tokenizer.eos_id])
-        )
+    for pair, prompt in zip(pairs, prompts, strict=True):
+        by_length.setdefault(len(prompt), []).append((pair, prompt.tolist()))
     found = []
     for _, rows in sorted(by_length.items()):
         for begin in range(0, len(rows), ROWS):
-            batch, prompts = zip(*rows[begin : begin + ROWS], strict=True)
-            found.append((list(batch), list(prompts)))
+            batch, of_batch = zip(*rows[begin : begin + ROWS], strict=True)
+            found.append((list(batch), list(of_batch)))
     return found
 
 

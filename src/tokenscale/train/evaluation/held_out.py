@@ -5,6 +5,8 @@ events of both.
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import load_held_out
@@ -37,14 +39,19 @@ class HeldOut:
         self._beat = beat
         self.slices = load_held_out(run, inputs, vocabulary_size) if run.validation.rows else []
         self.pairs = []
+        self._prompts: list[np.ndarray] = []
         self._tokenizer = None
         if run.validation.bleu:
+            from tokenscale.data.stores.text import encode_prompts
             from tokenscale.data.tokenizers.load import load_tokenizer
 
             user = "validation.bleu"
             self._tokenizer = load_tokenizer(inputs.require("tokenizer", run, user))
             corpus = inputs.require("corpus", run, user)
             self.pairs = held_out_pairs(corpus, count=run.validation.bleu)
+            sources = [pair.source for pair in self.pairs]
+            name = run.corpus.name
+            self._prompts = encode_prompts(self._tokenizer, sources, name=name, eos=True)
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
         """Return whether the loss is due after `done` steps."""
@@ -133,6 +140,7 @@ class HeldOut:
         for found in translate(
             model,
             self.pairs,
+            prompts=self._prompts,
             tokenizer=self._tokenizer,
             positions=run.sequence_length,
             device=device,
