@@ -10,6 +10,7 @@ all kills is then written into docs/operations.md.
 import argparse
 import json
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -100,6 +101,7 @@ def main() -> None:
         "--folder", type=Path, help="kept, so that the next call need not build the project again"
     )
     asked = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup its jobs would ignore it, too
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         rows = campaign(
             asked.log,
