@@ -71,7 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, headers, content = web.canned[path].pop(0)
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(content))} | headers).items():
-                self.send_header(name, value)
+                if value is not None:
+                    self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
             self.close_connection = True

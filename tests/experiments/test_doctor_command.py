@@ -53,7 +53,7 @@ def test_it_runs_without_any_package_and_says_which_are_missing():
     )
 
 
-def test_without_a_loopback_interface_this_machine_does_not_reach_itself():
+def test_without_a_loopback_interface_ranks_are_refused_before_they_start():
     """What a hanging all-reduce then means: tests/unit/test_doctor.py."""
     # no interface is up there, not even the loopback one
     offline = ["unshare", "--map-root-user", "--net"]
@@ -62,12 +62,20 @@ def test_without_a_loopback_interface_this_machine_does_not_reach_itself():
         or subprocess.run([*offline, "true"], capture_output=True).returncode
     ):
         pytest.skip("no network namespaces here")
-    code = "from tokenscale.cli.doctor import reaches_itself; print(reaches_itself())"
-    said = [
+    code = """
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch.ranks import run_ranks
+try:
+    print(run_ranks(["true"], 2))
+except UserError as error:
+    print(error)
+"""
+    met, refused = (
         subprocess.check_output([*prefix, sys.executable, "-c", code], text=True)
         for prefix in ([], offline)
-    ]
-    assert said == ["True\n", "False\n"]
+    )
+    assert met == "0\n"
+    assert "the loopback interface is down" in refused and "ip link set lo up" in refused
 
 
 def test_a_check_that_breaks_is_a_line_like_any_other(monkeypatch, tmp_path):

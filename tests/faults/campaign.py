@@ -1,7 +1,7 @@
 """Kills one after another, appended to a log; the next call goes on behind its last line.
 
     python -m tests.faults.campaign [--kills 300] [--minutes 20] [--log evidence/faults/kills.jsonl]
-    [--folder LAB]
+    [--folder LAB] [--whole]
 
 A line of the log is a kill: what was killed, by which signal, when, and what was lost. The table of
 all kills is then written into docs/operations.md.
@@ -9,6 +9,8 @@ all kills is then written into docs/operations.md.
 
 import argparse
 import json
+import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -16,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.faults.kills import SIGNALS, TRIES, Lab, drawn, trial
+from tests.faults.kills import SIGNALS, STAGES, TRIES, Lab, drawn, trial
 
 ROOT = Path(__file__).parents[2]
 LOG = ROOT / "evidence/faults/kills.jsonl"
@@ -49,7 +51,7 @@ def with_table(page: str, rows: list[dict[str, Any]]) -> str:
 
 
 def campaign(
-    log: Path, kills: int, minutes: float, seed: int, folder: Path
+    log: Path, kills: int, minutes: float, seed: int, folder: Path, *, whole: bool
 ) -> list[dict[str, Any]]:
     """Kill so many times more, or until the time is up. Returns the rows of this call."""
     end = time.monotonic() + 60 * minutes
@@ -59,6 +61,9 @@ def campaign(
     number = 1 + max((row["number"] for row in read(log)), default=-1)
     while sum(row["injected"] for row in rows) < kills and time.monotonic() < end:
         kill = drawn(number, seed)
+        if whole:  # any victim by any signal, so that a short campaign has all of them
+            any_pair = drawn(random.Random(f"{seed}-{number}").randrange(10**6), seed)
+            kill = replace(any_pair, number=number, stage=next(iter(STAGES)))
         for _ in range(TRIES):
             row = trial(lab, kill, folder / "trial", seed)
             if row["injected"] or row["lost"]:
@@ -88,16 +93,26 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--whole", action="store_true", help="each call has everything to build when it is killed"
+    )
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument(
         "--folder", type=Path, help="kept, so that the next call need not build the project again"
     )
     asked = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup its jobs would ignore it, too
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         rows = campaign(
-            asked.log, asked.kills, asked.minutes, asked.seed, asked.folder or Path(temporary)
+            asked.log,
+            asked.kills,
+            asked.minutes,
+            asked.seed,
+            asked.folder or Path(temporary),
+            whole=asked.whole,
         )
-    PAGE.write_text(with_table(PAGE.read_text(), read(LOG)))
+    if asked.log == LOG:
+        PAGE.write_text(with_table(PAGE.read_text(), read(LOG)))
     raise SystemExit(any(row["lost"] for row in rows))
 
 

@@ -71,7 +71,10 @@ VICTIMS = {
 }
 #: beside these: Snakemake alone, so that its jobs live on, and all processes at once
 WHOLE = ("Snakemake", "everything")
-SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
+#: SIGSTOP is followed by SIGCONT, or by SIGKILL
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
+#: longest time between SIGSTOP and what follows it
+STOPPED_S = 3.0
 END_S = 600.0
 #: how often a kill is tried again, earlier, where its victim had ended before
 TRIES = 4
@@ -292,15 +295,16 @@ def strike(
     others = left(jobs)
     if not (still := meant()):
         return False
-    if kill.victim != "everything":
-        return send(number, [pick.choice(still)])
-    os.killpg(running.pid, number)
-    send(number, others)
-    return True
+    struck = [-running.pid, *others] if kill.victim == "everything" else [pick.choice(still)]
+    there = send(number, struck) or kill.victim == "everything"
+    if number == signal.SIGSTOP:
+        time.sleep(STOPPED_S * pick.random())
+        send(pick.choice([signal.SIGCONT, signal.SIGKILL]), struck)
+    return there
 
 
 def send(number: int, jobs: list[int]) -> bool:
-    """Send a signal to processes; whether all were there."""
+    """Send a signal to processes, or to the group of a negative number; whether all were there."""
     there = True
     for job in jobs:
         try:
@@ -321,7 +325,7 @@ def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
         alive = len(left(jobs))
         struck_s = time.monotonic() - began
         lost, said = ended(project, jobs)
-    lost = lost or differences(lies_in(project.root), lab)
+    lost = lost or differences(lies_in(project.root), lab) + leftovers(project.root)
     row = asdict(kill) | {"injected": struck, "exit_code": first, "jobs_alive": alive}
     row |= {
         "seconds": round(time.monotonic() - began, 1),
@@ -371,6 +375,17 @@ def ended(project: Project, jobs: Path) -> tuple[list[str], str]:
     if not until(lambda: not left(jobs), lambda: True, 10):
         return [f"processes are left: {[arguments_of(jobs)[j] for j in left(jobs)]}"], said
     return [], said
+
+
+def leftovers(root: Path) -> list[str]:
+    """What no finished call may leave: locks of Snakemake, temporary files and halves of them."""
+    patterns = (".snakemake/locks/*", "results/**/.tokenscale-*", "results/**/*.part*")
+    return [
+        f"left over: {path.relative_to(root)}"
+        for pattern in patterns
+        for path in sorted(root.glob(pattern))
+        if path.name != "parts"
+    ]
 
 
 def differences(found: dict[str, Any], lab: Lab) -> list[str]:

@@ -190,7 +190,7 @@ def _content(data: bytes) -> object:
     """JSON as its value, which no order of keys and no space changes."""
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return data
 
 

@@ -34,6 +34,7 @@ from tokenscale.base.bucket import access_error
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     read_arguments,
+    read_file,
     sha256_file,
     write_arguments,
     write_json,
@@ -274,8 +275,9 @@ def _read_bucket(folder: Path) -> object:
     def download(key: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copyfile(folder / key, path)
-        except OSError as error:  # as of a client
+            # a bucket has objects only, no devices
+            path.write_bytes(read_file(folder / key))
+        except (OSError, UserError) as error:  # as of a client
             raise access_error(f"s3://bucket/{key}", error) from None
 
     bucket.download = download

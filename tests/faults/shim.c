@@ -103,6 +103,12 @@ int mkdir(const char *path, mode_t mode) {
     return fails_at("mkdir", AT_FDCWD, path) ? -1 : NEXT(mkdir)(path, mode);
 }
 int unlink(const char *path) { return fails_at("unlink", AT_FDCWD, path) ? -1 : NEXT(unlink)(path); }
+int link(const char *old, const char *new) {
+    return fails_at("link", AT_FDCWD, new) ? -1 : NEXT(link)(old, new);
+}
+int linkat(int from, const char *old, int folder, const char *new, int flags) {
+    return fails_at("link", folder, new) ? -1 : NEXT(linkat)(from, old, folder, new, flags);
+}
 int rename(const char *old, const char *new) {
     return fails_at("rename", AT_FDCWD, new) ? -1 : NEXT(rename)(old, new);
 }

@@ -125,6 +125,7 @@ def test_what_belongs_to_nothing_is_said(results, capsys, name):
         '{"seal": 5}',
         '{"seal": "x", "a": NaN}',
         '{"seal": "x", "a": 1e999}',
+        '{"seal": "x", "a": "\\ud800"}',
         "{",
         "\xff",
         "[" * 99999,

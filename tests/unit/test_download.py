@@ -13,10 +13,12 @@ import time
 from email.utils import formatdate
 
 import pytest
+import zstandard
 
 from tests.corpora import texts_of
 from tests.web import Server
 from tokenscale.base.errors import UserError
+from tokenscale.base.facts import list_unknown
 from tokenscale.base.files import write_json
 from tokenscale.data.corpus import download
 from tokenscale.data.corpus.build import build
@@ -410,6 +412,38 @@ def test_what_the_hub_does_not_give_is_one_message(dataset, tmp_path):
     for message, of_message in zip(done.stderr.split("tokenscale: ")[1:], words, strict=True):
         assert all(word in message for word in of_message)
     assert not (tmp_path / "d/manifest.json").exists()
+
+
+UNFRAMED = {"Content-Length": None, "Connection": "close"}
+
+
+def test_a_length_that_no_server_states_is_unknown_in_the_manifest_and_stays_so(web, tmp_path):
+    web.canned[URL] = [(200, UNFRAMED, CONTENT)]
+    begun = check_download(web, tmp_path / "d")
+    assert list(list_unknown(begun)) == [("files.length", "the server states none")]
+    assert check_download(web, tmp_path / "d") == begun, "already here"
+    settings = corpus_of(f"{web.address}{URL}")
+    made = build(settings, tmp_path / "c", downloads=tmp_path / "d")
+    assert dict(list_unknown(made)) == {"source.files.length": "the server states none"}
+    assert list(list_unknown(check_download(web, tmp_path / "other"))) == []
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("share", [0.3, 0.999, 1])
+def test_a_compressed_file_without_a_stated_length_must_unpack_to_its_end(
+    ending, share, web, tmp_path
+):
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[ending]
+    packed = pack(CONTENT)
+    web.canned[f"/a.txt{ending}"] = [(200, UNFRAMED, packed[: int(share * len(packed))])]
+    address = f"{web.address}/a.txt{ending}"
+    if share == 1:
+        fetch_corpus(corpus_of(address), tmp_path / "d")
+    else:
+        with pytest.raises(UserError, match="is not the whole of such a file"):
+            fetch_corpus(corpus_of(address), tmp_path / "d")
+    assert (tmp_path / f"d/a.txt{ending}").exists() is (share == 1)
+    assert (tmp_path / "d/hashes.json").exists() is (share == 1)
 
 
 WHOLE = {

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.machines import program
 from tokenscale.base.errors import UserError
+from tokenscale.base.facts import list_unknown
 from tokenscale.base.files import read_arguments
 from tokenscale.runs.launch import failure_hints, job
 from tokenscale.runs.launch.job import Job
@@ -150,8 +152,29 @@ def test_a_job_is_told_by_its_controller(slurm):
         and found.log == "/p/results/logs/45.log"
     )
     assert found.record()["queue_s"] == 90.0
-    set_back = replace(found, started_unix_s=found.submitted_unix_s - 2400)
-    assert set_back.record()["queue_s"] is None, "summer time ended meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_known"),
+    [
+        ("2026-10-26T02:30:00", True),
+        ("2026-10-25T02:30:00", False),  # comes twice
+        ("2026-03-29T02:30:00", False),  # is left out
+        ("2026-10-25T02:30:00+01:00", True),
+        ("Unknown", False),
+        (None, False),
+    ],
+)
+def test_a_time_that_is_not_one_moment_is_unknown(shown, is_known, monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Zurich")
+    time.tzset()
+    try:
+        found = job._parse_time(shown)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert isinstance(found, float) is is_known
+    assert is_known or f"{shown}" in dict(list_unknown({"time": found}))["time"]
 
 
 def test_whether_a_job_may_still_write(slurm, monkeypatch):

@@ -245,6 +245,8 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
         b"[1e999]",
         b'{"a": -1e400}',
         b'{"a": 1, "a": 2}',
+        b'{"a": "\\ud800"}',
+        b'{"\\uDFFF": 1}',
         b"\xff",
         b"{",
         b"[" * 100_000,

@@ -6,9 +6,9 @@ import functools
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_row
 from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
 from tokenscale.analysis.siblings import Siblings, find_gaps
 from tokenscale.base.errors import UserError
+from tokenscale.base.facts import clear_unknown, list_unknown
 from tokenscale.base.files import (
     check_file_name,
     check_types,
@@ -246,9 +247,27 @@ def ingest(
         corpora,
         steps=steps,
     )
+    described["unknown"] = count_unknown([*_run_records(runs, listed), *stores, *corpora])
     write_json(output / tables.EXPERIMENT, value={"schema": 1, **described})
     tables.write_manifest(output)
     return counts
+
+
+def _run_records(runs: Path, run_ids: Iterable[str]) -> Iterator[Path]:
+    for run_id in run_ids:
+        yield runs / run_id / "run.json"
+
+
+def count_unknown(records: Iterable[Path]) -> list[Row]:
+    """Count the facts that could not be had when these records were written, by name and reason."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in records:
+        with suppress(UserError):  # no record, or a broken one, which its run's validity says
+            found.update(set(list_unknown(read_json(path))))
+    return [
+        {"fact": fact, "why": why, "records": number}
+        for (fact, why), number in sorted(found.items())
+    ]
 
 
 @dataclass(frozen=True)
@@ -569,6 +588,6 @@ def _read_run_record(path: Path) -> tuple[Row | None, bool, str | None]:
         record = read_json(path, what="run record")
         if not isinstance(record, dict):
             return None, False, "run.json is no object"
-        return record, provenance.read_sealed(path) is not None, None
+        return clear_unknown(record), provenance.read_sealed(path) is not None, None
     except (UserError, ValueError):
         return None, False, "run.json is not readable JSON"

@@ -562,9 +562,10 @@ def _report_unreadable(path: str | Path, what: str, error: OSError, following: s
     )
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, errors: str = "strict") -> Any:
     """Parse JSON as `pretty_json` writes it. Raises ValueError, also for numbers that are not
-    finite, for an object that has a key twice, and for text that is not UTF-8.
+    finite, for an object that has a key twice, and for text that is not UTF-8 or no Unicode: half
+    of a pair of surrogates, of which no hash can be made, unless `errors` encodes it.
     """
 
     def refuse(constant: str) -> None:
@@ -582,12 +583,16 @@ def parse_json(text: str | bytes) -> Any:
             raise ValueError("an object has a key twice")
         return found
 
-    return json.loads(
-        text if isinstance(text, str) else text.decode("utf-8"),
+    text = text if isinstance(text, str) else text.decode("utf-8")
+    found = json.loads(
+        text,
         parse_constant=refuse,
         parse_float=parse_float,
         object_pairs_hook=build_object,
     )
+    if re.search(r"\\u[dD][89a-fA-F]", text):
+        json.dumps(found, ensure_ascii=False).encode("utf-8", errors)
+    return found
 
 
 def canonical_json(value: object) -> str:

@@ -1,11 +1,13 @@
-"""Work in several processes."""
+"""Work in several processes of one machine."""
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -51,3 +53,14 @@ def _end_with(parent: int) -> None:
             time.sleep(0.2)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def reaches_itself() -> bool:
+    """Return whether a connection through the loopback interface works."""
+    with (
+        suppress(OSError),
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), 5),
+    ):
+        return True
+    return False

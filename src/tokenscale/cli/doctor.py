@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from typing import Any
 
 from tokenscale import __version__
 from tokenscale.base.errors import as_typed
+from tokenscale.base.processes import reaches_itself
 from tokenscale.base.wording import format_bytes, wrap_text
 from tokenscale.runs.launch.cluster import SINFO, parse_partitions
 from tokenscale.runs.records import provenance
@@ -669,17 +669,6 @@ def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
         fact=f"2 ranks completed an all-reduce, at {rate:.3g} GB/s",
         values={"ranks": 2, "gb_s": rate},
     )
-
-
-def reaches_itself() -> bool:
-    """Return whether a connection through the loopback interface works."""
-    with (
-        suppress(OSError),
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname(), 5),
-    ):
-        return True
-    return False
 
 
 # -- the results folder

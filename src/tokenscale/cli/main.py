@@ -254,6 +254,12 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Return its exit code: 0, or 2 for a user's mistake."""
     open_missing_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        text = "the folder in which this command was called does not exist any more."
+        print(UserError(text, next="cd to the project's folder").render(), file=sys.stderr)
+        return 2
     arguments = sys.argv[1:] if arguments is None else arguments
     # a terminal or log that is not UTF-8 shows ? for what it lacks
     for stream in (sys.stdout, sys.stderr):

@@ -18,6 +18,7 @@ import pandas as pd
 from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
+from tokenscale.base.facts import clear_unknown
 from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
 from tokenscale.base.manifests import SUMS
 from tokenscale.report import save, summary
@@ -283,7 +284,7 @@ def _collect_tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
 
 def _render_readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
-    commit = record["git"].get("commit")
+    commit = clear_unknown(record["git"].get("commit"))
     logs = record["logs"]
     installed = record["installed"]
     changed = " with uncommitted changes" if record["git"].get("dirty") else ""

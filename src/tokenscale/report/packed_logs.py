@@ -216,7 +216,7 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
         text = unpacker.decompress(packed, UNPACKED + RATIO * len(packed))
         if not unpacker.eof:
             raise EOFError(f"it is cut, or unpacks to more than {len(text):,} bytes")
-        content = parse_json(text)
+        content = parse_json(text, errors=ENCODING[1])
     except FileNotFoundError:
         raise UserError(
             "there is no such archive.", path=archive, next="correct the path"

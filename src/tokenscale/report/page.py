@@ -288,6 +288,7 @@ def render(
         digest=summary.tables_digest(parts),
         machines=list(dict.fromkeys(machine for p in parts for machine in p["machines"])),
         commits=_list_commits(parts),
+        unknown=summary.describe_unknown(parts),
         versions=sorted({pair for part in parts for pair in part["versions"]}),
         definitions=tuple(queries.PARAMETERS),
         **{"claims": None, "home": ""} | options,

@@ -140,6 +140,7 @@ def _write_experiment(
         f"Machine: {'; '.join(part['machines']) or 'not recorded'}.",
         f"Commit: {', '.join(commits) or 'not recorded'}.",
         f"Tables: digest {part['digest'][:16]}.",
+        (unknown := summary.describe_unknown([part])) and f"{unknown}.",
     ]
     to.paragraph(" ".join(filter(None, facts)))
     for text in filter(None, [part["note"], *(proof["text"] for proof in part["proof"]["parts"])]):

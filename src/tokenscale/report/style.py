@@ -46,8 +46,8 @@ def view_box(svg: str) -> str:
 
 
 def check_drawing(svg: str) -> None:
-    """Raise ValueError for what no figure of ours holds and a browser may act on: other elements,
-    handlers of events, links to anything but a part of the drawing.
+    """Raise ValueError for what no figure of ours holds and a browser may act on: other elements
+    and attributes, links to anything but a part of the drawing.
     """
     if "<!" in svg or "<?" in svg:
         raise ValueError("it holds a declaration")
@@ -56,14 +56,15 @@ def check_drawing(svg: str) -> None:
     except ElementTree.ParseError as error:
         raise ValueError(f"it is not one SVG element ({error})") from None
     for element in elements:
-        name = element.tag.rpartition("}")[2]
+        name = element.tag.removeprefix(SVG)
         if name not in ELEMENTS:
             raise ValueError(f"it holds an element <{name}>")
         for attribute, value in element.attrib.items():
-            key = attribute.rpartition("}")[2].lower()
-            if key.startswith("on"):
+            key = attribute.removeprefix(XLINK)
+            if key not in ATTRIBUTES:
                 raise ValueError(f"it holds an attribute {key}")
-            if key == "href" and not value.startswith(("#", "data:image/png;base64,")):
+            linked = key == "href" and not value.startswith(("#", "data:image/png;base64,"))
+            if linked or FOREIGN_VALUE.search(value):
                 raise ValueError(f"it links to {value[:40]}")
 
 
@@ -100,6 +101,13 @@ def inline(svg: str, prefix: str, css_class: str) -> str:
 #: elements that matplotlib writes into a drawing, but for its own style and metadata
 ELEMENTS = {"svg", "defs", "g", "path", "use", "clipPath", "rect", "image", "text", "tspan"}
 ELEMENTS |= {"pattern", "linearGradient", "stop"}
+ATTRIBUTES = {"clip-path", "d", "fill", "height", "href", "id", "offset", "patternUnits", "style"}
+ATTRIBUTES |= {"gradientUnits", "transform", "version", "viewBox", "width", "x", "x1", "x2", "y"}
+ATTRIBUTES |= {"y1", "y2"}
+SVG = "{http://www.w3.org/2000/svg}"
+XLINK = "{http://www.w3.org/1999/xlink}"
+#: what a style would load from elsewhere, or write so that this does not see it
+FOREIGN_VALUE = re.compile(r"(?i)(?:url|src|image|image-set)\s*\((?!#)|\\|@")
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT = "#1b1e23"
 GRID = "#d3d6da"

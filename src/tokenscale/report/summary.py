@@ -14,6 +14,7 @@ import pandas as pd
 from tokenscale.analysis import comparability, statistics
 from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
+from tokenscale.base import wording
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text
 from tokenscale.base.wording import listing
 from tokenscale.costs.card import TextCard
@@ -136,6 +137,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "repeats": head.get("repeats"),
             "figures": figures,
             "runs": len(runs),
+            "unknown": head.get("unknown") or [],
             "validity": {word: int((runs["validity"] == word).sum()) for word in VALIDITY},
             **_describe_origin(runs, stores),
             "digest": digest,
@@ -425,6 +427,24 @@ def _describe_origin(runs: pd.DataFrame, stores: pd.DataFrame) -> dict[str, Any]
             (package, ", ".join(sorted(found))) for package, found in sorted(versions.items())
         ],
     }
+
+
+def describe_unknown(parts: Sequence[dict[str, Any]]) -> str:
+    """Count the facts that the records of these experiments lack, and say why; empty if none is.
+
+    >>> fact = {"fact": "git.commit", "why": "git is not installed", "records": 4}
+    >>> describe_unknown([{"unknown": [fact]}])
+    '4 facts unknown: git.commit of 4 records (git is not installed)'
+    """
+    facts = [fact for part in parts for fact in part["unknown"]]
+    if not facts:
+        return ""
+    named = dict.fromkeys(
+        f"{fact['fact']} of {wording.count(fact['records'], 'record')} ({fact['why']})"
+        for fact in facts
+    )
+    total = wording.count(sum(fact["records"] for fact in facts), "fact")
+    return f"{total} unknown: {'; '.join(named)}"
 
 
 def generations_table(generations: pd.DataFrame) -> Table:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from tokenscale.analysis import tables
 from tokenscale.analysis.ingest import read_inputs
 from tokenscale.base.errors import UserError, few
+from tokenscale.base.facts import clear_unknown
 from tokenscale.base.files import (
     canonical_json,
     check_file_name,
@@ -430,7 +431,7 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     now = bundle.built_by()
     then = _list_versions(record)
     here = _list_versions(now)
-    commit = record["git"].get("commit")
+    commit = clear_unknown(record["git"].get("commit"))
     at_commit = f" at commit {commit}" if commit else ""
     changed = _list_different(record["code"], now["code"])
     runs = {

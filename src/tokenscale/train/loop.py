@@ -479,7 +479,8 @@ class Training:
             outcome |= {
                 name: self.earlier[name] for name in ("begins_at", "begins_at_useful_tokens")
             }
-            outcome |= {"energy_j": energy}  # null: not measured
+            # null: no counter on this kind of device
+            outcome |= {"energy_j": self.energy.unknown if energy is None else energy}
             if stopped is not None:
                 outcome["stopped_at"] = stopped
             if changed := record.changed_code(self.running):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.facts import unknown_fact
 from tokenscale.settings.data import SourceSettings
 
 #: SPDX identifiers; other licences are read from the package metadata
@@ -163,6 +164,7 @@ def _describe_package(name: str) -> dict[str, str]:
         LICENCES.get(name)
         or metadata.get("License-Expression")
         or metadata.get("License")
-        or "unknown"
+        or unknown_fact("the package states none")
     )
-    return {"name": name, "version": metadata.get("Version", "unknown"), "licence": licence}
+    version = metadata.get("Version") or unknown_fact("the package states none")
+    return {"name": name, "version": version, "licence": licence}

@@ -7,10 +7,12 @@ declares a hash after `#sha256=`. Without one, the first download records the ha
 and later downloads must match it. The manifest is written last, so it lists complete files only.
 """
 
+import gzip
 import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -23,9 +25,11 @@ from urllib.parse import unquote, urlsplit
 
 import requests
 import urllib3
+import zstandard
 
 from tokenscale.base.bucket import REQUEST_FAILED, access_error, open_system
 from tokenscale.base.errors import UserError, few, find_nearest, first_line, redact_credentials
+from tokenscale.base.facts import unknown_fact
 from tokenscale.base.files import (
     lock_folder,
     read_json,
@@ -58,6 +62,8 @@ FORMS = {
     ".gz": (b"\x1f\x8b", b""),
     ".zst": (b"\x28\xb5\x2f\xfd", b""),
 }
+#: fact of a file whose server states no length: what ends early may look whole
+NO_LENGTH = unknown_fact("the server states none")
 #: bytes at the end of a file in which its last line is looked for
 LONGEST_LINE = 1 << 20
 #: maximum length of a local file name; with prefix and suffix it fits the file system's limit of
@@ -97,6 +103,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         hashes: dict[str, str] = (
             read_json(record, what="record of hashes") if record.exists() else {}
         )
+        lengths = _read_unknown_lengths(directory / MANIFEST)
         try:
             for key in FILE_LISTS:
                 declared = dict(file.partition("#sha256=")[::2] for file in getattr(source, key))
@@ -105,7 +112,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                         local = f"{key}-{local}"
                     used_names.add(_check_local_name(local, name))
                     target = directory / local
-                    hashes[name] = _fetch_file(
+                    hashes[name], unstated = _fetch_file(
                         fetch,
                         source,
                         name=name,
@@ -113,11 +120,14 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                         declared=declared.get(name),
                         recorded=hashes.get(name),
                     )
+                    if unstated:
+                        lengths[name] = NO_LENGTH
                     entry = {
                         "name": local,
                         "from": name,
                         "bytes": target.stat().st_size,
                         "sha256": hashes[name],
+                        **({"length": lengths[name]} if name in lengths else {}),
                     }
                     manifest.setdefault(key, []).append(entry)
                     if monotonic() - recorded_at > RECORD_S:
@@ -128,6 +138,13 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                 write_json(record, value=hashes)
         write_sealed(directory / MANIFEST, record=manifest)
     return manifest
+
+
+def _read_unknown_lengths(manifest: Path) -> dict[str, str]:
+    """Return remote name → what an earlier download recorded of a length that no server stated."""
+    known = read_json(manifest, what="manifest of the download") if manifest.exists() else {}
+    entries = [file for key in FILE_LISTS for file in known.get(key, ())]
+    return {file["from"]: file["length"] for file in entries if "length" in file}
 
 
 def _check_local_name(local: str, name: str) -> str:
@@ -142,23 +159,24 @@ def _check_local_name(local: str, name: str) -> str:
 
 
 def _fetch_file(
-    fetch: Callable[..., None],
+    fetch: Callable[..., bool],
     source: SourceSettings,
     name: str,
     target: Path,
     declared: str | None,
     recorded: str | None,
-) -> str:
-    """Download the file to `target` unless it is there, and return its hash. Raises UserError if it
-    is not the declared one or, where none is declared, not the recorded one.
+) -> tuple[str, bool]:
+    """Download the file to `target` unless it is there. Return its hash, and whether nothing states
+    how long it must be. Raises UserError if it is not the declared one or, where none is declared,
+    not the recorded one.
     """
     expected = declared or recorded
     if expected and target.is_file() and sha256_file(target) == expected:
         print(f"{target.name}: already here", flush=True)
-        return expected
+        return expected, False
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    fetch(source, name, part, bool(expected))
+    stated = fetch(source, name, part, bool(expected))
     digest = sha256_file(part)
     size = part.stat().st_size
     if expected and digest != expected:
@@ -184,8 +202,11 @@ def _fetch_file(
     sync(part)
     part.replace(target)
     sync(target.parent)
+    unstated = not (stated or declared)
     print(f"{target.name}: {size:,} bytes, sha256 {digest}", flush=True)
-    return digest
+    if unstated:
+        print(f"{target.name}: its length is {NO_LENGTH}", flush=True)
+    return digest, unstated
 
 
 # --- the loop that downloads one file
@@ -193,13 +214,14 @@ def _fetch_file(
 
 class Answer(NamedTuple):
     """Bytes of a file from `start` on, the size of the whole file, and what identifies its content;
-    None if unknown.
+    None if unknown. `framed`: an early end of the connection is noticed.
     """
 
     pieces: Iterator[bytes]
     start: int
     size: int | None
     version: str | None
+    framed: bool = True
 
 
 class Retry(Exception):
@@ -217,9 +239,9 @@ class Retry(Exception):
 Opener = Callable[[str, int, str | None], Answer]
 
 
-def download(open_file: Opener, address: str, part: Path, resumable: bool) -> None:
-    """Download a file to `part`. What was received before a failure is kept and continued, also by
-    a later call.
+def download(open_file: Opener, address: str, part: Path, resumable: bool) -> bool:
+    """Download a file to `part`; return whether the server stated its length. What was received
+    before a failure is kept and continued, also by a later call.
 
     It is continued only if the content still has the same version (RFC 9110, 13.1.5) or if
     `resumable`, when the caller checks a hash. Raises UserError if the server refuses, and after
@@ -230,7 +252,7 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
     while True:
         before = _measure_size(part)
         try:
-            _receive(
+            stated = _receive(
                 open_file,
                 address,
                 part=part,
@@ -239,7 +261,9 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
             )
             record.unlink(missing_ok=True)
             check_form(address, part)
-            return
+            if not stated:
+                check_end(address, part)
+            return stated
         except Retry as retry:
             reason = retry.reason
             pause = retry.pause_s
@@ -285,12 +309,29 @@ def check_form(address: str, part: Path) -> None:
         whole = _ends_as_json_lines(tail)
     if not whole:
         part.unlink()
-        raise UserError(
-            "what a server sent is not the whole of such a file.",
-            address=address,
-            begins=ascii(head[:60].decode("utf-8", "replace")),
-            next="check the address, and whether it needs a login; then repeat the command",
-        )
+        raise _cut_error(address, begins=ascii(head[:60].decode("utf-8", "replace")))
+
+
+def check_end(address: str, part: Path) -> None:
+    """Remove a compressed file that does not unpack to its end, and raise UserError."""
+    from tokenscale.data.corpus.read import COMPRESSION, unpack
+
+    kind = COMPRESSION.get(Path(urlsplit(address).path.lower()).suffix)
+    try:
+        for _ in unpack(part, kind) if kind else ():
+            pass
+    except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
+        part.unlink()
+        raise _cut_error(address, reason=first_line(error)) from None
+
+
+def _cut_error(address: str, **facts: str) -> UserError:
+    return UserError(
+        "what a server sent is not the whole of such a file.",
+        address=address,
+        **facts,
+        next="check the address, and whether it needs a login; then repeat the command",
+    )
 
 
 def _ends_as_json_lines(tail: bytes) -> bool:
@@ -307,8 +348,10 @@ def _ends_as_json_lines(tail: bytes) -> bool:
     return True
 
 
-def _receive(open_file: Opener, address: str, part: Path, record: Path, resumable: bool) -> None:
-    """Request the missing bytes once and append them. Raises Retry if bytes are missing."""
+def _receive(open_file: Opener, address: str, part: Path, record: Path, resumable: bool) -> bool:
+    """Request the missing bytes once and append them; return whether the size is known. Raises
+    Retry if bytes are missing.
+    """
     known = read_json(record, what="record of a begun download") if record.exists() else {}
     named = sha256_text(address)  # an address may hold a signature
     received = (
@@ -344,6 +387,7 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
         raise Retry(
             f"the connection ended before {facts['size']:,} bytes", restart=size > facts["size"]
         )
+    return answer.framed or facts["size"] is not None
 
 
 def _measure_size(path: Path) -> int:
@@ -433,6 +477,7 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
     if response.status_code == 206:
         sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         first, size = (int(sent[1]), sent[2]) if sent else (-1, "")
+    framed = any(name in response.headers for name in ("Content-Length", "Transfer-Encoding"))
     tag = response.headers.get("ETag", "W/")
     version = response.headers.get("Last-Modified") if tag.startswith("W/") else tag
     encoding = response.headers.get("Content-Encoding", "identity").lower()
@@ -444,6 +489,7 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
             start=first,
             size=int(size) if size.isdigit() else None,
             version=version,
+            framed=framed,
         )
     if encoding not in ("gzip", "x-gzip", "deflate"):
         next_step = "download the file with another program, and use its path"
@@ -462,6 +508,7 @@ def open_url(address: str, start: int, version: str | None) -> Answer:
         start=0,
         size=None,
         version=None,
+        framed=framed,
     )
 
 
@@ -629,8 +676,9 @@ def resolve_hub_files(
     return {name: name for name in names}
 
 
-def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: bool) -> None:
-    """Link one file to `part` from the hub's cache, after downloading it if needed.
+def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: bool) -> bool:
+    """Link one file to `part` from the hub's cache, after downloading it if needed. True: the
+    client checks its length.
 
     The client honours HF_HOME and HF_HUB_OFFLINE. The file is copied if the cache is on another
     file system. Raises UserError with the client's own reason.
@@ -650,6 +698,7 @@ def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: boo
         os.link(blob, part)
     except OSError:
         shutil.copyfile(blob, part)
+    return True
 
 
 def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError:
@@ -667,7 +716,7 @@ def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError
 #: kind of source → (`resolve(source, files, recorded)`, which returns {remote name: local name},
 #: where `recorded` are the files of an earlier download, and `fetch(source, name, part,
 #: resumable)`, which gets one file)
-DOWNLOADS: dict[str, tuple[Callable[..., dict[str, str]], Callable[..., None]]] = {
+DOWNLOADS: dict[str, tuple[Callable[..., dict[str, str]], Callable[..., bool]]] = {
     "url": (resolve_urls, lambda source, *file: download(open_url, *file)),
     "bucket": (resolve_objects, lambda source, *file: download(open_object, *file)),
     "hub": (resolve_hub_files, fetch_hub_file),

@@ -524,16 +524,15 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
     try:
         if kind and not path.stat().st_size:
             raise EOFError("0 bytes")
-        with open(open_file(path), "rb") as opened:
-            file = cast(IO[bytes], gzip.GzipFile(fileobj=opened) if kind == "gzip" else opened)
-            file.seek(first)
-            chunks = iter(lambda: file.read(min(CHUNK_BYTES, last - first - done)), b"")
-            for data in decompress_zstd(file) if kind == "zstd" else chunks:
+        if kind:
+            for data in unpack(path, kind):
                 done += len(data)
-                if kind and done > UNPACKED + RATIO * path.stat().st_size:
-                    raise EOFError(
-                        f"it unpacks to more than {UNPACKED + RATIO * path.stat().st_size:,} bytes"
-                    )
+                yield data
+            return
+        with open(open_file(path), "rb") as file:
+            file.seek(first)
+            while data := file.read(min(CHUNK_BYTES, last - first - done)):
+                done += len(data)
                 yield data
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         found = first_line(error)
@@ -546,6 +545,22 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
         ):
             what = "compression"
         raise damaged(path, what, found, byte=f"{done:,} (unpacked)") from None
+
+
+def unpack(path: Path, kind: str) -> Iterator[bytes]:
+    """Yield the content of a file compressed as gzip or zstd. Raises EOFError for a file that is
+    cut or unpacks to far more than its size, OSError, zlib.error and ZstdError.
+    """
+    most = UNPACKED + RATIO * path.stat().st_size
+    done = 0
+    with open(open_file(path), "rb") as opened:
+        file = cast(IO[bytes], gzip.GzipFile(fileobj=opened) if kind == "gzip" else opened)
+        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+        for data in decompress_zstd(file) if kind == "zstd" else chunks:
+            done += len(data)
+            if done > most:
+                raise EOFError(f"it unpacks to more than {most:,} bytes")
+            yield data
 
 
 def _detect_compression(path: Path) -> str | None:

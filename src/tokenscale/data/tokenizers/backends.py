@@ -8,8 +8,8 @@ import json
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.errors import UserError, first_line, unknown
 from tokenscale.base.files import read_file, read_json
 from tokenscale.data.tokenizers.base import ROLES, Texts, Tokenizer, join_ids, split_ids, to_strings
 from tokenscale.settings.registry import TOKENIZERS
@@ -150,6 +150,53 @@ class Engine(NamedTuple):
 
     version: str
     encode: Callable[[Texts], tuple[np.ndarray, np.ndarray]]
+
+
+class LibraryPanic(Exception):
+    """Panic of a library in Rust."""
+
+
+@contextmanager
+def catch_panics() -> Iterator[None]:
+    """Raise LibraryPanic for a panic of a library in Rust, which is no Exception in Python."""
+    # each panic would print its stack; the library reads this at the first
+    os.environ.setdefault("RUST_BACKTRACE", "0")
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise LibraryPanic(str(error)) from None
+
+
+@contextmanager
+def report_panics(package: str, path: Path) -> Iterator[None]:
+    """Raise UserError for a panic of a library that works with the file of a tokenizer."""
+    try:
+        with catch_panics():
+            yield
+    except LibraryPanic as error:
+        raise UserError(
+            f"the package {package} breaks off with the tokenizer's file.",
+            file=path,
+            reason=first_line(error),
+            next="simplify the patterns of the file, or use another tokenizer",
+        ) from None
+
+
+def open_engine(name: str, folder: Path, manifest: dict[str, Any]) -> Engine:
+    """Open an engine with the files named in a manifest. Raises Unavailable; and UserError for a
+    file on which the library panics, then or when it encodes.
+    """
+    path = folder / manifest["file"]["name"]
+    with report_panics(name, path):
+        opened = ENGINES[name](folder, manifest)
+
+    def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        with report_panics(name, path):
+            return opened.encode(texts)
+
+    return Engine(opened.version, encode)
 
 
 class Unavailable(Exception):
@@ -518,6 +565,8 @@ class EngineTokenizer(Tokenizer):
         """
         try:
             return self._engine.encode(texts)
+        except UserError:
+            raise
         except Exception as error:  # engines have no error of their own
             raise UserError(
                 f"the tokenizer {self.name} cannot encode this text.",
@@ -590,7 +639,7 @@ class EngineTokenizer(Tokenizer):
         )
 
     def _open(self, name: str) -> Engine:
-        return ENGINES[name](self.path.parent, self.manifest)
+        return open_engine(name, self.path.parent, self.manifest)
 
 
 def _list_encodable(engine: Engine, texts: list[str]) -> list[str]:
@@ -599,10 +648,13 @@ def _list_encodable(engine: Engine, texts: list[str]) -> list[str]:
     """
 
     def encodes(some: list[str]) -> bool:
-        with suppress(Exception):
+        try:
             engine.encode(some)
-            return True
-        return False
+        except UserError:  # a panic, as of every such text
+            raise
+        except Exception:  # engines have no error of their own
+            return False
+        return True
 
     return texts if encodes(texts) else [text for text in texts if encodes([text])]
 
@@ -614,7 +666,7 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. Raises
     UserError if the reference gives other ids a second time.
     """
-    reference = ENGINES[REFERENCE](folder, manifest)
+    reference = open_engine(REFERENCE, folder, manifest)
     names = {}
     if "derived" not in manifest:  # those of Tekken are known
         data = read_fast_json(folder / manifest["file"]["name"])
@@ -627,7 +679,7 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in TOKENIZERS[manifest["kind"]].engines:
         try:
-            engine = ENGINES[name](folder, manifest)
+            engine = open_engine(name, folder, manifest)
         except Unavailable as error:
             results[name] = {"unavailable": str(error)}
             continue

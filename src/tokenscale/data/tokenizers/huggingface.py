@@ -42,6 +42,13 @@ CUSTOMARY = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
     "mask": ("[MASK]", "<mask>"),
 }
+#: a vocabulary may have ids up to twice its entries, and up to this number
+LEAST_GAP = 1 << 16
+#: printable characters, and the most that a normalizer may make of them: none makes ten of one
+ASCII = "".join(map(chr, range(32, 127)))
+LONGEST_NORMAL = 10 * len(ASCII)
+#: a text on which patterns with nested repetitions try all ways to part it
+PROSE = "words of a line without an end " * 8
 #: characters of a word that training of BPE looks at in one piece
 WORD_CHARACTERS = 1000
 #: white space between words in Unicode, without the control characters that only Python counts, and
@@ -218,11 +225,13 @@ class JsonTokenizer(backends.EngineTokenizer):
         return backends.find_unknown(backends.read_fast_json(self.path)["model"])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._library.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+        with backends.report_panics("tokenizers", self.path):
+            return self._library.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
 
     def normalize(self, text: str) -> str:
         normalizer = self._library.normalizer
-        normal = normalizer.normalize_str(text) if normalizer else text
+        with backends.report_panics("tokenizers", self.path):
+            normal = normalizer.normalize_str(text) if normalizer else text
         return self._library.decoder.decode([normal]) if "ByteLevel" in repr(normalizer) else normal
 
     def token_name(self, number: int) -> str:
@@ -242,11 +251,47 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
         raise _folder_error("holds no tokenizer.json", key="tokenizer.source", folder=folder)
     names = _read_token_names(folder)
     try:
-        return tokenizers.Tokenizer.from_buffer(read_file(path)), names
+        with backends.report_panics("tokenizers", path):
+            tokenizer = tokenizers.Tokenizer.from_buffer(read_file(path))
+            _check_bounds(tokenizer, path)
+            # a pattern that backtracks panics once here, not once in each of many texts
+            if tokenizer.pre_tokenizer is not None:
+                tokenizer.pre_tokenizer.pre_tokenize_str(PROSE)
+    except UserError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise UserError(
             "the tokenizer's file cannot be read.", file=path, reason=error, next="replace it"
         ) from None
+    return tokenizer, names
+
+
+def _check_bounds(tokenizer: Any, path: Path) -> None:
+    """Raise UserError for ids that would need a vocabulary far larger than its entries, for an id
+    of two entries, and for a normalizer that makes long texts of short ones.
+    """
+    ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+    most = max(LEAST_GAP, 2 * len(ids))
+    twice = next((a for a, b in pairwise(ids) if a == b), None)
+    normal = ""
+    if tokenizer.normalizer is not None:
+        normal = tokenizer.normalizer.normalize_str(ASCII)
+    for problem, expected in (
+        (f"the id {ids[-1]:,}" if ids and ids[-1] >= most else "", f"ids below {most:,}"),
+        (f"the id {twice} of two entries" if twice is not None else "", "an id for each entry"),
+        (
+            f"{len(normal):,} characters of {len(ASCII)}" if len(normal) > LONGEST_NORMAL else "",
+            f"a normalizer that makes at most {LONGEST_NORMAL:,}",
+        ),
+    ):
+        if problem:
+            raise UserError(
+                "the tokenizer's file has values that no tokenizer needs.",
+                file=path,
+                found=problem,
+                expected=expected,
+                next="correct the file, or use another tokenizer",
+            )
 
 
 def _folder_error(problem: str, **facts: object) -> UserError:

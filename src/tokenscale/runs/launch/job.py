@@ -3,12 +3,12 @@
 import os
 import re
 import subprocess
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.facts import unknown_fact
 
 #: job states in which processes may still write
 ALIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING"}
@@ -18,26 +18,28 @@ QUEUE_S = 20.0
 
 @dataclass(frozen=True)
 class Job:
-    """Properties of a SLURM job. Times are Unix seconds; `address` is that of the first node."""
+    """Properties of a SLURM job. Times are Unix seconds, or `unknown: why`; `address` is that of
+    the first node.
+    """
 
     id: str
     nodes: tuple[str, ...]
     address: str
     partition: str
-    submitted_unix_s: float | None
-    started_unix_s: float | None
+    submitted_unix_s: float | str
+    started_unix_s: float | str
     restarts: int
     log: str | None
 
     def record(self) -> dict[str, Any]:
         """Return the description for an attempt's record, with the seconds spent in the queue:
-        unknown where SLURM's local times run backwards, in the hour that summer time ends twice.
+        None where one of its times is unknown.
         """
         start = self.started_unix_s
         submitted = self.submitted_unix_s
-        waited = None if start is None or submitted is None else start - submitted
-        if waited is not None and waited < 0:
-            waited = None
+        waited = None
+        if isinstance(start, float) and isinstance(submitted, float):
+            waited = start - submitted
         return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
 
 
@@ -96,7 +98,16 @@ def _parse_fields(line: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", line))
 
 
-def _parse_time(text: str | None) -> float | None:
-    with suppress(ValueError):
-        return datetime.fromisoformat(text or "").timestamp()
-    return None
+def _parse_time(text: str | None) -> float | str:
+    """Return the Unix seconds of a time of scontrol, which states no zone: it is a local time.
+
+    Unknown in the hours around a change of the clock, which come twice or not at all.
+    """
+    try:
+        local = datetime.fromisoformat(text or "")
+    except ValueError:
+        return unknown_fact(f"scontrol states {text!r}")
+    seconds = local.timestamp()
+    if local.tzinfo is None and local.replace(fold=1).timestamp() != seconds:
+        return unknown_fact(f"the local time {text} is not one moment: the clock changes")
+    return seconds

@@ -10,6 +10,7 @@ import time
 from typing import IO
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.processes import reaches_itself
 from tokenscale.runs.records.provenance import count_cores
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
 
@@ -67,7 +68,15 @@ def run_ranks(
 
 
 def local_rendezvous(base: dict[str, str]) -> dict[str, str]:
-    """Return rendezvous variables for one machine: the loopback interface always works."""
+    """Return rendezvous variables for one machine, whose ranks meet on the loopback interface.
+    Raises UserError where it is down: gloo would wait for it.
+    """
+    if not reaches_itself():
+        raise UserError(
+            "the ranks of a run cannot reach each other: the loopback interface is down.",
+            address="127.0.0.1",
+            next="ip link set lo up, or run one rank",
+        )
     interface = (
         {"GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo")}
         if sys.platform == "linux"

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import SECRET_NAME, UserError
+from tokenscale.base.errors import SECRET_NAME, UserError, first_line
+from tokenscale.base.facts import unknown_fact
 from tokenscale.base.files import (
     is_sealed,
     read_json,
@@ -110,19 +111,22 @@ def measure_matrix_rate() -> float:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return CPU model, cores, memory, architecture and operating system; unknown facts are left
-    out.
-    """
+    """Return CPU model, cores, memory, architecture and operating system."""
     facts: dict[str, Any] = {
         "architecture": platform.machine(),
         "system": platform.system(),
         "cores": count_cores(),
     }
-    if cpu := re.search(r"(?im)^model name[^:\n]*:(.*)$", read_text(Path("/proc/cpuinfo"))):
-        facts["cpu"] = cpu[1].strip()
-    with suppress(OSError, ValueError):
-        facts["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        facts["load_average_1min"] = os.getloadavg()[0]
+    cpu = re.search(r"(?im)^model name[^:\n]*:(.*)$", read_text(Path("/proc/cpuinfo")))
+    facts["cpu"] = cpu[1].strip() if cpu else unknown_fact("/proc/cpuinfo names no model")
+    for name, read in (
+        ("memory_bytes", lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        ("load_average_1min", lambda: os.getloadavg()[0]),
+    ):
+        try:
+            facts[name] = read()
+        except (OSError, ValueError) as error:
+            facts[name] = unknown_fact(f"the system does not state it ({first_line(error)})")
     return facts
 
 
@@ -133,15 +137,20 @@ class Energy:
 
     def __init__(self, pci_bus_id: str | None):
         self._library = self._device = None
+        #: what a record states where no energy was measured; None: of a device without a counter
+        self.unknown: str | None = None
         if pci_bus_id is None:
             return
-        with suppress(OSError, AttributeError):
+        self.unknown = unknown_fact("NVML does not count it for this device")
+        try:
             library = ctypes.CDLL("libnvidia-ml.so.1")
             handle = ctypes.c_void_p()
             find = library.nvmlDeviceGetHandleByPciBusId_v2
             if library.nvmlInit_v2() == 0 and find(pci_bus_id.encode(), ctypes.byref(handle)) == 0:
                 self._library = library
                 self._device = handle
+        except (OSError, AttributeError) as error:
+            self.unknown = unknown_fact(f"NVML cannot be asked ({first_line(error)})")
 
     def joules(self) -> float | None:
         if self._library is None:
@@ -212,8 +221,8 @@ def name_differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
 
 def read_git_state() -> tuple[dict[str, Any], str]:
     """Return what git knows of the working tree of this package, and the diff of tracked files and
-    of the package's new ones; ({}, "") without git. The diff is empty unless `KEEP_DIFF` asks for
-    it: files may hold secrets of any form.
+    of the package's new ones; without git, why the commit is unknown. The diff is empty unless
+    `KEEP_DIFF` asks for it: files may hold secrets of any form.
     """
 
     def git(*arguments: str, fails: bool = False) -> str:
@@ -245,8 +254,13 @@ def read_git_state() -> tuple[dict[str, Any], str]:
                 )
                 diff += git(*requested, fails=True)
                 changed.append(name)
-    except (OSError, subprocess.SubprocessError):
-        return {}, ""
+    except OSError as error:
+        return {"commit": unknown_fact(f"git cannot be run ({error.strerror})")}, ""
+    except subprocess.TimeoutExpired:
+        return {"commit": unknown_fact("git gave no answer in time")}, ""
+    except subprocess.CalledProcessError as error:
+        why = f"git {error.cmd[1]} ends with exit code {error.returncode}, as outside of a checkout"
+        return {"commit": unknown_fact(why)}, ""
     clean = redact(diff) if os.environ.get(KEEP_DIFF) else ""
     found = {
         "commit": commit,

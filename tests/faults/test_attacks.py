@@ -1,0 +1,298 @@
+"""Attacks on what data may name: paths below a folder, a bucket's plan, an archive, a drawing.
+
+Each is refused, or does what the name says within the folder; nothing outside of it changes. `python
+-m tests.faults.test_attacks` prints the table.
+"""
+
+import itertools
+import json
+import lzma
+import os
+import shutil
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.faults.test_drawings import MARK, POLICY, shown
+from tokenscale.base.bucket import Bucket
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic, inside, sha256_text
+from tokenscale.cli import cloud
+from tokenscale.cli.main import translate_error
+from tokenscale.report import packed_logs, style
+
+PARTS = ("results", "tokens", "a", "é.json")
+#: what is planted in the place of a part → how
+PLANTS: dict[str, Callable[[Path, Path], None]] = {
+    "link to a folder outside": lambda place, outside: place.symlink_to(outside),
+    "relative link outside": lambda place, outside: place.symlink_to(
+        os.path.relpath(outside, place.parent)
+    ),
+    "link to a file outside": lambda place, outside: place.symlink_to(outside / "kept"),
+    "link to nothing outside": lambda place, outside: place.symlink_to(outside / "new"),
+    "link to itself": lambda place, outside: place.symlink_to(place.name),
+    "hard link to a file outside": lambda place, outside: os.link(outside / "kept", place),
+    "link under the other normal form": lambda place, outside: place.with_name(
+        unicodedata.normalize("NFD", place.name)
+    ).symlink_to(outside),
+    "link under the other case": lambda place, outside: place.with_name(
+        place.name.upper()
+    ).symlink_to(outside),
+    "pipe": lambda place, outside: os.mkfifo(place),
+    "device": lambda place, outside: place.symlink_to("/dev/null"),
+    "folder": lambda place, outside: place.mkdir(),
+}
+#: what a name holds in the place of a part, or of the whole
+NAMES = {
+    "parent": "..",
+    "parent twice": "../..",
+    "here": ".",
+    "nothing": "",
+    "root": "/",
+    "home": "~",
+    "zero": "a\0b",
+    "long": "n" * 300,
+    "deep": "/".join("d" * 200 for _ in range(30)),
+    "lone surrogate": "\ud800",
+    "line": "a\nb",
+    "escape": "\x1b[2J",
+    "backslash": "..\\..\\x",
+    "dot like": "\u2024\u2024",
+    "variable": "$HOME",
+    "right to left": "\u202egpj",
+}
+
+
+def list_path_attacks() -> Iterator[tuple[str, str, Callable[[Path, Path], None] | None]]:
+    """Yield (title, name below the folder, what to plant)."""
+    for at, (title, plant) in itertools.product(range(1, len(PARTS)), PLANTS.items()):
+        parts = PARTS[: at + 1]
+
+        def planted(root: Path, outside: Path, parts=parts, plant=plant) -> None:
+            place = root.joinpath(*parts)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            plant(place, outside)
+
+        yield f"{title} as part {at}", "/".join(PARTS), planted
+    for at, (title, word) in itertools.product(range(len(PARTS) + 1), NAMES.items()):
+        yield f"{title} as part {at}", "/".join([*PARTS[:at], word, *PARTS[at:]]), None
+    yield "absolute", "/".join(["", *PARTS]), None
+
+
+PATHS = list(list_path_attacks())
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """All that lies in a folder, with links as they are."""
+    return {
+        str(path.relative_to(folder)): path.readlink()
+        if path.is_symlink()
+        else path.is_file() and path.read_bytes()
+        for path in folder.rglob("*")
+    }
+
+
+def outcome(attack: Callable[[], object]) -> str:
+    """`done`, or `refused`: by a message of ours, or an error of the system that has one."""
+    try:
+        attack()
+    except (UserError, ValueError):
+        return "refused"
+    except OSError as error:
+        assert translate_error(error) is not None, error
+        return "refused"
+    return "done"
+
+
+def write_below(root: Path, name: str) -> None:
+    with atomic(inside(root, name)) as temporary:
+        temporary.write_text("written")
+
+
+def fetch_into(root: Path, name: str) -> None:
+    """A worker that finds this name in the plan of a bucket."""
+
+    class Local(Bucket):
+        def __init__(self) -> None:
+            self.address = "s3://bucket"
+            self._root = ""
+            self._system = SimpleNamespace(
+                get_file=lambda key, path: Path(path).write_text("written")
+            )
+
+    facts = {"bytes": 7, "sha256": sha256_text("written")}
+    before = os.getcwd()
+    os.chdir(root)
+    try:
+        cloud.fetch_input(Local(), path=cloud.find_input_path(name), facts=facts)
+    finally:
+        os.chdir(before)
+
+
+def unpack_into(root: Path, name: str) -> None:
+    """`report rebuild` of an archive with a file of this name, into the folder of the plants."""
+    archive = root.with_name("logs.json.xz")
+    head = {"schema": 1, "experiments": [], "judged": {}, "files": {name: "written"}}
+    archive.write_bytes(lzma.compress(json.dumps(head).encode()))
+    packed_logs.restore(archive, root)
+
+
+DOORS = {"name": write_below, "plan of a bucket": fetch_into, "archive": unpack_into}
+
+
+def attack_path(door: str, number: int, folder: Path) -> str:
+    """Try one attack; AssertionError where anything outside of the folder changed."""
+    _, name, plant = PATHS[number]
+    root = folder / "root"
+    outside = folder / "outside"
+    for made in (root, outside):
+        made.mkdir(parents=True)
+    (outside / "kept").write_text("kept")
+    if plant is not None:
+        plant(root, outside)
+    before = contents(outside)
+    around = {path.name for path in folder.iterdir()} | {"logs.json.xz"}
+    found = outcome(lambda: DOORS[door](root, name))
+    assert contents(outside) == before, name
+    assert {path.name for path in folder.iterdir()} <= around, name
+    written = [
+        path for path in root.rglob("*") if path.is_file() and path.read_bytes() == b"written"
+    ]
+    assert all(path.resolve().is_relative_to(root.resolve()) for path in written), name
+    assert bool(written) is (found == "done"), name
+    return found
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_name_leads_out_of_its_folder(door, tmp_path):
+    for number in range(len(PATHS)):
+        attack_path(door, number, tmp_path / str(number))
+        shutil.rmtree(tmp_path / str(number))
+
+
+def test_only_inputs_of_runs_are_fetched(tmp_path):
+    for name in (
+        "Makefile",
+        ".git/hooks/pre-commit",
+        "results/runs/x/run.json",
+        "results",
+        "src/x",
+    ):
+        with pytest.raises(UserError, match="no input of runs"):
+            fetch_into(tmp_path, name)
+    assert contents(tmp_path) == {}
+
+
+# --- drawings
+
+ELEMENTS = (
+    *("script", "foreignObject", "iframe", "object", "embed", "a", "animate", "set", "style"),
+    *("meta", "base", "form", "input", "video", "audio", "filter", "mask", "symbol", "switch"),
+    *("handler", "link", "math", "title", "desc", "animateTransform", "feImage", "view"),
+)
+ATTRIBUTES = {
+    **dict.fromkeys(
+        ("onload", "onclick", "onfocus", "ONERROR", "onbegin"), f"document.title='{MARK}'"
+    ),
+    "xml:base": "https://example.org/",
+    "tabindex": "0",
+    "class": "badge",
+    "filter": "url(https://example.org/x)",
+    "externalResourcesRequired": "true",
+    "xlink:show": "new",
+    "srcdoc": "<b>",
+    "background": "https://example.org/x.png",
+}
+STYLES = (
+    *("fill:url(https://example.org/x)", "fill: URL( 'https://example.org/x' )"),
+    *("fill:u\\72l(https://example.org/x)", "background:image-set('https://example.org/x' 1x)"),
+    *("@import 'https://example.org/x'", "behavior:url(x.htc)", "background:src('x')"),
+)
+LINKS = (
+    "javascript:document.title",
+    "https://example.org",
+    "//example.org",
+    "x.svg#a",
+    "data:text/html,x",
+)
+LINKS += ("data:image/svg+xml;base64,PHN2Zy8+", " javascript:x", "JavaScript:x")
+WHOLE = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 9 9">{}</svg>'
+
+
+def list_drawings() -> Iterator[str]:
+    """Yield drawings none of which a page may take."""
+    for name in ELEMENTS:
+        yield f"<{name}>document.title = '{MARK}'</{name}>"
+        # HTML knows no namespaces: the name must be the whole name
+        yield f"<x:{name} xmlns:x='http://www.w3.org/1999/xhtml'>x</x:{name}>"
+    for key, value in ATTRIBUTES.items():
+        yield f'<g {key}="{value.replace("<", "&lt;")}"><path d="M0 0"/></g>'
+    for value in STYLES:
+        yield f'<path d="M0 0" style="{value}"/>'
+    for (name, key), value in itertools.product(
+        [("use", "href"), ("use", "xlink:href"), ("image", "xlink:href")], LINKS
+    ):
+        yield f'<{name} {key}="{value}"/>'
+    yield from (
+        "</svg><meta http-equiv='refresh' content='0;url=x'/><svg>",
+        "<!DOCTYPE x>",
+        "<?x?>",
+    )
+    yield from ("<![CDATA[<script>]]>", "<!ENTITY a 'x'>", "&nbsp;", "<g", "<g></path>", "\0")
+
+
+#: what a page takes, and no browser acts on
+HARMLESS = (
+    f"<text>&lt;script&gt;document.title = '{MARK}'&lt;/script&gt;</text>",
+    f"<text>]]&gt;&lt;img src=x onerror=&quot;document.title='{MARK}'&quot;&gt;</text>",
+    f"<g id=\"a'onload='document.title=1'\"><path d=\"'/&gt;&lt;script&gt;{MARK}\"/></g>",
+    '<path d="M0 0" style="fill:url(#a)" clip-path="url(#b)"/>',
+    '<image xlink:href="data:image/png;base64,AAAA" width="1" height="1"/>',
+    f'<text style="font-family:&quot;&gt;&lt;script&gt;{MARK}&quot;">x</text>',
+)
+
+
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_no_page_takes_a_drawing_with_what_a_browser_acts_on(kind):
+    seen = Counter()
+    for content in list_drawings():
+        drawing = WHOLE.format(content if kind == "a" else f"<g><g>{content}</g></g>")
+        stripped = "<title>" in content or "<style>" in content  # taken away before
+        try:
+            text = style.inline(drawing, "p", css_class="wide")
+        except ValueError:
+            seen["refused"] += 1
+            continue
+        assert stripped and MARK not in text, content
+    assert seen["refused"] > 90
+
+
+def test_a_browser_acts_on_nothing_of_the_drawings_that_a_page_takes(tmp_path):
+    if shutil.which("chromium") is None:
+        pytest.skip("no browser")
+    taken = [
+        style.inline(WHOLE.format(content), f"p{n}", "wide") for n, content in enumerate(HARMLESS)
+    ]
+    page = tmp_path / "page.html"
+    page.write_text(f"<!doctype html><html><title>whole</title>{''.join(taken)}</html>")
+    assert POLICY.search(page.read_text()) is None, "nothing else protects it"
+    assert shown(page, tmp_path / "browser") == "whole"
+
+
+def print_table() -> None:
+    for door in DOORS:
+        counts: Counter[str] = Counter()
+        for number in range(len(PATHS)):
+            with tempfile.TemporaryDirectory() as folder:
+                counts[attack_path(door, number, Path(folder) / "x")] += 1
+        print(f"{door:<20} {len(PATHS):>5} tried  {dict(counts)}")
+    print(f"{'drawing':<20} {len(list(list_drawings())):>5} tried")
+
+
+if __name__ == "__main__":
+    print_table()
