@@ -11,7 +11,7 @@ import torch
 
 from tests.corpora import GrammarLab, make_run, pairs_source, sentence_lab, small_run
 from tests.unit.test_evaluation_translation import make_run as make_translation
-from tokenscale.analysis.ingest import bleu_rows
+from tokenscale.analysis.bleu import bleu_rows
 from tokenscale.base.files import read_json
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS

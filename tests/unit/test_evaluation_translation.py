@@ -10,7 +10,7 @@ import torch
 
 from tests import logs
 from tests.corpora import GrammarLab, Lab, pairs_source
-from tokenscale.analysis.ingest import bleu, bleu_rows
+from tokenscale.analysis.bleu import bleu, bleu_rows
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate

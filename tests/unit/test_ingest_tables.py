@@ -12,9 +12,10 @@ from tests import logs
 from tests.corpora import flip_bit
 from tests.refusals import refused
 from tokenscale.analysis import ingest as module
-from tokenscale.analysis import kept_tables
+from tokenscale.analysis import kept_tables, run_contents
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
+from tokenscale.analysis.recount import Recount
 from tokenscale.analysis.tables import EXPERIMENT, MANIFEST, TABLES, read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_sealed
@@ -53,11 +54,11 @@ def lab(tmp_path):
 @pytest.fixture
 def read(monkeypatch):
     found = []
-    original = module.one_run
+    original = module.read_contents
     monkeypatch.setattr(
         module,
-        "one_run",
-        lambda entry, **named: found.append(entry["run_id"]) or original(entry, **named),
+        "read_contents",
+        lambda folder, *others: found.append(folder.name) or original(folder, *others),
     )
     return found
 
@@ -100,13 +101,28 @@ def cut_file(lab, name):
 
 def edit_head(lab, name):
     path = kept_file(lab, name)
-    path.write_bytes(path.read_bytes().replace(b'"tables":["runs",', b'"tables":[', 1))
+    path.write_bytes(path.read_bytes().replace(b'[["raw", ', b"[[", 1))
+
+
+def rewrite_kept(lab, name, old, new):
+    """Edit a kept file, and write the digest of its new content."""
+    path = kept_file(lab, name)
+    content = path.read_bytes().partition(b"\n")[2].replace(old, new, 1)
+    path.write_bytes(kept_tables._hash(content).encode() + b"\n" + content)
+
+
+def break_seal(lab, name):
+    path = lab.root / "runs" / name / "run.json"
+    write_json(path, {**read_json(path), "number_format": "fp8"})
 
 
 CHANGES = {
     "nothing": lambda lab, name: None,
     "its entry in the run table": edit_entry,
     "a line of its log": edit_log,
+    "a link that leads nowhere": lambda lab, name: (lab.root / "runs" / name / "latest").symlink_to(
+        "gone"
+    ),
     "a file without its end": cut_file,
     "an empty file": lambda lab, name: kept_file(lab, name).write_bytes(b""),
     "a file that is gone": lambda lab, name: kept_file(lab, name).unlink(),
@@ -116,7 +132,17 @@ CHANGES = {
         kept_file(lab, name),
     ),
     "fewer tables in its head": edit_head,
+    "a file of another schema": lambda lab, name: rewrite_kept(
+        lab, name, b'"columns": ', b'"facts": '
+    ),
+    "a file of other sources": lambda lab, name: rewrite_kept(
+        lab, name, b'"sources": "', b'"sources": "0'
+    ),
 }
+
+
+#: changes that are judged anew, without reading
+NOT_READ = ("nothing", "its entry in the run table", "a link that leads nowhere")
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -129,7 +155,7 @@ def test_only_a_run_that_changed_is_read_again_and_the_tables_are_those_of_all_l
     runs = sorted(path.name for path in (lab.root / "runs").iterdir())
     CHANGES[change](lab, runs[0])
     again = lab.tables(kept=kept)
-    assert read == ([] if change == "nothing" else runs[:1])
+    assert read == ([] if change in NOT_READ else runs[:1])
     assert again == lab.tables("whole")
     read.clear()
     assert lab.tables(kept=kept) == again and read == []
@@ -161,12 +187,62 @@ def test_a_run_that_is_not_sealed_is_read_each_time(lab, read):
     assert read == [run.identity] * 2
 
 
-def test_other_code_reads_every_run_again(lab, read, monkeypatch):
+def test_a_broken_seal_is_told_and_its_run_read_each_time(lab, read):
+    kept = lab.root / "kept"
+    lab.tables(kept=kept)
+    name = min(path.name for path in (lab.root / "runs").iterdir())
+    break_seal(lab, name)
+    for _ in range(2):
+        read.clear()
+        assert lab.tables(kept=kept) == lab.tables("whole") and read.count(name) == 2
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    found = []
+    original = module.judge_run
+    monkeypatch.setattr(
+        module,
+        "judge_run",
+        lambda entry, *others: found.append(entry["run_id"]) or original(entry, *others),
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    "edited, runs_read, runs_judged",
+    [
+        ("analysis/run_values.py", 0, 3),
+        ("analysis/steadiness.py", 0, 3),
+        ("analysis/logs.py", 3, 3),
+        ("data/stores/packed.py", 3, 3),
+        ("train/loop.py", 0, 0),
+    ],
+)
+def test_other_code_that_judges_reads_no_run_again_and_other_code_that_reads_all(
+    lab, read, judged, monkeypatch, edited, runs_read, runs_judged
+):
     lab.tables(kept=lab.root / "kept")
-    monkeypatch.setattr(kept_tables, "hash_closure", lambda *modules: {"ingest.py": "0" * 64})
+    original = kept_tables.hash_closure
+
+    def edit(*modules):
+        found = original(*modules)
+        name = f"tokenscale/{edited}"
+        return {**found, name: "0" * 64} if name in found else found
+
+    monkeypatch.setattr(kept_tables, "hash_closure", edit)
     read.clear()
+    judged.clear()
     lab.tables(kept=lab.root / "kept")
-    assert len(read) == 3
+    assert (len(read), len(judged)) == (runs_read, runs_judged)
+
+
+def test_a_run_whose_inputs_could_not_be_read_is_read_each_time(lab, read, monkeypatch):
+    monkeypatch.setattr(run_contents, "count_again", lambda *inputs: Recount(failed=True))
+    for _ in range(2):
+        read.clear()
+        lab.tables(kept=lab.root / "kept")
+        assert len(read) == 3
 
 
 def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, capsys):

@@ -394,10 +394,14 @@ def test_the_page_shows_the_card_of_the_text():
     }
     lengths = {"median_tokens": 20.0, "tokens_95": 90.0, "largest_tokens": 700.0}
     stores = pd.DataFrame([store, store | lengths | {"sequence_length": None}])
-    assert describe_text("web", "bpe", stores) == (
+    runs = pd.DataFrame({"approach": ["packed", "padded"], "document_mask": [False, False]})
+    assert describe_text("web", "bpe", stores, runs) == (
         "corpus web, tokenizer bpe (100 documents; dropped: 24 duplicates; a document: 20 tokens in "
         "the median, 95 % at most 90, the largest 700; 0.200 tokens a byte; a packed row of 256 "
-        "holds about 8.0 documents)"
+        "holds about 8.0 documents, which see each other (document_mask: false))"
     )
-    assert "in the median" not in describe_text("web", "bpe", stores[:1])
-    assert describe_text("books", "bpe", stores) == "corpus books, tokenizer bpe"
+    masked = runs.assign(document_mask=True)
+    assert "which do not see each other" in describe_text("web", "bpe", stores, masked)
+    assert "each other" not in describe_text("web", "bpe", stores, runs[1:])
+    assert "in the median" not in describe_text("web", "bpe", stores[:1], runs)
+    assert describe_text("books", "bpe", stores, runs) == "corpus books, tokenizer bpe"

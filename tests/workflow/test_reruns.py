@@ -150,6 +150,7 @@ ROOMS = [
     ("data/batches/online.py", {"train": 1} | BENCHMARK | WAYS),
     ("train/models/decoder.py", RUNS),
     ("analysis/ingest.py", BOTH),
+    ("analysis/run_values.py", BOTH),
     ("analysis/sql/loss_curves.sql", {"draw_figure": 1, "judge_claims": 1} | WRITTEN),
     ("analysis/claims.py", {"judge_claims": 1} | WRITTEN),
     ("report/style.py", {"draw_figure": 4} | WRITTEN),

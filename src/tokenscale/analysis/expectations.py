@@ -12,18 +12,16 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenscale.analysis.recount import Recount
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import OURS, RunSettings
-
-if TYPE_CHECKING:
-    from tokenscale.data.batches.recount import Recount
 
 Row = dict[str, Any]
 Find = Callable[[Any], Iterable[Any]]
@@ -221,10 +219,7 @@ class Evidence:
     trouble: str | None = None  # why run.json is not readable
     changed: tuple[str, ...] = ()  # logs that differ from their sealed hashes
     copies: tuple[str, ...] = ()  # logs that repeat another one, in words
-    vocabulary_size: int | None = None  # of the inputs
-    counted: "Recount | str" = "the store or text that it trained on is not at hand"
-    # corpus → (rows, useful tokens)
-    held_out: "dict[str, tuple[int, int]] | str" = "the held-out store is not at hand"
+    recount: Recount = Recount()
 
     @property
     def settings(self) -> RunSettings:
@@ -250,9 +245,9 @@ class Evidence:
             raise NotCheckedError("a model of a library is counted by the library")
         if model.vocabulary_size is not None:
             return model
-        if self.vocabulary_size is None:
+        if self.recount.vocabulary_size is None:
             raise NotCheckedError("the vocabulary size is not at hand")
-        return model.with_vocabulary(self.vocabulary_size)
+        return model.with_vocabulary(self.recount.vocabulary_size)
 
     def get(self, path: str) -> Any:
         """Return a field of run.json by its dotted path; None where there is none."""

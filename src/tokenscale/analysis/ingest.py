@@ -2,14 +2,13 @@
 path enters.
 """
 
-import functools
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,15 @@ import pyarrow as pa
 from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
 from tokenscale.analysis.design import find_cautions
 from tokenscale.analysis.expectations import Evidence, Steps, judge
-from tokenscale.analysis.kept_tables import KeptTables, Tables
-from tokenscale.analysis.logs import RunLog, merge, read_run
+from tokenscale.analysis.kept_tables import KeptContents, KeptTables
+from tokenscale.analysis.recount import Recount
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
-from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
-from tokenscale.analysis.siblings import Siblings, find_gaps
+from tokenscale.analysis.run_contents import InputsAtHand, RunContents, read_contents
+from tokenscale.analysis.run_record import RunRecord, read_run_record, read_settings
+from tokenscale.analysis.runs import grouping, run_row
+from tokenscale.analysis.siblings import Siblings, find_copied_logs, find_gaps
 from tokenscale.base.errors import UserError
-from tokenscale.base.facts import clear_unknown, list_unknown
+from tokenscale.base.facts import list_unknown
 from tokenscale.base.files import (
     check_file_name,
     check_types,
@@ -34,87 +35,10 @@ from tokenscale.base.files import (
     sha256_file,
     write_json,
 )
-from tokenscale.runs.records import provenance
 from tokenscale.settings.experiments import digest_design
-from tokenscale.settings.manifests import list_manifests
-from tokenscale.settings.registry import OBJECTIVES
-from tokenscale.settings.run import RunSettings
-
-#: samples of the bootstrap, each of as many sentences drawn with replacement (Koehn 2004)
-SAMPLES = 1000
-
-
-@dataclass(frozen=True)
-class Bleu:
-    """Corpus BLEU, 0 to 100, the ends of its 95 % interval over sentences, and sacrebleu's
-    signature, without which the number says little: it names the tokenization, the smoothing, and
-    the bootstrap with its seed.
-    """
-
-    score: float
-    low: float
-    high: float
-    sentences: int
-    signature: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.score:.2f} ({self.low:.2f} to {self.high:.2f}, 95 % over {self.sentences:,} "
-            "sentences)"
-        )
-
-
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
-    """BLEU of hypotheses, each against its one reference; both as plain text, at least one. Equal
-    texts, equal digits.
-
-    The interval is sacrebleu's: mean of the bootstrap plus and minus half the width between its
-    2.5th and 97.5th percentile. It says how far other sentences would move the score, and nothing
-    of other trainings.
-    """
-    from sacrebleu.metrics import BLEU  # a tenth of a second, for those who translate
-
-    metric = BLEU()
-    found = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=SAMPLES)
-    signature = metric.get_signature().format()
-    parsed = json.loads(found.format(is_json=True, width=6, signature=signature))
-    # absent where nothing matches
-    middle = parsed.get("confidence_mean", 0.0)
-    half = parsed.get("confidence_var", 0.0)
-    return Bleu(
-        score=parsed["score"],
-        low=max(0.0, middle - half),
-        high=min(100.0, middle + half),
-        sentences=len(references),
-        signature=signature,
-    )
-
 
 Row = dict[str, Any]
-
-
-def bleu_rows(events: list[Row]) -> list[Row]:
-    """Rows of the table `bleu`, one for each step after which the run translated, in their order.
-    Of a sentence that several attempts translated after the same step, the newest counts.
-    """
-    steps: dict[int, dict[int, Row]] = {}
-    for event in sorted(events, key=lambda event: event.get("attempt") or 0):
-        if event["event"] == "translation" and event["number"] is not None:
-            steps.setdefault(event.get("step") or 0, {})[event["number"]] = event
-    found = []
-    for step, lines in sorted(steps.items()):
-        texts = [
-            (lines[number]["hypothesis"] or "", lines[number]["reference"] or "")
-            for number in sorted(lines)
-        ]
-        score = bleu(*zip(*texts, strict=True))
-        ends = {
-            f"bleu_{name}": getattr(score, name)
-            for name in ("low", "high", "sentences", "signature")
-        }
-        found.append({"step": step, "bleu": score.score, **ends})
-    return found
-
+Tables = dict[str, pa.Table]
 
 #: tables beside `runs` that a run has rows in
 OF_RUNS = tuple(
@@ -139,8 +63,17 @@ DESCRIBED = (
     ),
     *("original", "target_loss", "figures"),
 )
-#: columns that are 0 where there is no log
-COUNTED = ("steps_seen", "attempts", "overlap_rows", "quarantined", "quarantined_benign")
+#: columns of a run without a record
+MISSING = {
+    "validity": "missing",
+    "reasons": "not started, or its folder is elsewhere (no run.json)",
+    "sealed": False,
+    "steps_seen": 0,
+    "attempts": 0,
+    "overlap_rows": 0,
+    "quarantined": 0,
+    "quarantined_benign": 0,
+}
 #: kinds of files beside the run table
 KINDS = ("benchmarks", "stores", "corpora", "certificates")
 
@@ -205,27 +138,22 @@ def ingest(
     others["certificates"] = certificate_rows(certificates)
 
     manifests = {sha256_file(path): path for path in (*stores, *corpora)}
+    at_hand = InputsAtHand(manifests, project=runs.absolute().parents[1])
+    kept_tables = KeptTables(kept, runs, at_hand) if kept is not None else None
 
-    def make(run_id: str) -> Tables:
+    def read(run_id: str) -> Tables:
         return one_run(
             listed[run_id],
             experiment=table["experiment"],
             runs=runs,
-            manifests=manifests,
+            at_hand=at_hand,
+            kept=kept_tables,
         )
-
-    kept_tables = KeptTables(kept, runs, manifests) if kept is not None else None
-
-    def read(run_id: str) -> Tables:
-        if kept_tables is None:
-            return make(run_id)
-        entry = {**listed[run_id], "experiment": table["experiment"]}
-        return kept_tables.read(entry, make=lambda: make(run_id))
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each
     # other.
     with closing(_work_ahead(read, items=list(listed), threads=threads)) as runs_tables:
-        counts, steps = _write_tables(
+        counts, rows = _write_tables(
             output,
             runs=runs_tables,
             others=others,
@@ -233,7 +161,7 @@ def ingest(
             gaps=find_gaps(table, path=experiment, runs=runs),
         )
     if kept_tables is not None:
-        kept_tables.remove_others(set(listed))
+        kept_tables.finish(set(listed))
     files = zip(KINDS, (benchmarks, stores, corpora, certificates), strict=True)
     inputs: Row = {
         kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files
@@ -245,25 +173,23 @@ def ingest(
         table,
         stores,
         corpora,
-        steps=steps,
+        steps={row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in rows},
     )
-    described["unknown"] = count_unknown([*_run_records(runs, listed), *stores, *corpora])
+    described["unknown"] = count_unknown(rows, [*stores, *corpora])
     write_json(output / tables.EXPERIMENT, value={"schema": 1, **described})
     tables.write_manifest(output)
     return counts
 
 
-def _run_records(runs: Path, run_ids: Iterable[str]) -> Iterator[Path]:
-    for run_id in run_ids:
-        yield runs / run_id / "run.json"
-
-
-def count_unknown(records: Iterable[Path]) -> list[Row]:
-    """Count the facts that could not be had when these records were written, by name and reason."""
-    found: Counter[tuple[str, str]] = Counter()
-    for path in records:
-        with suppress(UserError):  # no record, or a broken one, which its run's validity says
-            found.update(set(list_unknown(read_json(path))))
+def count_unknown(rows: Iterable[Row], manifests: Iterable[Path]) -> list[Row]:
+    """Count the facts that could not be had when runs were recorded and these manifests were
+    written, by name and reason. `rows` are those of the table `runs`.
+    """
+    found = Counter(
+        tuple(fact) for row in rows for fact in json.loads(row["unknown_facts"] or "[]")
+    )
+    for path in manifests:
+        found.update(set(list_unknown(read_json(path))))
     return [
         {"fact": fact, "why": why, "records": number}
         for (fact, why), number in sorted(found.items())
@@ -323,9 +249,9 @@ def _write_tables(
     others: dict[str, list[Row]],
     experiment: Path,
     gaps: list[str],
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Write the tables of all runs and the others; return row counts, and run id → steps behind its
-    end.
+) -> tuple[dict[str, int], list[Row]]:
+    """Write the tables of all runs and the others; return row counts, and the rows of the table
+    `runs` before runs are compared.
     """
     counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
@@ -369,10 +295,7 @@ def _write_tables(
         for name in tables.TABLES:
             if name not in STREAMED:
                 add[name](pa.concat_tables(small[name]).combine_chunks())
-    steps = {
-        row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in runs_rows
-    }
-    return {name: counts[name] for name in tables.TABLES}, steps
+    return {name: counts[name] for name in tables.TABLES}, runs_rows
 
 
 def _work_ahead(
@@ -396,16 +319,38 @@ def _work_ahead(
 
 
 def one_run(
-    entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Path] | None = None
+    entry: Row,
+    experiment: str,
+    runs: Path,
+    at_hand: InputsAtHand | None = None,
+    kept: KeptTables | None = None,
 ) -> Tables:
     """All rows of one run, by table. A record of other hands may hold anything: what no row can be
-    made of counts as one that cannot be read, and says why. `manifests`: SHA-256 → manifest of a
-    store or corpus.
+    made of counts as one that cannot be read, and says why.
     """
-    found = _read_run_record(runs / entry["run_id"] / "run.json")
-    rows = functools.partial(_build_run_rows, entry, experiment, runs, manifests or {})
+    run_id = entry["run_id"]
+    folder = runs / run_id
+    inputs = at_hand or InputsAtHand({}, project=runs.absolute().parents[1])
+    record = RunRecord(None)
+
+    def read() -> RunContents:
+        nonlocal record
+        record = read_run_record(folder / "run.json")
+        return read_contents(folder, record, inputs)
+
     try:
-        return rows(found)
+        found = kept.read(run_id, make=read) if kept else KeptContents(read(), digest=None)
+        contents = found.contents
+        record = contents.found
+        if kept:
+            row = kept.judge(
+                run_id,
+                {**entry, "experiment": experiment},
+                digest=found.digest,
+                make=lambda: judge_run(entry, experiment, contents),
+            )
+        else:
+            row = tables.of_rows("runs", [judge_run(entry, experiment, contents)])
     except (
         LookupError,
         TypeError,
@@ -414,71 +359,56 @@ def one_run(
         AttributeError,
         UserError,
     ) as error:
-        if found[0] is None:
+        if record.record is None:
             raise
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return rows((None, False, f"run.json does not hold what this version writes ({reason})"))
+        trouble = f"run.json does not hold what this version writes ({reason})"
+        contents = read_contents(folder, RunRecord(None, trouble=trouble), inputs)
+        row = tables.of_rows("runs", [judge_run(entry, experiment, contents)])
+    return {"runs": row} | {name: contents.parts[name] for name in OF_RUNS}
 
 
-def _build_run_rows(
-    entry: Row,
-    experiment: str,
-    runs: Path,
-    manifests: Mapping[str, Path],
-    found: tuple[Row | None, bool, str | None],
-) -> Tables:
-    (record, sealed, trouble) = found
-    run_id = entry["run_id"]
-    folder = runs / run_id
-    row = run_row(entry, experiment, record)
+def judge_run(entry: Row, experiment: str, contents: RunContents) -> Row:
+    """Return the row of the table `runs` of one run, from its entry in the run table and what its
+    files gave.
+    """
+    found = contents.found
+    row = run_row(entry, experiment, found.record)
     row |= grouping(row.get("approach"), cell=entry.get("cell") or {})
     if row["external"]:
         row["series"] += " (external)"  # what every figure and table calls it
-    row |= launches(folder)
-    if record is None and not trouble:
-        return _describe_missing_run(row)
-    record = record or {}
-    log = read_run(folder, run_id, digest=record.get("digest"))
-    steps = merge(log.steps, log.events)
-    whole = Steps(steps)
-    row["status"] = "unreadable" if trouble else _find_status(row["status"], log.events)
-    row |= {"sealed": sealed} | _summarize_log(log, whole)
-    translated = [{"run_id": run_id, **score} for score in bleu_rows(log.events)] if sealed else []
-    row |= _find_last_bleu(translated)
+    row |= contents.columns
+    if found.record is None and not found.trouble:
+        return row | MISSING
+    parts = contents.parts
+    steps = Steps(parts["steps"])
+    events = parts["events"].to_pylist()
+    row["status"] = "unreadable" if found.trouble else _find_status(row["status"], events)
+    row["sealed"] = found.sealed
+    row["steps_seen"] = int(steps.whole().sum()) if len(steps) else 0
+    row |= _find_last_bleu(parts["bleu"].to_pylist())
+    record = found.record or {}
     run = None if row["external"] else read_settings(record.get("run"))
-    planned = read_settings(entry.get("run"))
-    changed = tuple(log.changed(record)) if sealed else ()
-    known = (row, record, run, Steps(log.steps), whole, log.events, log.spans)
-    evidence = Evidence(*known, planned, trouble, changed, copies=tuple(log.copies()))
-    if run is not None and sealed:
-        evidence = _count_again(
-            evidence,
-            run,
-            manifests,
-            project=runs.absolute().parents[1],
-        )
-    row = judge(evidence).add_to(row)
-    others = {
-        "attempts": log.attempts(steps),
-        "events": log.events,
-        "bleu": translated,
-        "quarantine": log.quarantine,
+    folders = {
+        attempt["attempt"]: attempt["folder"]
+        for attempt in parts["attempts"].to_pylist()
+        if not attempt["superseded"]
     }
-    made = {name: tables.of_rows(name, rows) for name, rows in ({"runs": [row]} | others).items()}
-    return made | {"steps": steps, "spans": log.spans}
-
-
-def _summarize_log(log: RunLog, whole: Steps) -> Row:
-    """Columns of `runs` that the logs alone give; `whole` are the merged steps."""
-    return {
-        "attempts": len(log.merged),
-        "overlap_rows": len(log.steps) - len(whole),
-        "quarantined": len(log.quarantine),
-        "quarantined_benign": sum(q["benign"] for q in log.quarantine),
-        "steps_seen": int(whole.whole().sum()) if len(whole) else 0,
-        "validation_tokens": log.validation_tokens(),
-        **log.lasted(),
-    }
+    evidence = Evidence(
+        row=row,
+        record=record,
+        run=run,
+        raw=Steps(parts["raw"]),
+        steps=steps,
+        events=events,
+        spans=parts["spans"],
+        planned=read_settings(entry.get("run")),
+        trouble=found.trouble,
+        changed=contents.changed,
+        copies=tuple(find_copied_logs(parts["raw"], folders, contents.hashes)),
+        recount=contents.recount if run is not None else Recount(),
+    )
+    return judge(evidence).add_to(row)
 
 
 def _find_last_bleu(translated: list[Row]) -> Row:
@@ -488,106 +418,9 @@ def _find_last_bleu(translated: list[Row]) -> Row:
     return {column: value for column, value in translated[-1].items() if column.startswith("bleu")}
 
 
-def _describe_missing_run(row: Row) -> Tables:
-    """The row of a run without a record, and no rows of the other tables."""
-    row |= {
-        "validity": "missing",
-        "reasons": "not started, or its folder is elsewhere (no run.json)",
-        "sealed": False,
-    }
-    row |= dict.fromkeys(COUNTED, 0)
-    return {
-        "runs": tables.of_rows("runs", rows=[row]),
-        **{t: tables.schema(t).empty_table() for t in OF_RUNS},
-    }
-
-
 def _find_status(recorded: str, events: list[Row]) -> str:
     """Return the record's status; `nonfinite` for a run that stopped at a loss that is no number
     before its record was sealed.
     """
     stopped = [event["status"] for event in events if event["event"] == "run_stop"]
     return "nonfinite" if recorded == "running" and "nonfinite" in stopped else recorded
-
-
-def _count_again(
-    evidence: Evidence, run: RunSettings, manifests: Mapping[str, Path], project: Path
-) -> Evidence:
-    """Return the evidence with counts of the run's inputs, as far as they are at hand with the
-    hashes that it read: in `manifests`, or where the workflow writes them below `project`.
-    """
-    changes = "data/batches/objectives.py"
-    objectives = Path(__file__).parents[1] / "data/batches/objectives.py"
-    if OBJECTIVES[run.objective].special_ids and (evidence.get("code") or {}).get(
-        changes
-    ) != sha256_file(objectives):
-        reason = "the run chose labels by another version of the code"
-        return replace(evidence, counted=reason, held_out=reason)
-    found: dict[str, Path] = {}
-    reasons: dict[str, str] = {}
-    for role, name in list_manifests(run).items():
-        what = role.replace("_", " ").replace("validation", "held-out")
-        recorded = evidence.get(f"inputs.{role}")
-        path = manifests.get(recorded, project / name)
-        if not path.is_file():
-            reasons[role] = f"the {what} is not at hand"
-        elif recorded != sha256_file(path):
-            reasons[role] = f"the {what} at hand is not the one that the run read"
-        else:
-            found[role] = path.parent if role == "tokenizer" else path
-    store = found.get("store")
-    size = None
-    if store is not None and run.mixture is None and not OBJECTIVES[run.objective].special_ids:
-        size = read_json(store, what="manifest of the token store").get("vocabulary_size")
-
-    def attempt(role: str, count: Callable[[Any, Any], Any]) -> Any:
-        needed = [role] if role != "store" or run.store is not None else []
-        needed += ["corpus", "tokenizer"] if role == "store" and run.online else []
-        needed += ["tokenizer"] * OBJECTIVES[run.objective].special_ids
-        missing = [reasons[name] for name in needed if name in reasons]
-        try:
-            # with packages that a report does without
-            from tokenscale.data.batches import batch, recount
-
-            get = found.get
-            inputs = batch.Inputs(
-                corpus=get("corpus"),
-                tokenizer=get("tokenizer"),
-                store=get("store"),
-                validation_store=get("validation_store"),
-            )
-            return missing[0] if missing else count(recount, inputs)
-        except (UserError, ImportError, OSError) as error:
-            return (
-                "the inputs were not read again: "
-                f"{str(error).splitlines()[0].removeprefix('tokenscale: ')}"
-            )
-
-    numbers = evidence.steps.numbers
-    counted = "the logs hold no step"
-    if len(numbers):
-        counted = attempt(
-            "store",
-            lambda r, inputs: r.recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1),
-        )
-    size = size if isinstance(counted, str) else counted.vocabulary_size
-    rows = run.validation.rows
-    held_out = (
-        attempt("validation_store", lambda r, inputs: r.recount_held_out(run, inputs, 1 << 31))
-        if rows
-        else {}
-    )
-    return replace(evidence, counted=counted, held_out=held_out, vocabulary_size=size)
-
-
-def _read_run_record(path: Path) -> tuple[Row | None, bool, str | None]:
-    """Return (run.json or None, whether its seal is valid, what is wrong with it)."""
-    if not path.is_file():
-        return None, False, None
-    try:
-        record = read_json(path, what="run record")
-        if not isinstance(record, dict):
-            return None, False, "run.json is no object"
-        return clear_unknown(record), provenance.read_sealed(path) is not None, None
-    except (UserError, ValueError):
-        return None, False, "run.json is not readable JSON"

@@ -1,160 +1,229 @@
-"""Tables of single sealed runs, kept so that `ingest` reads the logs of new and changed runs alone.
+"""What `ingest` keeps of sealed runs, so that it reads and judges new and changed runs alone.
 
-A file holds the SHA-256 of what follows, a line of JSON that says what the tables were made of, and
-the tables of one run as Arrow streams. It is used only where it is whole and made of the same. Any
-other file is made anew: of other logs, settings or code, without its end, or edited. Kept tables are
-no evidence. `verify` reads the logs.
+Two things are kept, each by its own key: what the files of a run gave (by these files and the code
+that reads), and the row of the table `runs` (by that, the entry of the run table and all code of
+`ingest`). So an edit of what judges reads no log again.
+
+A file holds the SHA-256 of what follows, a line of JSON, and tables as Arrow streams. It is used
+only where it is whole and made of the same. Any other file is made anew: of other logs, settings or
+code, without its end, or edited. What is kept is no evidence. `verify` reads the logs.
 """
 
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.runs import read_settings
+from tokenscale.analysis.logs import list_files
+from tokenscale.analysis.recount import Counts, Recount
+from tokenscale.analysis.run_contents import InputsAtHand, RunContents
+from tokenscale.analysis.run_record import Row, RunRecord, hash_record
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import (
-    atomic,
-    canonical_json,
-    read_json,
-    sha256_file,
-    sha256_text,
+from tokenscale.base.files import atomic, canonical_json, sha256_text
+from tokenscale.settings.closure import ONLINE, TOKENIZER_LOADER, hash_closure
+from tokenscale.settings.registry import FORMATS, TOKENIZERS
+
+#: the code that reads a run, with what it loads by name, and the code that judges it, too
+READING = (
+    "tokenscale.analysis.run_contents",
+    "tokenscale.analysis.kept_tables",
+    ONLINE,
+    TOKENIZER_LOADER,
+    *(form.reader for form in FORMATS.values() if form.reader is not None),
+    *(kind.module for kind in TOKENIZERS.values() if kind.module is not None),
 )
-from tokenscale.settings.closure import hash_closure
-from tokenscale.settings.manifests import list_manifests
-
-Tables = dict[str, pa.Table]
-
-#: the code that makes the tables of a run
-CODE = "tokenscale.cli.ingest"
+JUDGING = ("tokenscale.analysis.ingest",)
 ENDING = ".arrow"
+#: file of all rows of the table `runs`
+VERDICTS = "runs"
+_COUNTED = ("steps", "useful", "total", "digests")
+
+
+@dataclass(frozen=True)
+class KeptContents:
+    """Contents of a run, and the digest of the file that holds them; None where they are not kept."""
+
+    contents: RunContents
+    digest: str | None
 
 
 class KeptTables:
-    """The kept tables of the runs of one experiment, in a folder of their own.
+    """What is kept of the runs of one experiment, in a folder of their own."""
 
-    `runs` is the folder of runs; `manifests` are SHA-256 → manifest of a store or corpus, where a
-    run's inputs may lie beside their places in the project.
-    """
-
-    def __init__(self, folder: Path, runs: Path, manifests: Mapping[str, Path]):
+    def __init__(self, folder: Path, runs: Path, at_hand: InputsAtHand):
         self._folder = folder
         self._runs = runs
-        self._manifests = manifests
-        self._hashes: dict[Path, str | None] = {}
-        self._code = sha256_text(
-            canonical_json([tables.column_digest(), *sorted(hash_closure(CODE).items())])
-        )
+        self._at_hand = at_hand
+        self._reading = _hash_code(READING)
+        self._judging = _hash_code(JUDGING)
+        self._verdicts: dict[str, tuple[str, pa.Table]] = {}
+        self._before: dict[str, tuple[str, pa.Table]] = {}
+        if found := _read_file(self._folder / f"{VERDICTS}{ENDING}"):
+            head, parts, _ = found
+            rows = parts["runs"]
+            self._before = {
+                run_id: (key, rows.slice(place, 1)) for place, (run_id, key) in enumerate(head)
+            }
 
-    def read(self, entry: Mapping[str, Any], make: Callable[[], Tables]) -> Tables:
-        """Return the tables of the run of an entry of the run table: the kept ones, or what `make`
-        returns. The latter are kept if the run is sealed.
+    def read(self, run_id: str, make: Callable[[], RunContents]) -> KeptContents:
+        """Return what the files of a run gave: the kept contents, or what `make` returns. The latter
+        are kept if the run is sealed, and its inputs could be read.
         """
-        run_id = entry["run_id"]
         path = self._folder / run_id[-2:] / f"{run_id}{ENDING}"
-        sources = self._describe_sources(entry)
-        found = _read_tables(path, is_current=lambda head: self._is_current(head, sources))
-        if found is None:
-            found = make()
-            (sealed,) = found["runs"]["sealed"].to_pylist()
-            if sealed:
-                inputs = self._list_inputs(run_id)
-                at_hand = self._find_at_hand(inputs)
-                _write_tables(path, found, sources=sources, inputs=inputs, at_hand=at_hand)
-        return found
+        # before the files are read: what changes meanwhile is read again
+        sources = self._describe_sources(run_id)
+        if found := _read_file(path):
+            head, parts, kept_digest = found
+            with suppress(LookupError, TypeError, ValueError, AttributeError):
+                at_hand = self._find_at_hand(head["recount"]["inputs"])
+                if head["sources"] == sources and head["at_hand"] == at_hand:
+                    return KeptContents(_decode(head, parts), kept_digest)
+        contents = make()
+        digest: str | None = None
+        if contents.found.sealed and not contents.recount.failed:
+            head, parts = _encode(contents)
+            at_hand = self._find_at_hand(head["recount"]["inputs"])
+            digest = _write_file(path, {**head, "sources": sources, "at_hand": at_hand}, parts)
+        return KeptContents(contents, digest)
 
-    def remove_others(self, run_ids: set[str]) -> None:
-        """Remove the kept tables of runs that the experiment no longer has."""
+    def judge(
+        self, run_id: str, entry: Row, digest: str | None, make: Callable[[], Row]
+    ) -> pa.Table:
+        """Return the row of the table `runs`: the kept one, or what `make` returns. `digest` is that
+        of the kept contents of the run.
+        """
+        key = sha256_text(canonical_json([self._judging, entry, digest]))
+        kept_key, row = self._before.get(run_id, (None, None))
+        if digest is None or key != kept_key or row is None:
+            row = tables.of_rows("runs", [make()])
+        if digest is not None:
+            self._verdicts[run_id] = (key, row)
+        return row
+
+    def finish(self, run_ids: set[str]) -> None:
+        """Keep the rows of the table `runs`, and remove what is kept of runs that the experiment no
+        longer has.
+        """
+        verdicts = sorted(self._verdicts.items())
+        rows = [tables.schema("runs").empty_table(), *(row for _, (_, row) in verdicts)]
+        _write_file(
+            self._folder / f"{VERDICTS}{ENDING}",
+            head=[(run_id, key) for run_id, (key, _) in verdicts],
+            parts={"runs": pa.concat_tables(rows).combine_chunks()},
+        )
         for path in self._folder.glob(f"*/*{ENDING}"):
             if path.stem not in run_ids:
                 path.unlink(missing_ok=True)
 
-    def _describe_sources(self, entry: Mapping[str, Any]) -> str:
-        """Return a digest of the code, the entry, and the run's files by size and time."""
-        folder = self._runs / entry["run_id"]
-        files = [
-            (os.path.relpath(file.path, folder), *_describe_file(file))
-            for file in _list_files(folder)
-        ]
-        return sha256_text(canonical_json([self._code, entry, sorted(files)]))
-
-    def _is_current(self, head: Mapping[str, Any], sources: str) -> bool:
-        return head["sources"] == sources and self._find_at_hand(head["inputs"]) == head["at_hand"]
-
-    def _list_inputs(self, run_id: str) -> dict[str, str | None]:
-        """Return the manifests that a sealed run names → the SHA-256 that it recorded. Its counts are
-        read again from them.
-        """
-        record = read_json(self._runs / run_id / "run.json")
-        run = read_settings(record.get("run"))
-        recorded = record.get("inputs") or {}
-        return (
-            {name: recorded.get(role) for role, name in list_manifests(run).items()} if run else {}
-        )
+    def _describe_sources(self, run_id: str) -> str:
+        """Return a digest of the code that reads, the record, and the logs by size and time."""
+        folder = self._runs / run_id
+        record = hash_record(folder / "run.json")
+        return sha256_text(canonical_json([self._reading, record, list_files(folder)]))
 
     def _find_at_hand(self, inputs: Mapping[str, str | None]) -> dict[str, str | None]:
         """Return manifest → the SHA-256 of the file that is at hand for it; None without one."""
-        project = self._runs.absolute().parents[1]
-        return {
-            name: recorded if recorded in self._manifests else self._hash(project / name)
-            for name, recorded in inputs.items()
+        return {name: self._at_hand.hash(name, recorded) for name, recorded in inputs.items()}
+
+
+def _hash_code(modules: tuple[str, ...]) -> str:
+    return sha256_text(
+        canonical_json(
+            [tables.column_digest(), pa.__version__, *sorted(hash_closure(*modules).items())]
+        )
+    )
+
+
+def _encode(contents: RunContents) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """Return (what JSON holds, tables) of a run's contents."""
+    recount = contents.recount
+    parts = dict(contents.parts)
+    head: dict[str, Any] = {
+        "record": contents.found.record,
+        "columns": contents.columns,
+        "hashes": contents.hashes,
+        "changed": contents.changed,
+        "recount": asdict(replace(recount, counted="")),
+    }
+    if isinstance(recount.counted, str):
+        head["recount"]["counted"] = recount.counted
+    else:
+        epoch = recount.counted.rows_per_epoch
+        head["recount"]["counted"] = {
+            "vocabulary_size": recount.counted.vocabulary_size,
+            "rows_per_epoch": [epoch.numerator, epoch.denominator],
         }
-
-    def _hash(self, path: Path) -> str | None:
-        """Return the SHA-256 of a file that many runs may name; None if it is not there."""
-        if path not in self._hashes:
-            self._hashes[path] = sha256_file(path) if path.is_file() else None
-        return self._hashes[path]
+        parts["counted"] = pa.table({name: getattr(recount.counted, name) for name in _COUNTED})
+    return head, parts
 
 
-def _list_files(folder: Path) -> list[os.DirEntry[str]]:
-    if not folder.is_dir():
-        return []
-    found = []
-    for entry in os.scandir(folder):
-        found += _list_files(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else [entry]
-    return found
+def _decode(head: Mapping[str, Any], parts: dict[str, pa.Table]) -> RunContents:
+    """Return the contents that `_encode` took apart."""
+    recount = dict(head["recount"])
+    if isinstance(recount["held_out"], dict):
+        recount["held_out"] = {name: tuple(n) for name, n in recount["held_out"].items()}
+    if isinstance(recount["counted"], dict):
+        counted = parts.pop("counted")
+        arrays: dict[str, np.ndarray] = {name: counted[name].to_numpy() for name in _COUNTED}
+        recount["counted"] = Counts(
+            **arrays,
+            vocabulary_size=recount["counted"]["vocabulary_size"],
+            rows_per_epoch=Fraction(*recount["counted"]["rows_per_epoch"]),
+        )
+    return RunContents(
+        found=RunRecord(head["record"], sealed=True),
+        columns=head["columns"],
+        parts=parts,
+        hashes=head["hashes"],
+        changed=tuple(head["changed"]),
+        recount=Recount(**recount),
+    )
 
 
-def _describe_file(file: os.DirEntry[str]) -> tuple[int, int, int]:
-    """Return (bytes, modification time in ns, inode)."""
-    facts = file.stat()
-    return facts.st_size, facts.st_mtime_ns, facts.st_ino
-
-
-def _read_tables(path: Path, is_current: Callable[[dict[str, Any]], bool]) -> Tables | None:
-    """Return the tables of a file; None for one that is missing, damaged or not current."""
+def _read_file(path: Path) -> tuple[Any, dict[str, pa.Table], str] | None:
+    """Return (head, tables, digest) of a file; None for one that is missing or damaged."""
     try:
         digest, _, content = path.read_bytes().partition(b"\n")
-        if digest != _hash(content):
+        if digest.decode() != _hash(content):
             return None
         line, _, body = content.partition(b"\n")
-        head = json.loads(line)
-        if not is_current(head):
-            return None
+        names, head = json.loads(line)
         stream = io.BytesIO(body)
-        return {name: pa.ipc.open_stream(stream).read_all() for name in head["tables"]}
-    except (OSError, ValueError, LookupError, TypeError, UserError):
+        return (
+            head,
+            {name: pa.ipc.open_stream(stream).read_all() for name in names},
+            digest.decode(),
+        )
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def _write_tables(path: Path, found: Tables, **head: Any) -> None:
-    """Write the file of a run. It need not survive a power cut: its digest tells."""
+def _write_file(path: Path, head: Any, parts: Mapping[str, pa.Table]) -> str | None:
+    """Write a file and return its digest; None where it cannot be written, which only costs time. It
+    need not survive a power cut: its digest tells.
+    """
     body = io.BytesIO()
-    for rows in found.values():
+    for rows in parts.values():
         with pa.ipc.new_stream(body, rows.schema) as out:
             out.write_table(rows)
-    line = canonical_json({"tables": list(found), **head}).encode()
-    content = line + b"\n" + body.getvalue()
-    with atomic(path, durable=False) as temporary:
-        temporary.write_bytes(_hash(content) + b"\n" + content)
+    content = json.dumps([list(parts), head]).encode() + b"\n" + body.getvalue()
+    digest = _hash(content)
+    try:
+        with atomic(path, durable=False) as temporary:
+            temporary.write_bytes(digest.encode() + b"\n" + content)
+    except (OSError, UserError):
+        return None
+    return digest
 
 
-def _hash(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,11 +21,12 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.siblings import find_copied_logs
 from tokenscale.analysis.tables import ARROW
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_record
 from tokenscale.runs.records.events import FIELDS, VERSION
+
+Row = dict[str, Any]
 
 #: kind of event file → Arrow schema of its rows
 SCHEMAS = {
@@ -77,6 +79,25 @@ def read_launched(attempt: Path) -> dict[str, Any]:
     with suppress(OSError, UserError):
         return read_record(attempt / "attempt.json", what="attempt's record", unsealed=True)
     return {}
+
+
+def launches(run: Path) -> Row:
+    """Where the attempts of a run were, from what the launcher left for each; nothing of runs
+    without one.
+    """
+    attempts = (read_launched(folder).get("launch") for _, folder in numbered(run, word="attempt"))
+    found = [launch for launch in attempts if isinstance(launch, dict)]
+    jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
+    if not found:
+        return {}
+    waited = [job["queue_s"] for job in jobs if job.get("queue_s") is not None]
+    return {
+        **{name: found[-1].get(name) for name in ("machine", "share")},
+        "node_names": ", ".join(found[-1].get("job", {}).get("nodes", [])) or None,
+        "job_ids": ", ".join(str(job.get("id")) for job in jobs) or None,
+        "slurm_logs": ", ".join(job["log"] for job in jobs if job.get("log")) or None,
+        "queue_s": sum(waited) if waited else None,
+    }
 
 
 def read_lines(path: Path, kind: str) -> Lines:
@@ -256,8 +277,6 @@ def _convert_field(name: str, sql: str, value: object) -> Any:
     raise Broken(f"field {name} is no {sql}")
 
 
-Row = dict[str, Any]
-
 #: columns that `merge` fills in
 NOT_YET = {"world_size": None, "attempt_step": None}
 
@@ -307,22 +326,6 @@ class RunLog:
                 if "superseded" not in name
             ]
         return sorted(found)
-
-    def copies(self) -> list[str]:
-        """Return which logs of steps are the same file as another one, or repeat its timings, in
-        words.
-        """
-        first: dict[str, str] = {}
-        found = []
-        different = {}
-        for attempt in self.merged:
-            for rank, rows in sorted(attempt.steps.items()):
-                name = f"{attempt.folder}/rank={rank:05d}/steps.jsonl"
-                if len(rows) and (other := first.setdefault(self.hashes[name], name)) != name:
-                    found.append(f"{name} is a copy of {other}")
-                else:
-                    different[name] = rows
-        return found + find_copied_logs(different)
 
     def validation_tokens(self) -> int | None:
         """Return the useful tokens of the newest validation; None without one."""
@@ -429,17 +432,43 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
 def _list_attempts(folder: Path) -> list[Attempt]:
     """Return the attempts of a run, then those set aside because other code or inputs made them."""
     found = []
+    for place, number, path in _find_attempts(folder):
+        digest = read_launched(path).get("digest")
+        found.append(
+            Attempt(
+                number=number,
+                folder=path.relative_to(folder).as_posix(),
+                digest=digest if isinstance(digest, str) else None,
+                superseded=place != folder,
+            )
+        )
+    return found
+
+
+def _find_attempts(folder: Path) -> Iterator[tuple[Path, int, Path]]:
+    """Yield (folder that it is in, number, folder) of each attempt of a run."""
     for place in (folder, *sorted((folder / "superseded").glob("*/"))):
         for number, path in numbered(place, word="attempt"):
-            digest = read_launched(path).get("digest")
-            found.append(
-                Attempt(
-                    number=number,
-                    folder=path.relative_to(folder).as_posix(),
-                    digest=digest if isinstance(digest, str) else None,
-                    superseded=place != folder,
-                )
-            )
+            yield place, number, path
+
+
+def list_files(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Return (path below the folder, bytes, modification time in ns, inode) of each file beside
+    `run.json` that `read_run` and `launches` read.
+    """
+    found = []
+    for _, _, attempt in _find_attempts(folder):
+        files = [attempt / "attempt.json"]
+        for _, rank in numbered(attempt, word="rank"):
+            files += [rank / f"{kind}.jsonl" for kind in SCHEMAS]
+        for file in files:
+            name = file.relative_to(folder).as_posix()
+            try:
+                facts = file.stat()
+            except OSError:
+                found.append((name, -1, 0, 0))
+            else:
+                found.append((name, facts.st_size, facts.st_mtime_ns, facts.st_ino))
     return found
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from tokenscale.analysis import siblings  # noqa: F401  # its expectations come before these
 from tokenscale.analysis.clocks import PHASES
 from tokenscale.analysis.expectations import (
     Evidence,
@@ -265,7 +266,7 @@ def _find_excess_useful_tokens(evidence: Evidence) -> Iterator[str]:
 )
 def _find_other_samples(evidence: Evidence) -> Iterator[str]:
     _ = evidence.settings
-    if isinstance(counted := evidence.counted, str):
+    if isinstance(counted := evidence.recount.counted, str):
         raise NotCheckedError(counted)
     place = np.searchsorted(evidence.steps.numbers, counted.steps)
     known = np.isin(counted.steps, evidence.steps.numbers[evidence.steps.whole()])
@@ -546,7 +547,7 @@ def _find_other_parameters(evidence: Evidence) -> Iterator[str]:
     model = evidence.settings.model.with_positions(evidence.settings.sequence_length)
     if (
         model.transformers is None
-        and evidence.vocabulary_size is None
+        and evidence.recount.vocabulary_size is None
         and model.vocabulary_size is None
     ):
         none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
@@ -648,9 +649,9 @@ def _find_other_budgets(evidence: Evidence) -> Iterator[str]:
     epoch: Fraction | float = math.nan
     flops = 1.0
     if run.budget.kind == "epochs":
-        if isinstance(evidence.counted, str):
+        if isinstance(evidence.recount.counted, str):
             raise NotCheckedError("the rows of an epoch are not at hand")
-        epoch = evidence.counted.rows_per_epoch
+        epoch = evidence.recount.counted.rows_per_epoch
     if run.budget.kind == "flops":
         flops = run.sequence_length * (evidence.row.get("flops_per_token") or math.nan)
     must = steps_of(
@@ -751,9 +752,9 @@ def _find_other_validation_steps(evidence: Evidence) -> Iterator[str]:
     must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
     must = must if policy.rows else set()
     if policy.rows and policy.each_epoch:
-        if isinstance(evidence.counted, str):
+        if isinstance(evidence.recount.counted, str):
             raise NotCheckedError("the rows of an epoch are not at hand")
-        epoch = evidence.counted.rows_per_epoch
+        epoch = evidence.recount.counted.rows_per_epoch
         must |= {k + 1 for k in numbers[:-1] if epoch_ends(k, epoch, evidence.own.global_batch)}
     for what, steps in (("no validation", must - found), ("a validation", found - must)):
         if steps:
@@ -774,10 +775,16 @@ def _find_other_validation_sizes(evidence: Evidence) -> Iterator[str]:
         correct = event["correct_tokens"]
         run = evidence.own
         whole = event["event"] == "validation"
-        if not isinstance(evidence.held_out, str):
-            names = list(evidence.held_out) if whole else [event["corpus"]]
+        if not isinstance(evidence.recount.held_out, str):
+            names = list(evidence.recount.held_out) if whole else [event["corpus"]]
             must = tuple(
-                map(sum, zip(*(evidence.held_out.get(name, (0, 0)) for name in names), strict=True))
+                map(
+                    sum,
+                    zip(
+                        *(evidence.recount.held_out.get(name, (0, 0)) for name in names),
+                        strict=True,
+                    ),
+                )
             )
             if (rows, useful) != must:
                 slice_has = f"the slice has {must[0]} and {must[1]}"
@@ -805,8 +812,8 @@ def _find_other_validation_sizes(evidence: Evidence) -> Iterator[str]:
             f"validated on {' and '.join(str(n) for _, n in sorted(sizes, key=str))} useful "
             "tokens: it is fixed"
         )
-    if sizes and isinstance(evidence.held_out, str):
-        raise NotCheckedError(evidence.held_out)
+    if sizes and isinstance(evidence.recount.held_out, str):
+        raise NotCheckedError(evidence.recount.held_out)
 
 
 @expect(
@@ -879,7 +886,7 @@ def _complete_settings(evidence: Evidence) -> RunSettings:
     """
     shape = (
         find_shape(evidence.own, count=evidence.get("parameters"))
-        if evidence.vocabulary_size is None
+        if evidence.recount.vocabulary_size is None
         else evidence.shape
     )
     if shape is None:

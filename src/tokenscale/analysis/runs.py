@@ -7,10 +7,9 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import logs
+from tokenscale.analysis.run_record import read_settings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
@@ -234,6 +233,7 @@ def _list_recorded(record: Row) -> Row:
         "load_average": _convert_number(hardware.get("load_average_1min")),
         **{name: _convert_number(record.get(name)) for name in ("text_lost", "text_unknown")},
         "text_cut": _text_cut(record),
+        "document_mask": _get_object(record, name="run").get("document_mask") is True,
         "validation_attention": _validation_attention(record),
         **{f"git_{name}": git.get(name) for name in ("commit", "dirty")},
         "versions": canonical_json(record.get("versions") or {}),
@@ -247,35 +247,6 @@ def _list_recorded(record: Row) -> Row:
             ).items()
         },
     }
-
-
-def launches(run: Path) -> Row:
-    """Where the attempts of a run were, from what the launcher left for each; nothing of runs
-    without one.
-    """
-    attempts = (
-        logs.read_launched(folder).get("launch") for _, folder in logs.numbered(run, word="attempt")
-    )
-    found = [launch for launch in attempts if isinstance(launch, dict)]
-    jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
-    if not found:
-        return {}
-    waited = [job["queue_s"] for job in jobs if job.get("queue_s") is not None]
-    return {
-        **{name: found[-1].get(name) for name in ("machine", "share")},
-        "node_names": ", ".join(found[-1].get("job", {}).get("nodes", [])) or None,
-        "job_ids": ", ".join(str(job.get("id")) for job in jobs) or None,
-        "slurm_logs": ", ".join(job["log"] for job in jobs if job.get("log")) or None,
-        "queue_s": sum(waited) if waited else None,
-    }
-
-
-def read_settings(values: Row | None) -> RunSettings | None:
-    """A run's settings; None where they cannot be read."""
-    try:
-        return None if values is None else decode(RunSettings, values)
-    except (UserError, TypeError, AttributeError, ValueError):
-        return None
 
 
 def _list_costs(record: Row, run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:

@@ -113,19 +113,32 @@ class Values:
                 yield names[one], names[other], f"{n} of {compared} values of {field} are equal"
 
 
-def find_copied_logs(logs: Mapping[str, pa.Table]) -> list[str]:
-    """Return which logs of one run (name → step rows) repeat the timings of another one, in
-    words.
+def find_copied_logs(
+    raw: pa.Table, folders: Mapping[int, str], hashes: Mapping[str, str]
+) -> list[str]:
+    """Return which logs of steps of one run are the same file as another one, or repeat its timings,
+    in words.
+
+    `raw` are the steps by attempt and rank, `folders` are attempt → its folder, and `hashes` are
+    file → SHA-256.
     """
+    first: dict[str, str] = {}
+    copies = []
     values = Values(OF_LOG)
-    for name, rows in logs.items():
-        values.add(name, rows)
+    for attempt, rank, place in Steps(raw).logs():
+        name = f"{folders[attempt]}/rank={rank:05d}/steps.jsonl"
+        if (other := first.setdefault(hashes[name], name)) != name:
+            copies.append(f"{name} is a copy of {other}")
+        else:
+            values.add(name, raw[place])
     found = {
         (one, other): words
         for field in reversed(TIMED)
         for one, other, words in values.find_copies(field)
     }
-    return [f"{one} is a copy of {other}: {words}" for (one, other), words in sorted(found.items())]
+    return copies + [
+        f"{one} is a copy of {other}: {words}" for (one, other), words in sorted(found.items())
+    ]
 
 
 class Siblings:

@@ -45,7 +45,9 @@ CREATE TABLE runs (
     text_lost DOUBLE,  -- largest share of a corpus' bytes that the tokenizer loses; null where not recorded
     text_unknown DOUBLE,  -- the same of its ids that are unknown
     text_cut VARCHAR,  -- JSON: corpus → share of its tokens behind the end of rows, as the run counted; or null
+    document_mask BOOLEAN,  -- whether attention stays inside the documents of a row in training; null for other trainers
     validation_attention VARCHAR,  -- of held-out rows: inside documents, or over whole rows
+    unknown_facts VARCHAR,  -- JSON: (name, why) of the facts that its record could not have; null without one
     machine VARCHAR,  -- the name in its file; so the next, of the newest attempt
     share INTEGER,  -- runs that had its nodes at the same time
     node_names VARCHAR,

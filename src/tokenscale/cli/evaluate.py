@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.analysis.ingest import bleu as bleu_of
+from tokenscale.analysis.bleu import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, report_malformed
 from tokenscale.cli.generate import add_checkpoint_arguments, naming_option

@@ -362,8 +362,8 @@ def _dropped_column(
     ]
 
 
-def describe_text(corpus: str, tokenizer: str, stores: pd.DataFrame) -> str:
-    """Return the card of a training text, as far as its stores tell it."""
+def describe_text(corpus: str, tokenizer: str, stores: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """Return the card of a training text, as far as its stores tell it. `runs` trained on it."""
     name = f"corpus {corpus}, tokenizer {tokenizer}"
     of_text = stores[
         (stores["corpus"] == corpus)
@@ -384,8 +384,13 @@ def describe_text(corpus: str, tokenizer: str, stores: pd.DataFrame) -> str:
         tokens=first["document_tokens"],
         quantiles=quantiles,
     )
+    masks = set(runs.loc[runs["approach"] == "packed", "document_mask"])
+    seen = {
+        frozenset({True}): ", which do not see each other",
+        frozenset({False}): ", which see each other (document_mask: false)",
+    }.get(frozenset(masks), "")
     held = [
-        f"a packed row of {int(length):,} holds about {length / mean:,.1f} documents"
+        f"a packed row of {int(length):,} holds about {length / mean:,.1f} documents{seen}"
         for length in sorted(of_text["sequence_length"].dropna().unique())
         if (mean := first["document_tokens"] / first["documents"]) < length
     ]
@@ -400,7 +405,15 @@ def _describe_origin(runs: pd.DataFrame, stores: pd.DataFrame) -> dict[str, Any]
     named = runs.dropna(subset=["corpus", "tokenizer"])
     known = runs.dropna(subset=["git_commit"])
     pairs = sorted({(r.corpus, r.tokenizer) for r in named.itertuples()})
-    texts = [describe_text(corpus, tokenizer, stores) for corpus, tokenizer in pairs]
+    texts = [
+        describe_text(
+            corpus,
+            tokenizer,
+            stores=stores,
+            runs=named[(named["corpus"] == corpus) & (named["tokenizer"] == tokenizer)],
+        )
+        for corpus, tokenizer in pairs
+    ]
     commits = {
         (r.git_commit, pd.notna(r.git_dirty) and bool(r.git_dirty)) for r in known.itertuples()
     }
