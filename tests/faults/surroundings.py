@@ -239,9 +239,10 @@ def main() -> int:
         Lab(lab).made()
         for name, command, verdict, said in try_all(lab, asked.names, asked.commands):
             table[name][command] = verdict
+            print(f"{name}, {command}: {verdict}", file=sys.stderr, flush=True)
             if verdict.isupper() or verdict.startswith("CODE"):
                 wrong += 1
-                print(f"{name}, {command}: {verdict}\n{said[-1500:]}", file=sys.stderr, flush=True)
+                print(said[-1500:], file=sys.stderr, flush=True)
     print(f"{'':<22}" + "".join(f"{command:>10}" for command in asked.commands))
     for name, row in table.items():
         if row:
