@@ -173,7 +173,8 @@ def count_again(record: Row, run: RunSettings, steps: np.ndarray, at_hand: Input
 
     counted: Counts | str = "the logs hold no step"
     if len(steps):
-        first, stop = int(steps.min()), int(steps.max()) + 1
+        first = int(steps.min())
+        stop = int(steps.max()) + 1
         counted = attempt(
             "store", lambda r, inputs: Counts(**vars(r.recount_steps(run, inputs, first, stop)))
         )
