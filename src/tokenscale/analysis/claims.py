@@ -94,7 +94,7 @@ def judge_claims(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -
     found = {name: ClaimTables(name, folder=tables / name) for name in experiments if name in asked}
     judged = []
     for name, claim in ledger.claims.items():
-        experiment_tables, rows, refused = _find_points(name, claim, found)
+        experiment_tables, rows, refused = _find_points(name, claim, found=found)
         if rows is None or experiment_tables is None:
             reason = (
                 ""
@@ -314,7 +314,7 @@ def _find_points(
         rows = rows[
             rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)
         ]
-        rows, found_refused = _select_comparable(claim, rows, experiment_tables.inventory)
+        rows, found_refused = _select_comparable(claim, rows, inventory=experiment_tables.inventory)
         refused = found_refused or refused
         over = _convert_numbers(name, rows, column="baseline") if "baseline" in rows else 1.0
         cells = rows["cell"].fillna("").astype(str) if "cell" in rows else ""
@@ -456,10 +456,10 @@ def judge_cell(claim: Claim, cell: Cell) -> tuple[str, str]:
     if holds:
         return SUPPORTED, ""
     if claim.direction != "equal" and claim.margin and within:
-        bound = format_number(claim.bound, claim.unit)
+        bound = format_number(claim.bound, unit=claim.unit)
         return (
             CONTRADICTED,
-            f"no further from {bound} than {format_number(claim.margin, 'percent')}",
+            f"no further from {bound} than {format_number(claim.margin, unit='percent')}",
         )
     return CONTRADICTED, ""
 

@@ -398,7 +398,7 @@ def _find_other_starts(evidence: Evidence) -> Iterator[str]:
                 "its end"
             )
         if not evidence.row.get("external"):
-            yield from _compare_start(rank, {event["event"]: event for event in events})
+            yield from _compare_start(rank, by_name={event["event"]: event for event in events})
 
 
 def _is_in_order(names: list[str]) -> bool:

@@ -200,7 +200,7 @@ def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
             Refusal(
                 run_ids=tuple(group.loc[left, "run_id"]),
                 where=where,
-                differs=_differences(alike, stays, levels),
+                differs=_differences(alike, stays, levels=levels),
             )
         )
     return found + _digests(group.loc[stays], factor)
@@ -350,7 +350,7 @@ def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:
     """
     found = []
     if factor in LEVELS and not (factor in RANKS_CHANGE and _weak(group)):
-        for (repeat, _), runs in _varied(group, "science", by=["repeat", "external"]):
+        for (repeat, _), runs in _varied(group, column="science", by=["repeat", "external"]):
             where = f"{', '.join(dict.fromkeys(runs['cell']))}, repeat {repeat}"
             found.append(
                 Refusal(
@@ -359,7 +359,7 @@ def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:
                     differs=("settings that the table of runs does not name",),
                 )
             )
-    for (cell, _), runs in _varied(group, "code_digest", by=["cell", "external"]):
+    for (cell, _), runs in _varied(group, column="code_digest", by=["cell", "external"]):
         found.append(
             Refusal(
                 run_ids=tuple(runs["run_id"]),

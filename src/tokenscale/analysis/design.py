@@ -153,7 +153,7 @@ def find_cautions(
             "figures": tuple(table.get("figures") or ()),
         }
         experiment = Experiment(question=table["question"], note=table.get("note") or "", **more)
-        sizes = read_sizes((run.settings for run in runs), stores, corpora)
+        sizes = read_sizes((run.settings for run in runs), stores, corpora=corpora)
         design = Design(
             experiment=experiment,
             runs=runs,
@@ -182,10 +182,10 @@ def check_confounding(design: Design) -> list[Problem]:
         for cell in design.cells
     ]
     alone = _find_keys_that_change_alone(names, rows)
-    together = _group_factors_together(names, rows, alone)
+    together = _group_factors_together(names, rows, alone=alone)
     key = "left_out" if design.experiment.left_out else "factors"
     found = [_never_alone(name, others) for name, others in together.items()]
-    if not found and (lonely := _find_lonely_cells(names, rows, key)):
+    if not found and (lonely := _find_lonely_cells(names, rows, key=key)):
         return lonely
     explained = alone.union(*together.values(), together)
     return found + [
@@ -214,7 +214,7 @@ def _find_keys_that_change_alone(names: list[str], rows: list[LevelRow]) -> set[
     return {
         name
         for column, name in enumerate(names)
-        if len({_without(row, (column,)) for row in distinct}) < len(distinct)
+        if len({_without(row, columns=(column,)) for row in distinct}) < len(distinct)
     }
 
 
@@ -263,7 +263,7 @@ def _never_alone(name: str, others: list[str]) -> Problem:
 def _find_lonely_cells(names: list[str], rows: list[LevelRow], key: str) -> list[Problem]:
     """Find cells that differ from every other cell in several factors."""
     found = []
-    nearest = _find_nearest_differences(rows, len(names))
+    nearest = _find_nearest_differences(rows, width=len(names))
     for row in rows:
         columns = nearest.get(row, ())
         if len(columns) < 2:
@@ -1005,7 +1005,11 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
             continue
         most_passes = max(
             most_passes,
-            micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch),
+            micro_steps(
+                run.global_batch,
+                world_size=run.layout.data_parallel_size,
+                micro_batch=run.micro_batch,
+            ),
         )
         optimizer = run.optimizer
         weight = run.model.initial_deviation

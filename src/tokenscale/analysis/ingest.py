@@ -175,7 +175,7 @@ def ingest(
         corpora,
         steps={row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in rows},
     )
-    described["unknown"] = count_unknown(rows, [*stores, *corpora])
+    described["unknown"] = count_unknown(rows, manifests=[*stores, *corpora])
     write_json(output / tables.EXPERIMENT, value={"schema": 1, **described})
     tables.write_manifest(output)
     return counts
@@ -336,7 +336,7 @@ def one_run(
     def read() -> RunContents:
         nonlocal record
         record = read_run_record(folder / "run.json")
-        return read_contents(folder, record, inputs)
+        return read_contents(folder, found=record, at_hand=inputs)
 
     try:
         found = kept.read(run_id, make=read) if kept else KeptContents(read(), digest=None)
@@ -347,10 +347,10 @@ def one_run(
                 run_id,
                 {**entry, "experiment": experiment},
                 digest=found.digest,
-                make=lambda: judge_run(entry, experiment, contents),
+                make=lambda: judge_run(entry, experiment, contents=contents),
             )
         else:
-            row = tables.of_rows("runs", [judge_run(entry, experiment, contents)])
+            row = tables.of_rows("runs", [judge_run(entry, experiment, contents=contents)])
     except (
         LookupError,
         TypeError,
@@ -363,8 +363,8 @@ def one_run(
             raise
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         trouble = f"run.json does not hold what this version writes ({reason})"
-        contents = read_contents(folder, RunRecord(None, trouble=trouble), inputs)
-        row = tables.of_rows("runs", [judge_run(entry, experiment, contents)])
+        contents = read_contents(folder, found=RunRecord(None, trouble=trouble), at_hand=inputs)
+        row = tables.of_rows("runs", [judge_run(entry, experiment, contents=contents)])
     return {"runs": row} | {name: contents.parts[name] for name in OF_RUNS}
 
 
@@ -373,7 +373,7 @@ def judge_run(entry: Row, experiment: str, contents: RunContents) -> Row:
     files gave.
     """
     found = contents.found
-    row = run_row(entry, experiment, found.record)
+    row = run_row(entry, experiment, record=found.record)
     row |= grouping(row.get("approach"), cell=entry.get("cell") or {})
     if row["external"]:
         row["series"] += " (external)"  # what every figure and table calls it
@@ -405,7 +405,7 @@ def judge_run(entry: Row, experiment: str, contents: RunContents) -> Row:
         planned=read_settings(entry.get("run")),
         trouble=found.trouble,
         changed=contents.changed,
-        copies=tuple(find_copied_logs(parts["raw"], folders, contents.hashes)),
+        copies=tuple(find_copied_logs(parts["raw"], folders, hashes=contents.hashes)),
         recount=contents.recount if run is not None else Recount(),
     )
     return judge(evidence).add_to(row)

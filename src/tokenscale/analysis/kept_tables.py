@@ -86,13 +86,15 @@ class KeptTables:
             with suppress(LookupError, TypeError, ValueError, AttributeError):
                 at_hand = self._find_at_hand(head["recount"]["inputs"])
                 if head["sources"] == sources and head["at_hand"] == at_hand:
-                    return KeptContents(_decode(head, parts), kept_digest)
+                    return KeptContents(_decode(head, parts), digest=kept_digest)
         contents = make()
         digest: str | None = None
         if contents.found.sealed and not contents.recount.failed:
             head, parts = _encode(contents)
             at_hand = self._find_at_hand(head["recount"]["inputs"])
-            digest = _write_file(path, {**head, "sources": sources, "at_hand": at_hand}, parts)
+            digest = _write_file(
+                path, head={**head, "sources": sources, "at_hand": at_hand}, parts=parts
+            )
         return KeptContents(contents, digest)
 
     def judge(

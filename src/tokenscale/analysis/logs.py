@@ -124,7 +124,7 @@ def read_lines(path: Path, kind: str) -> Lines:
         table = _parse_clean_lines(
             content,
             begin,
-            end,
+            end=end,
             kind=kind,
         )
         found = []
@@ -421,8 +421,8 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     return RunLog(
         run_id=run_id,
         all=found,
-        steps=_concatenate("steps", steps),
-        spans=_concatenate("spans", spans).sort_by(order),
+        steps=_concatenate("steps", parts=steps),
+        spans=_concatenate("spans", parts=spans).sort_by(order),
         events=events,
         quarantine=quarantine,
         hashes=hashes,
@@ -504,7 +504,7 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     numbers, of_attempt = np.unique(attempt, return_inverse=True)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     np.minimum.at(first, of_attempt, step)
-    kept = _choose_latest_rows(attempt, rank, step)
+    kept = _choose_latest_rows(attempt, rank, step=step)
     world: dict[int, int] = defaultdict(int)  # the largest that a rank of the attempt observed
     for event in events:
         if event["event"] == "run_start" and event["world_size"] is not None:

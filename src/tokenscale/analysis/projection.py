@@ -166,7 +166,7 @@ def project_series(
     if runs.empty:
         what = "runs of another program do not record how their ranks share the model."
         raise UserError(what, series=name, next="name a series of runs of tokenscale with --series")
-    runs = _exclude_shared_cores(name, runs, notes)
+    runs = _exclude_shared_cores(name, runs, notes=notes)
     _check_weak_scaling(name, runs)
     largest = runs.loc[runs["world_size"].idxmax()]
     per_replica = int(largest["tensor"] * largest["pipeline"])

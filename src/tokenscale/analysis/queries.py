@@ -233,7 +233,7 @@ def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
     if newer := [broken["reason"] for broken in log.quarantine if NEWER in broken["reason"]]:
         what = "this run's logs were written by a newer tokenscale."
         raise UserError(what, path=directory, found=newer[0], next="upgrade tokenscale")
-    return _connect(merge(log.steps, log.events), log.events)
+    return _connect(merge(log.steps, events=log.events), events=log.events)
 
 
 def _connect(steps: pa.Table, events: list[dict[str, Any]]) -> duckdb.DuckDBPyConnection:

@@ -80,7 +80,7 @@ def read_contents(folder: Path, found: RunRecord, at_hand: InputsAtHand) -> RunC
     record = record or {}
     run_id = folder.name
     log = read_run(folder, run_id, digest=record.get("digest"))
-    steps = merge(log.steps, log.events)
+    steps = merge(log.steps, events=log.events)
     translated = bleu_rows(log.events) if found.sealed else []
     columns |= {
         "attempts": len(log.merged),
@@ -100,7 +100,7 @@ def read_contents(folder: Path, found: RunRecord, at_hand: InputsAtHand) -> RunC
     recount = Recount()
     run = None if record.get("external") else read_settings(record.get("run"))
     if run is not None and found.sealed:
-        recount = count_again(record, run, steps["step"].to_numpy(), at_hand)
+        recount = count_again(record, run, steps=steps["step"].to_numpy(), at_hand=at_hand)
     return RunContents(
         found=found,
         columns=columns,

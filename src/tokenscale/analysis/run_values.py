@@ -180,7 +180,9 @@ def _find_other_shares(evidence: Evidence) -> Iterator[str]:
         for rank in np.unique(evidence.steps["rank"]).astype(int).tolist():
             place = evidence.settings.layout.coordinate(rank)
             readers = evidence.settings.layout.data_parallel_size
-            slots = rank_slots(evidence.settings.global_batch, place.data_rank, world_size=readers)
+            slots = rank_slots(
+                evidence.settings.global_batch, rank=place.data_rank, world_size=readers
+            )
             of_rank[rank] = len(slots) * place.is_group_leader
         must = np.array([of_rank[int(rank)] for rank in evidence.steps["rank"]])
         yield from at_step(
@@ -755,7 +757,11 @@ def _find_other_validation_steps(evidence: Evidence) -> Iterator[str]:
         if isinstance(evidence.recount.counted, str):
             raise NotCheckedError("the rows of an epoch are not at hand")
         epoch = evidence.recount.counted.rows_per_epoch
-        must |= {k + 1 for k in numbers[:-1] if epoch_ends(k, epoch, evidence.own.global_batch)}
+        must |= {
+            k + 1
+            for k in numbers[:-1]
+            if epoch_ends(k, rows_per_epoch=epoch, global_batch=evidence.own.global_batch)
+        }
     for what, steps in (("no validation", must - found), ("a validation", found - must)):
         if steps:
             yield f"{what} at step {min(steps)} ({len(steps)} so), against the validation settings"

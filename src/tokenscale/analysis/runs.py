@@ -107,7 +107,7 @@ def columns(record: Row, row: Row) -> Row:
     length = found["sequence_length"]
     if shape is not None and length:
         costs = {
-            convention.value: flops_per_token(shape, length, convention)
+            convention.value: flops_per_token(shape, sequence_length=length, convention=convention)
             for convention in Convention
         }
         found |= {column: costs.get(name) for name, column in FLOPS.items()}
@@ -174,7 +174,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     row |= _list_settings(run) | _list_costs(
         record,
         run,
-        shape,
+        shape=shape,
         row=row,
     )
     if shape is not None and run is not None:
@@ -269,7 +269,7 @@ def _list_costs(record: Row, run: RunSettings | None, shape: ModelSettings | Non
         length = run.sequence_length
         counted["hardware"] = hardware_flops_per_token(
             shape,
-            length,
+            sequence_length=length,
             convention=Convention.FULL,
             checkpointing=again,
             objective=run.objective,

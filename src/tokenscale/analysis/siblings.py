@@ -201,7 +201,7 @@ class Siblings:
         rows = Steps(steps)
         ranks = rows["rank"]
         for rank in np.unique(ranks).tolist():
-            self.values.add(f"{run_id} rank {rank:.0f}", _filter(steps, ranks == rank))
+            self.values.add(f"{run_id} rank {rank:.0f}", _filter(steps, chosen=ranks == rank))
         self.counts[run_id] = _count_tokens(steps)
         third = 2 * (int(rows.numbers[-1]) + 1) // 3
         for of, chosen in (
@@ -243,7 +243,9 @@ class Siblings:
 
     def contradicts_itself(self, run_id: str) -> bool:
         """Whether the loss of training step 0 is another than that of the validation before it."""
-        return _is_other_loss(self.first_loss.get(run_id), self.first_validation.get(run_id))
+        return _is_other_loss(
+            self.first_loss.get(run_id), validated=self.first_validation.get(run_id)
+        )
 
     def groups(self, *columns: str) -> Iterator[list[str]]:
         """Ids of our own counted runs, by what their rows have in these columns."""
@@ -650,7 +652,7 @@ def find_gaps(table: Row, path: Path, runs: Path) -> list[str]:
         missing = sorted(set(range(count)) - repeats[cell])
         if missing:
             found.append(f"has no repeat {_listed(missing)} of {cell or 'its cell'}")
-    if unlisted := _find_unlisted(ours, path, runs):
+    if unlisted := _find_unlisted(ours, path, runs=runs):
         found.append(f"does not list {_listed(unlisted)}, which its cells have in {runs.name}")
     return found
 
@@ -737,7 +739,7 @@ def _count_tokens(steps: pa.Table) -> np.ndarray:
     to be compared.
     """
     step = steps["step"].to_numpy()
-    rows = Steps(_filter(steps, (step < FIRST_STEPS) | (step % STRIDE == 0)))
+    rows = Steps(_filter(steps, chosen=(step < FIRST_STEPS) | (step % STRIDE == 0)))
     unknown = np.isnan(rows["order_digest"]) | np.isnan(rows["useful_tokens"])
     whole = rows.whole() & (
         np.bincount(rows.place, weights=unknown, minlength=len(rows.numbers)) == 0

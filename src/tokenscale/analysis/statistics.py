@@ -140,7 +140,7 @@ def _sign_flips(n: int) -> Iterator[np.ndarray]:
         yield 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
         return
     random = np.random.default_rng(0)
-    for size in _chunks(FLIPS, n):
+    for size in _chunks(FLIPS, columns=n):
         yield 1 - 2 * random.integers(0, 2, size=(size, n), dtype=np.int8)
 
 
@@ -241,7 +241,9 @@ def verdict(
     if smallest_p >= LEVEL:
         return "too few runs"
     ends = (effect.low, effect.median, effect.high)
-    low, median, high = (margin is not None and _is_within(x, equality, margin) for x in ends)
+    low, median, high = (
+        margin is not None and _is_within(x, equality, margin=margin) for x in ends
+    )
     if low and high:
         return "equivalent"
     small = " by less than the margin" if median else ""
@@ -339,7 +341,7 @@ def drift(
     if not np.isfinite(start).all():
         raise ValueError("a start is not finite")
     groups = [np.array(m) for m in members.values() if len(m) > 1]
-    slopes = np.concatenate([np.zeros(0), *(_slopes(start[g], log[g]) for g in groups)])
+    slopes = np.concatenate([np.zeros(0), *(_slopes(start[g], log=log[g]) for g in groups)])
     if not len(slopes):
         return Drift(
             n=sum(map(len, groups)),
@@ -361,7 +363,7 @@ def drift(
         random = np.random.default_rng(0)
         sums = np.zeros(DRAWS)
         for t, v in zip(times, parts, strict=True):
-            chunks = _chunks(DRAWS, len(v))
+            chunks = _chunks(DRAWS, columns=len(v))
             sums += np.concatenate(
                 [random.permuted(np.tile(v, (size, 1)), axis=1) @ t for size in chunks]
             )

@@ -154,8 +154,8 @@ def _distances(log: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """
     order = np.argsort(log)
     members = parts[:, order]
-    median, spread = _describe_parts(log[order], members)
-    median_of_rest, spread_of_rest = _describe_parts(log[order], ~members)
+    median, spread = _describe_parts(log[order], parts=members)
+    median_of_rest, spread_of_rest = _describe_parts(log[order], parts=~members)
     spread = np.maximum(np.maximum(spread, spread_of_rest), LEAST_SPREAD)
     return np.abs(median - median_of_rest) / spread
 

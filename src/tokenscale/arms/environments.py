@@ -124,7 +124,7 @@ def prepare(name: str, record: Path, log: Callable[[str], object] = print) -> di
                 raise PreparationError(f"{', '.join(missing)} not found on the PATH")
             if arm.repository is not None:
                 found["source"] = _fetch(arm, folder=source_of(record), log=log)
-            found["lock"], built = _install(arm, record, log)
+            found["lock"], built = _install(arm, record, log=log)
             listed = _run(
                 [
                     python_of(record),

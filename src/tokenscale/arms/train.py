@@ -110,7 +110,7 @@ def write_contract(
                 "order_digest": batch.order_digest,
                 "learning_rate": learning_rate(
                     step,
-                    run.budget.steps,
+                    steps=run.budget.steps,
                     peak=run.optimizer.learning_rate,
                     schedule=run.schedule,
                 ),
@@ -383,7 +383,7 @@ def train(
             rank=rank,
             device=device,
         )
-        state |= _count_model(run, batches.vocabulary_size)
+        state |= _count_model(run, vocabulary_size=batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)
         print(f"{run.identity}: {run.arm}", flush=True)
         reason = run_adapter(
@@ -398,7 +398,7 @@ def train(
     _write_steps(
         writer,
         run,
-        steps,
+        steps=steps,
         expected=expected,
     )
     status = "failed" if reason else "complete"

@@ -27,7 +27,7 @@ def list_unknown(record: object, name: str = "") -> Iterator[tuple[str, str]]:
     """
     if isinstance(record, dict):
         for key, value in record.items():
-            yield from list_unknown(value, f"{name}.{key}" if name else str(key))
+            yield from list_unknown(value, name=f"{name}.{key}" if name else str(key))
     elif isinstance(record, list):
         for value in record:
             yield from list_unknown(value, name)

@@ -239,7 +239,7 @@ def lock_folder(
             if os.fstat(descriptor).st_nlink > 1:
                 what = "the lock of this folder is a hard link to another file."
                 raise UserError(what, lock=path, next=f"rm {path}")
-            _wait_for_lock(file, path, what, wait, job, may_write)
+            _wait_for_lock(file, path, what=what, wait=wait, job=job, may_write=may_write)
             file.truncate(0)
             file.write(f"{name_process()}{f', job {job}' if job else ''}\n")
             file.flush()
@@ -417,7 +417,7 @@ def read_record(
 
     `unsealed`: or one without a seal, as archives of earlier versions hold.
     """
-    record = read_json(path, what, next)
+    record = read_json(path, what, next=next)
     if not is_sealed(record, key) and not (
         unsealed and isinstance(record, dict) and key not in record
     ):
@@ -547,9 +547,9 @@ def read_json(path: str | Path, what: str = "file", next: str | None = None) -> 
         raise UserError(f"the {what} is missing.", path=path, next=next) from None
     except PermissionError as error:
         following = "make it readable for this user, then repeat the command"
-        raise _report_unreadable(path, what, error, following) from None
+        raise _report_unreadable(path, what, error=error, following=following) from None
     except OSError as error:
-        raise _report_unreadable(path, what, error, LOOK_AT_DISK) from None
+        raise _report_unreadable(path, what, error=error, following=LOOK_AT_DISK) from None
     except (ValueError, RecursionError) as error:  # including excessive nesting
         raise UserError(
             f"the {what} is not readable JSON.", path=path, reason=error, next=next

@@ -193,7 +193,7 @@ def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] |
             "calls": call.calls,
         }
         records.append(place | {"seconds": call.seconds()})
-    result = _build_result(settings, world, records) if world.rank == 0 else None
+    result = _build_result(settings, world, records=records) if world.rank == 0 else None
     if result is not None and output is not None:
         write_json(output, value=result)
     world.close()

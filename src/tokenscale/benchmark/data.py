@@ -136,7 +136,8 @@ def measure(
         gc.freeze()  # exclude existing objects from the collections before each arm
         try:
             records = [
-                bench.record(arm, number) for number, arm in interleave(arms, settings.rounds)
+                bench.record(arm, number)
+                for number, arm in interleave(arms, rounds=settings.rounds)
             ]
         finally:
             gc.unfreeze()
@@ -187,7 +188,7 @@ class Sources:
             approach: _build_run(
                 settings,
                 approach,
-                corpus,
+                corpus=corpus,
                 tokenizer=tokenizer,
             )
             for approach in APPROACHES
@@ -346,7 +347,7 @@ class Sources:
         return _time_batches(
             batches.next,
             counts,
-            count,
+            count=count,
             start=start,
         ), batches
 

@@ -476,7 +476,7 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     head = shape.resolved_vocabulary_size * shape.dimension
     computed = hardware_flops_per_token(
         shape,
-        case.sequence_length,
+        sequence_length=case.sequence_length,
         convention=Convention.CAUSAL,
         checkpointing=case.activation_checkpointing,
     )
@@ -536,14 +536,18 @@ def format_plan() -> str:
     whole = 0.0
     for case in CASES:
         predicted = predicted_bytes(case)
-        floor = roofline(case, name)
+        floor = roofline(case, device_name=name)
         fits = case.peer or predicted <= room
-        whole += expected_seconds(case, name) if fits else 0.0
+        whole += expected_seconds(case, device_name=name) if fits else 0.0
         target = f"{case.target:,.0f} tok/s" if case.target else ""
         lines.append(
             f"{case.name:<32} {f'{predicted / 2**30:.1f} GiB' if not case.peer else '-':>9}  "
             f"{f'{sum(floor.values()) * 1e3:.1f} ms' if floor else 'unknown':>13}  {target:>16}  "
-            + (f"{expected_seconds(case, name) / 60:>5.1f} min" if fits else "does not fit")
+            + (
+                f"{expected_seconds(case, device_name=name) / 60:>5.1f} min"
+                if fits
+                else "does not fit"
+            )
         )
     return "\n".join([*lines, f"together {whole / 60:.0f} minutes, of {len(CASES)} cases"])
 
@@ -647,14 +651,14 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     if not cuda:
         case = replace(case, compile=False)
     name_of_device = _read_device()[0] if cuda else "cpu"
-    timing = _time_case(case, device, name_of_device)
+    timing = _time_case(case, device, name_of_device=name_of_device)
     record = {
         "schema": 2,
         "case": asdict(case),
         "parameters": parameters(case.shape),
         "device": name_of_device,
         **_describe_times(case, timing),
-        **_describe_efficiency(case, timing.median, name_of_device),
+        **_describe_efficiency(case, median=timing.median, name_of_device=name_of_device),
         "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "memory_predicted_bytes": None if case.peer else predicted_bytes(case),
         "joules_per_token": timing.joules_per_token(case),
@@ -695,10 +699,10 @@ def _time_case(case: Case, device: torch.device, name_of_device: str) -> _Timing
     energy = Energy(pci_bus_id(device))
     with _select_backend(case.attention):
         if case.peer:
-            step = _build_peer_step(case, case.shape, device)
+            step = _build_peer_step(case, shape=case.shape, device=device)
         else:
             step = _build_trainer_step(case, device)
-        warm_up = [_time_synchronized(step, k, cuda) for k in range(WARM_UP)]
+        warm_up = [_time_synchronized(step, k, cuda=cuda) for k in range(WARM_UP)]
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         laps: list[dict[str, float]] = []
@@ -745,7 +749,9 @@ def _describe_efficiency(case: Case, median: float, name_of_device: str) -> dict
     tokens_per_s = _tokens_per_step(case) / median
     peak = peak_flops(name_of_device, number=case.run.number_format)
     flops = {
-        convention.value: flops_per_token(case.shape, case.sequence_length, convention=convention)
+        convention.value: flops_per_token(
+            case.shape, sequence_length=case.sequence_length, convention=convention
+        )
         for convention in Convention
     }
     mfu = None

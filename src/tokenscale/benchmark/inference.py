@@ -229,7 +229,7 @@ def _generate_texts(
     """Yield a record per prompt and sampling setting, compared with generation without the
     cache.
     """
-    prompts = encode_prompts(writer.engine, settings.prompts, name="the prompts")
+    prompts = encode_prompts(writer.engine, prompts=settings.prompts, name="the prompts")
     for way in settings.sampling:
         for number, (prompt, ids) in enumerate(zip(settings.prompts, prompts, strict=True)):
             sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
@@ -268,13 +268,13 @@ def _time_cells(
     expected = {
         (w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached
     }
-    for number, (writer, cell, cached) in interleave(measurements, settings.rounds):
+    for number, (writer, cell, cached) in interleave(measurements, rounds=settings.rounds):
         yield {
             "round": number,
             **_time_cell(
                 writer,
                 cell,
-                cached,
+                cached=cached,
                 expected=expected[writer.run_id, cell],
             ),
         }

@@ -93,8 +93,8 @@ class TokenizedText(HeldDocuments):
         super().__init__(
             encode_chunk(
                 made,
-                self.texts,
-                self.eos,
+                texts=self.texts,
+                eos=self.eos,
                 pairs=self.pairs,
             ),
             origin,
@@ -124,20 +124,20 @@ def measure(
     records = []
     try:
         with machine.pin_to_cores({min(cores)} if cores else set()):
-            for number, measurement in interleave(measurements, settings.rounds):
+            for number, measurement in interleave(measurements, rounds=settings.rounds):
                 if isinstance(measurement, StoreSettings):
                     store = dataclasses.replace(measurement, eos=tokenized.eos)
                     record = _measure_store(
                         store,
                         tokenized,
-                        folder,
+                        folder=folder,
                         settings=settings,
                     )
                 else:
                     record = _measure_online(
                         measurement,
                         tokenized,
-                        tokenizer,
+                        tokenizer=tokenizer,
                         rows=settings.rows,
                     )
                 records.append({"round": number, **record})
@@ -179,7 +179,7 @@ def _measure_store(
     start = time.perf_counter()
     manifest = load_writer(store.format)(store, tokenized, where)
     write_s = time.perf_counter() - start
-    check_store(store, where, tokenized)
+    check_store(store, where, tokenized=tokenized)
     manifest = open_store(where, expected=store)
     order = np.arange(manifest.get("rows", manifest["documents"]))
     shuffled = permute(order, n=len(order), seed=0)
@@ -328,8 +328,8 @@ def _measure_online(
     start = time.perf_counter()
     whole = encode_chunk(
         made,
-        tokenized.texts,
-        tokenized.eos,
+        texts=tokenized.texts,
+        eos=tokenized.eos,
         pairs=tokenized.pairs,
     )
     bulk_s = time.perf_counter() - start

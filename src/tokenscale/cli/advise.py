@@ -159,7 +159,9 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     )
     facts["texts"] = describe_texts(found.texts, card)
     facts["approaches"] = card.compare(wanted)
-    facts["choice"], facts["reason"] = choose_approach(chunk.lengths, wanted, facts["approaches"])
+    facts["choice"], facts["reason"] = choose_approach(
+        chunk.lengths, t=wanted, approaches=facts["approaches"]
+    )
     facts["next"] = _name_next(settings, facts)
     return facts
 
@@ -204,7 +206,7 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     `lengths` are tokens of whole documents with BOS, `t` positions a row.
     """
     padding = costs.padding_share(lengths, sequence_length=t)
-    rows = count_packed(lengths, t)[1]
+    rows = count_packed(lengths, sequence_length=t)[1]
     fill = costs.fill_share(lengths, sequence_length=t, rows=rows)
     cut = {
         "cut": costs.cut_share(lengths, sequence_length=t),
@@ -321,7 +323,7 @@ def render(facts: dict[str, Any]) -> str:
             f"{_format_percent(of['padding']):>9}  {_format_percent(of['cut']):>11}  "
             f"{_format_percent(of['cut_documents']):>14}"
         )
-        lines.append(f"{t:>6}  {padded}  {_format_percent(of['fill_packed'], 2):>11}")
+        lines.append(f"{t:>6}  {padded}  {_format_percent(of['fill_packed'], digits=2):>11}")
     lines += ["", f"rows of {facts['sequence_length']}:"]
     lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     with hold_run_folder(folder, what=f"the recording of {settings.identity}", wait=True) as held:
         reason = record(
             settings,
-            arguments.store,
+            store=arguments.store,
             environment=arguments.arm,
             folder=folder,
             keep=(held,),

@@ -58,13 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
         config = main.load_configuration(arguments, overrides={"scale": scale})
         if not arguments.experiment:
             refused |= _print_unusable(config, scale)
-        names = _select_names(config, arguments.experiment, one_scale)
+        names = _select_names(config, given=arguments.experiment, one_scale=one_scale)
         here = scale == configured.settings.scale
         for name, problems in find_problems(config, names, here=here).items():
             refused |= _print_problems(
                 config,
                 scale,
-                name,
+                name=name,
                 problems=problems,
             )
         if not arguments.experiment and (note := config.left_out_note):
@@ -100,7 +100,7 @@ def _print_problems(config: Config, scale: str, name: str, problems: list[Proble
         print(f"{scale:<12} {name}: {len(config.runs(name))} runs")
     where = f"{name} at {scale}" if name else scale
     for problem in problems:
-        what = describe(config, name, problem)
+        what = describe(config, name, problem=problem)
         print(f"  {problem.level:<6}  {where}: {what}. Next: {as_typed(problem.next)}")
     return any(problem.level == "refuse" for problem in problems)
 
@@ -135,7 +135,7 @@ def find_problems(
             )
         )
     if here:
-        found[""] += check_sources(config, names, results)
+        found[""] += check_sources(config, names, results=results)
     for name in names:
         runs = config.runs(name)
         settings = [run.settings for run in runs]
@@ -307,7 +307,9 @@ def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem
             next="list them there",
         )
     else:
-        for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
+        for package, run_ids in find_missing_packages(
+            runs, packages=machine.container_packages
+        ).items():
             what = (
                 f"{len(run_ids)} runs import {package}, which the container lacks ({few(run_ids)})"
             )
@@ -315,5 +317,5 @@ def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem
                 level="refuse",
                 what=what,
                 key=key,
-                next=install_hint([package], machine.container),
+                next=install_hint([package], container=machine.container),
             )

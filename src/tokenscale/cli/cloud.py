@@ -72,15 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.worker:
         return work(
             arguments.bucket,
-            arguments.experiment,
-            arguments.ranks,
+            experiment=arguments.experiment,
+            ranks=arguments.ranks,
             every_s=arguments.every,
         )
     config = main.load_configuration(arguments)
     for line in stage(
         arguments.bucket,
-        arguments.experiment,
-        arguments.ranks,
+        experiment=arguments.experiment,
+        ranks=arguments.ranks,
         config=config,
     ):
         print(line, flush=True)
@@ -314,7 +314,7 @@ def pull(config: "Config", experiments: list[str]) -> str:
     check_project(bucket, config, reading=True)
     files: dict[str, dict[str, Any]] = {}
     for key in [key for name in experiments for key in bucket.list(f"experiments/{name}/")]:
-        files |= _parse(bucket.read(key) or b"", bucket, key)["files"]
+        files |= _parse(bucket.read(key) or b"", bucket, key=key)["files"]
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
             fetch_input(bucket, path=find_input_path(path), facts=facts)
@@ -340,7 +340,7 @@ def pull(config: "Config", experiments: list[str]) -> str:
         ]
         # the mark of the end comes last
         for key in sorted(keys, key=lambda key: key == f"{prefix}done.json"):
-            bucket.download(key, _find_path(Path("results"), key))
+            bucket.download(key, _find_path(Path("results"), name=key))
         fetched += 1
     return f"{bucket.address}: {len(ended)} finished runs, {fetched} of them fetched"
 
@@ -370,7 +370,7 @@ def find_input_path(name: str) -> Path:
             expected=f"results/{{{','.join(INPUT_FOLDERS)}}}/…",
             next=NEXT_BUCKET,
         )
-    return _find_path(Path("results"), rest)
+    return _find_path(Path("results"), name=rest)
 
 
 # --- workers
@@ -405,12 +405,12 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
         )
         what = "the experiment is not staged for this number of ranks."
         raise UserError(what, experiment=experiment, ranks=ranks, **facts, next=following)
-    plan = _parse(data, bucket, key)
+    plan = _parse(data, bucket, key=key)
     failed = {}
     for path, facts in plan["files"].items():
         fetch_input(bucket, path=find_input_path(path), facts=facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
-        if (code := train_run(bucket, settings, every_s)) == RESUME_EXIT_CODE:
+        if (code := train_run(bucket, settings, every_s=every_s)) == RESUME_EXIT_CODE:
             return code
         if code:
             failed[settings.identity] = code
@@ -457,7 +457,7 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     mirror = Mirror(bucket=bucket, settings=settings, directory=output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         for key in bucket.list(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/"):
-            if not (path := _find_path(Path("results"), key)).is_file():
+            if not (path := _find_path(Path("results"), name=key)).is_file():
                 bucket.download(key, path)
     mirror.fetch()
     with open_run(
@@ -481,7 +481,9 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
             return 0
         if attempts.find_interrupted_step(output.parent, attempt) is not None:
             return attempts.RESUME_EXIT_CODE
-        if report := describe_hang(launch.attempt_directory(attempt), settings.layout.world_size):
+        if report := describe_hang(
+            launch.attempt_directory(attempt), world_size=settings.layout.world_size
+        ):
             print(report, flush=True)
         return code or 1  # not sealed
 
@@ -578,7 +580,7 @@ class Mirror:
         if not write_done_file(
             self._directory,
             output,
-            identity,
+            identity=identity,
             run=self._settings,
         ):
             return False
@@ -660,7 +662,7 @@ class Mirror:
         return found
 
     def _path(self, key: str) -> Path:
-        return _find_path(self._directory, key.removeprefix(self._key))
+        return _find_path(self._directory, name=key.removeprefix(self._key))
 
     def _warn(self, error: UserError) -> None:
         text = redact_credentials(error.render())

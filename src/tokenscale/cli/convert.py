@@ -163,8 +163,8 @@ def run(arguments: argparse.Namespace) -> None:
     settings = ConvertSettings(**flags.parse_flags(arguments, flags=FLAGS))
     convert(
         settings,
-        arguments.source,
-        arguments.target,
+        source=arguments.source,
+        target=arguments.target,
         command=shlex.join(["tokenscale", *sys.argv[1:]]),
     )
 
@@ -180,11 +180,11 @@ def convert(
     """
     goal = _parse_target(settings, path=target, command=command)
     kind = settings.from_format or _detect_format(source)
-    _check_flags(settings, kind, goal)
+    _check_flags(settings, kind, goal=goal)
     check_target_free(
         goal,
         source,
-        kind,
+        kind=kind,
         force=settings.force,
     )
     found = (open_own_store if kind == "store" else open_foreign)(settings, source, kind, goal, log)
@@ -194,7 +194,7 @@ def convert(
         write_foreign(
             settings,
             found,
-            goal,
+            goal=goal,
             log=log,
         )
     else:
@@ -305,7 +305,7 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
     is_store = not goal.layout and not goal.single
     there = [p for p in outputs if p.exists() and not (is_store and _is_empty_folder(p))]
     if there:
-        _check_replaceable(goal, there, force)
+        _check_replaceable(goal, there, force=force)
 
 
 def _is_empty_folder(path: Path) -> bool:
@@ -411,7 +411,7 @@ def open_foreign(
     tokenizer, ids = _resolve_tokenizer(
         settings,
         known,
-        record,
+        record=record,
         source=path,
     )
     document_end = settings.document_end
@@ -514,7 +514,7 @@ def _resolve_tokenizer(
             "file_sha256": known["file"]["sha256"],
         }
         stated.append((f"--tokenizer {settings.tokenizer}", known))
-        _check_same_tokenizer(made, tokenizer, source)
+        _check_same_tokenizer(made, tokenizer, source=source)
     if record is not None:
         stated.append(("the source's record", record))
     ids = _merge_ids(settings, stated)
@@ -659,7 +659,7 @@ def _lock_target(goal: Target) -> Iterator[None]:
 
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Write a foreign format, and the record of the facts that its files do not contain."""
-    rule = _choose_rule(settings, found, goal)
+    rule = _choose_rule(settings, found, goal=goal)
     layout = goal.layout
     documents = found.documents
     progress = Progress(f"writing {goal.path.name}", total=len(documents))

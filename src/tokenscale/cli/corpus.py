@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     if arguments.records:
         directory = arguments.output.parent.parent
         with hold_run_folder(directory, what="the corpus records", wait=wait):
-            files = write_text_records(directory, arguments.processes)["files"]
+            files = write_text_records(directory, processes=arguments.processes)["files"]
         documents = sum(file["records"] for file in files)
         size = sum(file["bytes"] for file in files)
         print(f"records of {directory}: {documents:,} documents, {format_bytes(size)}")
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     progress = Progress(f"corpus {settings.name}")
     with hold_run_folder(directory, what=f"the corpus {settings.name}", wait=wait):
         if settings.parts > 1:
-            manifest = merge_parts(settings, directory, arguments.processes)
+            manifest = merge_parts(settings, directory, processes=arguments.processes)
             for split in manifest["splits"].values():
                 progress(split["rows"], split["utf8_bytes"])
         else:
@@ -136,5 +136,5 @@ def _build_parts(
         describe=_format_rows,
         hold=partial(hold_run_folder, wait=wait),
     )
-    for _ in map_processes(complete, jobs, arguments.processes):
+    for _ in map_processes(complete, jobs, processes=arguments.processes):
         pass

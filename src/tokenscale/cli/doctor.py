@@ -626,7 +626,7 @@ def check_nccl(context: Context) -> Finding:
     cure = (
         "NCCL_DEBUG=INFO shows why; NCCL_P2P_DISABLE=1 often helps if GPUs cannot reach each other"
     )
-    return check_all_reduce("auto", cure, context)
+    return check_all_reduce("auto", cure, context=context)
 
 
 def check_all_reduce(device: str, cure: str, context: Context) -> Finding:

@@ -213,7 +213,7 @@ def evaluate_bleu(
     held_out = held_out_pairs(folder, count=pairs, split=split)
     sources = [pair.source for pair in held_out]
     with naming_option():
-        prompts = encode_prompts(engine, sources, name=str(folder), eos=True)
+        prompts = encode_prompts(engine, prompts=sources, name=str(folder), eos=True)
     for translation in translate(
         opened.model,
         pairs=held_out,
@@ -321,7 +321,7 @@ def _score(
         opened.model,
         batches=requested(),
         device=opened.device,
-        autocast=autocast_of(opened.run.precision, opened.device),
+        autocast=autocast_of(opened.run.precision, device=opened.device),
         report=report,
     )
     if found.useful_tokens == 0:
@@ -353,7 +353,9 @@ def evaluate_text(
     causal = opened.run.objective == "causal"
     engine = load_tokenizer(opened.tokenizer)
     with naming_option():
-        batches, door = _open_texts(where, split, text_column, engine=engine, eos=run.eos)
+        batches, door = _open_texts(
+            where, split, text_column=text_column, engine=engine, eos=run.eos
+        )
     text_bytes = 0
 
     def documents() -> Iterator[np.ndarray]:
@@ -363,7 +365,7 @@ def evaluate_text(
             for text, ids in zip(texts, door.encode(texts).documents(), strict=True):
                 if rows is not None and made >= rows:
                     return
-                made += len(list(windows(ids, run.sequence_length)))
+                made += len(list(windows(ids, sequence_length=run.sequence_length)))
                 text_bytes += len(text.encode("utf-8"))
                 yield ids
 
@@ -371,7 +373,7 @@ def evaluate_text(
     # causal attention does not see padding, which comes last; bidirectional attention would
     requested = rows_of_documents(
         documents(),
-        run.sequence_length,
+        sequence_length=run.sequence_length,
         rows=run.micro_batch,
         padded=causal,
     )

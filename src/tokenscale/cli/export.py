@@ -51,7 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    export(arguments.checkpoint, arguments.output, arguments.tokenizer, format=arguments.format)
+    export(
+        arguments.checkpoint,
+        output=arguments.output,
+        tokenizer=arguments.tokenizer,
+        format=arguments.format,
+    )
 
 
 def export(
@@ -158,7 +163,7 @@ def _write_decoder(
     """Write config.json and the weights of a decoder, without transformers. Return the name of its
     class.
     """
-    config, renamed = to_hf(shape, weights, length)
+    config, renamed = to_hf(shape, weights, sequence_length=length)
     # versions 4 and 5 read it
     config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")
     write_json(folder / "config.json", value=config | ids)

@@ -113,8 +113,8 @@ def generate_texts(
         texts.append(
             continue_prompt(
                 prompt,
-                ids.tolist(),
-                opened,
+                prompt_ids=ids.tolist(),
+                opened=opened,
                 engine=engine,
                 max_new_tokens=max_new_tokens,
                 sampling=drawn,

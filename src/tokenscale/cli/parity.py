@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             "the map of names is not one.", file=arguments.names, expected=expected, next=next_step
         )
     try:
-        certificate = _certify(arguments.a, arguments.b, names)
+        certificate = _certify(arguments.a, b=arguments.b, names=names)
     except UserError as error:
         if not arguments.always:
             raise
@@ -89,7 +89,7 @@ def _certify(a: Path, b: Path, names: dict[str, str]) -> dict[str, Any]:
     from tokenscale.parity.recording import RecordingError
 
     try:
-        certificate = certify(compare(read_recording(a), read_recording(b), names))
+        certificate = certify(compare(read_recording(a), b=read_recording(b), names=names))
     except RecordingError as error:
         raise UserError(error.what, **error.facts) from None
     return certificate | {"tokenscale": __version__}
@@ -115,11 +115,16 @@ def read_recording(folder: Path) -> "Recording":
         )
     next_step = "use the recorder.py of this version of tokenscale, and record again"
     facts = read_manifest_file(
-        path, "recording", SCHEMA_VERSION, next_step, oldest=SCHEMA_VERSION, sealed=True
+        path,
+        what="recording",
+        newest=SCHEMA_VERSION,
+        next=next_step,
+        oldest=SCHEMA_VERSION,
+        sealed=True,
     )
-    with report_malformed(path, "recording", RECORD_AGAIN):
+    with report_malformed(path, what="recording", next=RECORD_AGAIN):
         for name, fault in walk(
-            folder, [{"name": name, "sha256": s} for name, s in facts["files"].items()]
+            folder, files=[{"name": name, "sha256": s} for name, s in facts["files"].items()]
         ):
             raise UserError(
                 "the recording is truncated.", file=folder / name, found=fault, next=RECORD_AGAIN
@@ -159,4 +164,4 @@ def read_recording(folder: Path) -> "Recording":
                 "the recording is truncated.", reason=error, next=RECORD_AGAIN
             ) from None
     floors = [read_recording(path) for path in sorted(folder.glob("floor-*"))]
-    return Recording(folder, facts, steps, trace, details, floors)
+    return Recording(folder, facts, steps=steps, trace=trace, details=details, floors=floors)

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_sealed(arguments.output, record=config.table(names[0]))
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
-    print(*plan(config, names), *render_rent(config, names, gpus), sep="\n")
+    print(*plan(config, names), *render_rent(config, names, gpus=gpus), sep="\n")
     return 0
 
 
@@ -83,14 +83,14 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
                 "not known"
             )
         yield from state_cleaning(prices.read_manifest("corpus", name) or {})
-        yield from _render_text(config, names, name)
+        yield from _render_text(config, names, corpus=name)
     for name in names:
         yield from _render_experiment(config, name)
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
     yield ""
-    yield from render_prices(config, names, prices)
+    yield from render_prices(config, names, prices=prices)
 
 
 def _render_text(config: Config, names: list[str], corpus: str) -> Iterator[str]:
@@ -109,7 +109,10 @@ def _render_text(config: Config, names: list[str], corpus: str) -> Iterator[str]
     size = text.split["utf8_bytes"]
     yield f"text {corpus}: {len(text):,} documents, {format_bytes(size)}"
     yield from (
-        f"  {line}" for line in TextCard(len(text), size, dropped, samples=samples).describe()
+        f"  {line}"
+        for line in TextCard(
+            len(text), text_bytes=size, dropped=dropped, samples=samples
+        ).describe()
     )
     runs = [run.settings for run in config.all_runs(names).values()]
     read = {
@@ -122,7 +125,7 @@ def _render_text(config: Config, names: list[str], corpus: str) -> Iterator[str]
         lengths = find_lengths(Path("results/tokens", corpus, tokenizer), eos)
         if lengths is None:
             continue
-        card = TextCard(len(text), size, lengths=lengths)
+        card = TextCard(len(text), text_bytes=size, lengths=lengths)
         if (tokenizer, eos) not in shown:
             shown.add((tokenizer, eos))
             yield from (f"  {tokenizer}: {line}" for line in card.describe())
@@ -138,7 +141,7 @@ def _render_experiment(config: Config, name: str) -> Iterator[str]:
     )
     for size in sorted({run.settings.layout.world_size for run in runs}):
         of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
-        yield _render_world_size(config, size, of_size)
+        yield _render_world_size(config, size, runs=of_size)
     if experiment.inference_benchmark is not None:
         yield f"  {experiment.inference_benchmark.describe(len(runs))}"
     yield from render_memory([run.settings for run in runs], gpu_gib=config.machine.gpu_memory_gib)
@@ -146,7 +149,7 @@ def _render_experiment(config: Config, name: str) -> Iterator[str]:
 
 def _render_world_size(config: Config, size: int, runs: list[RunSettings]) -> str:
     """Return a line with the nodes, steps and tokens of the runs of one world size."""
-    shape = geometry(size, config.machine.gpus_per_node)
+    shape = geometry(size, gpus_per_node=config.machine.gpus_per_node)
     # without the steps of a run that it resumes
     own = [(max(0, r.budget.steps - start_step(r)), r) for r in runs if r.budget.kind == "steps"]
     tokens = sum(steps * run.global_batch * run.sequence_length for steps, run in own)
@@ -187,7 +190,7 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     if sharing := sum(run.count_places(machine) > 1 for run in every.values()):
         yield f"  {sharing} of these runs share nodes, each charged once (share_nodes)"
     yield "  files, bytes: what the runs leave in results/runs; done: runs that have ended"
-    yield from _describe_stores(config, names, prices)
+    yield from _describe_stores(config, names, prices=prices)
     if of_all.passing_bytes:
         yield (
             f"  resume states: up to {format_bytes(of_all.passing_bytes)} more while a run is "
@@ -198,7 +201,7 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
             f"  logs of {of_all.unlogged} runs are not counted in these bytes: their number of "
             "steps is not known"
         )
-    yield from _describe_unknown_hours(config, names, of_all)
+    yield from _describe_unknown_hours(config, names, of_all=of_all)
     if of_all.timed:
         yield from _describe_assumptions(config, runs=every.values(), of_all=of_all)
         yield from _describe_budget(config, prices, left=left)

@@ -143,7 +143,7 @@ def _write_parts(
         describe=_describe_part,
         hold=partial(hold_run_folder, wait=wait),
     )
-    for _ in map_processes(complete, jobs, arguments.processes):
+    for _ in map_processes(complete, jobs, processes=arguments.processes):
         pass
 
 

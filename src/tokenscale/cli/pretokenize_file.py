@@ -165,7 +165,7 @@ def run(arguments: argparse.Namespace) -> None:
                 _write(
                     settings,
                     source,
-                    aside,
+                    aside=aside,
                     tokenizer=tokenizer,
                 )
             finally:

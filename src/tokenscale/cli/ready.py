@@ -68,14 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
         judge_machine(
             config,
             names,
-            findings,
+            findings=findings,
             profile=arguments.profile,
         )
     )
     lacks += find_problems(
         config,
         names,
-        prices,
+        prices=prices,
         profile=arguments.profile,
     )
     for text in render(
@@ -208,7 +208,7 @@ def find_problems(
     errors = [
         submission.unset_variable_error([resources]),
         cluster.account_error(resources.get("slurm_account"), config.machine),
-        find_purge_error(config, prices, left, profile=profile),
+        find_purge_error(config, prices, left=left, profile=profile),
         prices.find_cpu_error(left),
     ]
     if config.machine.gpus_per_node is not None:

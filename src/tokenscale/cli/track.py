@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     track(
         arguments.runs,
-        arguments.to,
+        to=arguments.to,
         output=arguments.output,
         follow=arguments.follow,
         log=log,

@@ -240,7 +240,7 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
     )
     merged = [file for split in manifest["splits"].values() for file in split["files"]]
     for part in parts:
-        yield from _errors_as_findings(_verify_corpus_part(folder, part, merged))
+        yield from _errors_as_findings(_verify_corpus_part(folder, part, merged=merged))
     records = RawText(folder, verify=False).open_records()
     if records is None and (left := folder / "records").exists():
         yield Finding(

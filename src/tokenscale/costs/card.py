@@ -65,7 +65,7 @@ class TextCard:
         """
         assert self.lengths is not None  # there are tokens to compare
         step = -(-len(self.lengths) // MOST_DOCUMENTS)
-        return compare_approaches(np.asarray(self.lengths[::step], np.int64), sequence_length)
+        return compare_approaches(np.asarray(self.lengths[::step], np.int64), t=sequence_length)
 
     def describe_rows(self, sequence_length: int) -> str:
         """Return what the approaches cut and pad at this length of rows, as a line."""
@@ -123,7 +123,7 @@ def compare_approaches(lengths: np.ndarray, t: int) -> dict[str, dict[str, float
     cut = costs.cut_share(lengths, sequence_length=t)
     padding = costs.padding_share(lengths, sequence_length=t)
     bucketed = costs.bucketed_share(lengths, t, batch=BATCH, multiple=costs.BUCKET_MULTIPLE)
-    pieces, rows = count_packed(lengths, t)
+    pieces, rows = count_packed(lengths, sequence_length=t)
     packed = costs.fill_share(lengths, sequence_length=t, rows=rows)
     # the first token of each further piece of a row is no label, and no padding
     begun = (pieces - rows) / (rows * t)

@@ -88,7 +88,8 @@ def fit_link(
             next=following,
         )
     laws = [
-        [hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes
+        [hops(collective, ranks, latency=latency), bus_factor(collective, ranks) * size]
+        for size in sizes
     ]
     columns = np.asarray(laws) / np.asarray(seconds, dtype=float)[:, None]
     constants = solve_nonnegative(columns, targets=np.ones(len(sizes)))

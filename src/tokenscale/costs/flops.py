@@ -170,7 +170,7 @@ def flops_per_token(
     whole = 6 * (count.total - count.looked_up) + 3 * _attention(
         model,
         sequence_length,
-        convention,
+        convention=convention,
         objective=objective,
     )
     return OBJECTIVES[objective].flops * whole
@@ -193,7 +193,7 @@ def hardware_flops_per_token(
     trained = flops_per_token(
         model,
         sequence_length,
-        convention,
+        convention=convention,
         objective=objective,
     )
     if checkpointing != "block":
@@ -204,7 +204,7 @@ def hardware_flops_per_token(
         + _attention(
             model,
             sequence_length,
-            convention,
+            convention=convention,
             objective=objective,
         )
     )

@@ -143,7 +143,7 @@ def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
     """
     places = [(rank, run.layout.coordinate(rank)) for rank in range(run.layout.world_size)]
     firsts = [rank for rank, place in places if place.data == place.shard == place.tensor == 0]
-    return max((memory(run, rank, device) for rank in firsts), key=lambda found: found.total)
+    return max((memory(run, rank, device=device) for rank in firsts), key=lambda found: found.total)
 
 
 _assign_stages = cache(assign_stages)
@@ -204,7 +204,9 @@ class _Forward:
             run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
         )
         self.rows = len(
-            rank_slots(run.global_batch, coordinate.data_rank, world_size=layout.data_parallel_size)
+            rank_slots(
+                run.global_batch, rank=coordinate.data_rank, world_size=layout.data_parallel_size
+            )
         )
         # a rank without rows computes an ignored one
         rows = max(1, min(run.micro_batch, self.rows))
@@ -231,7 +233,7 @@ class _Forward:
         run = self.run
         layout = self.layout
         place = self.coordinate.pipeline
-        stages = _local_layers(run, self.coordinate)
+        stages = _local_layers(run, coordinate=self.coordinate)
         passes = 1
         if layout.pipeline > 1:
             order = build_schedule(
@@ -397,7 +399,7 @@ class _Forward:
                 count=self.layout.tensor,
             )
         )
-        vocabulary = aligned_rows(entries, self.device)
+        vocabulary = aligned_rows(entries, device=self.device)
         if self.run.loss_chunk or self.layout.tensor > 1:
             return self.norm_bytes() + self.stream * (elements + vocabulary * model.dimension)
         copy = 2 * vocabulary * model.dimension if self.autocast else 0

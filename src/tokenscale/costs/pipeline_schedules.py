@@ -37,7 +37,7 @@ def build_schedule(
     if name == "gpipe":
         return [Action(kind, micro) for kind in "FB" for micro in range(micro_batches)]
     if name == "zero-bubble":
-        return _zero_bubble(rank, ranks, micro_batches)
+        return _zero_bubble(rank, ranks, micro_batches=micro_batches)
     if name == "1f1b":
         warm = min(ranks - rank - 1, micro_batches)
         return _alternate(
@@ -87,7 +87,7 @@ def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     for action in build_schedule(
         "1f1b",
         rank,
-        ranks,
+        ranks=ranks,
         micro_batches=micro_batches,
     ):
         found.append(action)

@@ -165,7 +165,7 @@ def estimate_run(
     them. The time limit of a SLURM job bounds the hours of a run that nothing else bounds.
     """
     layout = run.layout
-    nodes = geometry(layout.world_size, machine.gpus_per_node).nodes
+    nodes = geometry(layout.world_size, gpus_per_node=machine.gpus_per_node).nodes
     vocabulary_size = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary_size
     steps = seconds = unknown = flops = None
     weighs = 0
@@ -178,14 +178,14 @@ def estimate_run(
         model = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
         try:
             weighs = weights(model).total
-            steps, unknown = _count_steps(run, model, rows)
+            steps, unknown = _count_steps(run, model, rows=rows)
             row = _count_flops_of_row(run, model)
             if steps is not None:
                 flops = steps * run.global_batch * row
             seconds, slow = _estimate_seconds(
                 run,
                 row,
-                machine,
+                machine=machine,
                 steps=steps,
             )
             unknown = None if seconds is not None else slow or unknown
@@ -275,7 +275,7 @@ def _count_steps(
             return None, None
         row = run.sequence_length * flops_per_token(
             model,
-            run.sequence_length,
+            sequence_length=run.sequence_length,
             convention=Convention.FULL,
             objective=run.objective,
         )
@@ -298,7 +298,7 @@ def _count_flops_of_row(run: RunSettings, model: ModelSettings) -> float:
     """Return the floating-point operations that a row of a training step takes."""
     return run.sequence_length * hardware_flops_per_token(
         model,
-        run.sequence_length,
+        sequence_length=run.sequence_length,
         convention=Convention.FULL,
         checkpointing=run.activation_checkpointing,
         objective=run.objective,

@@ -318,8 +318,8 @@ def find_cause(parity: Parity, first: Comparison) -> Cause | None:
         )
         return _make_cause(
             "sequences per step",
-            first.a,
-            first.b,
+            a=first.a,
+            b=first.b,
             text=text,
         )
     return EXPLAIN[first.stage.split()[0]](parity, first)
@@ -427,8 +427,8 @@ def _explain_module(parity: Parity, first: Comparison) -> Cause:
     if first.stage == "module output":
         cause = _explain_output(
             parity,
-            differing,
-            where,
+            anchor=differing,
+            where=where,
             allowed=allowed,
         )
     else:
@@ -437,7 +437,7 @@ def _explain_module(parity: Parity, first: Comparison) -> Cause:
         where = f"{'.'.join(common) or 'the model'} (input of {where})"
         cause = _explain_input(
             parity,
-            differing,
+            anchor=differing,
             before=before,
             where=where,
             allowed=allowed,
@@ -477,7 +477,7 @@ def _explain_value(
         found = difference(values[side], b=formula.compute(inputs[side], settings))
         return math.inf if found is None else found / allowed
 
-    found = _search_settings(parity, formula, distance, **known)
+    found = _search_settings(parity, formula, distance=distance, **known)
     if found is None:
         return None
     return _name_cause(where, found) or {}
@@ -580,7 +580,7 @@ def _linear_outputs(parity: Parity, anchors: list[Anchor], side: str) -> list[Te
     found = []
     for anchor in reversed(anchors):
         value = _read_sides(parity, anchor, kind="outputs")[side]
-        if value is None or _is_norm(parity, anchor, side):
+        if value is None or _is_norm(parity, anchor, side=side):
             break
         found.append(value)
     return found
@@ -607,7 +607,7 @@ def _explain_attention(
     if width % width_of_keys:
         return None
     formula = FORMULAS["attention"]
-    mask = (*formula.settings["mask"], *_list_windows(parity, x, allowed))
+    mask = (*formula.settings["mask"], *_list_windows(parity, x, allowed=allowed))
     return _explain_value(
         parity,
         formula,
@@ -777,10 +777,10 @@ def _explain_cross_entropy(parity: Parity, first: Comparison) -> Cause | None:
         calls.append(call)
         found.append(tensors)
     targets = [tensors[1].flatten() for tensors in found]
-    if cause := _explain_targets(parity, targets, calls) or _explain_options(calls):
+    if cause := _explain_targets(parity, targets, calls=calls) or _explain_options(calls):
         return cause
     a, b = (tensors[0].double().flatten(0, -2) for tensors in found)
-    if cause := _explain_logits(parity, a, b, allowed=MULTIPLE * first.floor):
+    if cause := _explain_logits(parity, a, b=b, allowed=MULTIPLE * first.floor):
         return cause
     return _explain_z_loss(parity, first, logits=a[targets[0] >= 0])
 
@@ -859,7 +859,7 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
         return _make_cause(
             "ignored labels",
             a,
-            b,
+            b=b,
             text=f"ignored labels: {a} labels count in A, {b} in B",
         )
     shifts = []
@@ -964,7 +964,7 @@ def _explain_absent_gradients(parity: Parity, compared: list[Comparison]) -> Cau
     absent: dict[str, list[str]] = {"B": [], "A": []}
     for comparison in compared:
         assert comparison.step is not None  # as of every gradient
-        gradients = _join_gradients(parity, [comparison], step=comparison.step)
+        gradients = _join_gradients(parity, compared=[comparison], step=comparison.step)
         in_a, in_b = (value is not None and bool(value.any()) for value in gradients.values())
         if in_a != in_b:
             absent["B" if in_a else "A"].append(comparison.name)
@@ -986,7 +986,7 @@ def _explain_gradient_values(parity: Parity, compared: list[Comparison], step: i
     """
     usable = []
     for comparison in compared:
-        found = _join_gradients(parity, [comparison], step).values()
+        found = _join_gradients(parity, compared=[comparison], step=step).values()
         if comparison.floor < USABLE_FLOOR and all(value is not None for value in found):
             usable.append(comparison)
     if not usable:
@@ -994,7 +994,7 @@ def _explain_gradient_values(parity: Parity, compared: list[Comparison], step: i
     allowed = MULTIPLE * max(comparison.floor for comparison in usable)
     gradients = {
         side: gradient
-        for side, gradient in _join_gradients(parity, usable, step).items()
+        for side, gradient in _join_gradients(parity, compared=usable, step=step).items()
         if gradient is not None  # each alone has both
     }
     ours = gradients["a"]
@@ -1124,7 +1124,7 @@ def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
         value = _find_clipped_value(
             parity,
             step,
-            side,
+            side=side,
             allowed=MULTIPLE * first.floor,
         )
         words.append(f"by value, to {value:.4g}" if value else f"to {after:.4g}")
@@ -1223,7 +1223,7 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
     which = _find_roles(parity, matches=matches)
     if setting != "lr":
         name = "epsilon of the optimizer" if setting == "eps" else setting.replace("_", " ")
-        return _make_cause(name, first.a, first.b, where=which)
+        return _make_cause(name, a=first.a, b=first.b, where=which)
     assert first.match is not None  # a setting is that of parameters
     rates = [
         [float(recording.group(names[0], step)["lr"]) for step in range(len(recording.steps))]
@@ -1236,8 +1236,8 @@ def _explain_setting(parity: Parity, first: Comparison) -> Cause:
     )
     return _make_cause(
         "learning rate",
-        first.a,
-        first.b,
+        a=first.a,
+        b=first.b,
         text=text,
     )
 
@@ -1342,7 +1342,7 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
         return worst
 
     which = _find_roles(parity, matches=[match for _, match in wrong])
-    found = _search_settings(parity, formula, distance)
+    found = _search_settings(parity, formula, distance=distance)
     if cause := found and _name_cause(which, found):
         return cause
     norms = [

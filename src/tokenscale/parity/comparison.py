@@ -97,7 +97,7 @@ class Parity:
 
     def rows(self, tensor: Tensor | None, side: str) -> Tensor | None:
         """Return the rows of a traced tensor whose tokens both first micro-batches hold."""
-        rows_a, rows_b, count_a, count_b = select_rows(self.a, self.b)
+        rows_a, rows_b, count_a, count_b = select_rows(self.a, b=self.b)
         return (
             take_rows(tensor, rows=rows_a, count=count_a)
             if side == "a"
@@ -113,7 +113,7 @@ def compare(a: Recording, b: Recording, names: dict[str, str] | None = None) -> 
         a=a,
         b=b,
         alignment=alignment,
-        anchors=find_anchors(a, b, alignment),
+        anchors=find_anchors(a, b, alignment=alignment),
     )
     parity.comparisons = list(_compare_all(parity))
     return parity
@@ -230,7 +230,7 @@ def _compare_modules(parity: Parity) -> Iterator[Comparison]:
     """Compare inputs and outputs of the modules that own the same weights, in A's order of
     execution.
     """
-    if not select_rows(parity.a, parity.b)[0]:
+    if not select_rows(parity.a, b=parity.b)[0]:
         return
     for anchor in parity.anchors:
         if any(match.layout is None for match in anchor.matches):

@@ -190,7 +190,7 @@ class _Aligner:
         self.matches: list[Match] = []
 
     def match(self, names_a: list[str], names_b: list[str]) -> None:
-        self.matches.append(Match(names_a, names_b))
+        self.matches.append(Match(names_a, b=names_b))
         for name in names_a:
             self.left["a"].remove(name)
         for name in names_b:
@@ -342,7 +342,7 @@ class _Aligner:
 
     def find_layouts(self) -> None:
         for match in self.matches:
-            match.layout = _find_layout(self.recordings["a"], self.recordings["b"], match=match)
+            match.layout = _find_layout(self.recordings["a"], b=self.recordings["b"], match=match)
         reordered = {
             _module_of(name) for match in self.matches if match.layout is None for name in match.a
         }
@@ -481,8 +481,8 @@ class Anchor:
 
 def find_anchors(a: Recording, b: Recording, alignment: Alignment) -> list[Anchor]:
     """Return the modules that own the same weights, in A's order of execution."""
-    uses_a = _list_uses(a, "a", alignment)
-    uses_b = _list_uses(b, "b", alignment)
+    uses_a = _list_uses(a, side="a", alignment=alignment)
+    uses_b = _list_uses(b, side="b", alignment=alignment)
     return [
         Anchor(
             matches=[alignment.matches[number] for number in use.matches],
@@ -513,7 +513,7 @@ def _list_uses(
     found: dict[_Use, list[dict[str, Any]]] = {}
     calls: dict[Any, int] = {}
     for entry in recording.facts["trace"]:
-        owned = _find_owned(entry["parameters"], side, alignment)
+        owned = _find_owned(entry["parameters"], side, alignment=alignment)
         if not owned or not entry["inputs"]:
             continue
         first_input = recording.trace[entry["inputs"][0]["key"]]

@@ -97,7 +97,7 @@ def find_answers(
     found += answer_loss(
         validation,
         inventory,
-        refused,
+        refused=refused,
         dropped=dropped_shares(dropped),
     )
     found += answer_scaling(rows("scaling")) if not caution else []
@@ -132,7 +132,7 @@ def describe_dropped(shares: Mapping[str, float]) -> str:
     if shares and not any(shares.values()):
         return ""
     texts = [
-        "not known" if math.isnan(share) else f"{number(100 * share, 2)} %"
+        "not known" if math.isnan(share) else f"{number(100 * share, digits=2)} %"
         for share in shares.values()
     ]
     if len(texts) > 1:
@@ -242,7 +242,7 @@ def note_dropped(
     found = []
     for judged in compared:
         of, over = (series.get(cell, "") for cell in (judged.pair.of, judged.pair.over))
-        note = unequal_text(dropped, of, over) if judged.result.spread.n else ""
+        note = unequal_text(dropped, of, over=over) if judged.result.spread.n else ""
         found.append(
             judged.mark(
                 UNEQUAL_TEXT * bool(note and judged.pair.quantity != paired_comparisons.RATE), note
@@ -278,7 +278,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
         f"{captions.listing(listed)}"
     )
     spread = f"exact counts of {len(rows)} runs" + (
-        f"; repeats differ by up to {number(apart, 2)} points" if apart else ""
+        f"; repeats differ by up to {number(apart, digits=2)} points" if apart else ""
     )
     return [{"part": "padding", "text": text, "spread": spread, "verdict": COUNTED}]
 
@@ -343,10 +343,10 @@ def answer_loss(
         left_out = paired_comparisons.describe_left_out(planned, used=used, refused=refused)
         at = interpolate_losses(known, column)
         if column == "positions_seen":
-            where = f"At equal compute ({number(at.spent, 3)} positions)"
+            where = f"At equal compute ({number(at.spent, digits=3)} positions)"
         else:
-            where = f"After {number(at.spent, 3)} s of training steps"
-        found.append(_answer_losses(at, where, dropped, left_out))
+            where = f"After {number(at.spent, digits=3)} s of training steps"
+        found.append(_answer_losses(at, where, dropped=dropped, left_out=left_out))
     return found
 
 
@@ -356,9 +356,13 @@ def _answer_losses(at: LossesAt, where: str, dropped: Dropped, left_out: str) ->
     low = min(medians, key=medians.__getitem__)
     high = max(medians, key=medians.__getitem__)
     apart = medians[high] - medians[low]
-    ends = ", ".join(f"{number(medians[n], 4)} with {n} (step {at.step(n)})" for n in (low, high))
+    ends = ", ".join(
+        f"{number(medians[n], digits=4)} with {n} (step {at.step(n)})" for n in (low, high)
+    )
     result = (
-        f"{_nats(apart)} nats apart: {ends}" if apart else f"equal: {number(medians[low], 4)} nats"
+        f"{_nats(apart)} nats apart: {ends}"
+        if apart
+        else f"equal: {number(medians[low], digits=4)} nats"
     )
     noise = max(max(values) - min(values) for values in at.losses.values())
     runs = [len(at.losses[name]) for name in (low, high)]
@@ -396,10 +400,10 @@ def describe_equal_tokens(validation: pd.DataFrame) -> str:
     rows = _fewest_ranks(validation)
     if rows["series"].nunique() < 2:
         return ""
-    at = interpolate_losses(rows, "useful_tokens_seen")
-    losses = {name: f"{number(loss, 4)}" for name, loss in at.medians.items()}
+    at = interpolate_losses(rows, column="useful_tokens_seen")
+    losses = {name: f"{number(loss, digits=4)}" for name, loss in at.medians.items()}
     texts = captions.listing(_by_text(losses))
-    return f"After {number(at.spent, 3)} useful tokens, interpolated between validations: {texts}."
+    return f"After {number(at.spent, digits=3)} useful tokens, interpolated between validations: {texts}."
 
 
 def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
@@ -509,7 +513,7 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
         losses = (
             "bit-identical losses"
             if largest == 0
-            else f"losses within rounding ({_nats(largest, 1)} nats)"
+            else f"losses within rounding ({_nats(largest, digits=1)} nats)"
         )
         text += f": equal samples and useful tokens at every step, {losses}"
         spread = f"exact counts of {paired_comparisons.in_pairs(len(pairs))}"
@@ -571,19 +575,19 @@ def find_cautions(
     drift = paired_comparisons.measure_drift(throughput, runs)
     few = list(verdicts).count(TOO_FEW)
     drifted = (
-        f"Throughput drifted by {number(100 * drift.share, 2)} % from the first run to the last "
+        f"Throughput drifted by {number(100 * drift.share, digits=2)} % from the first run to the last "
         f"({drift.n} runs, "
     )
     found = [
         *_describe_validity(runs),
         *refused,
         *([] if stores is None else _describe_held_out(stores)),
-        _caution_design(runs, design_sha256),
+        _caution_design(runs, digest=design_sha256),
         _describe_lost_text(runs),
         *warned,
         _describe_compilation(runs),
         _describe_efficiency(scaling),
-        f"{drifted}p = {number(drift.p, 2)})." if drift.verdict == "drift" else "",
+        f"{drifted}p = {number(drift.p, digits=2)})." if drift.verdict == "drift" else "",
         _describe_spread(throughput),
         "" if stragglers is None or stragglers.empty else _describe_stragglers(stragglers),
         f"Comparisons with too few runs for a verdict: {few} of {len(verdicts)}." if few else "",
@@ -664,12 +668,12 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
         return ""
     worst = runs.loc[shares.max(axis=1).idxmax()]
     unknown = (
-        f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown"
+        f"; {number(100 * worst['text_unknown'], digits=2)} % of the ids are unknown"
         if worst["text_unknown"] > 0
         else ""
     )
     lost = (
-        f"up to {number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on "
+        f"up to {number(100 * worst['text_lost'], digits=2)} % of its bytes ({worst['tokenizer']} on "
         f"{worst['corpus']}"
     )
     return (
@@ -721,11 +725,11 @@ def _describe_load(runs: pd.DataFrame) -> str:
     own = (known["world_size"] * known["threads_per_rank"].fillna(1)).max()
     load = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"]
     if len(load):
-        most = f" (up to {number(load.max(), 2)})" if len(load) > 1 else ""
+        most = f" (up to {number(load.max(), digits=2)})" if len(load) > 1 else ""
         found.append(
             f"Other work ran on the machine: when {len(load)} of {len(known)} runs began, its "
             "load average was "
-            f"{number(load.median(), 2)}{most} on {int(known['cores'].max())} cores; the runs' "
+            f"{number(load.median(), digits=2)}{most} on {int(known['cores'].max())} cores; the runs' "
             "own threads are at most "
             f"{int(own)}."
         )
@@ -749,7 +753,7 @@ def _describe_spread(throughput: pd.DataFrame) -> str:
         f"Repeats of {len(wide)} of {len(cells)} cells differ by more than {100 * SPREAD:.0f} % "
         "of their median"
     )
-    return f"{least}, up to {number(100 * share, 2)} % ({where})." if wide else ""
+    return f"{least}, up to {number(100 * share, digits=2)} % ({where})." if wide else ""
 
 
 def _describe_stragglers(stragglers: pd.DataFrame) -> str:
@@ -766,10 +770,10 @@ def _describe_stragglers(stragglers: pd.DataFrame) -> str:
     )
     return (
         f"Rank {int(worst['rank'])} of {worst['run_id']}{node} was "
-        f"{number(worst['slowdown'], 3)} times slower than "
+        f"{number(worst['slowdown'], digits=3)} times slower than "
         f"its peers in steps {int(worst['first_step'])} to {int(worst['last_step'])} "
         f"({begins:%Y-%m-%d %H:%M:%S} to "
-        f"{ends:%H:%M:%S} UTC), mostly in {worst['part']}, {number(worst['lost_s'], 2)} s in "
+        f"{ends:%H:%M:%S} UTC), mostly in {worst['part']}, {number(worst['lost_s'], digits=2)} s in "
         f"all.{more}"
     )
 
@@ -787,7 +791,7 @@ def _describe_efficiency(scaling: pd.DataFrame) -> str:
     worst = above.loc[above["efficiency"].idxmax()]
     shared = (above["device_kind"] == "cpu").any()
     where = (
-        f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size "
+        f"{number(100 * worst['efficiency'], digits=3)} % ({worst['series']} at world size "
         f"{int(worst['world_size'])})"
     )
     next_step = (

@@ -48,7 +48,7 @@ def write(
         judge(
             ledger,
             tables,
-            experiments,
+            experiments=experiments,
             output=output,
         )
         if ledger is not None

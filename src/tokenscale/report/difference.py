@@ -122,7 +122,7 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
         [
             *_name_cell(key),
             measure,
-            *_compare_measure(measure, sides, other=_other_text(a, b, sides)),
+            *_compare_measure(measure, sides, other=_other_text(a, b, sides=sides)),
         ]
         for key in b.cells
         for measure in bundle.NAMES
@@ -204,7 +204,7 @@ def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
     for report, rows in zip((a, b), sides, strict=True):
         if repeats:
             rows = rows[rows["repeat"].isin(repeats)]
-        facts_of.append(_collect_facts(report, set(rows["run_id"])))
+        facts_of.append(_collect_facts(report, runs=set(rows["run_id"])))
     x, y = facts_of
     different = {
         name for name, key in x.keys() | y.keys() if x.get((name, key)) != y.get((name, key))
@@ -262,13 +262,13 @@ def suspects(a: Report, b: Report) -> Table:
     """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their
     spread, the reports.
     """
-    rows = _list_different_facts(_collect_facts(a), _collect_facts(b))
+    rows = _list_different_facts(_collect_facts(a), theirs=_collect_facts(b))
     spreads = [_find_largest_spread(report) for report in (a, b)]
     if max(spreads) > 0:
         rows.append(
             [
                 "spread of the runs of a cell, up to",
-                *(f"{number(100 * s, 2)} %" for s in spreads),
+                *(f"{number(100 * s, digits=2)} %" for s in spreads),
                 "speed",
             ]
         )
@@ -299,7 +299,7 @@ def _list_different_facts(ours: Facts, theirs: Facts) -> list[list[str]]:
         for key in sorted(key for fact, key in ours.keys() | theirs.keys() if fact == name):
             a = ours.get((name, key), set())
             b = theirs.get((name, key), set())
-            if not _is_explained(name, a, b):
+            if not _is_explained(name, a, b=b):
                 rows.append(
                     [
                         words + (f": {key}" if key else ""),

@@ -71,7 +71,7 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
         runs |= {run for run, row in rows.items() if row["validity"] != "missing"}
     _check_inside(results, names)
     names |= {f"runs/{run}/run.json" for run in runs}
-    names |= _list_run_files(results, {run for rows in judged.values() for run in rows})
+    names |= _list_run_files(results, runs={run for rows in judged.values() for run in rows})
     head = {"experiments": [asdict(inputs) for inputs in found], "judged": judged, "schema": 1}
     with (
         atomic(output) as temporary,
@@ -181,7 +181,8 @@ def _check_replaceable(output: Path) -> None:
     others = [
         name
         for name in _list_names(output)
-        if name not in made or (name != INDEX and not _is_file_with(output / name, made[name]))
+        if name not in made
+        or (name != INDEX and not _is_file_with(output / name, sha256=made[name]))
     ]
     if others:
         raise UserError(
@@ -253,9 +254,11 @@ def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
         if packed.keys() != {*JUDGED} or not {row["validity"], packed["validity"]} <= {*SEVERITY}:
             continue
         row["validity"] = max(row["validity"], packed["validity"], key=SEVERITY.index)
-        row["reasons"] = _unite(row["reasons"], packed["reasons"])
-        row["cautions"] = _unite(row["cautions"], packed["cautions"])
-        row["unchecked"] = _unite(row["unchecked"], packed["unchecked"], replaceable=NOT_RECOUNTED)
+        row["reasons"] = _unite(row["reasons"], packed=packed["reasons"])
+        row["cautions"] = _unite(row["cautions"], packed=packed["cautions"])
+        row["unchecked"] = _unite(
+            row["unchecked"], packed=packed["unchecked"], replaceable=NOT_RECOUNTED
+        )
     tables.write(folder / "runs.parquet", table="runs", rows=rows)
     tables.write_manifest(folder)
 

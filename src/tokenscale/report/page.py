@@ -108,7 +108,7 @@ def write(
     alone = len(parts) == 1
     for part in parts:
         part |= _build_figures(part, figures) if alone else {"href": f"{part['name']}.html"}
-    claims_html = _build_claims(claims, parts, output)
+    claims_html = _build_claims(claims, parts, output=output)
     contents = [(part["name"], part["href"]) for part in parts if not alone]
     contents += [
         (text, f"#{parts[0]['name']}-{place}") for text, place in SECTIONS.items() if alone
@@ -168,7 +168,9 @@ def _build_figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
     caution = as_sentence(part["caution"]).strip()
     methods = [
-        text for text in _list_repeated_sentences(every, drawn, tables.values()) if text != caution
+        text
+        for text in _list_repeated_sentences(every, drawn, tables=tables.values())
+        if text != caution
     ]
 
     stated = (caution, *methods)
@@ -192,13 +194,13 @@ def _leave_out(stated: tuple[str, ...], text: str) -> str:
 
 
 def _shorten_figure(stated: tuple[str, ...], f: dict[str, Any]) -> None:
-    f |= {key: _leave_out(stated, f[key]) for key in TEXTS if key in f}
+    f |= {key: _leave_out(stated, text=f[key]) for key in TEXTS if key in f}
     if f.get("table"):
-        f["table"] = _shorten_caption(stated, f["table"])
+        f["table"] = _shorten_caption(stated, table=f["table"])
 
 
 def _shorten_caption(stated: tuple[str, ...], table: Table) -> Table:
-    return replace(table, caption=_leave_out(stated, table.caption))
+    return replace(table, caption=_leave_out(stated, text=table.caption))
 
 
 def _list_repeated_sentences(
@@ -268,7 +270,7 @@ def render(
     shared = _find_shared_facts(parts)
     cautions = summary.shared_cautions(parts)
     parts = [
-        UNDRAWN | part | _box_fields(part, shared, cautions, alone=len(parts) == 1)
+        UNDRAWN | part | _box_fields(part, shared, cautions=cautions, alone=len(parts) == 1)
         for part in parts
     ]
     text = environment.get_template("page.html.j2").render(

@@ -155,8 +155,11 @@ def comparisons(
         if validation is not None:
             last = validation[validation["last"].astype(bool)]
             numbers[LOSS] = last.set_index("run_id")["loss"].astype(float).to_dict()
-        main, refused = _primary_pairs(_ours(runs), primary, numbers)
-        main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
+        main, refused = _primary_pairs(_ours(runs), primary, numbers=numbers)
+        main = [
+            replace(pair, parity=_find_parity(pair, runs, certificates=certificates))
+            for pair in main
+        ]
         tested = {(pair.of, pair.over) for pair in main if pair.quantity == RATE}
         others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
         pairs = main
@@ -165,7 +168,7 @@ def comparisons(
     judged = judge(pairs, drift=measure_drift(throughput, runs), started=started)
     # each comparison filters the runs, and a row of the inventory has eighty columns
     noted = runs[["run_id", "cell", "external", "validity", "reasons"]]
-    found = [_add_notes(comparison, noted, validation) for comparison in judged]
+    found = [_add_notes(comparison, runs=noted, validation=validation) for comparison in judged]
     found += (
         Judged(
             pair=pair,
@@ -359,7 +362,7 @@ def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Ju
         judged = replace(judged, verdict=DRIFTED)
     ratio = f"without the drift {format_ratio(steady.result.spread.median)}×"
     return judged.mark(
-        WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, 2)} %, {ratio}"
+        WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, digits=2)} %, {ratio}"
     )
 
 
@@ -399,11 +402,14 @@ def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | No
             )
             if of != over:
                 judged = judged.mark(
-                    mark, f"after {number(of, 6)} against {number(over, 6)} {unit}"
+                    mark, f"after {number(of, digits=6)} against {number(over, digits=6)} {unit}"
                 )
     rows = _ours(runs)
     return judged.mark(
-        "", describe_left_out(rows[rows["cell"].isin([pair.of, pair.over])], used, pair.refused)
+        "",
+        describe_left_out(
+            rows[rows["cell"].isin([pair.of, pair.over])], used, refused=pair.refused
+        ),
     )
 
 

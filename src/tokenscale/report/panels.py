@@ -186,7 +186,7 @@ def draw_joined_panels(
         for one, shift in zip(series, find_shifts(len(series)), strict=True):
             draw_joined_runs(
                 axes,
-                shown.rows,
+                rows=shown.rows,
                 column=column,
                 factor=factor,
                 name=one,

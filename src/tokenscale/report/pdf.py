@@ -77,7 +77,7 @@ def write(
         _write_experiment(
             pages,
             part,
-            tables,
+            tables=tables,
             figures=figures,
         )
     tested = [row for row in rows if row["experiment"]]
@@ -444,11 +444,11 @@ def wrap(text: str, width: float, size: float, weight: str = "normal") -> list[s
     for word in _break_words(
         text,
         width,
-        size,
+        size=size,
         weight=weight,
     ):
         joined = f"{line} {word}" if line else word
-        if text_width(joined, size, weight) > width and line:
+        if text_width(joined, size, weight=weight) > width and line:
             lines.append(line)
             joined = word
         line = joined
@@ -457,9 +457,13 @@ def wrap(text: str, width: float, size: float, weight: str = "normal") -> list[s
 
 def _break_words(text: str, width: float, size: float, weight: str) -> Iterator[str]:
     for word in text.split(" "):
-        while text_width(word, size, weight) > width and len(word) > 1:
+        while text_width(word, size, weight=weight) > width and len(word) > 1:
             end = max(
-                (n for n in range(1, len(word)) if text_width(word[:n], size, weight) <= width),
+                (
+                    n
+                    for n in range(1, len(word))
+                    if text_width(word[:n], size, weight=weight) <= width
+                ),
                 default=1,
             )
             hyphen = max(word.rfind(sign, 0, end) for sign in "-=_/") + 1

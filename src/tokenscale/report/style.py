@@ -242,7 +242,7 @@ def look(name: str) -> dict:
     return _options(
         colour,
         marker,
-        dash,
+        dash=dash,
         face=colour if filled else "none",
     )
 
@@ -262,7 +262,7 @@ def looks(names: Sequence[str]) -> dict[str, dict]:
         name: _options(
             colour,
             marker,
-            dash,
+            dash=dash,
             face=colour,
         )
         for name, colour, marker, dash in each

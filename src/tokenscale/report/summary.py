@@ -166,7 +166,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "inventory": campaign_quality.inventory_table(runs),
             "quarantine": campaign_quality.quarantine_table(opened.connection),
             "steadiness": campaign_quality.steadiness(rows("step_times"), throughput),
-            "campaign": campaign_text(throughput, runs, planned),
+            "campaign": campaign_text(throughput, runs, planned=planned),
             "energy": campaign_quality.energy(rows("energy")),
         }
 
@@ -340,7 +340,7 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         "medians, their spread "
     )
     ends = validation[validation["last"].astype(bool)]
-    spread = describe_spread(group_by_cell(ends, "loss"))
+    spread = describe_spread(group_by_cell(ends, column="loss"))
     text += "in brackets." + (" Accuracy: labels that have the largest logit." if counted else "")
     return Table(
         columns=heads,

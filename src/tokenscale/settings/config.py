@@ -339,7 +339,7 @@ class Config:
         options.raise_errors([*find_mixture_problems(named), *errors], file=self.file_of, key=key)
         if not named.names <= self.corpora.keys():
             return MixtureSettings()  # a corpus has errors
-        return resolve_mixture(named, self.corpora)
+        return resolve_mixture(named, corpora=self.corpora)
 
     def select_experiments(self, names: Sequence[str]) -> list[str]:
         """Return experiments' names: `names`, or the report's if empty, or for `ALL` all that fit
@@ -754,7 +754,7 @@ class Config:
         errors += [(f"runs.{key}", text) for key, text in run.problems()]
         # fail before anything runs if the ranks do not fill whole nodes
         with collect(errors):
-            shape = geometry(run.layout.world_size, self.machine.gpus_per_node)
+            shape = geometry(run.layout.world_size, gpus_per_node=self.machine.gpus_per_node)
             if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
                 errors.append(("runs.layout.tensor", problem))
         options.raise_errors(errors, file=file)

@@ -202,7 +202,7 @@ class SourceSettings:
         return sorted(found)
 
     def _find_file_problems(self, file: str) -> Iterator[str]:
-        if text := find_address_problem(file, self.kind):
+        if text := find_address_problem(file, kind=self.kind):
             yield text
         _, sign, sha256 = file.partition("#sha256=")
         if SOURCES[self.kind].downloaded and sign and not SHA256.fullmatch(sha256):

@@ -324,7 +324,7 @@ class Run:
         """
         if not self.share_nodes or not machine.exclusive or machine.gpus_per_node is None:
             return 1
-        shape = geometry(self.settings.layout.world_size, machine.gpus_per_node)
+        shape = geometry(self.settings.layout.world_size, gpus_per_node=machine.gpus_per_node)
         return machine.gpus_per_node // shape.ranks_per_node if shape.nodes == 1 else 1
 
 
@@ -449,7 +449,7 @@ def find_errors(
     used = [("study", experiment.original.studies, STUDIES, "original.studies")]
     used += [("figure", experiment.figures, (*FIGURES, *ALIASES), "figures")]
     # a misspelt level would be found where `primary` or `left_out` names it
-    used.append(("approach", _list_levels(experiment, "approach"), BATCHES, "factors.approach"))
+    used.append(("approach", _list_levels(experiment, key="approach"), BATCHES, "factors.approach"))
     for kind, benchmark in experiment.benchmarks.items():
         used += [
             (w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}")
@@ -720,7 +720,7 @@ def resolve_settings(
     )
     errors: list[Any] = []
     with collect(errors):
-        other = _find_cell(experiment, cell, wanted.run)
+        other = _find_cell(experiment, cell, run=wanted.run)
         if other in resumed_by:
             errors = [
                 (
@@ -740,9 +740,10 @@ def resolve_settings(
         resumed_by=(*resumed_by, cell),
     )
     mine = replace(
-        build(values | {"resume_from": None}), resume_from=state_path(theirs.identity, wanted.step)
+        build(values | {"resume_from": None}),
+        resume_from=state_path(theirs.identity, step=wanted.step),
     )
-    raise_errors(_find_state_errors(theirs, mine, wanted.step), file=file)
+    raise_errors(_find_state_errors(theirs, mine, step=wanted.step), file=file)
     return mine
 
 

@@ -112,7 +112,7 @@ def parse_flags(arguments: argparse.Namespace, flags: Iterable[Flag]) -> dict[st
         if text is not None:
             many = isinstance(text, list)
             found[flag.key] = (
-                tuple(parse_value(flag, t) for t in text) if many else parse_value(flag, text)
+                tuple(parse_value(flag, text=t) for t in text) if many else parse_value(flag, text)
             )
     return found
 

@@ -252,7 +252,7 @@ def decode(
     try:
         return getattr(type_adapter(hint), f"validate_{form}")(values)
     except pydantic.ValidationError as error:
-        found = [_describe(hint, entry, key) for entry in error.errors(include_url=False)]
+        found = [_describe(hint, entry, key=key) for entry in error.errors(include_url=False)]
     # a misspelt key may also be reported as missing
     found.sort(key=lambda problem: "allowed" not in problem[2])
     raise combine(found, label, **where)

@@ -68,8 +68,8 @@ class Budget:
         if self.steps is not None:
             return learning_rate(
                 step,
-                self.steps,
-                peak,
+                steps=self.steps,
+                peak=peak,
                 schedule=schedule,
             )
         share = self.share(step)

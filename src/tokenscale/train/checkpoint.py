@@ -296,7 +296,7 @@ class Checkpoint:
                 full = full and not any(
                     _overlap(
                         p.offsets,
-                        p.shape,
+                        shape=p.shape,
                         others=part.offsets,
                         extent=part.shape,
                     )

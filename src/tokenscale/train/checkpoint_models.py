@@ -126,7 +126,7 @@ def open_checkpoint(
         objective=run.objective,
         kernel="sdpa" if shape.transformers else kernel,
     )
-    check_weights(folder, model, weights)
+    check_weights(folder, model, weights=weights)
     for name, weight in model.named_parameters():
         weight.data = weights[name]
     return CheckpointModel(

@@ -63,7 +63,7 @@ class Ranks:
 
     def mine(self, rows: int) -> range:
         """Return this rank's range of `rows` rows."""
-        return shard_rows(rows, self.index, self.count)
+        return shard_rows(rows, index=self.index, count=self.count)
 
 
 def _gathered(x: Tensor, ranks: Ranks) -> Tensor:
@@ -98,7 +98,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _RanksContext, gradient: Tensor) -> tuple[Tensor, None]:
-        return _scattered(gradient, ctx.ranks), None
+        return _scattered(gradient, ranks=ctx.ranks), None
 
 
 class _Scatter(torch.autograd.Function):
@@ -109,7 +109,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _RanksContext, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.ranks), None
+        return _gathered(gradient, ranks=ctx.ranks), None
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ class Training:
         inputs = replace(
             inputs, rank=self.place.data_rank, world_size=run.layout.data_parallel_size
         )
-        self.batches = batches or _batches(run, inputs, world.device)
-        shape = _shape(run, self.batches.vocabulary_size)
+        self.batches = batches or _batches(run, inputs, device=world.device)
+        shape = _shape(run, vocabulary_size=self.batches.vocabulary_size)
         self.checkpoints = self._checkpoints(shape, inputs)
         #: what another run did for this one: steps, their useful tokens, and what else their
         #: learning rates followed
@@ -113,13 +113,13 @@ class Training:
             run=run,
             shape=shape,
             world=world,
-            kernel=_kernel(run, world.device),
+            kernel=_kernel(run, device=world.device),
             unset=state is not None,
         )
         self.rows_per_epoch = self.batches.rows_per_epoch()
         per_token = flops_per_token(
             shape,
-            run.sequence_length,
+            sequence_length=run.sequence_length,
             convention=Convention.FULL,
             objective=run.objective,
         )
@@ -308,7 +308,9 @@ class Training:
         """Return what is due after the steps that are done: validate, translate, save."""
         run = self.settings
         done = self.done
-        epoch_ended = done > 0 and epoch_ends(done - 1, self.rows_per_epoch, run.global_batch)
+        epoch_ended = done > 0 and epoch_ends(
+            done - 1, rows_per_epoch=self.rows_per_epoch, global_batch=run.global_batch
+        )
         asked = {
             "validate": self.held_out.due(done, epoch_ended=epoch_ended, last=last),
             "translate": run.validation.bleu_each_epoch and epoch_ended and not last,
@@ -353,7 +355,7 @@ class Training:
             self.held_out.translate(self.done)
         if "save" in due:
             self._save(f"step={self.done:08d}", kind="resume")
-        log_checkpoints(self.writer.event, self.checkpoints)
+        log_checkpoints(self.writer.event, checkpoints=self.checkpoints)
 
     def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
         run = self.settings
@@ -455,7 +457,7 @@ class Training:
     def _close(self, status: str, step: int, joules: float | None) -> None:
         """Complete the files of all ranks."""
         self.checkpoints.wait()
-        log_checkpoints(self.writer.event, self.checkpoints)
+        log_checkpoints(self.writer.event, checkpoints=self.checkpoints)
         self.writer.event("run_stop", status=status, step=step, energy_j=joules)
         self.writer.close()
         self.world.barrier()

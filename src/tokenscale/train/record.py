@@ -70,7 +70,7 @@ def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
     counted = {
         c.value: flops_per_token(
             shape,
-            run.sequence_length,
+            sequence_length=run.sequence_length,
             convention=c,
             objective=run.objective,
         )
@@ -78,7 +78,7 @@ def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
     }
     repeated = hardware_flops_per_token(
         shape,
-        run.sequence_length,
+        sequence_length=run.sequence_length,
         convention=Convention.FULL,
         checkpointing=run.activation_checkpointing,
         objective=run.objective,

@@ -213,14 +213,14 @@ class Checkpoints:
 
     def _write(self, folder: Path, state: State, record: dict[str, Any], began: float) -> None:
         try:
-            write_rank(folder, self._world.rank, state)
+            write_rank(folder, rank=self._world.rank, state=state)
             if self._world.rank != 0:
                 return
             if self._tokenizer is not None:
                 copy = partial_of(folder) / "tokenizer"
                 shutil.copytree(self._tokenizer, copy, dirs_exist_ok=True)
                 sync_tree(copy)
-            commit(folder, self._world.size, record)
+            commit(folder, world_size=self._world.size, record=record)
         except TimeoutError:
             raise
         except (OSError, SafetensorError) as error:

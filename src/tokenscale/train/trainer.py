@@ -81,18 +81,18 @@ class Trainer:
             self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
         if keeps_initial or whole and not unset:
             initialise(self.model, run.effective_seed)
-        cast_weights(self.model, run.precision)
+        cast_weights(self.model, precision=run.precision)
         if run.float8:
-            float8(self.model, world.device)
+            float8(self.model, device=world.device)
         self._shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
         # of the whole model
         self.parameters = sum(weight.numel() for weight in self.model.parameters())
         objective = objective_of(
-            run.objective, self.model, loss_chunk=run.loss_chunk, compiled=run.compile
+            run.objective, model=self.model, loss_chunk=run.loss_chunk, compiled=run.compile
         )
         self.parallel = parallelize(
             objective,
-            self.mesh,
+            mesh=self.mesh,
             activation_checkpointing=run.activation_checkpointing,
             compiled=run.compile,
         )
@@ -101,7 +101,9 @@ class Trainer:
         if not whole and not unset:
             self._initialise(shape, run.effective_seed)
         self.optimizer = adamw(self.shards.tensors, settings=run.optimizer)
-        self.autocast = autocast_of(run.precision, world.device) if run.autocasts else nullcontext
+        self.autocast = (
+            autocast_of(run.precision, device=world.device) if run.autocasts else nullcontext
+        )
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(
             run.global_batch, run.layout.data_parallel_size, run.micro_batch
@@ -162,7 +164,7 @@ class Trainer:
         if self.shards.reduces_after_backward:
             timer.lap("exposed_communication")
         gradients = [tensor.grad for tensor in self.shards.counted if tensor.grad is not None]
-        norm = total_norm(gradients, self.shards.group, self.world.device) / scale
+        norm = total_norm(gradients, group=self.shards.group, device=self.world.device) / scale
 
         # clip and update; ranks that update a part of the parameters gather the rest
         norm, clipped, bad = update(

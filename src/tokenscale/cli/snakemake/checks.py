@@ -63,7 +63,7 @@ class CallChecks:
         if machine.container is not None and machine.container_packages:
             runs = config.all_runs(config.usable(()))
             settings = {run_id: runs[run_id].settings for run_id in trained}
-            lacking = find_missing_packages(settings, machine.container_packages)
+            lacking = find_missing_packages(settings, packages=machine.container_packages)
             errors.append(
                 submission.missing_package_error(
                     lacking, machine=config.settings.machine or "", container=machine.container
@@ -113,7 +113,7 @@ class CallChecks:
         maps = internals.get_given_resources(self.workflow)
         rules = {job.rule.name for job in jobs}
         return submission.replaced_options_error(
-            find_replaced_entries(maps, rules, self.call.profile) if jobs else {}
+            find_replaced_entries(maps, rules, profile=self.call.profile) if jobs else {}
         )
 
     def _describe_dry_run(self) -> Iterator[str]:

@@ -363,12 +363,14 @@ def check_command_line() -> None:
     given = _parse_command_line()
     files = [str(file) for file in given.configfile or ()]
     # the first word is a file or a value, though it may be a wrong one
-    _check_no_target("--configfile", [file for file in files[1:] if not _is_config_file(file)])
+    _check_no_target(
+        "--configfile", targets=[file for file in files[1:] if not _is_config_file(file)]
+    )
     values = [value for value in given.config or () if "=" not in value]
     for value in values:
         if value == given.config[0] or value.endswith(CONFIG_ENDINGS):
             parse_pair(value)
-    _check_no_target("--config", values)
+    _check_no_target("--config", targets=values)
     for file in files:
         read_yaml(file)
 

@@ -141,7 +141,7 @@ class Progress:
                 seconds += sum(
                     max(0.0, each - (now - job.started_s) / len(running)) for job in running
                 )
-        return Estimate(seconds, known, without)
+        return Estimate(seconds, known, without=without)
 
     def seconds_per_job(self, rule: str) -> float | None:
         """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of

@@ -213,7 +213,7 @@ def render(jobs: list[Job], targets: list[str], call: Call) -> str:
     trainings = [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
-        lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, width=118)]
+        lines += ["", *wrap_text(f"{cause.label:<9} ", text=cause.text, width=118)]
         lines += wrap_text(" " * 12, text=listing(_list_jobs(cause.jobs)), width=118)
         if cause.dependents:
             lines += wrap_text(
@@ -223,7 +223,7 @@ def render(jobs: list[Job], targets: list[str], call: Call) -> str:
         _suggest_commands(
             jobs,
             found,
-            targets,
+            targets=targets,
             call=call,
         )
     )
@@ -295,7 +295,7 @@ def _suggest_commands(
     start = shlex.join(["snakemake", *call.arguments])
     pushed = sum(job.kind == "run" and set(job.reasons) == {"upstream"} for job in jobs)
     if pushed:
-        yield f"{_count(pushed, 'run')} would start only because data is rebuilt."
+        yield f"{_count(pushed, kind='run')} would start only because data is rebuilt."
         yield "Rebuild the data first: if it is identical, no run starts."
         data = [job.outputs[0] for job in jobs if job.kind in DATA]
         yield f"    {start} {' '.join(data) if len(data) <= 3 else 'corpus tokens'}"

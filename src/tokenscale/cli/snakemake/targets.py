@@ -103,7 +103,7 @@ class Targets:
             for run_id, run in self.runs.items()
         }
         try:
-            write_json(RUN_INDEX, rows)
+            write_json(RUN_INDEX, value=rows)
         except OSError as error:
             if not needed:
                 return

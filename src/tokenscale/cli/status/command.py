@@ -115,7 +115,7 @@ class StatusReport:
             indent = " " * (4 + max(len(job.id) for job in jobs))
             for job, line in zip(jobs, lines, strict=True):
                 yield line.rstrip()
-                yield from _explain_waiting(job, now, indent)
+                yield from _explain_waiting(job, now, indent=indent)
                 writer = writers.get(job.of, job) if job.rule == "train" else job
                 if writer is not job and job.state == "RUNNING":
                     yield (
@@ -178,7 +178,7 @@ def collect_status(folder: Path = Path()) -> StatusReport:
     now = time.time()
     found = query_queue(folder)
     results = folder / "results"
-    runs = read_runs(results, found.jobs, now)
+    runs = read_runs(results, jobs=found.jobs, now=now)
     parents = tuple(map(str, list_folders(results)))
     return StatusReport(
         queue=found,

@@ -139,7 +139,7 @@ def _find_own_logs(job: Job, logs: list[Path]) -> list[Path]:
     """Return the logs that a job's command wrote: of a training, those of its last attempt."""
     if job.kind == "run":
         folder = Path("results/runs", job.name)
-        if found := find_logs(folder, find_last_attempt(folder)):
+        if found := find_logs(folder, attempt=find_last_attempt(folder)):
             return found
     return [path for path in logs if "logs/slurm" not in path.as_posix()]
 

@@ -118,8 +118,8 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
     attempt = find_last_attempt(folder)
     status = _read_status(folder, attempt)
     known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
-    written = _find_last_write(folder, attempt, status)
-    if written and _is_before(written, job, now):
+    written = _find_last_write(folder, attempt, status=status)
+    if written and _is_before(written, job, now=now):
         status = {}
         written = None  # from an attempt before this job, which has not written yet
     known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {
@@ -131,7 +131,7 @@ def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
         state = OUTCOMES.get(outcome["status"], outcome["status"])
         return RunState(**known | {"steps": outcome["steps"]}, state=state)
     ended = status.get("state", "running") != "running"  # the last state that the run wrote
-    if job is not None or (not ended and _is_alive(folder, written, now)):
+    if job is not None or (not ended and _is_alive(folder, written, now=now)):
         if attempt is not None:
             known |= current_throughput(folder / f"attempt={attempt:02d}") or {}
         return RunState(**known, state="running")

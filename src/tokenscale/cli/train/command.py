@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return train_together(arguments)
     job = prepare(parse_request(arguments))
-    exit_code = start_run(job.run, job.output, job.manifests)
+    exit_code = start_run(job.run, output=job.output, manifests=job.manifests)
     if exit_code == 0:
         print_summary(job.output.parent)
         exit_code = report_failure(job.output)

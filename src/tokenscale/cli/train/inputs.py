@@ -77,17 +77,17 @@ def prepare(request: Request, log: Log = say) -> PreparedRun:
         log(note)
     if request.store is not None:
         run = request.run
-        manifests = _open_pretokenized(request, request.store)
+        manifests = _open_pretokenized(request, store=request.store)
     else:
         run, manifests = _prepare_from_corpus(request, log)
     if request.epochs is not None:
         steps = count_steps(
             request.epochs,
             run,
-            manifests,
+            manifests=manifests,
         )
         run = shorten_warmup(
-            flags.replace_values(run, values={"budget.steps": steps}), request.stated
+            flags.replace_values(run, values={"budget.steps": steps}), stated=request.stated
         )
         log(f"{request.epochs:g} epochs are {steps:,} steps")
     check_run(run)
@@ -204,7 +204,7 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
             "--validation.bleu out"
         )
         raise UserError(what, flag="--validation.bleu", corpus=corpora[0], next=next_step)
-    return run, _build_inputs(run, corpora, tokenizer)
+    return run, _build_inputs(run, corpora, tokenizer=tokenizer)
 
 
 def _check_pairs(run: RunSettings) -> None:
@@ -230,7 +230,7 @@ def _build_inputs(run: RunSettings, corpora: list[Path], tokenizer: Path) -> dic
         store: StoreSettings | None = getattr(run, role)
         if store is not None:
             read = trained if role == "store" else corpora
-            found = [ensure_store(store, corpus, tokenizer) for corpus in read]
+            found = [ensure_store(store, corpus, tokenizer=tokenizer) for corpus in read]
             manifests[role] = _list_sources(run, role, manifests=found)
     return manifests
 

@@ -102,7 +102,7 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
         words, stated, ranks=world_size or words.world_size
     )
     ranks = world_size or words.world_size
-    _check_flags(words, stated, world_size)
+    _check_flags(words, stated, world_size=world_size)
     if words.approach is not None:
         form, pretokenized = next(
             key for key, approach in studies.APPROACH_OF.items() if approach == words.approach
@@ -129,7 +129,7 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
         _derive_batch(
             words,
             file,
-            stated,
+            stated=stated,
             readers=readers,
         )
         | values
@@ -141,7 +141,7 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
         notes.append(
             f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time"
         )
-    run, store, tokenizer, implied = _choose_data(words, model, notes)
+    run, store, tokenizer, implied = _choose_data(words, model, notes=notes)
     given = frozenset(values)
     values = implied | values
     run = flags.replace_values(run, values)
@@ -295,7 +295,7 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         return _read_pretokenized(
             words,
             path,
-            model,
+            model=model,
             notes=notes,
         )
     approach = studies.resolve_approach(words.dataset_type or "packed", words.pretokenized)
@@ -319,7 +319,7 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         corpus, mixture = _choose_from_config(
             words,
             model,
-            name,
+            name=name,
             config=config,
             notes=notes,
         )
@@ -486,8 +486,8 @@ def _read_pretokenized(
     approach = studies.resolve_approach(words.dataset_type or manifest["format"], pretokenized=True)
     tokenizer, directory = _find_store_tokenizer(
         words,
-        manifest_path,
-        manifest,
+        path=manifest_path,
+        manifest=manifest,
         notes=notes,
     )
     return (

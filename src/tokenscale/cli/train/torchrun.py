@@ -45,7 +45,7 @@ def train_together(arguments: argparse.Namespace) -> int:
         finishing = None
         if world.rank == 0:
             try:
-                plan, finishing = _make_plan(arguments, world, stack)
+                plan, finishing = _make_plan(arguments, world, stack=stack)
             except UserError as error:
                 print(error.render(), file=sys.stderr, flush=True)
                 plan = {"exit": 2}
@@ -82,8 +82,10 @@ def _make_plan(
     arguments: argparse.Namespace, world: World, stack: ExitStack
 ) -> tuple[dict[str, Any], tuple]:
     """Return rank 0's plan for all ranks, and what seals the run. The run's folder stays locked."""
-    job = prepare(parse_request(arguments, world.size))
-    identity, attempt, _ = stack.enter_context(open_run(job.run, job.output, job.manifests))
+    job = prepare(parse_request(arguments, world_size=world.size))
+    identity, attempt, _ = stack.enter_context(
+        open_run(job.run, output=job.output, manifests=job.manifests)
+    )
     finishing = (job.output.parent, job.output, identity, job.run)
     if attempt is None:
         return {"exit": 0}, finishing

@@ -91,7 +91,8 @@ class Batches:
         self._global_batch = run.global_batch
         #: places of this rank in each global batch, int64
         self.slots = np.array(
-            rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64
+            rank_slots(run.global_batch, rank=inputs.rank, world_size=inputs.world_size),
+            dtype=np.int64,
         )
 
     def rows_per_epoch(self) -> Fraction:

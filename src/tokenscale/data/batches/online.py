@@ -33,14 +33,14 @@ def open_documents(
     """
     user = f"approach {run.approach}, which tokenizes while training,"
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
-    loaded = load_tokenizer(tokenizer, run.engine)
+    loaded = load_tokenizer(tokenizer, engine=run.engine)
     found = []
     for path, known in zip(list_sources(run, where=corpus), losses, strict=True):
         text = RawText(manifest_path(path).parent, split="train")
         if known is None:
             door = TextDoor.of_corpus(loaded, text, run.eos)
         else:
-            door = TextDoor(loaded, run.eos, text.pairs, known)
+            door = TextDoor(loaded, eos=run.eos, pairs=text.pairs, losses=known)
         found.append(OnlineDocuments(run, text, door))
     return found
 
@@ -111,7 +111,7 @@ class PaddedBatches(RowBatches):
                 0, len(source) - 1, min(len(source), max(1, most)), dtype=np.int64
             )
             found[corpus.name] = float(
-                cut_share(source.count_tokens(numbers), self._run.sequence_length)
+                cut_share(source.count_tokens(numbers), sequence_length=self._run.sequence_length)
             )
         return found
 
@@ -135,7 +135,7 @@ def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
     """Open the stream of the documents, laid out by the lengths in the run's store."""
     stores = open_run_stores(run, inputs)
     losses = [manifest["text_sample"] for _, manifest in stores]
-    documents = open_documents(run, inputs, losses)
+    documents = open_documents(run, inputs, losses=losses)
     lengths = [LengthsStore(*store) for store in stores]
     return StreamBatches(
         sources=list(map(CountedDocuments, documents, lengths)),

@@ -136,7 +136,9 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
         )
         store = PackedStore(where, manifest)
         rows = min(run.validation.rows, len(store))
-        numbers = np.array(rank_slots(rows, inputs.rank, inputs.world_size), dtype=np.int64)
+        numbers = np.array(
+            rank_slots(rows, rank=inputs.rank, world_size=inputs.world_size), dtype=np.int64
+        )
         tokens_bt, labels_bt = store.rows(numbers)
         change = open_change(
             run,

@@ -59,7 +59,7 @@ def recount_held_out(
     """Return corpus → (rows, useful tokens) of the held-out slices of a run. Raises UserError as
     `recount_steps`.
     """
-    slices = load_held_out(run, inputs, vocabulary_size)
+    slices = load_held_out(run, inputs, vocabulary_size=vocabulary_size)
     return {
         held_out.corpus: (held_out.global_rows, count_labels(held_out.labels_bt))
         for held_out in slices

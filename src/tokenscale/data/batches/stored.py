@@ -109,7 +109,7 @@ class PackedBatches(RowBatches):
 
     def __init__(self, store: PackedStore, run: RunSettings, inputs: Inputs, out: type = np.int64):
         super().__init__(
-            None, open_order(run, store.sizes), run, store.manifest["vocabulary_size"], inputs
+            None, open_order(run, sizes=store.sizes), run, store.manifest["vocabulary_size"], inputs
         )
         self._store = store
         self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
@@ -188,7 +188,7 @@ class BucketedBatches(RowBatches):
     def count_cut(self) -> dict[str, float]:
         length = self._sequence_length
         return {
-            corpus: float(cut_share(lengths, length))
+            corpus: float(cut_share(lengths, sequence_length=length))
             for corpus, lengths in self._lengths_by_corpus.items()
         }
 
@@ -233,7 +233,9 @@ class BucketedBatches(RowBatches):
             + 1
         )
         documents = [self._store.document(document) for document in self._indices[i].tolist()]
-        return Batch.from_arrays(*pad_documents(documents, width, self._pad_id), order_digest)
+        return Batch.from_arrays(
+            *pad_documents(documents, width, pad_id=self._pad_id), order_digest
+        )
 
 
 #: approach → function that opens its batches

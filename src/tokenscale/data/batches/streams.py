@@ -152,7 +152,7 @@ class TokenStream:
         self._last = (int(numbers[-1]), ids[-1])
         ids[-1] = ids[-1][: count - int(begins[-2])]
         ids[0] = ids[0][-int(begins[0]) :]
-        return Window(np.concatenate(ids, dtype=np.int64), numbers, begins[:-1])
+        return Window(np.concatenate(ids, dtype=np.int64), documents=numbers, begins=begins[:-1])
 
     def _read_documents(self, numbers: np.ndarray) -> list[np.ndarray]:
         known, ids = self._last

@@ -110,7 +110,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self._rows = rows
         self._global_batch = global_batch
         self._seed = seed
-        self._slots = np.array(rank_slots(global_batch, rank, world_size), dtype=np.int64)
+        self._slots = np.array(
+            rank_slots(global_batch, rank, world_size=world_size), dtype=np.int64
+        )
         self._step = 0
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -162,7 +164,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        batches = open_batches(self._run, self._inputs)
+        batches = open_batches(self._run, inputs=self._inputs)
         step = self._state["step"] + worker
         end = math.inf if self._steps is None else self._state["step"] + self._steps
         while step < end:

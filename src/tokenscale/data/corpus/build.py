@@ -302,7 +302,7 @@ def build_from(
     """Build a corpus from any (text, origin) pairs. `description` is the source's entry in the
     manifest.
     """
-    return write_corpus(Source(documents, description), settings, directory)
+    return write_corpus(Source(documents, description), settings, directory=directory)
 
 
 @contextmanager
@@ -451,7 +451,7 @@ class SplitWriter:
         rows = sum(file["rows"] for file in self.files)
         return describe_split(
             rows,
-            self.utf8_bytes,
+            utf8_bytes=self.utf8_bytes,
             text_sha256=self.digest.hexdigest(),
             lengths=self.lengths,
             files=self.files,
@@ -510,7 +510,7 @@ def replace_files(building: Path, directory: Path, names: list[str], parts: int 
     for folder in ("deduplicated", *(["parts"] if parts == 1 else [])):
         shutil.rmtree(directory / folder, ignore_errors=True)
     remove_surplus_parts(directory, parts)
-    move_files(building, directory, names)
+    move_files(building, directory, names=names)
 
 
 def write_corpus(
@@ -541,7 +541,9 @@ def write_corpus(
                 trained=trained,
             ):
                 if by_hash:
-                    split = assign_split(document.sha256, settings.validation_share)
+                    split = assign_split(
+                        document.sha256, validation_share=settings.validation_share
+                    )
                 writers[split].add(document)
                 if report is not None:
                     report(1, len(document.encoded))

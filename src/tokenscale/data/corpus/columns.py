@@ -112,7 +112,8 @@ def read_table(
             first = cells
             header = [str(n) for n in range(1, len(cells) + 1)] if numbered else cells
             positions = [
-                _find_column(header, option, name, path, number) for option, name in names.items()
+                _find_column(header, option, name=name, path=path, line=number)
+                for option, name in names.items()
             ]
             if not numbered:
                 continue

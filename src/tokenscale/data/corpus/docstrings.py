@@ -100,7 +100,7 @@ def _read_docstrings(node: ast.AST, origin: str, name: str) -> Iterator[tuple[st
                 child, origin, name=f"{name}.{child.name}" if name else child.name
             )
         elif isinstance(child, (ast.If, ast.Try, ast.With)):
-            yield from _read_docstrings(child, origin, name)
+            yield from _read_docstrings(child, origin, name=name)
         elif isinstance(child, ast.Expr) and name == "" and isinstance(child.value, ast.Call):
             yield from _read_added_docstrings(child.value, origin)
 

@@ -592,7 +592,7 @@ def resolve_objects(
         for name in _expand_patterns(
             files,
             recorded,
-            find,
+            find=find,
             error_of=access_error,
         )
     }
@@ -670,7 +670,7 @@ def resolve_hub_files(
     names = _expand_patterns(
         files,
         recorded,
-        find,
+        find=find,
         error_of=lambda pattern, error: _hub_error(source, name=pattern, error=error),
     )
     return {name: name for name in names}
@@ -691,7 +691,7 @@ def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: boo
             source.repository, name, repo_type="dataset", revision=source.revision
         )
     except Exception as error:  # the client's errors have no common base but Exception
-        raise _hub_error(source, name, error) from None
+        raise _hub_error(source, name, error=error) from None
     part.unlink(missing_ok=True)
     blob = Path(cached).resolve()
     try:

@@ -33,7 +33,7 @@ def _documents(source: SourceSettings) -> Iterator[tuple[str, str]]:
     bits = np.random.PCG64(source.seed)
     assert source.documents is not None  # the kind needs it
     for i in range(source.documents):
-        length = length_at((int(bits.random_raw()) >> 11) / 2.0**53, source.lengths)
+        length = length_at((int(bits.random_raw()) >> 11) / 2.0**53, lengths=source.lengths)
         # high 32 bits: the bias of the remainder is below vocabulary_size / 2**32
         numbers = (bits.random_raw(length) >> np.uint64(32)) % np.uint64(source.vocabulary_size)
         yield " ".join(map(str, numbers.tolist())), f"dummy::{i}"

@@ -32,7 +32,7 @@ def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]
         )
         paths = [Path(match) for match in matches if os.path.isfile(match)]
         if not paths:
-            raise _no_match_error(pattern, key, matches)
+            raise _no_match_error(pattern, key, matches=matches)
         for path in paths:
             facts = path.stat()
             # some file systems number no files
@@ -88,7 +88,7 @@ def describe(
     described = {
         key: [
             {"name": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
-            for name, path in list_files(source, key, part)
+            for name, path in list_files(source, key, part=part)
         ]
         for key in FILE_LISTS
     }
@@ -177,7 +177,10 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
                     list(shorten_paths(paths).items()), targets, key=TRANSLATION_KEYS[key]
                 )
             )
-            nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
+            nonempty = [
+                has_documents(path, source=corpus.source, target=target)
+                for (_, path), target in pairs
+            ]
             if nonempty and not any(nonempty):
                 found = f"{len(paths)} file(s), all empty"
                 next_step = "put text there, or name other files"

@@ -53,7 +53,7 @@ def fingerprint_sources(
     except UserError:
         return recorded.get("content") or "missing"
     _check_parts(corpus, number, files=len(listed["files"]))
-    paths = _select_paths(corpus, listed, number)
+    paths = _select_paths(corpus, listed, number=number)
     stats = {key: path.stat() for key, path in paths.items()}
     sizes = {key: stat.st_size for key, stat in stats.items()}
     known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}

@@ -232,7 +232,7 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
     """
     started = time.monotonic()
     directory = Path(directory)
-    parts = [_read_part(settings, directory, number) for number in range(settings.parts)]
+    parts = [_read_part(settings, directory, number=number) for number in range(settings.parts)]
     of_splits = {split: [part["splits"][split] for part in parts] for split in SPLITS}
     tables = [
         part_folder(directory, number) / split["tables"][0]["name"]
@@ -256,11 +256,12 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         rewrites: list[_Rewrite] = []
         given = zip(tables, dropped, strict=True)
         splits = {
-            name: _merge_split(of_parts, given, rewrites) for name, of_parts in of_splits.items()
+            name: _merge_split(of_parts, given, rewrites=rewrites)
+            for name, of_parts in of_splits.items()
         }
         jobs = [(directory, building, *job) for job in rewrites]
         for job, written in zip(
-            rewrites, map_processes(_rewrite_shard, jobs, processes), strict=True
+            rewrites, map_processes(_rewrite_shard, jobs, processes=processes), strict=True
         ):
             job.entry.update(written)
         lost = counts["kept"] - sum(split["rows"] for split in splits.values())

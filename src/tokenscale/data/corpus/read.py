@@ -117,7 +117,7 @@ def has_documents(path: Path, source: SourceSettings, target: Path | None = None
         return _open_parquet(path, columns=list_columns(source)).metadata.num_rows > 0
     if form == "text" and source.separator is None and source.target_column is None:
         return any(characters.strip() for characters in _read_characters(path))
-    return any(True for _ in read_texts(path, source, target))
+    return any(True for _ in read_texts(path, source, target=target))
 
 
 def detect_format(path: Path, source: SourceSettings | None = None) -> str:
@@ -424,7 +424,7 @@ def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterato
         pieces = (rest + characters).split(separator)
         length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
         number += len(pieces) - 1
-        _check_length(length, path, number)
+        _check_length(length, path, number=number)
         if len(pieces) == 1:  # the separator may span two chunks: keep its possible beginning
             cut = max(0, len(pieces[0]) - len(separator) + 1)
             partial.append(pieces[0][:cut])
@@ -544,7 +544,7 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
             and _detect_compression(path) != kind
         ):
             what = "compression"
-        raise damaged(path, what, found, byte=f"{done:,} (unpacked)") from None
+        raise damaged(path, what, found=found, byte=f"{done:,} (unpacked)") from None
 
 
 def unpack(path: Path, kind: str) -> Iterator[bytes]:
@@ -635,12 +635,12 @@ FORMATS = {
     ),
     "mds": Format(
         endings=(".mds",),
-        read=lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path),
+        read=lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path=path),
         changes="",
     ),
     "litdata": Format(
         endings=(".bin",),
-        read=lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path),
+        read=lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path=path),
         changes="",
         counts=("no_text",),
     ),

@@ -63,28 +63,28 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
         found = _sample_row_groups(
             paths,
             source,
-            documents,
+            documents=documents,
             seed=seed,
         )
     elif kinds == {"text"} and source.separator is None:
         found = _sample_files(
             paths,
             source,
-            documents,
+            documents=documents,
             seed=seed,
         )
     elif size <= READ_BYTES or packed or arrays or kinds not in ({"jsonl"}, {"text"}):
         found = _sample_all(
             paths,
             source,
-            documents,
+            documents=documents,
             seed=seed,
         )
     else:
         found = _sample_stretches(
             paths,
             source,
-            documents,
+            documents=documents,
             seed=seed,
         )
     if len(found.texts) < 2:
@@ -239,7 +239,7 @@ def _sample_stretches(
                     find_start(path, position=begin, source=source),
                     find_start(path, position=end, source=source),
                 )
-                texts += read_usable_texts(path, source, span)
+                texts += read_usable_texts(path, source, span=span)
     estimated = len(texts) * total / (STRETCHES * length)
     where = f"{STRETCHES} stretches of {length / 1e3:,.0f} kB"
     return Sample(

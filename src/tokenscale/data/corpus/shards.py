@@ -223,7 +223,7 @@ def read_litdata(
             expected="no encryption, and compression of whole chunks or none",
         )
     if data[-len(ARROW_END) :] == ARROW_END:
-        yield from _read_arrow(data, columns, path)
+        yield from _read_arrow(data, columns, path=path)
         return
     places = [
         _find_text(
@@ -276,7 +276,7 @@ def _read_items(
     columns = find_columns(
         np.frombuffer(data, np.uint8),
         offsets,
-        sizes,
+        sizes=sizes,
         file=path,
     )
     spans = [
@@ -316,7 +316,7 @@ def _read_arrow(
                 raise missing_column(
                     path,
                     name,
-                    file.schema.names,
+                    names=file.schema.names,
                     option=option,
                 )
             _find_text(

@@ -47,7 +47,7 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 def documents(
     source: SourceSettings, downloads: Path | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    return islice(_stream(source, source.split, option="split"), source.maximum_documents)
+    return islice(_stream(source, split=source.split, option="split"), source.maximum_documents)
 
 
 def validation_documents(
@@ -57,7 +57,7 @@ def validation_documents(
 
 
 def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[str | None, str]]:
-    dataset = _open_dataset(source, split, option)
+    dataset = _open_dataset(source, split, option=option)
     columns = list_columns(source)
     number = -1
 

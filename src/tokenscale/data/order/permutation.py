@@ -58,10 +58,10 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
         epochs.reshape(-1).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64))
     )
     if n <= SHUFFLED:
-        return _shuffle(index.ravel(), n, key).reshape(index.shape)
+        return _shuffle(index.ravel(), n, key=key).reshape(index.shape)
     bits = (n - 1).bit_length()
     keys = mix64(key + _SALTS)  # [rounds, 1 or indices]
-    values = _feistel(index.ravel().astype(np.uint64), keys, bits)
+    values = _feistel(index.ravel().astype(np.uint64), keys, bits=bits)
     outside = np.flatnonzero(values >= np.uint64(n))
     while outside.size:
         walked = _feistel(
@@ -119,7 +119,7 @@ def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
         return permute(
             indices,
             n,
-            seed,
+            seed=seed,
             epoch=epochs,
         )
     for epoch in range(first, last + 1):  # one key per epoch is far cheaper than one per index
@@ -127,7 +127,7 @@ def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
         found[in_epoch] = permute(
             indices[in_epoch],
             n,
-            seed,
+            seed=seed,
             epoch=epoch,
         ).reshape(found[in_epoch].shape)
     return found

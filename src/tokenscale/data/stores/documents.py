@@ -119,7 +119,7 @@ def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) 
     parts = frame_documents(
         ids,
         lengths,
-        bos_id,
+        bos_id=bos_id,
         eos_id=eos_id,
     )
     keep = np.ones(len(parts.ids), dtype=bool)

@@ -34,7 +34,7 @@ def encode_documents(
         encode_chunk(
             tokenizer,
             texts,
-            eos,
+            eos=eos,
             pairs=pairs,
         ).documents()
     )
@@ -42,20 +42,20 @@ def encode_documents(
 
 def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> Chunk:
     """Tokenize texts to one chunk; see `encode_documents`."""
-    check_eos(tokenizer, eos, pairs)
+    check_eos(tokenizer, eos, pairs=pairs)
     ids, lengths = tokenizer.encode(split_pairs(texts) if pairs else texts)
     if pairs:
         assert tokenizer.eos_id is not None  # checked above: pairs need EOS
         return frame_pairs(
             ids,
             lengths,
-            tokenizer.bos_id,
+            bos_id=tokenizer.bos_id,
             eos_id=tokenizer.eos_id,
         )
     return frame_documents(
         ids,
         lengths,
-        tokenizer.bos_id,
+        bos_id=tokenizer.bos_id,
         eos_id=tokenizer.eos_id if eos else None,
     )
 
@@ -103,7 +103,7 @@ class TextDoor:
     losses: dict[str, Any]
 
     def __post_init__(self) -> None:
-        check_eos(self.tokenizer, self.eos, self.pairs)
+        check_eos(self.tokenizer, eos=self.eos, pairs=self.pairs)
 
     @classmethod
     def of_corpus(cls, tokenizer: Tokenizer, text: RawText, eos: bool) -> "TextDoor":
@@ -121,7 +121,7 @@ class TextDoor:
         return cls(tokenizer, eos, False, losses)
 
     def encode(self, texts: Texts) -> Chunk:
-        return encode_chunk(self.tokenizer, texts, self.eos, pairs=self.pairs)
+        return encode_chunk(self.tokenizer, texts, eos=self.eos, pairs=self.pairs)
 
 
 def encode_prompts(

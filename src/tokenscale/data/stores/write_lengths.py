@@ -16,7 +16,7 @@ def write_lengths(store: StoreSettings, documents: Documents, directory: Path) -
     """Write the store and return its manifest: 4 bytes a document, 8 where one has more than 2**32
     tokens.
     """
-    with open_store_writer(store, documents, directory) as writer:
+    with open_store_writer(store, documents, directory=directory) as writer:
         lengths = np.concatenate([chunk.lengths.astype(np.uint64) for chunk in writer.chunks()])
         smallest = np.uint32 if int(lengths.max()) < 1 << 32 else np.uint64
         np.save(writer.folder / FILE, lengths.astype(smallest))

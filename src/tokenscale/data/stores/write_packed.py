@@ -38,7 +38,7 @@ def write_packed(store: StoreSettings, documents: Documents, directory: Path) ->
     gathered on disk.
     """
     dtype = smallest_dtype(documents.origin.vocabulary_size)
-    with open_store_writer(store, documents, directory) as writer:
+    with open_store_writer(store, documents, directory=directory) as writer:
         lengths = []
         with open(open_file(writer.folder / IDS, flags=REPLACE, follow=False), "wb") as ids:
             for chunk in writer.chunks():
@@ -70,7 +70,7 @@ def _write_rows(
             seed=STORAGE_SEED,
             epoch=1,
         )
-        document, starts, sizes, pointers = concatenate(lengths, sequence_length, order)
+        document, starts, sizes, pointers = concatenate(lengths, sequence_length, order=order)
         packed = np.arange(len(sizes))
     else:
         document, starts, sizes = split_documents(lengths, sequence_length)

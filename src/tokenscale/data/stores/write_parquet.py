@@ -57,7 +57,7 @@ def write_padded(
     with open_store_writer(
         store,
         documents,
-        directory,
+        directory=directory,
         single=single,
     ) as writer:
         types = {"input_ids": store.dtype, "attention_mask": "int8"}
@@ -94,7 +94,7 @@ def write_token_list(
     with open_store_writer(
         store,
         documents,
-        directory,
+        directory=directory,
         single=single,
     ) as writer:
         names, records = _write_shards(

@@ -124,7 +124,7 @@ class StoreWriter:
             **facts,
             "fill": round(facts["tokens_stored"] / facts["places"], 6),
             "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": IdsDigest.combine(groups)},
-            "bits_per_token": measure_bits(files, self.occurrences),
+            "bits_per_token": measure_bits(files, occurrences=self.occurrences),
             "files": files,
         }
         if records:

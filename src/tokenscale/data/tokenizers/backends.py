@@ -261,7 +261,7 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     added = [token for token in data["added_tokens"] if token["id"] not in control]
     # Unigram: ids are places in the list, and an empty piece matches nothing
     if isinstance(model["vocab"], list):
-        model["vocab"] = _silence_pieces(model["vocab"], silent, added)
+        model["vocab"] = _silence_pieces(model["vocab"], silent, added=added)
     else:
         _remove_entries(model, ids=silent - {unknown})
         model["vocab"] |= {token["content"]: token["id"] for token in added}
@@ -639,7 +639,7 @@ class EngineTokenizer(Tokenizer):
         )
 
     def _open(self, name: str) -> Engine:
-        return open_engine(name, self.path.parent, self.manifest)
+        return open_engine(name, folder=self.path.parent, manifest=self.manifest)
 
 
 def _list_encodable(engine: Engine, texts: list[str]) -> list[str]:
@@ -666,7 +666,7 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. Raises
     UserError if the reference gives other ids a second time.
     """
-    reference = open_engine(REFERENCE, folder, manifest)
+    reference = open_engine(REFERENCE, folder, manifest=manifest)
     names = {}
     if "derived" not in manifest:  # those of Tekken are known
         data = read_fast_json(folder / manifest["file"]["name"])
@@ -674,19 +674,19 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
             token["id"]: token["content"] for token in data["added_tokens"]
         }
     texts = _list_encodable(reference, texts=make_fuzz_texts(list(names.values())))
-    if difference := find_difference(reference, reference, texts):
+    if difference := find_difference(reference, reference, texts=texts):
         raise random_error(manifest["name"], **difference)
     results: dict[str, Any] = {}
     for name in TOKENIZERS[manifest["kind"]].engines:
         try:
-            engine = open_engine(name, folder, manifest)
+            engine = open_engine(name, folder, manifest=manifest)
         except Unavailable as error:
             results[name] = {"unavailable": str(error)}
             continue
         if name == REFERENCE:
             results[name] = {"version": engine.version, "exact": True}
             continue
-        difference = find_difference(engine, reference, texts)
+        difference = find_difference(engine, reference, texts=texts)
         results[name] = {
             "version": engine.version,
             "exact": difference is None,

@@ -67,7 +67,7 @@ def make(
     """
     tokenizer, token_names = _fetch(settings)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    ids = _choose_ids(settings, token_names, vocabulary)
+    ids = _choose_ids(settings, token_names, vocabulary=vocabulary)
     if "bos" not in ids:
         what = f"nothing says which token begins a document of tokenizer {settings.name}."
         next_step = (

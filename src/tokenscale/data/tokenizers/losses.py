@@ -106,7 +106,7 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         if back != normal:
             lost += _count_characters(normal) - _count_characters(tokenizer.normalize(back))
         if normal != text:
-            removed = _find_removed(tokenizer, text, normal)
+            removed = _find_removed(tokenizer, text, normal=normal)
             normalised += max(
                 0.0,
                 _count_bytes(_count_characters(text) - _count_characters(normal))
@@ -129,12 +129,12 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
         raise _loss_error(
             tokenizer,
             found,
-            lost,
+            lost=lost,
             corpus=corpus,
         )
     lost_layout = (layout - kept_layout) / max(1, found["utf8_bytes"])
     if lost_layout > tokenizer.accepted_loss:
-        raise _layout_error(tokenizer, lost_layout, found, corpus)
+        raise _layout_error(tokenizer, lost_layout, found=found, corpus=corpus)
     return found
 
 
@@ -197,7 +197,7 @@ def _loss_error(
             f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)"
         ),
         next="use a tokenizer with these characters (with byte fallback it loses nothing), or "
-        + _describe_acceptance(tokenizer, found["lost"]),
+        + _describe_acceptance(tokenizer, share=found["lost"]),
     )
 
 
@@ -216,7 +216,7 @@ def _layout_error(
             f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)"
         ),
         next="use a tokenizer that keeps them (one of bytes does), or "
-        + _describe_acceptance(tokenizer, lost_layout),
+        + _describe_acceptance(tokenizer, share=lost_layout),
     )
 
 

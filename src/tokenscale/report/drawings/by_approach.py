@@ -86,7 +86,7 @@ class DataStallShare(ByApproach):
             f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
             f"{panels.format_ranks(int(worst['world_size']))}), bounds what any data format could gain "
             "there: at most "
-            f"{number(worst['largest_gain'], 4)}× (Amdahl's law). "
+            f"{number(worst['largest_gain'], digits=4)}× (Amdahl's law). "
         )
 
 
@@ -189,7 +189,7 @@ class BatchSizeComparison(Figure):
         text += "keeps learning rate and number of steps along the axis. "
         lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())
         text += (
-            f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. "
+            f"Sequence length {captions.listing([number(n, digits=9) for n in lengths])}. "
             if lengths
             else ""
         )

@@ -145,7 +145,7 @@ class LossOverTime(Figure):
             ends = sorted({f"{loss:.4f}" for loss in (final["loss"].min(), final["loss"].max())})
             text += (
                 "Validation is on one fixed slice of "
-                f"{number(final['validation_tokens'].max(), 6)} useful tokens; "
+                f"{number(final['validation_tokens'].max(), digits=6)} useful tokens; "
                 f"after the last step it {'is' if len(ends) == 1 else 'lies between'} "
                 f"{' and '.join(ends)} over "
                 f"{captions.count(len(final), 'run')}. "

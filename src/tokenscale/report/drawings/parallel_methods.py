@@ -485,7 +485,7 @@ def _predict(ranks: int, schedule: str, chunks: int, micro_batches: int) -> dict
         bubble_share(
             name,
             ranks,
-            micro_batches,
+            micro_batches=micro_batches,
             chunks=v,
         )
         for name, v in ((schedule, chunks), ("naive", 1))
@@ -513,7 +513,7 @@ class PipelineBubble(Figure):
         super().prepare()
         each = zip(*(self.rows[key] for key in _KEYS), strict=True)
         labels = [
-            f"{_name(s, v)} with {captions.count(m, 'micro-batch')} on {panels.format_ranks(p)}"
+            f"{_name(s, chunks=v)} with {captions.count(m, 'micro-batch')} on {panels.format_ranks(p)}"
             for p, s, v, m in each
         ]
         self.rows = self.rows.assign(label=labels)

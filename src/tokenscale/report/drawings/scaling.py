@@ -337,7 +337,7 @@ class MfuComparison(Figure):
         if self.known:
             peaks = [
                 (
-                    f"{r.device} {number(1e-12 * r.peak_flops, 4)} TFLOP/s in {r.number_format} "
+                    f"{r.device} {number(1e-12 * r.peak_flops, digits=4)} TFLOP/s in {r.number_format} "
                     f"({r.peak_source})"
                 )
                 for r in known.itertuples()

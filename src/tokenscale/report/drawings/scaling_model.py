@@ -197,7 +197,7 @@ class ScalingModel(Figure):
             text += f"{series.name}: fitted at {sizes}, noise {series.model.fit.noise_source}"
             text += (
                 f"; {residuals}. "
-                if (residuals := _describe_residuals(series, series.model))
+                if (residuals := _describe_residuals(series, model=series.model))
                 else ". "
             )
         return (text + self.refusals).strip()

@@ -208,7 +208,11 @@ class TokenizationBenchmark(Figure):
                 open_s, batch_ms = median.loc[twins[0]] - median.loc[twins[1]]
                 if batch_ms > 0:
                     batches = max(1, math.floor(-open_s / (1e-3 * batch_ms)) + 1)
-                    when = "the first batch" if batches == 1 else f"{number(batches, 9)} batches"
+                    when = (
+                        "the first batch"
+                        if batches == 1
+                        else f"{number(batches, digits=9)} batches"
+                    )
                     found.append(f"{twins[1]} needs less time than {twins[0]} from {when} on")
         text = (
             f"Opening and batches together, {captions.listing(found)}; building the store is not "

@@ -74,9 +74,11 @@ class MixtureLosses(Figure):
 
     def sentences(self) -> str:
         slices = self.rows.groupby("source")["validation_tokens"].max()
-        sizes = [f"{number(tokens, 6)} of {source}" for source, tokens in slices.items()]
+        sizes = [f"{number(tokens, digits=6)} of {source}" for source, tokens in slices.items()]
         if len(sizes) > 3:
-            sizes = [f"{number(slices.min(), 6)} to {number(slices.max(), 6)} a corpus"]
+            sizes = [
+                f"{number(slices.min(), digits=6)} to {number(slices.max(), digits=6)} a corpus"
+            ]
         return (
             "Loss after the last step on a fixed held-out slice of each corpus, the same for "
             "every mixture "
@@ -167,7 +169,7 @@ class TimeToTargetLoss(Figure):
             panels.name_rows(axes, texts=panels.name_cells(listed))
             panels.steps_of(axes.xaxis, most=4)
         if len(self.rows):
-            target = f"loss ≤ {number(self.rows['target'].iloc[0], 5)} nats / useful token"
+            target = f"loss ≤ {number(self.rows['target'].iloc[0], digits=5)} nats / useful token"
             panels.write_heading(both[0], text=captions.caution_crowding(self.inventory) or target)
             right = both[1].secondary_yaxis("right")
             counts = [panels.select_cell(self.rows, cell)["reached"] for cell in listed]
@@ -186,7 +188,7 @@ class TimeToTargetLoss(Figure):
         stated = self.rows["target_stated"].astype(bool).all()
         chosen = "stated before the runs" if stated else "the highest that any run ended with"
         text = (
-            f"Target: a validation loss of {number(self.rows['target'].iloc[0], 5)} nats a "
+            f"Target: a validation loss of {number(self.rows['target'].iloc[0], digits=5)} nats a "
             f"useful token, {chosen}. "
             f"Shown: {self.counted()}, of which {len(reached)} reached it. Each dot is the "
             "first validation at or below the target. Thin lines begin at the validation before: "

@@ -100,14 +100,17 @@ def partition_errors(
     site = f"{machine.name}'s machine.toml"
     requested = {
         "gpus": [(machine.gpus_per_node or 0, f"gpus_per_node of {site}")],
-        "minutes": [(machine.minutes, f"minutes of {site}"), *_list_requested(profile, "runtime")],
+        "minutes": [
+            (machine.minutes, f"minutes of {site}"),
+            *_list_requested(profile, name="runtime"),
+        ],
         "cores": [
             ((machine.cores_per_rank or 0) * (machine.gpus_per_node or 1), f"cores of {site}"),
             *_list_threads(profile),
         ],
         "memory_mb": [
             (machine.memory_mb, f"memory_mb of {site}"),
-            *_list_requested(profile, "mem_mb"),
+            *_list_requested(profile, name="mem_mb"),
         ],
     }
     for kind, values in requested.items():

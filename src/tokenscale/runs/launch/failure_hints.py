@@ -207,16 +207,16 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     lines = ["tokenscale: the run made no progress and was ended."]
     if silent:
         why = "wrote no stack: it is stopped, blocked on a disk, or its node is gone"
-        lines.append(f"  rank {few(silent, SHOWN_RANKS)}  {why}")
+        lines.append(f"  rank {few(silent, shown=SHOWN_RANKS)}  {why}")
     for rank in stuck[:SHOWN_RANKS]:
-        lines += _show_stack(rank, "is stuck here:", stacks[rank])
+        lines += _show_stack(rank, state="is stuck here:", stack=stacks[rank])
     if len(stuck) > SHOWN_RANKS:
         lines.append(f"  {len(stuck) - SHOWN_RANKS:,} more ranks are stuck")
     if not stuck and not silent:
         state = "waits, as all ranks do, for a message that never came:"
-        lines += _show_stack(waiting[0], state, stacks[waiting[0]])
+        lines += _show_stack(waiting[0], state, stack=stacks[waiting[0]])
     elif waiting:
-        lines.append(f"  waiting for it: rank {few(waiting, SHOWN_RANKS)}")
+        lines.append(f"  waiting for it: rank {few(waiting, shown=SHOWN_RANKS)}")
     lines.append(f"  stacks  {attempt}/rank=*/stacks.txt")
     again = (
         "start it again: it resumes from its newest state. Raise `hang_s` in machine.toml if a "

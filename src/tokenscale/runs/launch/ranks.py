@@ -148,7 +148,7 @@ def run_processes(
                 facts = {"program": argv[0], "reason": error.strerror}
                 following = "install the program, or correct its path and its permissions"
                 raise UserError("a process cannot be started.", **facts, next=following) from None
-        return _wait_for_processes(processes, received, end_signal)
+        return _wait_for_processes(processes, received, end_signal=end_signal)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -181,12 +181,12 @@ def _wait_for_processes(
             number, code = failed[0]
             # of a single rank that could say itself why it failed, nothing
             if len(processes) > 1 or code == -signal.SIGKILL:
-                print(_describe_failure(number, code, codes.count(None)), file=sys.stderr)
+                print(_describe_failure(number, code, others=codes.count(None)), file=sys.stderr)
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0
         time.sleep(POLL_S)
-    _end_processes(processes, received, end_signal)
+    _end_processes(processes, received, end_signal=end_signal)
     return 128 + received[0]
 
 

@@ -201,7 +201,7 @@ class Launch:
 
     @property
     def shape(self) -> Geometry:
-        return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
+        return geometry(self.run.layout.world_size, gpus_per_node=self.machine.gpus_per_node)
 
     def record(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -353,7 +353,7 @@ def check_memory(
         ranks = 1
         room = machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
     else:
-        ranks = geometry(run.layout.world_size, machine.gpus_per_node).ranks_per_node
+        ranks = geometry(run.layout.world_size, gpus_per_node=machine.gpus_per_node).ranks_per_node
         room = _find_node_memory(machine)
     if room is None:
         return
@@ -590,7 +590,7 @@ def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
     command = [_find_python(machine), "-m", "tokenscale", *arguments]
     return srun_argv(
         command,
-        shape=geometry(1, machine.gpus_per_node),
+        shape=geometry(1, gpus_per_node=machine.gpus_per_node),
         machine=machine,
         name=arguments[0],
         outputs=None,
@@ -616,5 +616,5 @@ def run_on_site(site: str | None, words: list[str], *, arguments_file: Path) -> 
     variables = srun_environment(machine, outputs=root / "results/logs", root=root)
     command = [words[0], write_arguments(arguments_file, words=words[1:])]
     return subprocess.run(
-        build_argv(machine, command, root), env=base | variables, cwd=os.getcwd()
+        build_argv(machine, arguments=command, root=root), env=base | variables, cwd=os.getcwd()
     ).returncode

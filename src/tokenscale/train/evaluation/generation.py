@@ -227,7 +227,7 @@ def translate(
             began = time.monotonic()
             rows = generate_rows(
                 model,
-                rows_of_ids,
+                prompts=rows_of_ids,
                 max_new_tokens=2 * (len(rows_of_ids[0]) - 2) + 16,
                 positions=positions,
                 vocabulary_size=tokenizer.vocabulary_size,

@@ -37,7 +37,11 @@ class HeldOut:
         self._trainer = trainer
         self._writer = writer
         self._beat = beat
-        self.slices = load_held_out(run, inputs, vocabulary_size) if run.validation.rows else []
+        self.slices = (
+            load_held_out(run, inputs, vocabulary_size=vocabulary_size)
+            if run.validation.rows
+            else []
+        )
         self.pairs = []
         self._prompts: list[np.ndarray] = []
         self._tokenizer = None
@@ -51,7 +55,7 @@ class HeldOut:
             self.pairs = held_out_pairs(corpus, count=run.validation.bleu)
             sources = [pair.source for pair in self.pairs]
             name = run.corpus.name
-            self._prompts = encode_prompts(self._tokenizer, sources, name=name, eos=True)
+            self._prompts = encode_prompts(self._tokenizer, prompts=sources, name=name, eos=True)
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
         """Return whether the loss is due after `done` steps."""
@@ -139,7 +143,7 @@ class HeldOut:
         readers = run.layout
         for found in translate(
             model,
-            self.pairs,
+            pairs=self.pairs,
             prompts=self._prompts,
             tokenizer=self._tokenizer,
             positions=run.sequence_length,

@@ -69,7 +69,7 @@ def validate(
     for start in range(0, passes * micro_batch_size, micro_batch_size):
         rows = slice(start, start + micro_batch_size)
         with autocast():
-            total += parallel.loss(micro_batch(data, rows, world.device))
+            total += parallel.loss(micro_batch(data, rows, device=world.device))
         useful += objective.count(data.labels_bt[rows])
     parallel.module.train()
     correct = objective.correct
@@ -173,7 +173,7 @@ def scores(
         with autocast():
             loss, right = linear_scores(
                 model.hidden(tokens, bounds),
-                model.head,
+                head=model.head,
                 labels_bt=labels,
                 chunk=CHUNK,
             )
@@ -214,9 +214,9 @@ def rows_of_documents(
             block.append((number, window))
             number += 1
         if len(block) >= BLOCK_WINDOWS:
-            yield from _batched(block, rows, padded)
+            yield from _batched(block, rows, padded=padded)
             block = []
-    yield from _batched(block, rows, padded)
+    yield from _batched(block, rows, padded=padded)
 
 
 def _batched(block: list[tuple[int, np.ndarray]], rows: int, padded: bool) -> Iterator[Rows]:

@@ -196,7 +196,7 @@ def to_hf(
             torch.cat([weights[name] for name in parts]) if len(parts) > 1 else weights[parts[0]]
         )
         found[theirs] = whole.t().contiguous() if theirs.endswith(TRANSPOSED) else whole
-    return _config(shape, kind, sequence_length), found
+    return _config(shape, kind, sequence_length=sequence_length), found
 
 
 def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, Weights]:

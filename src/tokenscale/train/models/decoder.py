@@ -230,11 +230,11 @@ class Decoder(LanguageModel):
         self.sequence_length = sequence_length
         self.causal = causal
         self.kernel = kernel
-        self.embedding = new_embedding(model.resolved_vocabulary_size, model.dimension)
+        self.embedding = new_embedding(model.resolved_vocabulary_size, dimension=model.dimension)
         if model.positions == "learned":
             model.check_positions(sequence_length)
             assert model.maximum_positions is not None  # at least those of the sequence
-            self.positions = new_embedding(model.maximum_positions, model.dimension)
+            self.positions = new_embedding(model.maximum_positions, dimension=model.dimension)
         self.blocks = nn.ModuleList(
             Block(model=model, causal=causal, kernel=kernel) for _ in range(model.layers)
         )

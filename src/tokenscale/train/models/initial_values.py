@@ -86,7 +86,7 @@ def fill_normal(
         row = torch.arange(
             offsets[0] + begin, offsets[0] + min(begin + at_once, rows), device=device
         )
-        words = random_words(row[:, None] * ((whole[1] + 1) // 2) + pairs, counter, step)
+        words = random_words(row[:, None] * ((whole[1] + 1) // 2) + pairs, counter, step=step)
         values = normal_of(centred_uniform_of(words).flatten()).mul_(deviation).float()
         into[begin : begin + at_once].copy_(
             values.view(len(row), -1)[:, skipped : skipped + columns]

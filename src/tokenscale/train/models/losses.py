@@ -254,7 +254,7 @@ def _differentiate_chunk(
     loss, gradient = _loss_and_gradient(
         F.linear(inputs, weight, bias).float(),
         labels,
-        share,
+        share=share,
         entries=entries,
     )
     by_bias = gradient.sum(dim=0) if wants_bias else None

@@ -48,7 +48,7 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """
     group = mesh.group("data")
     if mesh.size("pipeline") > 1:
-        materialise(parallel.module, mesh.world.device)
+        materialise(parallel.module, device=mesh.world.device)
         assert group is not None  # DDP has several copies
         names = tuple(name for name, _ in parallel.objective.model.named_parameters())
         parallel.sharding.reductions.append(GradReduction(names=names, group=group, mean=True))
@@ -62,7 +62,7 @@ def _wrap(
 ) -> ParallelModel:
     """Move to the device and wrap in DDP, which calls `hook` with each bucket that is complete."""
     unset = any(weight.is_meta for weight in parallel.module.parameters())
-    materialise(parallel.module, mesh.world.device)
+    materialise(parallel.module, device=mesh.world.device)
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers; the new name is unknown to torch 2.9
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
@@ -130,7 +130,7 @@ def apply_zero1(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         in_bf16=mesh.layout.compression == "bf16",
     )
     if mesh.size("pipeline") > 1:
-        materialise(parallel.module, mesh.world.device)
+        materialise(parallel.module, device=mesh.world.device)
     else:
         _wrap(parallel, mesh, group=mesh.group("shard"), hook=scatter.reduce_bucket)
     parallel.shards = RowShards(
@@ -203,7 +203,7 @@ class RowScatter:
         sent = rows.to(torch.bfloat16) if self._in_bf16 else rows
         received = sent.new_empty(sent.shape[1])
         work = reduce_scatter(received, sent.view(-1), group=self._group, async_op=True)
-        self.under_way.append(_Scattering(work, sent, received, gradients))
+        self.under_way.append(_Scattering(work, sent, received=received, gradients=gradients))
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -212,7 +212,7 @@ class RowScatter:
             ended.work.wait()
             sizes = [self._size(gradient) for gradient in ended.gradients]
             for gradient, rows in zip(ended.gradients, ended.received.split(sizes), strict=True):
-                mine = shard_rows(len(gradient), self._index, self._ranks)
+                mine = shard_rows(len(gradient), index=self._index, count=self._ranks)
                 own = gradient[mine.start : mine.stop]
                 own.copy_(rows[: own.numel()].view_as(own))
         self.under_way.clear()
@@ -249,12 +249,12 @@ class RowShards(LocalShards):
         super().reduce_gradients()
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
-        mine = shard_rows(len(weight), self._index, self._count)
+        mine = shard_rows(len(weight), index=self._index, count=self._count)
         return weight.detach()[mine.start : mine.stop], mine.start, len(weight)
 
     def _assign_gradients(self) -> None:
         for name, weight in self.model.named_parameters():
-            mine = shard_rows(len(weight), self._index, self._count)
+            mine = shard_rows(len(weight), index=self._index, count=self._count)
             self.by_name[name].tensor.grad = (
                 None if weight.grad is None else weight.grad[mine.start : mine.stop]
             )

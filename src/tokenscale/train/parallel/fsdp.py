@@ -74,7 +74,7 @@ def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             shard(block, reshard_after_forward=(layout.reshard_to or True) if reshards else False)
     root = shard(parallel.module, reshard_after_forward=False)
     register_fsdp_forward_method(parallel.module, "next_logits")
-    materialise(parallel.module, mesh.world.device)
+    materialise(parallel.module, device=mesh.world.device)
     parallel.lockstep = mesh.group("shard")
     parallel.accumulate = partial(
         _accumulate,
@@ -120,7 +120,7 @@ class FSDPShards(LocalShards):
     def _rows(self, weight: Any) -> tuple[Tensor, int, int]:
         return (
             weight.to_local().detach(),
-            shard_rows(len(weight), self._index, self._count).start,
+            shard_rows(len(weight), index=self._index, count=self._count).start,
             len(weight),
         )
 

@@ -15,7 +15,7 @@ def apply_single(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Move to the device: one rank holds all that the other methods have left, and nothing is split
     further.
     """
-    materialise(parallel.module, mesh.world.device)
+    materialise(parallel.module, device=mesh.world.device)
     return parallel
 
 

@@ -131,7 +131,9 @@ def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     layout = mesh.layout
     rank = mesh.index("pipeline")
     ranks = layout.pipeline
-    stages = assign_stages(model.settings, model.sequence_length, layout.stages)
+    stages = assign_stages(
+        model.settings, sequence_length=model.sequence_length, stages=layout.stages
+    )
     mine = stages[rank::ranks]
     first = rank == 0
     last = rank == ranks - 1
@@ -381,7 +383,7 @@ class Pipeline:
         layout = self.mesh.layout
         actions = build_schedule(
             layout.schedule,
-            self.rank,
+            rank=self.rank,
             ranks=self.ranks,
             micro_batches=micro_steps,
             chunks=layout.stages_per_rank,

@@ -72,7 +72,7 @@ def _measure(world: World, members: list[list[int]]) -> float:
     group = None if whole else dist.new_subgroups_by_enumeration(members)[0]
     count = len(members[0])
     buffer = new_buffer(world.device)
-    fastest = time_all_reduce(buffer, world.barrier, group)
+    fastest = time_all_reduce(buffer, barrier=world.barrier, group=group)
     slowest = torch.tensor(fastest, dtype=torch.float64, device=world.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if group is not None:

@@ -90,7 +90,7 @@ def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     sharding.specs |= specs
     parallel.whole_positions = ranks.whole_positions
     if replicated:
-        sharding.reductions.append(GradReduction(replicated, ranks.group))
+        sharding.reductions.append(GradReduction(replicated, group=ranks.group))
     if ranks.index:
         sharding.replicated.update(replicated)
     return parallel

@@ -218,11 +218,11 @@ def join(
     devices_of_ranks = [node_device(mine)]
     if size > 1:
         _choose_interface(size)
-        store = _open_store(rank, size, nodes)
+        store = _open_store(rank, size, nodes=nodes)
         devices_of_ranks = exchange_devices(
             devices_of_ranks[0],
             rank,
-            size,
+            size=size,
             store=store,
         )
     check(devices_of_ranks, nodes)
@@ -286,7 +286,7 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
         )
     address = "127.0.0.1" if here else os.environ["MASTER_ADDR"]
     port = _read_variable("MASTER_PORT", default=0, allowed=range(1, 2**16))
-    listener = listen(address, port, nodes) if rank == 0 else None
+    listener = listen(address, port, nodes=nodes) if rank == 0 else None
     # our launcher's ranks may start late
     if RENDEZVOUS_SECRET in os.environ or "TOKENSCALE_ROOT" in os.environ:
         store: dist.Store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)

@@ -158,7 +158,7 @@ class HfDatasets(ForeignFolder):
             whole = folder / "stream/whole.arrow"
             whole.parent.mkdir()
             with pa.ipc.new_stream(str(whole), schema) as stream:
-                for chunk in export_chunks(documents, rule, count):
+                for chunk in export_chunks(documents, rule, count=count):
                     offsets = np.concatenate(([0], np.cumsum(chunk.lengths))).astype(np.int32)
                     lists = pa.ListArray.from_arrays(
                         pa.array(offsets), pa.array(chunk.ids.astype(np.int32))

@@ -185,7 +185,7 @@ class Megatron(ForeignFormat):
             temporary_index = stack.enter_context(atomic(index))
             temporary_binary = stack.enter_context(atomic(binary))
             with HashedFile(temporary_binary) as bin_file:
-                for chunk in export_chunks(documents, rule, count):
+                for chunk in export_chunks(documents, rule, count=count):
                     bin_file.write(chunk.ids.astype(dtype))
                     lengths.append(chunk.lengths)
             documents.confirm()
@@ -331,7 +331,7 @@ class NanoGpt(ForeignFormat):
         dtype = smallest_dtype(documents.origin.vocabulary_size)
         with atomic(path) as temporary:
             with HashedFile(temporary) as file:
-                for chunk in export_chunks(documents, rule, count):
+                for chunk in export_chunks(documents, rule, count=count):
                     ends = np.flatnonzero(chunk.ids == rule.document_end)
                     if len(ends) != len(chunk.lengths):
                         document = int(

@@ -72,7 +72,7 @@ class ForeignFormat:
         """Yield (concatenated ids of any integer type, lengths int64) of documents [first,
         last).
         """
-        for a, b in group_documents(self._bounds, first, last):
+        for a, b in group_documents(self._bounds, first, last=last):
             yield self._ids(self._bounds[a], end=self._bounds[b]), np.diff(self._bounds[a : b + 1])
 
     def _ids(self, start: int, end: int) -> np.ndarray:
@@ -195,7 +195,7 @@ class ReframedDocuments:
             starts, ends = find_texts(
                 ids,
                 lengths,
-                frame.bos_id,
+                bos_id=frame.bos_id,
                 end_id=frame.document_end,
             )
             keep = np.zeros(len(ids) + 1, dtype=np.int8)
@@ -244,7 +244,7 @@ class ReframedDocuments:
         first, last = find_texts(
             ids,
             lengths,
-            frame.bos_id,
+            bos_id=frame.bos_id,
             end_id=frame.document_end,
         )
         control = [
@@ -319,7 +319,7 @@ def export_chunks(
 ) -> Iterator[Chunk]:
     """Yield all documents with the framing of the foreign format. Updates `count`."""
     for chunk in documents.chunks(0, len(documents)):
-        yield export_chunk(chunk, rule, count)
+        yield export_chunk(chunk, rule, count=count)
 
 
 def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chunk:

@@ -174,7 +174,7 @@ class ShardFolder(ForeignFolder):
         entries: list[dict[str, Any]] = []
         hashes: dict[str, str] = {}
         with replace_folder(path) as folder:
-            chunks = export_chunks(documents, rule, count)
+            chunks = export_chunks(documents, rule, count=count)
             for parts in split_shards(
                 chunks,
                 dtype,
@@ -282,7 +282,7 @@ class Litdata(ShardFolder):
         width = self._type.itemsize
         begin = 4 * (chunk["chunk_size"] + 2)
         check_size(file, expected=chunk["chunk_bytes"])
-        offsets = read_offsets(self._load(file, size=chunk["chunk_bytes"]), file, items)
+        offsets = read_offsets(self._load(file, size=chunk["chunk_bytes"]), file, items=items)
         ends = offsets - begin
         if ends[0] or (ends % width).any() or ends[-1] // width != chunk["dim"]:
             found = f"bytes {offsets[0]:,} to {offsets[-1]:,} in {items:,} items"
@@ -462,7 +462,7 @@ class Mds(ShardFolder):
         number.
         """
         encodings = _read_encodings(shards, index)
-        column = _find_ids(encodings, index, column)
+        column = _find_ids(encodings, index, column=column)
         encoding = encodings[column]
         if "attention_mask" in encodings and column != "attention_mask":
             raise damaged(index, what="padding", found=", ".join(encodings))
@@ -553,7 +553,7 @@ class Mds(ShardFolder):
             check_items(
                 size % width == 0,
                 file,
-                problem,
+                problem=problem,
                 next=next_step,
             )
             return starts, size // width
@@ -561,10 +561,10 @@ class Mds(ShardFolder):
             f"does not hold a one-dimensional array of {self._type.name} in the column "
             f"{self.column}"
         )
-        check_items(size > 0, file, problem)
+        check_items(size > 0, file, problem=problem)
         axes = data[starts] >> 2
         bytes_of_number = 1 << (data[starts] & 3).astype(np.int64)
-        check_items((axes == 1) & (1 + bytes_of_number <= size), file, problem)
+        check_items((axes == 1) & (1 + bytes_of_number <= size), file, problem=problem)
         lengths = np.zeros(len(starts), np.int64)
         for number in (1, 2, 4, 8):
             chosen = bytes_of_number == number
@@ -574,7 +574,7 @@ class Mds(ShardFolder):
                 number=1,
                 width=number,
             )[:, 0]
-        check_items(1 + bytes_of_number + lengths * width == size, file, problem)
+        check_items(1 + bytes_of_number + lengths * width == size, file, problem=problem)
         return starts + 1 + bytes_of_number, lengths
 
     @staticmethod
@@ -699,7 +699,7 @@ def split_shards(
     parts: list[Chunk] = []
     room = SHARD_BYTES - head_bytes
     for int32 in chunks:
-        chunk = Chunk(int32.ids.astype(dtype), int32.lengths)
+        chunk = Chunk(int32.ids.astype(dtype), lengths=int32.lengths)
         ends = np.concatenate(([0], np.cumsum(item_bytes(chunk.lengths))))
         first = 0
         documents = len(chunk.lengths)
