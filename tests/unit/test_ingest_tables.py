@@ -58,7 +58,7 @@ def read(monkeypatch):
     monkeypatch.setattr(
         module,
         "read_contents",
-        lambda folder, *others: found.append(folder.name) or original(folder, *others),
+        lambda folder, **others: found.append(folder.name) or original(folder, **others),
     )
     return found
 
@@ -204,7 +204,9 @@ def judged(monkeypatch):
     monkeypatch.setattr(
         module,
         "judge_run",
-        lambda entry, *others: found.append(entry["run_id"]) or original(entry, *others),
+        lambda entry, *others, **named: (
+            found.append(entry["run_id"]) or original(entry, *others, **named)
+        ),
     )
     return found
 
@@ -238,7 +240,7 @@ def test_other_code_that_judges_reads_no_run_again_and_other_code_that_reads_all
 
 
 def test_a_run_whose_inputs_could_not_be_read_is_read_each_time(lab, read, monkeypatch):
-    monkeypatch.setattr(run_contents, "count_again", lambda *inputs: Recount(failed=True))
+    monkeypatch.setattr(run_contents, "count_again", lambda *_, **__: Recount(failed=True))
     for _ in range(2):
         read.clear()
         lab.tables(kept=lab.root / "kept")

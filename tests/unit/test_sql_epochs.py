@@ -289,6 +289,7 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
         "cut_tokens": 50,
         "vocabulary_size": 1000,
         "entropy_bits": 8.0,
+        "dropped": '{"duplicates":0,"empty or short":0,"too long":0}',
         "engine": "bpe",
         "seconds": 2.5,
     }

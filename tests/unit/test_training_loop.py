@@ -207,8 +207,9 @@ def test_batches_larger_than_the_data_are_named(lab, tmp_path, capsys, approach,
 def test_held_out_rows_without_labels_are_refused(lab, tmp_path, monkeypatch):
     load = held_out.load_held_out
 
-    def without_labels(*arguments):
-        return [replace(rows, labels_bt=rows.labels_bt * 0 - 100) for rows in load(*arguments)]
+    def without_labels(*arguments, **named):
+        found = load(*arguments, **named)
+        return [replace(rows, labels_bt=rows.labels_bt * 0 - 100) for rows in found]
 
     monkeypatch.setattr(held_out, "load_held_out", without_labels)
     with pytest.raises(UserError, match="held-out slice keeps a label"):
