@@ -997,6 +997,7 @@ def list_benchmark_stores(settings: DataBenchmarkSettings) -> list[StoreSettings
         StoreSettings("padded", sequence_length=settings.sequence_length),
         StoreSettings("token-list"),
         StoreSettings("packed", sequence_length=settings.sequence_length),
+        StoreSettings("lengths"),
         # as in the source studies
         StoreSettings(
             "padded", sequence_length=settings.sequence_length, codec="snappy", dtype="int64"
