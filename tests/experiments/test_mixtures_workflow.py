@@ -64,7 +64,7 @@ def test_mixtures_are_planned_trained_and_reported(fresh):
     data = {
         "build_corpus": 2,
         "build_tokenizer": 1,
-        "pretokenize": 6,
+        "pretokenize": 7,
         "mix_corpora": 1,
         "corpus_records": 2,
     }

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     canonical_json,
@@ -16,11 +14,13 @@ from tokenscale.base.files import (
     report_malformed,
     sha256_file,
 )
-from tokenscale.costs.card import count_dropped, measure_quantiles
+from tokenscale.costs.card import count_dropped
 from tokenscale.settings.data import HELD_OUT_IN_TRAINING
 
 Row = dict[str, Any]
 
+#: columns of the quantiles in the manifest of a store of lengths
+QUANTILES = ("median_tokens", "tokens_95", "largest_tokens")
 BENCHMARK_TABLES = ("benchmarks", "storage_benchmarks", "inference_benchmarks", "generations")
 #: what a record states of all its stretches, a model of itself, and an answer of itself
 _CELL = [
@@ -219,7 +219,7 @@ def _read_store_row(path: Path, texts: dict[str, Row]) -> Row:
             "stored_bytes": sum(file["bytes"] for file in manifest["files"]),
             "text_bytes": text.get("text_bytes", {}).get(manifest["split"]),
             **text.get("held_out", {}),
-            **_read_quantiles(path, manifest),
+            **dict(zip(QUANTILES, manifest.get("quantiles", ()), strict=False)),
             "manifest_sha256": sha256_file(path),
             "corpus_sha256": manifest.get("corpus_manifest_sha256"),
             **_read_build_facts(path.with_name("build.json")),
@@ -227,16 +227,6 @@ def _read_store_row(path: Path, texts: dict[str, Row]) -> Row:
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         what = "this is no manifest of a token store that this version writes."
         raise UserError(what, path=path, missing=error, next=f"snakemake -f {path}") from None
-
-
-def _read_quantiles(path: Path, manifest: Row) -> Row:
-    """Return the quantiles of documents' lengths, of a store of lengths whose files are here."""
-    files = [path.parent / file["name"] for file in manifest["files"]]
-    if manifest["format"] != "lengths" or not all(file.is_file() for file in files):
-        return {}
-    lengths = np.concatenate([np.load(file) for file in files])
-    names = ("median_tokens", "tokens_95", "largest_tokens")
-    return dict(zip(names, measure_quantiles(lengths), strict=True))
 
 
 def _read_build_facts(path: Path) -> Row:

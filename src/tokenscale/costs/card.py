@@ -43,7 +43,7 @@ class TextCard:
         quantiles = self.quantiles
         if self.lengths is not None and len(self.lengths):
             tokens = float(np.mean(self.lengths)) * self.documents
-            quantiles = measure_quantiles(self.lengths)
+            quantiles = costs.measure_quantiles(self.lengths)
         found = []
         if quantiles is not None:
             median, most, largest = quantiles
@@ -75,12 +75,6 @@ class TextCard:
             lost += [f"pads {of['padding']:.1%}"] if of["padding"] >= 0.0005 else []
             words.append(f"{approach} {' and '.join(lost) or 'keeps all'}")
         return f"rows of {sequence_length:,}: {'; '.join(words)}"
-
-
-def measure_quantiles(lengths: np.ndarray) -> tuple[float, float, float]:
-    """Return the median, the 95 % quantile and the largest of lengths."""
-    median, most, largest = np.quantile(lengths, [0.5, 0.95, 1.0]).tolist()
-    return median, most, largest
 
 
 def count_dropped(manifest: Mapping[str, Any]) -> dict[str, int]:

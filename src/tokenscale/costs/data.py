@@ -10,6 +10,12 @@ import numpy as np
 BUCKET_MULTIPLE = 64
 
 
+def measure_quantiles(lengths: np.ndarray) -> tuple[float, float, float]:
+    """Return the median, the 95 % quantile and the largest of lengths."""
+    median, most, largest = np.quantile(lengths, [0.5, 0.95, 1.0]).tolist()
+    return median, most, largest
+
+
 def padding_share(lengths: np.ndarray, sequence_length: int) -> float:
     """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents ·
     T).

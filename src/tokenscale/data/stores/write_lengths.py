@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenscale.costs.data import measure_quantiles
 from tokenscale.data.stores.documents import Documents
 from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
@@ -29,5 +30,6 @@ def write_lengths(store: StoreSettings, documents: Documents, directory: Path) -
             "places": tokens,
             "tokens_cut": 0,
             "documents_cut": 0,
+            "quantiles": measure_quantiles(lengths),
         }
         return writer.finish([FILE], facts)

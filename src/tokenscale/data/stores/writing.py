@@ -30,6 +30,7 @@ from tokenscale.base.files import (
     utc_now,
     write_sealed,
 )
+from tokenscale.costs.data import measure_quantiles
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
 from tokenscale.data.parts import part_folder, remove_surplus_parts
 from tokenscale.data.records import smallest_dtype
@@ -258,7 +259,7 @@ SUMMED = (
     *("tokens_cut", "documents_cut", "documents_split"),
 )
 #: facts that are computed from the facts of the parts
-COMPUTED = ("fill", "ids_digest", "bits_per_token", "files", "records", "part")
+COMPUTED = ("fill", "ids_digest", "bits_per_token", "files", "records", "part", "quantiles")
 
 
 def merge_store(
@@ -282,6 +283,9 @@ def merge_store(
     merged = _merge_manifests(directory, filled)
     if store.format == "packed":
         merged["rows_packed_within"] = "part"
+    if store.format == "lengths":
+        lengths = [np.load(directory / file["name"]) for file in merged["files"]]
+        merged["quantiles"] = measure_quantiles(np.concatenate(lengths))
     path = directory / "manifest.json"
     remove_manifest(path)
     _remove_data(directory)  # of an earlier store in one part
