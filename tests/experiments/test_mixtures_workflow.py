@@ -64,11 +64,11 @@ def test_mixtures_are_planned_trained_and_reported(fresh):
     data = {
         "build_corpus": 2,
         "build_tokenizer": 1,
-        "pretokenize": 7,
+        "pretokenize": 8,
         "mix_corpora": 1,
         "corpus_records": 2,
     }
-    assert fresh.planned("runs", *OPTIONS) == data | {"mix_stores": 4, "train": 3}
+    assert fresh.planned("runs", *OPTIONS) == data | {"mix_stores": 5, "train": 3}
     fresh.snakemake("--cores", "2", "results/figures/mixing/mixture_losses.svg", *OPTIONS)
     assert "Nothing to be done" in fresh.dry_run(
         "results/figures/mixing/mixture_losses.svg", *OPTIONS
