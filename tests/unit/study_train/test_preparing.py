@@ -244,7 +244,7 @@ def test_what_another_process_builds_is_refused_and_kept(here):
     [("--global-batch 1", False), ("--global-batch 4096 --sequence-length 256", True)],
 )
 def test_a_step_that_takes_long_is_announced_beforehand(words, long, monkeypatch):
-    monkeypatch.setattr(inputs.timeit, "repeat", lambda *_, **__: [0.02])  # 107 GFLOP/s
+    monkeypatch.setattr(inputs, "measure_matrix_rate", lambda: 107e9)
     run = asked(*f"--dataset dummy --model llama-tiny --device cpu {words}".split()).run
     found = inputs.describe_long_step(
         flags.replace_values(run, {"model.vocabulary_size": 4096}), {}
