@@ -28,12 +28,8 @@ LLAMA = replace(SHAPE, heads=8, initial_deviation=0.4)
 GPT2 = replace(GPT2_PARTS, initial_deviation=0.3)
 #: an id is a character; 97 entries, of which the last is no text
 TOKENIZER = SimpleNamespace(
-    bos_id=0,
     eos_id=1,
     vocabulary_size=96,
-    encode_batch=lambda texts: [
-        np.array([2 + ord(letter) % 90 for letter in text]) for text in texts
-    ],
     decode=lambda ids: " ".join(map(str, ids)),
 )
 #: batches of several sentences and of one, an odd number of them, and a source that leaves no room
@@ -41,6 +37,8 @@ PAIRS = [
     Pair(n, text, "")
     for n, text in enumerate(["a", "bc", "xy", "k", "def", "q", "ghij", "zw", "n" * LENGTH])
 ]
+#: BOS, a number for each letter, EOS
+PROMPTS = [np.array([0, *(2 + ord(letter) % 90 for letter in pair.source), 1]) for pair in PAIRS]
 LAYOUTS = {**parity.LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
 #: what `make test` compares: each way to split a model, and pairs of them
 DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "interleaved@2", "1f1b-tp@2x2", "1f1b-zero3@2x2"}
@@ -59,7 +57,16 @@ def translations(world, run):
 
     def texts():
         model = TextModel(trainer.parallel, world.device)
-        made = translate(model, PAIRS, TOKENIZER, LENGTH, world.device, place.data_rank, readers)
+        made = translate(
+            model,
+            PAIRS,
+            PROMPTS,
+            tokenizer=TOKENIZER,
+            positions=LENGTH,
+            device=world.device,
+            rank=place.data_rank,
+            world_size=readers,
+        )
         return {translation.pair.number: translation.hypothesis for translation in made}
 
     before = texts()
