@@ -39,6 +39,7 @@ def lab(tmp_path_factory):
         lab.store(StoreSettings(form, **options))
         lab.store(StoreSettings(form, codec="snappy", dtype="int64", **options))
     lab.store(StoreSettings("packed", sequence_length=T))
+    lab.store(StoreSettings("lengths"))
     return lab
 
 

@@ -49,6 +49,7 @@ def lab(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
     for form in ("padded", "token-list", "packed"):
         lab.store(StoreSettings(form, **({} if form == "token-list" else {"sequence_length": T})))
+    lab.store(StoreSettings("lengths"))
     return lab
 
 

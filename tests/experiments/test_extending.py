@@ -114,7 +114,7 @@ ADDED = {
         "data/tokenizers/utf8.py",
         BYTES,
     ),
-    "BATCHES": ('"ends": Approach(),', "data/batches/online.py", ENDS),
+    "BATCHES": ('"ends": Approach(online=True),', "data/batches/online.py", ENDS),
     "DRAWINGS": ('"steps_taken": "steps_taken",', "report/drawings/steps_taken.py", STEPS_TAKEN),
 }
 FIGURE = "results/figures/toys/steps_taken"

@@ -26,16 +26,17 @@ CUT_BYTES = 4 << 20
 
 
 def open_documents(
-    run: RunSettings, inputs: Inputs, losses: Sequence[dict[str, Any] | None]
+    run: RunSettings, inputs: Inputs, losses: Sequence[dict[str, Any] | None] | None = None
 ) -> list["OnlineDocuments"]:
     """Open the documents of each corpus of the run. `losses` are what the tokenizer loses of each,
-    None where that is to be measured. Raises UserError as `Inputs.require` and `TextDoor`.
+    as far as its stores say; else that is measured. Raises UserError as `Inputs.require` and `TextDoor`.
     """
     user = f"approach {run.approach}, which tokenizes while training,"
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, engine=run.engine)
+    paths = list_sources(run, where=corpus)
     found = []
-    for path, known in zip(list_sources(run, where=corpus), losses, strict=True):
+    for path, known in zip(paths, losses or [None] * len(paths), strict=True):
         text = RawText(manifest_path(path).parent, split="train")
         if known is None:
             door = TextDoor.of_corpus(loaded, text, run.eos)
@@ -70,6 +71,10 @@ class OnlineDocuments:
     def __len__(self) -> int:
         return len(self.text)
 
+    def document(self, i: int) -> np.ndarray:
+        """Return the ids of one document."""
+        return self.documents(np.array([i]))[0]
+
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
         return list(self._encode(indices).documents())
@@ -93,7 +98,7 @@ class PaddedBatches(RowBatches):
     """Batches from raw text, bit-identical to those of `pretokenized-padded`."""
 
     def __init__(self, run: RunSettings, inputs: Inputs):
-        sources = open_documents(run, inputs, losses=[None] * len(run.trained_corpora))
+        sources = open_documents(run, inputs)
         inputs.losses.extend(source.door.losses for source in sources)
         order = open_order(run, sizes=[len(source) for source in sources])
         super().__init__(
