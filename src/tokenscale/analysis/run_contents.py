@@ -148,9 +148,13 @@ def count_again(record: Row, run: RunSettings, steps: np.ndarray, at_hand: Input
     failures = []
 
     def attempt(role: str, count: Callable[[Any, Any], Any]) -> Any:
-        needed = [role] if role != "store" or run.store is not None else []
-        needed += ["corpus", "tokenizer"] if role == "store" and run.online else []
-        needed += ["tokenizer"] * masks
+        needed = []
+        if role != "store" or run.store is not None:
+            needed.append(role)
+        if role == "store" and run.online:
+            needed += ["corpus", "tokenizer"]
+        if masks:
+            needed.append("tokenizer")
         missing = [reasons[name] for name in needed if name in reasons]
         try:
             # with packages that a report does without

@@ -304,8 +304,8 @@ def _encode_code(record: Row) -> str | None:
 
 
 def _validation_attention(record: Row) -> str | None:
-    """Return what held-out rows attended to; None where no own run validated. Records of earlier
-    versions do not state it: held-out rows then attended as the rows of the training.
+    """Return what attention in validation was limited to; None where no run of ours validated.
+    Records of earlier versions do not state it: validation then had the attention of training.
     """
     run = _get_object(record, name="run")
     if not run or _get_object(run, name="validation").get("rows") == 0:
