@@ -6,13 +6,17 @@ import functools
 import json
 import random
 import shlex
+import tempfile
 import unicodedata
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
     Regex,
@@ -35,7 +39,14 @@ from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers import backends, huggingface
 from tokenscale.data.tokenizers.load import build, load_tokenizer
-from tokenscale.data.tokenizers.losses import PLACES, describe, draw_sample, measure
+from tokenscale.data.tokenizers.losses import (
+    PLACE_BYTES,
+    PLACES,
+    describe,
+    draw_sample,
+    measure,
+    take_sample,
+)
 from tokenscale.report.answers import _describe_lost_text
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.registry import FORMATS
@@ -406,13 +417,29 @@ def test_a_tokenizer_without_unknown_token_serves_text_that_it_covers(tmp_path):
     assert converted["text_sample"] == manifest["text_sample"]
 
 
-def test_the_sample_comes_from_all_over_the_corpus_and_has_the_beginnings_of_long_documents(
-    tmp_path,
-):
-    texts = [f"{i} " + "x" * 50_000 for i in range(100)]
-    sample = draw_sample(make_corpus(tmp_path, texts))
-    assert sum(map(len, sample)) <= PLACES * (32 << 10)
-    assert [int(text.split()[0]) for text in sample] == [100 * i // PLACES for i in range(PLACES)]
+@given(
+    lengths=st.lists(
+        st.one_of(st.integers(1, 40), st.integers(500, 5000), st.integers(10_000, 40_000)),
+        min_size=1,
+        max_size=400,
+    ),
+    share=st.floats(0.25, 0.5),
+    place=st.floats(0, 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_stretch_that_is_lost_is_found_wherever_it_lies(lengths, share, place):
+    """In one document or in many, of equal lengths or not, in a corpus or in a file."""
+    total = sum(lengths)
+    first = int(place * (1 - share) * total)
+    stop = max(first + 1, int(first + share * total))
+    whole = "a" * first + "ж" * (stop - first) + "a" * (total - stop)
+    ends = np.cumsum(lengths).tolist()
+    texts = [whole[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = make_corpus(Path(folder), texts, validation_share=1e-18)
+        for sample in ("".join(draw_sample(corpus)), "".join(take_sample(texts))):
+            assert len(sample) <= PLACES * PLACE_BYTES
+            assert sample.count("ж") / len(sample) > 0.05
 
 
 def test_the_report_cautions_of_unknown_ids_where_no_text_is_lost():

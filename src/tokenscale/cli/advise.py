@@ -36,10 +36,6 @@ from tokenscale.settings.registry import TOKEN_FORMATS
 Log = Callable[[str], None]
 #: sequence lengths that are compared, beside the requested one
 LENGTHS = (512, 1024, 2048, 4096, 8192)
-#: most documents, and characters at the beginning of each, that are decoded to measure what the
-#: tokenizer loses
-LOSS_DOCUMENTS = 256
-LOSS_CHARACTERS = 2048
 #: below this gain in useful tokens, and with fewer tokens cut, padded rows are as good as packed
 #: ones
 LEAST_GAIN = 0.02
@@ -117,9 +113,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     wanted = settings.sequence_length
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         tokenizer = _load_tokenizer(settings.tokenizer_name, folder=Path(folder), log=log)
-        some = found.texts[:: -(-len(found.texts) // LOSS_DOCUMENTS)]
-        beginnings = (text[:LOSS_CHARACTERS] for text in some)
-        door = TextDoor.of_texts(tokenizer, beginnings, name=files[0])
+        door = TextDoor.of_texts(tokenizer, found.texts, name=files[0])
         log(losses.describe(tokenizer, found=door.losses))
         chunk = door.encode(found.texts)
         stores = {

@@ -116,7 +116,7 @@ class TextDoor:
     def of_texts(
         cls, tokenizer: Tokenizer, texts: Iterable[str], name: str, eos: bool = False
     ) -> "TextDoor":
-        """Measure the first 512 KiB of texts, which `name` is shown for in messages."""
+        """Measure pieces from all over the texts, which `name` is shown for in messages."""
         losses = measure(tokenizer, take_sample(texts), corpus=name)
         return cls(tokenizer, eos, False, losses)
 

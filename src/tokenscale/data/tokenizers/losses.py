@@ -29,44 +29,69 @@ from tokenscale.data.tokenizers.huggingface import JsonTokenizer
 from tokenscale.settings.data import LOSS_CAUTION
 
 #: places of a corpus that a sample is drawn from, documents at each, and bytes at each; longer
-#: documents are cut
+#: documents are shortened
 PLACES = 16
 DOCUMENTS = 16
 PLACE_BYTES = 32 << 10
+#: characters of a piece of a long document
+PIECE = 1 << 10
 
 
 def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
-    """Return the beginnings of up to 256 documents from all over a split, at most 512 KiB of UTF-8
-    in total.
+    """Return up to 256 documents from all over a split, at most 512 KiB of UTF-8 in total. Of long
+    documents it has pieces from all over them, in proportion to their lengths. Of a split with
+    fewer documents it is `take_sample`.
     """
     # the whole files are checked when they are read in order
     text = RawText(directory=corpus_directory, split=split, verify=False)
+    if len(text) <= PLACES * DOCUMENTS:
+        return take_sample(
+            document for column in text.columns(1) for document in column.to_pylist()
+        )
     places = np.linspace(0, len(text), PLACES + 1, dtype=np.int64).tolist()
     # a long document fills a place
     step = DOCUMENTS if text.split["utf8_bytes"] < PLACE_BYTES * len(text) else 1
     found: list[str] = []
     for first, end in zip(places, places[1:], strict=False):
-        room = PLACE_BYTES
+        documents: list[str] = []
         for column in text.columns(step, first, min(first + DOCUMENTS, end)):
-            for document in column.to_pylist():
-                encoded = document[:room].encode("utf-8")[:room]
-                found += [encoded.decode("utf-8", errors="ignore")] if encoded else []
-                room -= len(encoded)
-            if room <= 0:
+            documents += column.to_pylist()
+            if sum(map(len, documents)) > DOCUMENTS * PLACE_BYTES:
                 break
+        found += _shorten(documents)
     return found
 
 
+def _shorten(documents: Sequence[str]) -> list[str]:
+    """Return the documents of a place; if they are too long together, pieces of each."""
+    share = PLACE_BYTES / max(1, sum(len(document.encode("utf-8")) for document in documents))
+    if share >= 1:
+        return [document for document in documents if document]
+    shortened = []
+    for document in documents:
+        count = max(1, round(len(document) * share / PIECE))
+        length = int(len(document) * share / count)
+        starts = np.linspace(0, len(document) - length, count, dtype=np.int64).tolist()
+        shortened.append("".join(document[start : start + length] for start in starts))
+    return [document for document in shortened if document]
+
+
 def take_sample(texts: Iterable[str]) -> list[str]:
-    """Return the first texts, as many bytes as `draw_sample` returns; the last one is cut."""
-    room = PLACES * PLACE_BYTES
+    """Return every n-th piece of texts, by the smallest power of two n that leaves less than 512."""
+    limit = PLACES * PLACE_BYTES // PIECE
     found: list[str] = []
+    stride = 1
+    first = 0  # number of the text's first piece among those of all texts
     for text in texts:
-        encoded = text[:room].encode("utf-8")[:room]
-        found.append(encoded.decode("utf-8", errors="ignore"))
-        room -= len(encoded)
-        if room <= 0:
-            break
+        count = -(-len(text) // PIECE)
+        piece = -first % stride
+        while piece < count:
+            found.append(text[piece * PIECE : (piece + 1) * PIECE])
+            if len(found) == limit:
+                del found[1::2]
+                stride *= 2
+            piece += stride - (first + piece) % stride
+        first += count
     return found
 
 
