@@ -23,6 +23,7 @@ from tokenscale.cli.mixture import write_mixture
 from tokenscale.data.batches import stored, streams
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.trace import trace_step
 from tokenscale.data.mixtures import open_order
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.tokenizers.load import build as build_tokenizer
@@ -194,6 +195,8 @@ def check_reading(reading):
         expected_digests = [batch.order_digest for batch in take(alone, steps)]
         assert [batch.order_digest for batch in batches] == expected_digests
         check_cut(alone, run, documents)
+        step = min(reading.stop, steps - 1)
+        check_trace(text, run, step, batches[step], documents)
         if run.approach == "length-bucketed":
             check_buckets(batches, order, run, documents)
         else:
@@ -266,6 +269,26 @@ def check_cut(batches, run, documents):
     labels = [sum(len(document) - 1 for document in each) for each in documents]
     expected = [part / whole if whole else 0.0 for part, whole in zip(lost, labels, strict=True)]
     assert list(batches.count_cut().values()) == pytest.approx(expected)
+
+
+def check_trace(text, run, step, batch, documents):
+    """A step's trace has every token and label of its batch, by the definition of the documents."""
+    inputs = Inputs(text.corpus, text.tokenizer, text.store)
+    found = trace_step(run, inputs, step)
+    assert (found.digest, found.labels) == (batch.order_digest, batch.useful_tokens)
+    assert sum(piece.labels for piece in found.pieces) == batch.useful_tokens
+    names = [corpus.name for corpus in run.trained_corpora]
+    inside = np.zeros(batch.tokens_bt.shape, dtype=bool)
+    for piece in found.pieces:
+        document = documents[names.index(piece.corpus)][piece.document]
+        ids = document[piece.first : piece.first + piece.tokens]
+        place = (piece.slot, slice(piece.place, piece.place + piece.tokens))
+        assert batch.tokens_bt[place].tolist() == ids
+        assert not inside[place].any()
+        inside[place] = True
+        assert piece.length == len(document) and piece.origin.row == piece.document
+    padding = 2  # the third control token
+    assert np.array_equal(inside, batch.tokens_bt != padding)
 
 
 GENERATED = {

@@ -165,6 +165,7 @@ GROUPS = {
         "claims": "verdicts on claims; --strict fails where one does not hold",
         "verify": "whether results and reports are what their data produce",
         "diff": "compare two reports cell by cell",
+        "trace": "which text was in a step of a run",
         "environment": "the packages of a report or a run, as requirements for pip",
     },
     "trainers and machines": {

@@ -256,11 +256,8 @@ class StreamBatches(Batches):
         labels = np.empty(shape, dtype=np.int64)
         starts = np.zeros(shape, dtype=bool)
         ids = np.empty((2, len(self.slots)), dtype=np.int64)
-        for source, places, first_row in self._choose_rows():
+        for source, places, window in self.windows():
             count = len(tokens[places])
-            window = self._streams[source].read(
-                first_row * self._sequence_length, count * self._sequence_length + 1
-            )
             following = window.tokens[1:].copy()
             begun = window.begins[window.begins > 0]
             following[begun - 1] = IGNORED
@@ -277,6 +274,15 @@ class StreamBatches(Batches):
             return batch
         starts[:, 0] = True
         return dataclasses.replace(batch, document_ids_bt=document_ids(starts))
+
+    def windows(self) -> Iterator[tuple[int, np.ndarray | slice, Window]]:
+        """Yield (source, places in this rank's share, window) of the next batch. A window is the rows
+        of a source, end to end, and one token more.
+        """
+        for source, places, first_row in self._choose_rows():
+            first = first_row * self._sequence_length
+            count = len(self.slots[places]) * self._sequence_length
+            yield source, places, self._streams[source].read(first, count + 1)
 
     def _identify_rows(
         self, source: int, window: Window, count: int

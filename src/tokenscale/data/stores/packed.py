@@ -319,6 +319,15 @@ class PackedStore:
         marks[:, 0] = True
         return marks[:, : self.sequence_length]
 
+    def list_pieces(self, row: int) -> list[tuple[int, int, int]]:
+        """Return (document, offset of its first token, tokens) of each piece of a row."""
+        ((number, place),) = self._places(np.array([row]))
+        part = self._parts[number]
+        span = slice(*part.rows[place : place + 2].tolist())
+        documents = part.documents[span] + part.first_document
+        found = (documents, part.starts[span], part.pieces[span])
+        return list(zip(*(values.tolist() for values in found), strict=True))
+
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
         """Yield documents [first, last), reassembled. Raises UserError for a changed row."""
         ends = [*(part.first_document for part in self._parts[1:]), self.manifest["documents"]]
