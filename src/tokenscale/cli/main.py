@@ -146,6 +146,7 @@ GROUPS = {
         "pretokenize": "Parquet → a token store",
         "convert": "token stores from and to Megatron-LM, nanoGPT, Hugging Face, …",
         "download": "fetch the files of a corpus, and verify them by hash",
+        "audit": "what a data loader of yours reads: lost, doubled, resumed",
     },
     "before a run": {
         "ready": "whether experiments can start here or under a profile",
