@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -264,7 +264,7 @@ class Pass:
 
     def order(self) -> list[int]:
         """Return the rows of all steps."""
-        return [row for step in self.steps() for rows in step for row in rows]
+        return [row for step in self.steps() for row in chain.from_iterable(step)]
 
 
 def make_pass(ranks: Iterable[Iterable[Rows]], keep: bool = False) -> Pass:
