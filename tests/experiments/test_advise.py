@@ -154,6 +154,9 @@ def test_texts_that_repeat_and_texts_without_words_are_named():
     longer = replace(card, lengths=np.full(100, 20))
     whole = command.describe_texts([f"text {n}" for n in range(100)], longer)
     assert not [*command.list_cautions(whole)]
+    all_read = command.describe_texts(texts[:2], longer, repeated=0.24)
+    (caution,) = command.list_cautions(all_read)
+    assert caution.startswith("caution: 24.0 % of the documents repeat earlier ones")
 
 
 @pytest.mark.parametrize("end", ["parquet", "jsonl", "tsv", "csv"])

@@ -15,7 +15,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import read
 from tokenscale.data.corpus import sample as module
 from tokenscale.data.corpus.read import find_start, read_texts
-from tokenscale.data.corpus.sample import draw_sample
+from tokenscale.data.corpus.sample import count_repeated, draw_sample
 from tokenscale.settings.data import SourceSettings
 
 LINES = SourceSettings(kind="files")
@@ -76,6 +76,23 @@ def test_what_no_corpus_keeps_is_no_document(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "READ_BYTES", 1000)
     path = lines(tmp_path / "b.jsonl", [None, "a \ud800", "b"] * 3000)
     assert set(draw_sample([path], LINES, 1000).texts) == {"b"}
+
+
+@given(st.lists(st.sampled_from(["a", "b", " b ", "c\n", "c"]), min_size=1, max_size=40))
+def test_repeated_documents_are_counted_in_all_files(tmp_path_factory, documents):
+    folder = tmp_path_factory.mktemp("files")
+    paths = [
+        parquet(folder / "a.parquet", documents[::2], 3),
+        lines(folder / "b.jsonl", documents[1::2]),
+    ]
+    distinct = len({document.strip() for document in documents})
+    assert count_repeated(paths, LINES) == pytest.approx(1 - distinct / len(documents))
+
+
+def test_repeated_documents_of_a_large_data_set_are_not_counted(tmp_path, monkeypatch):
+    path = lines(tmp_path / "a.jsonl", ["a"] * 9)
+    monkeypatch.setattr(module, "READ_BYTES", path.stat().st_size - 1)
+    assert count_repeated([path], LINES) is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tokenscale.costs import data as costs
 from tokenscale.costs.card import TextCard, choose_samples, count_packed
 from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.read import detect_format
-from tokenscale.data.corpus.sample import draw_sample
+from tokenscale.data.corpus.sample import count_repeated, draw_sample
 from tokenscale.data.stores.documents import Chunk
 from tokenscale.data.stores.manifest import load_writer
 from tokenscale.data.stores.text import HeldDocuments, TextDoor, describe_origin
@@ -151,7 +151,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
         lengths=chunk.lengths,
         samples=[found.texts[i] for i in choose_samples(len(found.texts))],
     )
-    facts["texts"] = describe_texts(found.texts, card)
+    facts["texts"] = describe_texts(found.texts, card, repeated=count_repeated(paths, source))
     facts["approaches"] = card.compare(wanted)
     facts["choice"], facts["reason"] = choose_approach(
         chunk.lengths, t=wanted, approaches=facts["approaches"]
@@ -209,15 +209,18 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     return {"padding": padding, **cut, "fill_packed": fill}
 
 
-def describe_texts(texts: Sequence[str], card: TextCard) -> dict[str, Any]:
+def describe_texts(
+    texts: Sequence[str], card: TextCard, repeated: float | None = None
+) -> dict[str, Any]:
     """Return the lines of the sampled texts' card, the tokens of a document in the median, and the
-    share of texts that an earlier text of the sample repeats.
+    share of documents that an earlier one repeats: `repeated`, or that of the sample.
     """
     assert card.lengths is not None  # the sample is tokenized
     return {
         "card": list(card.describe()),
         "median_tokens": float(np.median(card.lengths)),
-        "repeated": 1 - len(set(texts)) / len(texts),
+        "repeated": 1 - len(set(texts)) / len(texts) if repeated is None else repeated,
+        "repeated_of": "sampled texts" if repeated is None else "documents",
     }
 
 
@@ -340,8 +343,8 @@ def list_cautions(texts: Mapping[str, Any]) -> Iterator[str]:
     """
     if texts["repeated"] >= REPEATED:
         yield (
-            f"caution: {_format_percent(texts['repeated'])} of the sampled texts repeat earlier "
-            "ones; a corpus drops these, unless cleaning.deduplicate is false"
+            f"caution: {_format_percent(texts['repeated'])} of the {texts['repeated_of']} repeat "
+            "earlier ones; a corpus drops these, unless cleaning.deduplicate is false"
         )
     if texts["median_tokens"] < FEW_TOKENS:
         yield "caution: most texts have hardly a token: is --text-column the right one?"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.read import (
@@ -101,6 +102,22 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
             ),
         )
     return found
+
+
+def count_repeated(paths: list[Path], source: SourceSettings) -> float | None:
+    """Return the share of documents that an earlier one repeats, from reading them all; None for
+    more than `READ_BYTES` of files. White space around a document is no difference, as where a
+    corpus drops duplicates.
+    """
+    if sum(path.stat().st_size for path in paths) > READ_BYTES:
+        return None
+    seen = set()
+    documents = 0
+    for path in paths:
+        for text in read_usable_texts(path, source):
+            seen.add(xxh3_64_intdigest(text.strip().encode("utf-8")))
+            documents += 1
+    return 1 - len(seen) / max(1, documents)
 
 
 def _sample_row_groups(
