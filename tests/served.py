@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.forks import context
 
-MODULES = ("tokenscale", "snakemake", "tests.slurm.polled")
+MODULES = ("tokenscale", "snakemake", "tests.slurm.polled", "torch.distributed.run")
 #: its first line makes the real Python start without its packages, which takes a hundredth of a
 #: second
 CLIENT = """#!{python} -IS

@@ -32,7 +32,12 @@ with wait_for_root_cause(World(0, {size}, 0, torch.device("cpu"))):
 
 
 @pytest.mark.parametrize(
-    ("error", "size", "code"), [("ValueError", 2, 1), ("UserError", 2, 2), ("ValueError", 1, -6)]
+    ("error", "size", "code"),
+    [
+        pytest.param("ValueError", 2, 1, marks=pytest.mark.long),
+        ("UserError", 2, 2),
+        ("ValueError", 1, -6),
+    ],
 )
 def test_what_a_process_group_does_at_the_end_does_not_hide_an_error(error, size, code):
     command = [sys.executable, "-c", ABORTED.format(error=error, size=size)]

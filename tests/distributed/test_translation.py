@@ -40,8 +40,8 @@ PAIRS = [
 #: BOS, a number for each letter, EOS
 PROMPTS = [np.array([0, *(2 + ord(letter) % 90 for letter in pair.source), 1]) for pair in PAIRS]
 LAYOUTS = {**parity.LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
-#: what `make test` compares: each way to split a model, and pairs of them
-DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "interleaved@2", "1f1b-tp@2x2", "1f1b-zero3@2x2"}
+#: what `make test` compares: each way to split a model, and a pair of them
+DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "1f1b-tp@2x2"}
 
 
 def mark(name: str) -> tuple:

@@ -92,6 +92,7 @@ def nanogpt():
         yield
 
 
+@pytest.mark.long
 def test_peers_read_the_same_rows_in_the_rounds_of_the_data_benchmark(
     lab, tmp_path, monkeypatch, nanogpt
 ):

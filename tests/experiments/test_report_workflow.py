@@ -45,6 +45,7 @@ def test_report_now_is_of_the_sealed_runs_and_names_the_others(copy):
     assert back["train"] == 2 and back["ingest"] == 2, "what was left out comes in again"
 
 
+@pytest.mark.long
 def test_a_report_of_nothing_says_so(fresh):
     """No store, no benchmark, no run: every page is there, and nothing was made but the report."""
     fresh.snakemake("--cores", "2", "report_now")

@@ -20,7 +20,8 @@ from tests.workflow.jobs import (
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(110), pytest.mark.workflow]
 
 
-@pytest.mark.parametrize("newer", ["lists", pytest.param("results", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("newer", ["lists", "results"])
 def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path, newer):
     """Without metadata Snakemake goes by times, and by chance: whichever was copied last."""
     project = copy_of(built, tmp_path, copy_function=shutil.copyfile)

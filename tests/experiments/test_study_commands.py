@@ -133,7 +133,7 @@ def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages_and_the_we
     )
     assert (run.approach, run.global_batch, run.layout.world_size) == ("pretokenized-padded", 2, 1)
     assert len(set(digests)) == 5 and all(4 < loss < 8 for loss in losses)
-    again = tokenscale(place, "train", words, python=sys.executable, **blocked)
+    again = tokenscale(place, "train", words)
     assert "has ended already" in again.stdout and "step 1/5" not in again.stdout
     assert trained(place, again) == (run, losses, digests)
     checkpoint = f"blocked/runs/{run.identity}/checkpoints/final"
@@ -193,7 +193,7 @@ def test_two_ranks_are_one_run_whoever_starts_them(place):
     more = {"cwd": place, "env": environment(PYTHON_EXEC=served.python()), "text": True}
     more |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     commands = [
-        [sys.executable, *node, "--node-rank", str(k), *module, "--output-dir", "nodes"]
+        [served.python(), *node, "--node-rank", str(k), *module, "--output-dir", "nodes"]
         for k in range(2)
     ]
     nodes = [subprocess.Popen(command, **more) for command in commands]
@@ -230,7 +230,7 @@ def test_a_mistake_ends_all_ranks_and_is_told_once(place):
         "LOCAL_WORLD_SIZE": "2",
     }
     command = [
-        sys.executable,
+        served.python(),
         "-m",
         "tokenscale",
         "train",

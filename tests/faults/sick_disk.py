@@ -1,10 +1,11 @@
 """Each job of the small workflow while a system call on its results fails, and then again: `python
 -m` this module with
 
-    LAB FOLDER TRIES SEED
+    LAB FOLDER STAGES TRIES SEED
 
-`TRIES` faults a job are drawn: a call, an errno, and the first failing call of its kind. A process
-has `shim.c` preloaded. Prints a line of JSON a try; jobs whose fault was not reached are left out.
+`TRIES` faults a job of these stages (joined by commas) are drawn: a call, an errno, and the first
+failing call of its kind. A process has `shim.c` preloaded. Prints a line of JSON a try; jobs whose
+fault was not reached are left out.
 """
 
 import errno
@@ -40,9 +41,13 @@ def compile_shim(folder: Path) -> Path:
     return target
 
 
-def try_faults(lab: Path, folder: Path, tries: int, draw: random.Random) -> Iterator[dict]:
+def try_faults(
+    lab: Path, folder: Path, stages: list[str], tries: int, draw: random.Random
+) -> Iterator[dict]:
     log = folder / "reached.txt"
     for start, behind in itertools.pairwise([*STAGES, "end"]):
+        if start not in stages:
+            continue
         project = folder / start
         shutil.copytree(lab / start / "project", project, symlinks=True)
         results = project / "results"
@@ -94,5 +99,7 @@ if __name__ == "__main__":
     if "shim.so" not in os.environ.get("LD_PRELOAD", ""):
         os.environ["LD_PRELOAD"] = str(compile_shim(folder))
         os.execv(sys.executable, [sys.executable, "-m", "tests.faults.sick_disk", *sys.argv[1:]])
-    for found in try_faults(lab, folder, int(sys.argv[3]), random.Random(sys.argv[4])):
+    stages = sys.argv[3].split(",")
+    tries = int(sys.argv[4])
+    for found in try_faults(lab, folder, stages, tries, random.Random(sys.argv[5])):
         print(json.dumps(found), flush=True)

@@ -11,13 +11,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests import planted
+from tests import planted, served
 from tests.faults.kills import small_project
 from tests.faults.test_resume import first_step
 from tests.logs import series
@@ -97,7 +96,7 @@ class Machine:
         words = ["cloud", "--bucket", f"s3://rented/{prefix}", "rented", "--ranks", "1", "--worker"]
         with (folder / "log").open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tokenscale", *words, "--every", "0.2"],
+                [served.python(), "-m", "tokenscale", *words, "--every", "0.2"],
                 cwd=folder,
                 env=environment,
                 stdout=log,

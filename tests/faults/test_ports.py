@@ -96,7 +96,13 @@ raise SystemExit(start_run(run, done, {{"store": Path({str(manifest)!r})}}, mach
     assert seen == {""}, text  # they listen, but nowhere else
 
 
-@pytest.mark.parametrize("options", [[], ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.long),
+        ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file"],
+    ],
+)
 def test_ranks_that_a_user_starts_by_torchrun_open_no_port_of_their_own(tmp_path, options):
     """torchrun itself listens on every interface, unless its rendezvous is a file
     (docs/operations.md).

@@ -55,8 +55,15 @@ def test_a_user_without_a_name_and_a_home_makes_tables_and_figures(project):
     ]
 
 
-@pytest.mark.parametrize("words", [["-n"], []])
-@pytest.mark.parametrize("whose", ["another user's", "read-only"])
+@pytest.mark.parametrize(
+    ("whose", "words"),
+    [
+        ("another user's", []),
+        ("read-only", ["-n"]),
+        pytest.param("another user's", ["-n"], marks=pytest.mark.long),
+        pytest.param("read-only", [], marks=pytest.mark.long),
+    ],
+)
 def test_who_cannot_write_is_told_once(project, whose, words):
     if whose == "read-only" and not may_mount():
         pytest.skip("this user may not mount")

@@ -215,6 +215,7 @@ def test_packages_are_added_to_the_image_and_none_of_its_own_is_replaced(project
     assert done.returncode and "failed:" in done.stderr and not record.exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow(20)
 def test_a_package_that_cannot_be_imported_or_is_out_of_bounds_leaves_no_record(project):
     pyproject = project / "pyproject.toml"

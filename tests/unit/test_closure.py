@@ -139,6 +139,14 @@ def test_what_a_training_imports_is_its_code(loaded, approach):
     }
 
 
+def walk_statements(body):
+    """Yield statements and those inside them, but no expressions, which hold most nodes."""
+    for node in body:
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from walk_statements(getattr(node, part, ()))
+
+
 def packages(nodes):
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     named = [a.name for n in imports if isinstance(n, ast.Import) for a in n.names]
@@ -156,7 +164,8 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
             if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))
         ]
         found = set()
-        for node in ast.walk(tree):
+        statements = list(walk_statements(tree.body))
+        for node in statements:
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -184,11 +193,9 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
             )
         }
         functions = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            node for node in statements if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        inside = (node for function in functions for node in ast.walk(function))
+        inside = (node for function in functions for node in walk_statements(function.body))
         assert closure._find_packages(path) == (packages(tree.body), packages(inside)), path
         imports, read = closure._scan_source(path)
         views = {PACKAGE / f"analysis/sql/{view}.sql" for view in closure.VIEWS}

@@ -164,10 +164,17 @@ def test_draws_are_as_frequent_as_they_are_likely():
     model = ours(SHAPES["llama"])
     with torch.no_grad():
         likely = model(torch.tensor([PROMPT]))[0, -1].double().softmax(-1)
-    drawn = [
-        made(model, max_new_tokens=1, sampling=Sampling(1.0, seed=seed))[0] for seed in range(400)
-    ]
-    counts = torch.bincount(torch.tensor(drawn), minlength=96)
+    drawn = generate_rows(
+        model,
+        [PROMPT] * 400,
+        max_new_tokens=1,
+        positions=LENGTH,
+        vocabulary_size=96,
+        stop_id=None,
+        sampling=Sampling(1.0, seed=0),
+        device=CPU,
+    )
+    counts = torch.bincount(torch.tensor([token for (token,) in drawn]), minlength=96)
     assert ((counts - 400 * likely).abs() < 5 * (400 * likely * (1 - likely)).sqrt() + 1).all()
 
 

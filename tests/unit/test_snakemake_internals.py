@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import served
 from tokenscale.cli.snakemake import internals
 from tokenscale.cli.snakemake.jobs import Job, list_planned_jobs, read_failed_jobs
 
@@ -84,7 +85,7 @@ rule bad:
 @pytest.mark.parametrize("options", [["--quiet", "all"], ["--logger", "tokenscale"]], ids=" ".join)
 def test_jobs_are_recorded_whatever_the_logger_but_not_in_a_dry_run(tmp_path, options):
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--keep-going", *options]
+    command = [served.python(), "-m", "snakemake", "--cores", "1", "--keep-going", *options]
     subprocess.run([*command, "-n"], cwd=tmp_path, check=True, timeout=60)
     assert not list(tmp_path.glob(".snakemake/log/*"))
     assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == 1

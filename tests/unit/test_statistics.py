@@ -150,8 +150,8 @@ def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
 
 @pytest.fixture
 def coarse_drift(monkeypatch):
-    """Of each campaign's order, a tenth of the random ones: its p-value has a coarser grid."""
-    monkeypatch.setattr(statistics, "DRAWS", statistics.DRAWS // 10)
+    """Of each campaign's order, a hundredth of the random ones: its p-value has a coarser grid."""
+    monkeypatch.setattr(statistics, "DRAWS", statistics.DRAWS // 100)
 
 
 @pytest.mark.usefixtures("coarse_drift")

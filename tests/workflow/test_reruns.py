@@ -188,7 +188,20 @@ NOBODYS = [
 ]
 
 
-@pytest.mark.parametrize("file, expected", [pytest.param(*row, id=row[0]) for row in ROOMS])
+#: rooms whose jobs are those of another row
+REPEATED = {
+    *("settings/options.py", "costs/peaks.py", "data/stores/write_packed.py"),
+    *("analysis/run_values.py", "cli/pretokenize.py", "cli/rank.py"),
+}
+
+
+@pytest.mark.parametrize(
+    "file, expected",
+    [
+        pytest.param(*row, id=row[0], marks=pytest.mark.long if row[0] in REPEATED else ())
+        for row in ROOMS
+    ],
+)
 def test_an_edit_reruns_exactly_the_jobs_whose_code_it_is(shared, file, expected):
     with changed(shared.root / "src/tokenscale" / file):
         assert shared.planned() == expected

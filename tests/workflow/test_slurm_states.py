@@ -4,7 +4,6 @@ prints them, and clients that fail. The commands are made up; Snakemake and the 
 
 import json
 import os
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import served
+from tests.workflow import forked
 from tests.workflow.conftest import ROOT
 from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import executor, internals
@@ -120,32 +120,24 @@ def run_campaign(
     settings = "--slurm-init-seconds-before-status-checks 1 --latency-wait 5"
     account = "--default-resources slurm_account=g1 slurm_partition=normal"
     words = f"{options} {settings} {account}".split()
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *words, *more_options],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
+    code, said = forked.snakemake([*words, *more_options], folder, environment, timeout_s=240)
     calls = []
     if (state / "calls").exists():
         calls = [json.loads(line) for line in (state / "calls").read_text().splitlines()]
     outputs = {path.stem for path in folder.glob("*.txt")}
-    return done.returncode, done.stdout, calls, outputs
+    return code, said, calls, outputs
 
 
 def count(calls, client):
     return sum(name == client for _, name, *_ in calls)
 
 
-#: states of which the plugin knows nothing or waits, and the others, which tests/slurm brings about
-ENDED = ["CANCELLED by 1000", "PREEMPTED"]
+#: of one the plugin would wait for the end; others are brought about in tests/slurm, and are in the
+#: table of test_when_a_job_has_failed
+ENDED = ["PREEMPTED"]
 ENDED += [
     pytest.param(state, marks=pytest.mark.long)
-    for state in ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE")
+    for state in ("CANCELLED by 1000", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE")
 ]
 
 

@@ -34,13 +34,13 @@ REQUESTS = {
 }
 
 
-#: eight local jobs, each of which records its begin and its end
+#: five local jobs, each of which records its begin and its end
 LOCAL = """
 from tokenscale.cli.snakemake import internals
 internals.use_cores_of_nodes(workflow, 288)
 resource_scopes: local_cores="local"
 rule all:
-    input: expand("{i}.end", i=range(8))
+    input: expand("{i}.end", i=range(5))
 rule one:
     output: "{i}.end"
     localrule: True
