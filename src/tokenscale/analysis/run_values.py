@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from tokenscale.analysis import siblings  # noqa: F401  # its expectations come before these
-from tokenscale.analysis.clocks import PHASES
+from tokenscale.analysis.accounting import PHASES
 from tokenscale.analysis.expectations import (
     Evidence,
     NotCheckedError,
@@ -21,7 +21,7 @@ from tokenscale.analysis.expectations import (
 from tokenscale.analysis.runs import find_shape
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import memory
-from tokenscale.costs.schedule import epoch_ends, learning_rate, steps_of
+from tokenscale.costs.schedule import learning_rate, steps_of
 from tokenscale.data.order.permutation import micro_steps, rank_slots
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import OURS, RunSettings, start_step
@@ -737,37 +737,6 @@ def _find_other_world_sizes(evidence: Evidence) -> Iterator[str]:
 
 
 @expect(
-    "steps of validations",
-    must="those of the validation settings",
-    known_from="settings",
-    word="invalid",
-)
-def _find_other_validation_steps(evidence: Evidence) -> Iterator[str]:
-    policy = evidence.own.validation
-    numbers = evidence.steps.numbers.tolist()
-    if evidence.row["status"] != "complete" or not numbers:
-        raise NotCheckedError("the run did not end")
-    begin = start_step(evidence.own)
-    end = numbers[-1] + 1
-    found = {event["step"] for event in evidence.named("validation")}
-    must = {k for k in range(begin + 1, end) if policy.every and k % policy.every == 0}
-    must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
-    must = must if policy.rows else set()
-    if policy.rows and policy.each_epoch:
-        if isinstance(evidence.recount.counted, str):
-            raise NotCheckedError("the rows of an epoch are not at hand")
-        epoch = evidence.recount.counted.rows_per_epoch
-        must |= {
-            k + 1
-            for k in numbers[:-1]
-            if epoch_ends(k, rows_per_epoch=epoch, global_batch=evidence.own.global_batch)
-        }
-    for what, steps in (("no validation", must - found), ("a validation", found - must)):
-        if steps:
-            yield f"{what} at step {min(steps)} ({len(steps)} so), against the validation settings"
-
-
-@expect(
     "rows and useful_tokens of validations",
     must="those of the held-out slice",
     known_from="settings, held-out store",
@@ -898,33 +867,6 @@ def _complete_settings(evidence: Evidence) -> RunSettings:
     if shape is None:
         raise NotCheckedError("the vocabulary size is not at hand")
     return replace(evidence.own, model=shape)
-
-
-@expect(
-    "step of resume, memory and run_stop",
-    must="first and last step of the attempt",
-    known_from="logs",
-    word="invalid",
-)
-def _find_other_event_steps(evidence: Evidence) -> Iterator[str]:
-    _ = evidence.own
-    spans: dict[int, tuple[int, int]] = {}
-    for attempt, _, rows in evidence.raw.logs():
-        low, high = spans.get(attempt, (1 << 62, -1))
-        steps = evidence.raw["step"][rows]
-        spans[attempt] = min(low, int(steps.min())), max(high, int(steps.max()))
-    for event in evidence.events:
-        if (span := spans.get(event["attempt"])) is None or event["step"] is None:
-            continue
-        first, last = span
-        must = {
-            "resume": first,
-            "memory": first,
-            "run_stop": last + (event["status"] != "nonfinite"),
-        }
-        if event["event"] in must:
-            what = f"step of {event['event']} in attempt {event['attempt']}"
-            yield from differ(what, found=event["step"], expected=must[event["event"]])
 
 
 @expect(
