@@ -10,7 +10,7 @@ what `ingest` read, in memory, and judged as `ingest` judges.
 A fault is *seen* if an expectation that is content with the honest logs accuses a changed run,
 *elsewhere* if it accuses others alone, *unchecked* if the page lists a value as not checked that was
 checked before, and *silent* otherwise. It is *immaterial* if it moves less than `MATERIAL` of a step's
-time from one phase to another, which changes no reported number. Fields of `ONE_SOURCE` have no
+time from or to a phase, which changes no reported number. Fields of `ONE_SOURCE` have no
 second witness: they are the holes, and are scored apart.
 """
 
@@ -19,7 +19,7 @@ import copy
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenscale.analysis import comparability, ingest, tables
 from tokenscale.analysis.expectations import (
@@ -39,22 +40,25 @@ from tokenscale.analysis.expectations import (
     NotCheckedError,
 )
 from tokenscale.analysis.logs import merge
+from tokenscale.analysis.recount import Recount
 from tokenscale.analysis.rows import store_rows
 from tokenscale.analysis.run_contents import InputsAtHand, RunContents, read_contents
 from tokenscale.analysis.run_record import read_run_record
-from tokenscale.analysis.siblings import Siblings
+from tokenscale.analysis.siblings import Siblings, find_gaps
 from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.report import answers
+from tokenscale.settings.experiments import digest_design
 
 Row = dict[str, Any]
 #: (run, expectation) of a sentence, or (run, `?` and expectation) of what is not checked
 Said = set[tuple[str, str]]
-#: share of a run's time, and of a single step's, below which a plant in phases of steps is immaterial
-MATERIAL = (0.005, 0.1)
+#: share of the time of a run's steps below which a plant in their phases is immaterial
+MATERIAL = 0.01
 #: target → why nothing at hand can know it
 ONE_SOURCE = {
     "run.json hardware.load_average_1min": "the machine's state, read once",
-    "run.json git.commit": "a label: the hashes of the source files are compared",
-    "run.json git.dirty": "a label: the hashes of the source files are compared",
+    "run.json git.changes_sha256": "a label: the hashes of the source files are compared",
+    "validation correct_tokens": "counted by the validation alone",
     "run.json text_lost": "counted by the tokenizer's encoder alone",
     "run.json text_unknown": "counted by the tokenizer's encoder alone",
 }
@@ -62,6 +66,12 @@ ONE_SOURCE = {
 POSSIBLE = {
     ("times of steps", ("shift", "swap", "one value")): "another order of times",
     ("both norms", ("shift", "swap")): "another order of norms",
+    ("both norms", ("one value", "one value less")): "gradients of one step may be large",
+    ("all times", ("offset",)): "a run at another time",
+    (
+        "steps memory_peak_bytes",
+        ("copy", "freeze"),
+    ): "a device may hold as much in each run and step",
 }
 
 # -- what is changed
@@ -119,7 +129,10 @@ class Log:
             "events": tables.of_rows("events", self.events),
         }
         found = self.contents.found._replace(record=self.record)
-        return replace(self.contents, found=found, columns=columns, parts=parts)
+        recount = self.contents.recount
+        if self.record.get("inputs") != (self.contents.found.record or {}).get("inputs"):
+            recount = Recount(counted="the store at hand is not the one that the run read")
+        return replace(self.contents, found=found, columns=columns, parts=parts, recount=recount)
 
 
 @dataclass(frozen=True)
@@ -399,9 +412,9 @@ def change_record(path: tuple[str, ...]) -> Plant:
 
 
 #: parts of run.json whose entries are alike: the first of each stands for all
-ALIKE = ("code", "installed", "versions", "environment", "inputs", "designs")
+ALIKE = ("code", "versions", "environment", "inputs", "designs")
 #: what names a run, and hashes that are put right
-SEALED = ("seal", "logs", "run", "argv", "launch", "code_sha256")
+SEALED = ("seal", "logs", "run", "argv", "launch", "code_sha256", "installed")
 
 
 def record_targets(record: Row, path: tuple[str, ...] = ()) -> Iterator[Target]:
@@ -493,7 +506,8 @@ class Campaign:
 
     def __post_init__(self) -> None:
         inputs = ingest.read_inputs(self.results / "tables" / self.experiment)
-        self.table = read_json(self.results / inputs.table)
+        self._path = self.results / inputs.table
+        self.table = read_json(self._path)
         stores = [self.results / name for name in inputs.stores]
         corpora = [self.results / name for name in inputs.corpora]
         manifests = {sha256_file(path): path for path in (*stores, *corpora)}
@@ -543,6 +557,12 @@ class Campaign:
             *(found for run_id, found in self.said.items() if run_id not in changed)
         )
         siblings = copy.deepcopy(self._siblings_without(frozenset(changed)))
+        if compare:
+            entries = {run_id: entry for run_id, (entry, _) in changed.items()}
+            table = [entries.get(entry["run_id"], entry) for entry in self.table["runs"]]
+            siblings.gaps = find_gaps(
+                self.table | {"runs": table}, self._path, self.results / "runs"
+            )
         for run_id, (entry, contents) in changed.items():
             rows[run_id], found = self._judge_run(entry, contents)
             said |= found
@@ -556,7 +576,7 @@ class Campaign:
         for expectation in BETWEEN_RUNS:
             with suppress(NotCheckedError):
                 said |= {(run, expectation.value) for run, _ in expectation.find(siblings) or ()}
-        return said | self._compare(rows) if compare else said
+        return said | self._compare(rows, changed or rows) if compare else said
 
     def _siblings_without(self, changed: frozenset[str]) -> Siblings:
         if changed not in self._siblings:
@@ -567,8 +587,10 @@ class Campaign:
             self._siblings[changed] = siblings
         return self._siblings[changed]
 
-    def _compare(self, rows: Mapping[str, Row]) -> Said:
-        """Return which runs are refused in comparisons of approaches and world sizes."""
+    def _compare(self, rows: Mapping[str, Row], changed: Iterable[str]) -> Said:
+        """Return which runs are refused in comparisons of approaches and world sizes, and what the
+        page says of all of them.
+        """
         frame = pd.DataFrame(
             [{name: row.get(name) for name in tables.TABLES["runs"]} for row in rows.values()]
         )
@@ -576,6 +598,12 @@ class Campaign:
         for factor in ("approach", "world_size"):
             for refusal in comparability.refusals(frame, factor):
                 found |= {(run, "comparability") for run in refusal.run_ids}
+        registered = answers.describe_registration(frame, digest_design(self.table))
+        commits = sorted(
+            {f"{row.get('git_commit')} {row.get('git_dirty')}" for row in rows.values()}
+        )
+        for words in (registered, f"commits {commits}"):
+            found |= {(run, f"page: {words}") for run in changed}
         return found
 
 
@@ -603,13 +631,21 @@ def is_equal(one: RunContents, other: RunContents) -> bool:
 
 
 def is_immaterial(target: str, old: RunContents, new: RunContents) -> bool:
-    """Whether a plant in one column of phases moves too little time for any reported number."""
-    name = target.removeprefix("steps ")
-    if name not in SECONDS[1:]:
+    """Whether a plant in one duration moves too little time for any reported number, which are sums
+    and medians of steps.
+    """
+    kind, _, name = target.partition(" ")
+    if name not in (*SECONDS[1:], "duration_s"):
         return False
-    took = old.parts["raw"]["step_s"].to_numpy()
-    moved = np.abs(new.parts["raw"][name].to_numpy() - old.parts["raw"][name].to_numpy())
-    return bool(moved.sum() < MATERIAL[0] * took.sum() and (moved < MATERIAL[1] * took).all())
+
+    def sum_up(contents: RunContents) -> float:
+        rows = contents.parts["raw" if kind == "steps" else "events"]
+        if kind != "steps":
+            rows = rows.filter(pc.equal(rows["event"], kind))
+        return float(pc.sum(rows[name]).as_py() or 0.0)
+
+    took = float(pc.sum(old.parts["raw"]["step_s"]).as_py())
+    return abs(sum_up(new) - sum_up(old)) < MATERIAL * took
 
 
 def judge_plant(

@@ -31,11 +31,12 @@ EXACT_S = 1e-5
 LOOSE_S = 0.01
 LOOSE_SHARE = 0.01
 #: what may be left over, in seconds and as a share of what it is beside: of a step (its median, and
-#: any single one, in which the process may have waited for a core), between two steps, and before
+#: any single one, in which the process may have waited for a core), of all, between two steps, and before
 #: the first or after the last one. In 75 logs of ranks, some beside other work on the cores, it was
 #: at most 0.8 ms, 18 ms, 63 ms and 0.43 s.
 LEFT_IN_STEPS = (2e-4, 1e-3)
 LEFT_IN_A_STEP = (0.05, 0.1)
+LEFT_IN_ALL = (0.05, 0.01)
 LEFT_BETWEEN = (0.25, 0.25)
 LEFT_AT_ENDS = (5.0, 0.25)
 
@@ -75,6 +76,8 @@ def _find_unplanned_events(evidence: Evidence) -> Iterator[str]:
             return
         seen.add(key)
         found[kind].add(-1 if step is None else step)
+    if spans and not found["init_done"]:
+        yield "no init_done, though ranks took steps"
     if evidence.row["status"] != "complete" or not len(evidence.steps):
         raise NotCheckedError("the run did not end")
     for kind in ("validation", "checkpoint")[: 1 + (len(spans) == 1)]:
@@ -319,6 +322,11 @@ class _Account:
             yield (
                 f"phases, wait and bookkeeping leave {middle:.3g} s of a step of "
                 f"{np.median(took):.3g} s"
+            )
+        if left.sum() > LEFT_IN_ALL[0] + LEFT_IN_ALL[1] * took.sum():
+            yield (
+                f"phases, wait and bookkeeping leave {left.sum():.3g} s of steps of "
+                f"{took.sum():.3g} s"
             )
         for at in np.flatnonzero(left > LEFT_IN_A_STEP[0] + LEFT_IN_A_STEP[1] * took)[:1]:
             step = self.step[plain][at]

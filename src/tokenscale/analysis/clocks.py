@@ -157,7 +157,7 @@ def _find_attempts_out_of_order(evidence: Evidence) -> Iterator[str]:
     must="once, in this order, as long apart as stated",
     known_from="clocks",
     word="suspect",
-    tolerance="0.25 s and 5 %",
+    tolerance="0.1 s and 1 %",
 )
 def _find_other_starts(evidence: Evidence) -> Iterator[str]:
     named: dict[tuple[int, int], list[Row]] = defaultdict(list)
@@ -202,7 +202,7 @@ def _compare_start(rank: int, by_name: dict[str, Row]) -> Iterator[str]:
     begun = by_name["run_start"]["t_mono_s"]
     if None in (took, stated, begun):
         return
-    if abs(stated - (took - begun)) > 0.25 + 0.05 * (took - begun):
+    if abs(stated - (took - begun)) > 0.1 + 0.01 * (took - begun):
         yield (
             f"init_done of rank {rank} states {stated:.4g} s, its clock has {took - begun:.4g} s"
         )

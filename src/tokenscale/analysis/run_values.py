@@ -1,5 +1,6 @@
 """Values of a run's logs and record against its settings, its inputs and each other."""
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -25,6 +26,14 @@ from tokenscale.costs.schedule import learning_rate, steps_of
 from tokenscale.data.order.permutation import micro_steps, rank_slots
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import OURS, RunSettings, start_step
+
+#: series of steps → least ratio of a lone value to those beside it, and whether above them counts;
+#: a step may take long, and gradients of a step may be large
+LONE = {"loss": (1.25, True), "grad_norm": (20.0, True), "step_s": (4.0, False)}
+#: times the median distance of values from those beside them, and fewest steps that are judged
+LONE_SPREADS = 10.0
+FEWEST_BESIDE = 9
+
 
 # -- how the run ended
 
@@ -234,6 +243,9 @@ def _find_values_without_rates(evidence: Evidence) -> Iterator[str]:
         yield "step_s below any that is possible"
     if (evidence.raw["memory_peak_bytes"] < 1).any():
         yield "memory_peak_bytes of 0"
+    for event in evidence.named("memory"):
+        if (event["activations_bytes"] or 0) < 0:
+            yield f"activations_bytes of {event['activations_bytes']}"
     for event in evidence.named("validation") + evidence.named("source_validation"):
         where = f"validation at step {event['step']} has"
         useful = event["useful_tokens"] or 0
@@ -434,6 +446,41 @@ def _find_missing_gradients(evidence: Evidence) -> Iterator[str]:
 
 
 @expect(
+    "loss, gradient norm and time of a step",
+    must="near those of the steps beside it, and not the same again and again",
+    known_from="the run's own steps",
+    word="caution",
+    tolerance=", ".join(f"{least:g}×" for least, _ in LONE.values()),
+)
+def _find_lone_values(evidence: Evidence) -> Iterator[str]:
+    """A value that is far from the median of the five around it, or a value that steps in a row
+    repeat.
+    """
+    _ = evidence.own
+    evidence.column("own_s")  # logs of this version's trainer
+    steps = evidence.steps
+    useful = np.maximum(steps.sums("useful_tokens"), 1)
+    series = {
+        "loss": steps.sums("loss_sum") / useful,
+        "grad_norm": steps.largest("grad_norm"),
+        "step_s": steps.largest("step_s"),
+    }
+    for name, values in series.items():
+        least, both = LONE[name]
+        if len(values) < FEWEST_BESIDE or not (values > 0).all() or steps["skipped"].any():
+            continue
+        log = np.log(values)
+        if (same := int((np.diff(log) == 0).sum())) > 2 + 0.01 * len(log):
+            yield f"{name} is that of the step before at {same} of {len(log)} steps"
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(log, 2, mode="reflect"), 5)
+        apart = log - np.median(windows, axis=1)
+        limit = max(math.log(least), LONE_SPREADS * float(np.median(np.abs(apart))))
+        for at in np.flatnonzero((np.abs(apart) if both else -apart) > limit)[:1]:
+            ratio = math.exp(apart[at])
+            yield f"{name} of step {steps.numbers[at]} is {ratio:.3g} × that of the steps beside it"
+
+
+@expect(
     "skipped",
     must="fp16 steps without a finite gradient, never all",
     known_from="settings, same record",
@@ -536,6 +583,10 @@ def _find_impossible_fields(evidence: Evidence) -> Iterator[str]:
         value = evidence.get(path)
         if value is not None and not (isinstance(value, str) and re.fullmatch(expected, value)):
             yield f"run.json has {path} {value!r}"
+    if evidence.run is not None and evidence.run.arm == OURS:
+        unknown = {name for name, _ in json.loads(evidence.row.get("unknown_facts") or "[]")}
+        if missing := [name for name in RECORDED - unknown if evidence.get(name) is None]:
+            raise NotCheckedError(f"run.json has no {', '.join(sorted(missing))}")
 
 
 @expect(
@@ -941,6 +992,14 @@ FIELDS: dict[str, tuple[float, float, bool]] = {
     "outcome.begins_at_useful_tokens": (0, 1e18, True),
     "outcome.ended_unix_s": (1e9, 1e11, False),
     "outcome.energy_j": (0, 1e15, False),
+}
+#: fields that the trainer always records
+RECORDED = {
+    *("run_id", "schema", "attempt", "digest", "code", "environment", "inputs", "versions"),
+    *("parameters", "micro_steps", "started_unix_s", "number_format", "optimizer", "kernel"),
+    *("hardware.device", "hardware.device_kind", "hardware.threads_per_rank"),
+    *("hardware.world_size", "hardware.memory_bytes", "hardware.cpu", "hardware.cores"),
+    *("outcome.begins_at", "outcome.begins_at_useful_tokens", "outcome.steps"),
 }
 #: field of run.json → pattern of its text
 TEXTS = {

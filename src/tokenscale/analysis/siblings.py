@@ -239,7 +239,7 @@ class Siblings:
         for row in rows:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
                 self.validated[row["step"]][run_id] = row["loss_sum"] / row["useful_tokens"]
-        if held := pc.sum(events["activations_bytes"]).as_py():
+        if (held := pc.sum(events["activations_bytes"]).as_py() or 0) > 0:
             self.of_a_shape["activations_bytes"][run_id] = held
         if len(steps) and _find_other_loss(Steps(steps), rows):
             self.contradicting.add(run_id)
