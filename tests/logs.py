@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenscale.analysis.clocks import PHASES
+from tokenscale.analysis.accounting import PHASES
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops

@@ -511,13 +511,6 @@ LOSS = "loss"
 TABLE = [
     # ---- settings and store know
     Fault(
-        "learning rate, one step",
-        steps(lambda m: at(40, **times("learning_rate", m))),
-        1.00001,
-        "learning.rate",
-        word=X,
-    ),
-    Fault(
         "learning rate of one rank",
         steps(lambda m: put(**times("learning_rate", m)), "two-ranks", rank="00001"),
         1.00001,
@@ -525,44 +518,6 @@ TABLE = [
         "two-ranks",
         X,
     ),
-    Fault(
-        "total tokens, one step",
-        steps(lambda m: at(40, **plus("total_tokens", m))),
-        1,
-        "total_tokens|tokens",
-        word=X,
-    ),
-    Fault("rows, one step", steps(lambda m: at(40, **plus("rows", m))), -1, "rows", word=X),
-    Fault(
-        "micro-steps, one step", steps(lambda m: at(40, micro_steps=m)), 0, "micro.steps", word=X
-    ),
-    Fault("parameters", record(parameters=lambda old, m: old + m), -1, "parameters", word=X),
-    Fault("micro-steps of the record", record(micro_steps=lambda old, m: m), 2, "micro.steps"),
-    Fault(
-        "FLOPs per token",
-        record(flops_per_token__full=lambda old, m: m * old),
-        1.00001,
-        "FLOPs",
-        word="suspect",
-    ),
-    Fault(
-        "FLOPs per token, causal",
-        record(flops_per_token__causal=lambda old, m: m * old),
-        1.00001,
-        "FLOPs",
-        word="suspect",
-    ),
-    Fault(
-        "FLOPs per token of the hardware",
-        record(flops_per_token__hardware=lambda old, m: m * old),
-        1.00001,
-        "FLOPs",
-        word="suspect",
-    ),
-    Fault(
-        "number format", record(number_format=lambda old, m: m), "tf32", "number.format|precision"
-    ),
-    Fault("optimizer", record(optimizer=lambda old, m: m), "AdamW, foreach", "optimizer", word=X),
     Fault(
         "learning rates of another budget before its start",
         record(earlier_schedule=lambda old, m: m),
@@ -574,13 +529,6 @@ TABLE = [
         "norms not clipped",
         steps(lambda m: put(grad_norm=m, grad_norm_clipped=m)),
         1.001,
-        "clip",
-        word=X,
-    ),
-    Fault(
-        "clipped without need",
-        steps(lambda m: at(40, **times("grad_norm_clipped", m))),
-        0.999,
         "clip",
         word=X,
     ),
@@ -616,13 +564,6 @@ TABLE = [
         word=X,
     ),
     Fault(
-        "useful tokens, one step",
-        steps(lambda m: at(40, **plus("useful_tokens", -m))),
-        1,
-        "useful",
-        word=X,
-    ),
-    Fault(
         "useful tokens of both twins",
         all_of(
             steps(lambda m: put(**times("useful_tokens", m)), "padded"),
@@ -633,7 +574,6 @@ TABLE = [
         "twin",
         X,
     ),
-    Fault("negative tokens", steps(lambda m: at(9, useful_tokens=-m)), 1, "useful_tokens", word=X),
     Fault(
         "memory peak below the weights",
         steps(lambda m: put(memory_peak_bytes=m)),
@@ -644,44 +584,15 @@ TABLE = [
     Fault(
         "memory peak falls", steps(lambda m: at(40, **times("memory_peak_bytes", m))), 0.9, "memory"
     ),
-    Fault(
-        "bytes of parameters",
-        events(lambda m: put(**times("parameters_bytes", m)), "memory"),
-        0.99,
-        "parameters|memory",
-    ),
-    Fault(
-        "bytes of gradients",
-        events(lambda m: put(**times("gradients_bytes", m)), "memory"),
-        0.99,
-        "gradients|memory",
-    ),
-    Fault(
-        "bytes of the optimizer",
-        events(lambda m: put(**times("optimizer_bytes", m)), "memory"),
-        0.99,
-        "optimizer|memory",
-    ),
     Fault("all steps skipped", steps(lambda m: put(skipped=True)), 1, "skipped", word=X),
-    Fault("one step skipped", steps(lambda m: at(40, skipped=True)), 1, "skipped", word=X),
     Fault("loss scale in fp32", steps(lambda m: put(loss_scale=m)), 1.0, "loss.scale"),
-    Fault(
-        "a step not finite in a complete run",
-        steps(lambda m: at(40, nonfinite=True)),
-        1,
-        "finite",
-        word=X,
-    ),
     Fault("loss missing, one step", steps(lambda m: at(40, loss_sum=None)), 1, LOSS, word=X),
-    Fault("loss negative, one step", steps(lambda m: at(40, loss_sum=-m)), 1e-3, LOSS, word=X),
-    Fault("validation loss negative", events(lambda m: at(40, loss_sum=-m)), 1e-3, LOSS, word=X),
     Fault(
         "loss that no guess needs",
         events(lambda m: at(0, loss_sum=lambda line: m * math.log(300) * line["useful_tokens"])),
         1.2,
         "loss|validation before",
     ),
-    Fault("budget of the record", record(budget_steps=lambda old, m: old + m), 1, "budget", word=X),
     Fault(
         "begins at a step", record(outcome__begins_at=lambda old, m: m), 1, "begins", word="suspect"
     ),
@@ -691,12 +602,7 @@ TABLE = [
         1,
         "begins",
     ),
-    Fault(
-        "steps of the outcome", record(outcome__steps=lambda old, m: old + m), 1, "steps", word=X
-    ),
-    Fault("world size", record(hardware__world_size=lambda old, m: m), 2, "world_size", word=X),
     Fault("cores", record(hardware__cores=lambda old, m: m), 1.5, "cores", word=X),
-    Fault("attempt", record(attempt=lambda old, m: m), 1, "attempt", word=X),
     Fault(
         "another run's record",
         record(run_id=lambda old, m: m),
@@ -733,29 +639,10 @@ TABLE = [
     ),
     Fault("energy of the run's stop", events(lambda m: put(energy_j=m), "run_stop"), 1e9, "energy"),
     Fault(
-        "validation left out",
-        steps(
-            lambda m: (
-                lambda line: None if line["event"] == "validation" and line["step"] in m else line
-            ),
-            kind="events",
-        ),
-        (80,),
-        "validat",
-    ),
-    Fault(
         "validation that was not asked for",
         events(lambda m: at(40, **plus("step", m))),
         1,
         "validat",
-    ),
-    Fault("held-out rows", events(lambda m: put(rows=m)), 3, "rows|validat"),
-    Fault(
-        "validations of unequal size",
-        events(lambda m: at(20, **plus("useful_tokens", -m))),
-        1,
-        "validat",
-        word=X,
     ),
     Fault(
         "text that the tokenizer loses",
@@ -778,15 +665,7 @@ TABLE = [
         "step",
         word=X,
     ),
-    Fault(
-        "times of steps scaled",
-        lambda e, m: scale_clocks(e, m, events=False, clocks=False),
-        0.99,
-        "t_mono_s",
-        word=X,
-    ),
     Fault("all times scaled", scale_clocks, 2e-5, "more than 2 cores can do", word=X),
-    Fault("negative wait", steps(lambda m: at(9, data_wait_s=-m)), 2e-6, "data_wait_s", word=X),
     Fault(
         "wait longer than its step",
         steps(lambda m: at(9, data_wait_s=lambda line: line["step_s"] + m)),
@@ -806,36 +685,6 @@ TABLE = [
         lambda e, m: e.of("packed").shift(m, ["t_unix_s"]),
         65.0,
         "run.json",
-    ),
-    Fault(
-        "wall clock of a step ahead",
-        steps(lambda m: at(9, **plus("t_unix_s", m))),
-        0.002,
-        "clock",
-        word=X,
-    ),
-    Fault(
-        "start of the record", record(started_unix_s=lambda old, m: old + m), 65.0, "started_unix_s"
-    ),
-    Fault(
-        "end of the record",
-        record(outcome__ended_unix_s=lambda old, m: old + m),
-        65.0,
-        "ended",
-        word="caution",
-    ),
-    Fault(
-        "duration of a validation",
-        events(lambda m: at(40, duration_s=m)),
-        1e6,
-        "duration|validation",
-        word=X,
-    ),
-    Fault(
-        "duration of the start",
-        events(lambda m: put(duration_s=m), "init_done"),
-        -1.0,
-        "duration|start|init",
     ),
     Fault(
         "log changed after sealing",
@@ -1086,44 +935,12 @@ TABLE = [
         "caution",
     ),
     Fault(
-        "threads",
-        record("padded", hardware__threads_per_rank=lambda old, m: old + m),
-        1,
-        "thread",
-        "padded",
-        "caution",
-    ),
-    Fault(
-        "CPU",
-        record("padded", hardware__cpu=lambda old, m: m),
-        "Another CPU",
-        "Another CPU",
-        "padded",
-        "caution",
-    ),
-    Fault(
-        "memory of the machine",
-        record("padded", hardware__memory_bytes=lambda old, m: int(m * old)),
-        0.9,
-        "memory",
-        "padded",
-        word="caution",
-    ),
-    Fault(
         "version of torch",
         record("padded", versions=lambda old, m: old | {"torch": m}),
         "2.12.0",
         "torch",
         "padded",
         "caution",
-    ),
-    Fault(
-        "kernel",
-        record("padded", kernel=lambda old, m: m),
-        "flash",
-        "kernel|attention",
-        "padded",
-        word=X,
     ),
     Fault(
         "wall clock of a rank ahead",

@@ -12,10 +12,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests import logs
+from tests import logs, plants
 from tests.once import once
 from tests.planted_faults import (
     LENGTHS,
+    RUNS,
     SYNTHETIC,
     TABLE,
     Experiment,
@@ -135,6 +136,77 @@ def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
 def test_a_fault_is_named_at_its_smallest_magnitude(bases, fault):
     word, sentence = next(said(bases, fault), ("silent", ""))
     assert STRENGTH.index(word) >= STRENGTH.index(fault.word), (word, sentence)
+
+
+#: (target, change, magnitude) of generated plants → the expectation that names the run; see
+#: `tests/plants.py`, which plants them all
+GENERATED = {
+    ("checkpoint", "hide", 0.03): "events and their steps",
+    ("translation", "hide", 0.03): "events and their steps",
+    ("validation", "double", 1.0): "events and their steps",
+    ("init_done", "drop", 1.0): "events and their steps",
+    ("steps own_s", "scale", 10.0): "seconds of each rank between its start and its stop",
+    ("steps forward_s", "divide", 2.0): "seconds of each rank between its start and its stop",
+    ("steps backward_s", "unit", 1e-3): "seconds of each rank between its start and its stop",
+    ("steps loss_sum", "scale", 1.1): "loss of training step 0",
+    ("steps loss_sum", "copy", 1e-9): "timings, norms and losses of steps",
+    ("times of steps", "copy", 1e-9): "timings, norms and losses of steps",
+    ("validation loss_sum", "copy", 1e-6): "timings, norms and losses of steps",
+    ("both norms", "freeze", 1.0): "loss, gradient norm and time of a step",
+    ("times of steps", "one value less", 10.0): "loss, gradient norm and time of a step",
+    ("memory activations_bytes", "scale", 1.03): (
+        "memory of activations, peak of memory, time of computing"
+    ),
+    ("all times", "divide", 10.0): "memory of activations, peak of memory, time of computing",
+}
+
+
+@pytest.fixture(scope="module")
+def campaign(bases, tmp_path_factory) -> plants.Campaign:
+    experiment = Experiment(bases, "trained", tmp_path_factory.mktemp("planted"))
+    read(experiment)
+    return plants.Campaign(experiment.target, "planted")
+
+
+@pytest.mark.parametrize("plant", GENERATED, ids=lambda plant: "{} {} {}".format(*plant))
+def test_a_generated_plant_is_named_by_its_witness(campaign, plant):
+    name, change, magnitude = plant
+    run, donor = (RUNS[other].identity for other in ("packed-2", "packed-1"))
+    log = plants.Log.of(campaign.entries[run], campaign.contents[run])
+    (target, found), *_ = (
+        (target, found)
+        for target in plants.list_targets(log)
+        for found in target.changes
+        if (target.name, found.name) == (name, change)
+    )
+    result, by = plants.judge_plant(campaign, target, found, magnitude, [run], {run: donor})
+    assert result == "seen" and GENERATED[plant] in by, by
+
+
+def test_a_field_with_a_second_witness_is_named_when_it_is_changed_much(campaign):
+    """Each field by its first change at the largest magnitude: a factor of 10, or another text."""
+    run, donor = (RUNS[other].identity for other in ("packed-2", "packed-1"))
+    log = plants.Log.of(campaign.entries[run], campaign.contents[run])
+    silent = []
+    for target in plants.list_targets(log):
+        change = target.changes[0]
+        magnitude = change.magnitudes[0]
+        found = plants.judge_plant(campaign, target, change, magnitude, [run], {run: donor})
+        if found is not None and found[0] in ("silent", "elsewhere"):
+            silent.append(target.name)
+    # a variable of communication counts where there is any
+    known = {*plants.ONE_SOURCE, "run.json environment.GLOO_SOCKET_IFNAME"}
+    assert set(silent) <= known
+
+
+def test_a_loss_that_differs_from_that_of_the_same_samples_is_named(campaign):
+    run = RUNS["two-ranks"].identity
+    log = plants.Log.of(campaign.entries[run], campaign.contents[run])
+    targets = {target.name: target for target in plants.list_targets(log)}
+    result, by = plants.judge_plant(
+        campaign, targets["steps loss_sum"], plants.SCALING[0], 1.002, [run], {run: run}
+    )
+    assert result == "seen" and by == ("loss and gradient norm of a step",)
 
 
 def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(bases, tmp_path):

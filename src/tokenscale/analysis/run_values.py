@@ -1,5 +1,6 @@
 """Values of a run's logs and record against its settings, its inputs and each other."""
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from tokenscale.analysis import siblings  # noqa: F401  # its expectations come before these
-from tokenscale.analysis.clocks import PHASES
+from tokenscale.analysis.accounting import PHASES
 from tokenscale.analysis.expectations import (
     Evidence,
     NotCheckedError,
@@ -21,10 +22,18 @@ from tokenscale.analysis.expectations import (
 from tokenscale.analysis.runs import find_shape
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import memory
-from tokenscale.costs.schedule import epoch_ends, learning_rate, steps_of
+from tokenscale.costs.schedule import learning_rate, steps_of
 from tokenscale.data.order.permutation import micro_steps, rank_slots
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import OURS, RunSettings, start_step
+
+#: series of steps → least ratio of a lone value to those beside it, and whether above them counts;
+#: a step may take long, and gradients of a step may be large
+LONE = {"loss": (1.25, True), "grad_norm": (20.0, True), "step_s": (4.0, False)}
+#: times the median distance of values from those beside them, and fewest steps that are judged
+LONE_SPREADS = 10.0
+FEWEST_BESIDE = 9
+
 
 # -- how the run ended
 
@@ -234,6 +243,9 @@ def _find_values_without_rates(evidence: Evidence) -> Iterator[str]:
         yield "step_s below any that is possible"
     if (evidence.raw["memory_peak_bytes"] < 1).any():
         yield "memory_peak_bytes of 0"
+    for event in evidence.named("memory"):
+        if (event["activations_bytes"] or 0) < 0:
+            yield f"activations_bytes of {event['activations_bytes']}"
     for event in evidence.named("validation") + evidence.named("source_validation"):
         where = f"validation at step {event['step']} has"
         useful = event["useful_tokens"] or 0
@@ -434,6 +446,41 @@ def _find_missing_gradients(evidence: Evidence) -> Iterator[str]:
 
 
 @expect(
+    "loss, gradient norm and time of a step",
+    must="near those of the steps beside it, and not the same again and again",
+    known_from="the run's own steps",
+    word="caution",
+    tolerance=", ".join(f"{least:g}×" for least, _ in LONE.values()),
+)
+def _find_lone_values(evidence: Evidence) -> Iterator[str]:
+    """A value that is far from the median of the five around it, or a value that steps in a row
+    repeat.
+    """
+    _ = evidence.own
+    evidence.column("own_s")  # logs of this version's trainer
+    steps = evidence.steps
+    useful = np.maximum(steps.sums("useful_tokens"), 1)
+    series = {
+        "loss": steps.sums("loss_sum") / useful,
+        "grad_norm": steps.largest("grad_norm"),
+        "step_s": steps.largest("step_s"),
+    }
+    for name, values in series.items():
+        least, both = LONE[name]
+        if len(values) < FEWEST_BESIDE or not (values > 0).all() or steps["skipped"].any():
+            continue
+        log = np.log(values)
+        if (same := int((np.diff(log) == 0).sum())) > 2 + 0.01 * len(log):
+            yield f"{name} is that of the step before at {same} of {len(log)} steps"
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(log, 2, mode="reflect"), 5)
+        apart = log - np.median(windows, axis=1)
+        limit = max(math.log(least), LONE_SPREADS * float(np.median(np.abs(apart))))
+        for at in np.flatnonzero((np.abs(apart) if both else -apart) > limit)[:1]:
+            ratio = math.exp(apart[at])
+            yield f"{name} of step {steps.numbers[at]} is {ratio:.3g} × that of the steps beside it"
+
+
+@expect(
     "skipped",
     must="fp16 steps without a finite gradient, never all",
     known_from="settings, same record",
@@ -536,6 +583,10 @@ def _find_impossible_fields(evidence: Evidence) -> Iterator[str]:
         value = evidence.get(path)
         if value is not None and not (isinstance(value, str) and re.fullmatch(expected, value)):
             yield f"run.json has {path} {value!r}"
+    if evidence.run is not None and evidence.run.arm == OURS:
+        unknown = {name for name, _ in json.loads(evidence.row.get("unknown_facts") or "[]")}
+        if missing := [name for name in RECORDED - unknown if evidence.get(name) is None]:
+            raise NotCheckedError(f"run.json has no {', '.join(sorted(missing))}")
 
 
 @expect(
@@ -737,37 +788,6 @@ def _find_other_world_sizes(evidence: Evidence) -> Iterator[str]:
 
 
 @expect(
-    "steps of validations",
-    must="those of the validation settings",
-    known_from="settings",
-    word="invalid",
-)
-def _find_other_validation_steps(evidence: Evidence) -> Iterator[str]:
-    policy = evidence.own.validation
-    numbers = evidence.steps.numbers.tolist()
-    if evidence.row["status"] != "complete" or not numbers:
-        raise NotCheckedError("the run did not end")
-    begin = start_step(evidence.own)
-    end = numbers[-1] + 1
-    found = {event["step"] for event in evidence.named("validation")}
-    must = {k for k in range(begin + 1, end) if policy.every and k % policy.every == 0}
-    must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
-    must = must if policy.rows else set()
-    if policy.rows and policy.each_epoch:
-        if isinstance(evidence.recount.counted, str):
-            raise NotCheckedError("the rows of an epoch are not at hand")
-        epoch = evidence.recount.counted.rows_per_epoch
-        must |= {
-            k + 1
-            for k in numbers[:-1]
-            if epoch_ends(k, rows_per_epoch=epoch, global_batch=evidence.own.global_batch)
-        }
-    for what, steps in (("no validation", must - found), ("a validation", found - must)):
-        if steps:
-            yield f"{what} at step {min(steps)} ({len(steps)} so), against the validation settings"
-
-
-@expect(
     "rows and useful_tokens of validations",
     must="those of the held-out slice",
     known_from="settings, held-out store",
@@ -901,33 +921,6 @@ def _complete_settings(evidence: Evidence) -> RunSettings:
 
 
 @expect(
-    "step of resume, memory and run_stop",
-    must="first and last step of the attempt",
-    known_from="logs",
-    word="invalid",
-)
-def _find_other_event_steps(evidence: Evidence) -> Iterator[str]:
-    _ = evidence.own
-    spans: dict[int, tuple[int, int]] = {}
-    for attempt, _, rows in evidence.raw.logs():
-        low, high = spans.get(attempt, (1 << 62, -1))
-        steps = evidence.raw["step"][rows]
-        spans[attempt] = min(low, int(steps.min())), max(high, int(steps.max()))
-    for event in evidence.events:
-        if (span := spans.get(event["attempt"])) is None or event["step"] is None:
-            continue
-        first, last = span
-        must = {
-            "resume": first,
-            "memory": first,
-            "run_stop": last + (event["status"] != "nonfinite"),
-        }
-        if event["event"] in must:
-            what = f"step of {event['event']} in attempt {event['attempt']}"
-            yield from differ(what, found=event["step"], expected=must[event["event"]])
-
-
-@expect(
     "energy_j",
     must="watts of a device, over the attempt; in run.json, the sum over ranks",
     known_from="clocks, device",
@@ -999,6 +992,14 @@ FIELDS: dict[str, tuple[float, float, bool]] = {
     "outcome.begins_at_useful_tokens": (0, 1e18, True),
     "outcome.ended_unix_s": (1e9, 1e11, False),
     "outcome.energy_j": (0, 1e15, False),
+}
+#: fields that the trainer always records
+RECORDED = {
+    *("run_id", "schema", "attempt", "digest", "code", "environment", "inputs", "versions"),
+    *("parameters", "micro_steps", "started_unix_s", "number_format", "optimizer", "kernel"),
+    *("hardware.device", "hardware.device_kind", "hardware.threads_per_rank"),
+    *("hardware.world_size", "hardware.memory_bytes", "hardware.cpu", "hardware.cores"),
+    *("outcome.begins_at", "outcome.begins_at_useful_tokens", "outcome.steps"),
 }
 #: field of run.json → pattern of its text
 TEXTS = {

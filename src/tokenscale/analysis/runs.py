@@ -38,6 +38,10 @@ Row = dict[str, Any]
 _PLACE_VARIABLES = re.compile(
     "RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|SLURM_|CUDA_VISIBLE_DEVICES$|.*(FILE|DIR|PATH|IFNAME)$"
 )
+#: installed packages that may change times or numbers: collectives, linear algebra, kernels
+_COMPUTING = re.compile(
+    "nvidia-|triton|pytorch-triton|mkl|openblas|blis|onednn|intel-|tbb|rocm|flash-attn|xformers|transformer-engine"
+)
 #: convention, as a record names it → column
 FLOPS = {
     "full": "flops_per_token",
@@ -236,7 +240,7 @@ def _list_recorded(record: Row) -> Row:
         "document_mask": _get_object(record, name="run").get("document_mask") is True,
         "validation_attention": _validation_attention(record),
         **{f"git_{name}": git.get(name) for name in ("commit", "dirty")},
-        "versions": canonical_json(record.get("versions") or {}),
+        "versions": canonical_json(_list_versions(record)),
         "environment": _encode_environment(record),
         "seal": record.get("seal"),
         # of the manifests that the run read, by which its rows of `stores` are found
@@ -289,6 +293,23 @@ def _get_object(record: Row, name: str) -> Row:
 
 def _pick_typed(found: Row, kind: type, names: Iterable[str]) -> Row:
     return {name: found.get(name) if type(found.get(name)) is kind else None for name in names}
+
+
+def _list_versions(record: Row) -> Row:
+    """Return package → version of the packages that the trainer names and those that compute for
+    it, and the system.
+    """
+    hardware = _get_object(record, name="hardware")
+    system = " ".join(filter(None, map(hardware.get, ("system", "architecture"))))
+    return {
+        **_get_object(record, name="versions"),
+        **{
+            name: version
+            for name, version in _get_object(record, name="installed").items()
+            if _COMPUTING.match(name)
+        },
+        **({"system": system} if system else {}),
+    }
 
 
 def _encode_code(record: Row) -> str | None:

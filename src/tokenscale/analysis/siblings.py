@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from tokenscale.analysis.clocks import CLOCK_S
 from tokenscale.analysis.expectations import (
+    WARM_UP_STEPS,
     Evidence,
     NotCheckedError,
     Steps,
@@ -39,6 +40,11 @@ TIMED = ("step_s", "data_wait_s", "own_s", "forward_s", "backward_s", "optimizer
 FEWEST = 4
 COPIED = 0.5
 DISTINCT = 0.9
+#: relative difference of values that a copy with noise has; values that are compared with each; and
+#: steps of the logarithm by which values are sampled
+NEAR = 3e-6
+NEIGHBOURS = 3
+LEADING = 1e-4
 #: values kept of each log and field: within a run, and of all runs of an experiment
 OF_LOG = 4096
 OF_RUN = 256
@@ -54,6 +60,34 @@ SAME_LOSS_16 = 2e-3
 #: how far a run's loss lies from its repeats': so many spreads of theirs, and least ratio
 LOSS_SPREADS = 6.5
 LOSS_RATIO = 1.1
+#: repeats whose spread is believed, and the least ratio beside so many
+MANY = 5
+LOSS_RATIO_OF_MANY = 1.03
+#: nats a token by which the loss of one token differs from the mean before training, at most; and
+#: relative difference of losses on any two texts
+TOKEN_SPREAD = 0.5
+FIRST_LOSS = 0.01
+#: quantity of runs with equal shapes → ratio to the others of its cell, and to other cells
+OF_A_SHAPE = {
+    "activations_bytes": (1.02, 1.1),
+    "memory_peak_bytes": (1.5, 3.0),
+    "seconds of computing a token": (4.0, 5.0),
+}
+#: columns of runs with equal shapes
+SHAPE = (
+    "arm",
+    "science_per_rank",
+    "global_batch",
+    "micro_batch",
+    "device",
+    "world_size",
+    "layout",
+    "data",
+)
+#: times that norms of equal batches differ by more than their losses, at least; and their least
+#: difference
+NORM_TIMES = 64
+LEAST_NORM = 1e-3
 #: ratio of losses → what they are in
 UNITS = {
     1 / math.log(2): "bits",
@@ -71,8 +105,9 @@ class Values:
 
     Clocks count nanoseconds, so that two logs share hardly any value. Two that share half of the
     values of any one field are copies, whatever was shifted, renumbered or edited in the other
-    fields. A field whose values repeat inside a log is too coarse to tell and left out. Of long
-    logs a sample is kept, chosen by the values' bits.
+    fields; so are two with values that differ by `NEAR` of them, as a copy with noise has them. A
+    field whose values repeat inside a log is too coarse to tell and left out. Of long logs a sample
+    is kept, chosen by the values' leading digits.
     """
 
     def __init__(self, size: int, fields: tuple[str, ...] = TIMED, fewest: int = FEWEST):
@@ -91,7 +126,8 @@ class Values:
             every = 1
             while len(distinct) > self._size * every:
                 every *= 2
-            bits = distinct.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            leading = np.floor(np.log(distinct) / LEADING).astype(np.int64)
+            bits = leading.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             kept = distinct[(bits >> np.uint64(40)) % np.uint64(every) == 0]
             if len(kept) >= self._fewest:
                 logs[name] = kept
@@ -102,15 +138,26 @@ class Values:
         """
         logs = self._kept[field]
         names = list(logs)
-        values = np.concatenate([*logs.values(), np.zeros(0)])
+        values = np.log(np.concatenate([*logs.values(), np.ones(0)]))
         owner = np.repeat(np.arange(len(names)), [len(logs[name]) for name in names])
         order = np.lexsort((owner, values))
-        same = np.flatnonzero(np.diff(values[order]) == 0)
-        pairs = zip(owner[order][same + 1].tolist(), owner[order][same].tolist(), strict=True)
-        for (one, other), n in sorted(Counter(pairs).items()):
+        values, owner = values[order], owner[order]
+        equal: Counter[tuple[int, int]] = Counter()
+        near: Counter[tuple[int, int]] = Counter()
+        for lag in range(1, NEIGHBOURS + 1):
+            apart = values[lag:] - values[:-lag]
+            for limit, pairs in ((0.0, equal), (NEAR, near)):
+                close = np.flatnonzero((apart <= limit) & (owner[lag:] != owner[:-lag]))
+                ends = np.sort([owner[close + lag], owner[close]], axis=0)
+                pairs.update(zip(ends[1].tolist(), ends[0].tolist(), strict=True))
+        for (one, other), n in sorted(near.items()):
             compared = min(len(logs[names[one]]), len(logs[names[other]]))
-            if n >= max(2, COPIED * compared):
-                yield names[one], names[other], f"{n} of {compared} values of {field} are equal"
+            enough = max(2, COPIED * compared)
+            if (found := equal[one, other]) >= enough:
+                yield names[one], names[other], f"{found} of {compared} values of {field} are equal"
+            elif n >= min(compared, max(enough, 2 * FEWEST)):
+                words = f"{n} of {compared} values of {field} differ by {NEAR:g} at most"
+                yield names[one], names[other], words
 
 
 def find_copied_logs(
@@ -153,15 +200,15 @@ class Siblings:
             OF_RUN, fields=("step_s", "own_s", "loss_sum", "grad_norm", "order_digest")
         )
         self.validations = Values(size=OF_RUN, fields=("loss_sum",), fewest=2)
-        #: run → rows of (step, order digest, useful tokens)
+        #: run → rows of (step, order digest, useful tokens, loss, gradient norm)
         self.counts: dict[str, np.ndarray] = {}
-        #: run → mean loss of its last third of steps, and of its last validation
+        #: run → mean loss of its last third of steps; step → run → loss of the validation there
         self.losses: dict[str, float] = {}
-        self.last_validation: dict[str, float] = {}
-        #: run → loss of the validation before step 0
-        self.first_validation: dict[str, float] = {}
-        #: run → loss of training step 0, before which the same weights were validated
-        self.first_loss: dict[str, float] = {}
+        self.validated: dict[int, dict[str, float]] = defaultdict(dict)
+        #: runs whose training step 0 has another loss than the validation before it
+        self.contradicting: set[str] = set()
+        #: quantity → run → value that runs of equal shapes share, within the limits of `OF_A_SHAPE`
+        self.of_a_shape: dict[str, dict[str, float]] = {name: {} for name in OF_A_SHAPE}
         #: boot → (monotonic start, run, wall clock ahead of it)
         self.clocks: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
         #: run → (boot, begin, end on its monotonic clock), and its begin and end on the wall clock
@@ -191,8 +238,11 @@ class Siblings:
         rows = events.select(columns).to_pylist()
         for row in rows:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
-                of = self.last_validation if row["step"] else self.first_validation
-                of[run_id] = row["loss_sum"] / row["useful_tokens"]
+                self.validated[row["step"]][run_id] = row["loss_sum"] / row["useful_tokens"]
+        if (held := pc.sum(events["activations_bytes"]).as_py() or 0) > 0:
+            self.of_a_shape["activations_bytes"][run_id] = held
+        if len(steps) and _find_other_loss(Steps(steps), rows):
+            self.contradicting.add(run_id)
         rows += [row | {"event": "step"} for row in _find_last_times(steps)]
         self._add_times(run_id, rows)
 
@@ -203,15 +253,17 @@ class Siblings:
         for rank in np.unique(ranks).tolist():
             self.values.add(f"{run_id} rank {rank:.0f}", _filter(steps, chosen=ranks == rank))
         self.counts[run_id] = _count_tokens(steps)
-        third = 2 * (int(rows.numbers[-1]) + 1) // 3
-        for of, chosen in (
-            (self.losses, rows["step"] >= third),
-            (self.first_loss, rows["step"] == 0),
-        ):
-            loss = rows["loss_sum"][chosen].sum()
-            useful = np.nansum(rows["useful_tokens"][chosen])
-            if loss > 0 and useful > 0:
-                of[run_id] = float(loss / useful)
+        chosen = rows["step"] >= 2 * (int(rows.numbers[-1]) + 1) // 3
+        loss = rows["loss_sum"][chosen].sum()
+        useful = np.nansum(rows["useful_tokens"][chosen])
+        if loss > 0 and useful > 0:
+            self.losses[run_id] = float(loss / useful)
+        if (peak := rows.largest("memory_peak_bytes")[-1]) > 0:
+            self.of_a_shape["memory_peak_bytes"][run_id] = float(peak)
+        computing = rows.largest("step_s") - np.nan_to_num(rows.largest("data_wait_s"))
+        each = computing / np.maximum(rows.sums("total_tokens"), 1)
+        if len(each := each[WARM_UP_STEPS:]) and (middle := float(np.median(each))) > 0:
+            self.of_a_shape["seconds of computing a token"][run_id] = middle
 
     def _add_times(self, run_id: str, rows: list[Row]) -> None:
         """Add when the run was on which boot, by its events and the last step of each rank."""
@@ -240,12 +292,6 @@ class Siblings:
         }
         found = judge_together(self, run_ids=[row["run_id"] for row in runs])
         return [found[row["run_id"]].add_to(row) for row in runs]
-
-    def contradicts_itself(self, run_id: str) -> bool:
-        """Whether the loss of training step 0 is another than that of the validation before it."""
-        return _is_other_loss(
-            self.first_loss.get(run_id), validated=self.first_validation.get(run_id)
-        )
 
     def groups(self, *columns: str) -> Iterator[list[str]]:
         """Ids of our own counted runs, by what their rows have in these columns."""
@@ -312,7 +358,7 @@ def _find_other_counts(siblings: Siblings) -> Found:
     for ids in siblings.groups("factors", "science", "repeat"):
         by_batch: dict[tuple, dict[str, float]] = defaultdict(dict)
         for run_id in ids:
-            for step, digest, useful in siblings.counts.get(run_id, np.zeros((0, 3))).tolist():
+            for step, digest, useful, *_ in siblings.counts.get(run_id, np.zeros((0, 5))).tolist():
                 by_batch[siblings.family(run_id), step, digest][run_id] = useful
         named = set()
         for (_, step, _), of in by_batch.items():
@@ -328,6 +374,78 @@ def _find_other_counts(siblings: Siblings) -> Found:
                     "same samples"
                 )
                 yield run_id, f"{useful:.0f} {words} (equal order digest)"
+
+
+@between(
+    "loss and gradient norm of a step",
+    "those of a run with its samples",
+    "other runs",
+    "suspect",
+    "as between sums in another order: 4e-6 at first in fp32 (query `order`)",
+)
+def _find_other_losses_of_samples(siblings: Siblings) -> Found:
+    """Equal weights and samples have equal losses and gradients in every layout. Which of two is
+    wrong, their own validation may know.
+    """
+    for ids in siblings.groups("factors", "science", "repeat", "arm", "resumed_from"):
+        by_batch: dict[tuple, dict[str, list[float]]] = defaultdict(dict)
+        for run_id in ids:
+            for step, digest, _, *values in siblings.counts.get(run_id, np.zeros((0, 5))).tolist():
+                by_batch[siblings.family(run_id), step, digest][run_id] = values
+        named = set()
+        for (_, step, _), of in by_batch.items():
+            limit = _find_loss_tolerance(siblings.rows[ids[0]]["precision"], step)
+            for place, name in enumerate(("loss", "gradient norm")):
+                known = {i: values[place] for i, values in of.items() if values[place] > 0}
+                trusted = [i for i in known if i not in siblings.contradicting] or list(known)
+                middle = float(np.median([known[i] for i in trusted])) if known else 0.0
+                least = max(LEAST_NORM, NORM_TIMES * limit) if place else limit
+                for run_id, value in known.items():
+                    if run_id not in named and abs(value / middle - 1) > least / 2:
+                        named.add(run_id)
+                        words = f"{value:.6g}, beside {middle:.6g} of the same samples"
+                        yield run_id, f"its {name} at step {step:.0f} is {words}"
+
+
+def _find_loss_tolerance(precision: str | None, step: float) -> float:
+    """Relative difference of losses that another order of sums makes (`loss_tolerance` of the
+    queries).
+    """
+    first, last = (-18, -8) if precision == "fp32" else (-9, -5)
+    return 2.0 ** min(last, first + max(0.0, step - 19) / 5)
+
+
+@between(
+    "memory of activations, peak of memory, time of computing",
+    "as in runs of equal shapes",
+    "other runs",
+    "caution",
+    ", ".join(f"{own:g}× and {other:g}×" for own, other in OF_A_SHAPE.values()),
+)
+def _find_other_shapes(siblings: Siblings) -> Found:
+    """Approaches with rows of one length compute and hold the same. Each approach has one voice,
+    however many repeats it has; of two, nobody knows which is wrong.
+    """
+    for ids in siblings.groups(*SHAPE):
+        for name, limits in OF_A_SHAPE.items():
+            values = {i: v for i, v in siblings.of_a_shape[name].items() if i in ids}
+            cells: dict[str, list[float]] = defaultdict(list)
+            for run_id, value in values.items():
+                if siblings.rows[run_id]["approach"] != "length-bucketed":
+                    cells[siblings.rows[run_id]["series"]].append(math.log(value))
+            middles = {cell: float(np.median(found)) for cell, found in cells.items()}
+            for run_id, value in values.items():
+                cell = siblings.rows[run_id]["series"]
+                if cell not in cells:
+                    continue
+                beside = [(limits[0], middles[cell], "repeats")] if len(cells[cell]) > 2 else []
+                if len(cells) > 1:
+                    beside.append((limits[1], float(np.median([*middles.values()])), "approaches"))
+                for limit, middle, of in beside:
+                    ratio = value / math.exp(middle)
+                    if max(ratio, 1 / ratio) > limit:
+                        yield run_id, f"its {name} is {ratio:.3g} × that of other {of}"
+                        break
 
 
 @between("order of samples", "another one in each step and each repeat", "other runs", "suspect")
@@ -375,7 +493,7 @@ def _find_other_first_validations(siblings: Siblings) -> Found:
         "validation_attention",
         "validation_tokens",
     ):
-        losses = {i: siblings.first_validation[i] for i in ids if i in siblings.first_validation}
+        losses = {i: siblings.validated[0][i] for i in ids if i in siblings.validated[0]}
         if not losses:
             continue
         limit = SAME_LOSS if siblings.rows[ids[0]]["precision"] == "fp32" else SAME_LOSS_16
@@ -407,9 +525,11 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
     """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which
     is wrong. Runs whose first loss contradicts their own validation are no measure of others.
     """
-    of = {
-        "in the last third of the steps": siblings.losses,
-        "in the last validation": siblings.last_validation,
+    of = {"in the last third of the steps": siblings.losses}
+    of |= {
+        f"in the validation at step {step}": losses
+        for step, losses in sorted(siblings.validated.items())
+        if step
     }
     for ids in siblings.groups(
         "factors", "approach", "storage", "science_per_rank", "global_batch", "steps_asked"
@@ -419,7 +539,7 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
                 [
                     known[other]
                     for other in ids
-                    if other in known and other != run_id and not siblings.contradicts_itself(other)
+                    if other in known and other not in {run_id, *siblings.contradicting}
                 ]
             )
             if run_id not in known or len(others) < 2:
@@ -427,7 +547,8 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
             middle = float(np.median(others))
             spread = math.sqrt(math.pi / 2) * float(np.abs(others - middle).mean())
             ratio = known[run_id] / math.exp(middle)
-            if abs(math.log(ratio)) <= max(LOSS_SPREADS * spread, math.log(LOSS_RATIO)):
+            least = LOSS_RATIO if len(others) < MANY else LOSS_RATIO_OF_MANY
+            if abs(math.log(ratio)) <= max(LOSS_SPREADS * spread, math.log(least)):
                 continue
             unit = next(
                 (
@@ -450,33 +571,38 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
     must="that of the validation before it, of the same weights, which know no text yet",
     known_from="logs",
     word="suspect",
-    tolerance=f"{LOSS_RATIO:g}×",
+    tolerance=f"{100 * FIRST_LOSS:g} %, and {TOKEN_SPREAD:g} nats over the root of the tokens",
 )
 def _find_other_first_loss(evidence: Evidence) -> Iterator[str]:
     """Both losses are near the logarithm of the vocabulary's size, on any text. Weights of another
     run know some texts better than others.
     """
-    steps = evidence.steps
-    if evidence.settings.resume_from or not len(steps) or steps.numbers[0] != 0:
-        return
+    if not evidence.settings.resume_from and (
+        ratio := _find_other_loss(evidence.steps, evidence.events)
+    ):
+        yield (
+            f"the loss of training step 0 is {ratio:.3g} × that of the validation before it, of the "
+            "same weights"
+        )
+
+
+def _find_other_loss(steps: Steps, events: Iterable[Row]) -> float | None:
+    """Return the ratio of the loss of training step 0 to that of the validation before it; None
+    where they agree, or one is missing.
+    """
+    if not len(steps) or steps.numbers[0] != 0:
+        return None
     loss, useful = (float(steps.sums(name)[0]) for name in ("loss_sum", "useful_tokens"))
-    for event in evidence.named("validation"):
-        if event["step"] or not (event["loss_sum"] and event["useful_tokens"] and useful > 0):
+    for event in events:
+        if event["event"] != "validation" or event["step"] or loss <= 0 or useful <= 0:
             continue
-        validated = event["loss_sum"] / event["useful_tokens"]
-        if _is_other_loss(loss / useful, validated):
-            yield (
-                f"the loss of training step 0 is {loss / useful / validated:.3g} × that of the "
-                "validation before it, of the same weights"
-            )
-            return
-
-
-def _is_other_loss(loss: float | None, validated: float | None) -> bool:
-    """Whether two known losses differ by more than `LOSS_RATIO`."""
-    if not loss or not validated or min(loss, validated) <= 0:
-        return False
-    return abs(math.log(loss / validated)) > math.log(LOSS_RATIO)
+        if (event["loss_sum"] or 0) > 0 and (event["useful_tokens"] or 0) > 0:
+            validated = event["loss_sum"] / event["useful_tokens"]
+            ratio = loss / useful / validated
+            few = min(useful, event["useful_tokens"])
+            if abs(math.log(ratio)) > FIRST_LOSS + TOKEN_SPREAD / math.sqrt(few):
+                return ratio
+    return None
 
 
 @between("validation", "on held-out text", "store manifest", "invalid")
@@ -735,8 +861,8 @@ def _find_last_times(steps: pa.Table) -> list[Row]:
 
 
 def _count_tokens(steps: pa.Table) -> np.ndarray:
-    """(step, order digest, useful tokens) of complete steps, summed over ranks, as rows; only those
-    to be compared.
+    """(step, order digest, useful tokens, loss, gradient norm) of complete steps, over all ranks, as
+    rows; only those to be compared.
     """
     step = steps["step"].to_numpy()
     rows = Steps(_filter(steps, chosen=(step < FIRST_STEPS) | (step % STRIDE == 0)))
@@ -744,4 +870,6 @@ def _count_tokens(steps: pa.Table) -> np.ndarray:
     whole = rows.whole() & (
         np.bincount(rows.place, weights=unknown, minlength=len(rows.numbers)) == 0
     )
-    return np.column_stack([rows.numbers, rows.digests(), rows.sums("useful_tokens")])[whole]
+    sums = [rows.sums(name) for name in ("useful_tokens", "loss_sum")]
+    norm = rows.largest("grad_norm")
+    return np.column_stack([rows.numbers, rows.digests(), *sums, norm])[whole]
