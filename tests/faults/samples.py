@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -272,11 +272,10 @@ def _read_bucket(folder: Path) -> object:
     )
     bucket.read = lambda key: (folder / key).read_bytes() if (folder / key).is_file() else None
 
-    def download(key: str, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def download(key: str, file: IO[bytes]) -> None:
         try:
             # a bucket has objects only, no devices
-            path.write_bytes(read_file(folder / key))
+            file.write(read_file(folder / key))
         except (OSError, UserError) as error:  # as of a client
             raise access_error(f"s3://bucket/{key}", error) from None
 

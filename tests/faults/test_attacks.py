@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import shutil
+import sys
 import tempfile
 import unicodedata
 from collections import Counter
@@ -21,7 +22,7 @@ import pytest
 from tests.faults.test_drawings import MARK, POLICY, shown
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, inside, sha256_text
+from tokenscale.base.files import create_inside, sha256_text
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
 from tokenscale.report import packed_logs, style
@@ -110,8 +111,8 @@ def outcome(attack: Callable[[], object]) -> str:
 
 
 def write_below(root: Path, name: str) -> None:
-    with atomic(inside(root, name)) as temporary:
-        temporary.write_text("written")
+    with create_inside(root, name) as file:
+        file.write(b"written")
 
 
 def fetch_into(root: Path, name: str) -> None:
@@ -129,7 +130,7 @@ def fetch_into(root: Path, name: str) -> None:
     before = os.getcwd()
     os.chdir(root)
     try:
-        cloud.fetch_input(Local(), path=cloud.find_input_path(name), facts=facts)
+        cloud.fetch_input(Local(), name=name, facts=facts)
     finally:
         os.chdir(before)
 
@@ -142,6 +143,8 @@ def unpack_into(root: Path, name: str) -> None:
     packed_logs.restore(archive, root)
 
 
+#: `results` itself may be a link of the user's, to another disk
+ROOT_PARTS = {"name": 0, "plan of a bucket": 1, "archive": 0}
 DOORS = {"name": write_below, "plan of a bucket": fetch_into, "archive": unpack_into}
 
 
@@ -166,6 +169,70 @@ def attack_path(door: str, number: int, folder: Path) -> str:
     assert all(path.resolve().is_relative_to(root.resolve()) for path in written), name
     assert bool(written) is (found == "done"), name
     return found
+
+
+class Swap:
+    """Replace one folder by a link to the outside, before the n-th operation on files.
+
+    Python reports each to audit hooks, which cannot be taken away: this one idles outside of the
+    block.
+    """
+
+    current: "Swap | None" = None
+
+    def __init__(self, place: Path, outside: Path, at: int):
+        self._place = place
+        self._outside = outside
+        self._left = at
+        self.done = False
+
+    def __enter__(self) -> "Swap":
+        if not hasattr(Swap, "hooked"):
+            sys.addaudithook(lambda event, _: Swap.current and Swap.current.see(event))
+            Swap.hooked = True
+        Swap.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Swap.current = None
+
+    def see(self, event: str) -> None:
+        if not event.startswith(("open", "os.", "shutil.", "tempfile.")):
+            return
+        self._left -= 1
+        if self._left == 0:
+            Swap.current = None
+            self.done = True
+            if os.path.lexists(self._place):
+                self._place.rename(self._place.with_name(f"{self._place.name}-moved"))
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            self._place.symlink_to(self._outside)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("made", [False, True], ids=["new folders", "old folders"])
+def test_no_folder_that_becomes_a_link_meanwhile_leads_a_file_outside(door, made, tmp_path):
+    """Each folder of the name is swapped before each operation on files."""
+    swaps = 0
+    name = "/".join(PARTS)
+    for part in range(1 + ROOT_PARTS[door], len(PARTS)):
+        for at in itertools.count(1):
+            folder = tmp_path / f"{part}-{at}"
+            root = folder / "root"
+            outside = folder / "outside"
+            for there in (root, outside / "/".join(PARTS[part:-1])):
+                there.mkdir(parents=True)
+            if made:
+                root.joinpath(*PARTS[:-1]).mkdir(parents=True)
+            before = contents(outside)
+            with Swap(root.joinpath(*PARTS[:part]), outside, at) as swap:
+                outcome(lambda root=root: DOORS[door](root, name))
+            assert contents(outside) == before, (part, at)
+            shutil.rmtree(folder)
+            if not swap.done:
+                break
+            swaps += 1
+    assert swaps >= 20
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -82,15 +82,15 @@ def test_inputs_are_staged_once_by_their_hash(project):
     for path, facts in plan["files"].items():
         before = Path(path).read_bytes()
         Path(path).unlink()
-        cloud.fetch_input(Bucket(ADDRESS), Path(path), facts)
+        cloud.fetch_input(Bucket(ADDRESS), path, facts)
         assert Path(path).read_bytes() == before
     assert keys(project) == staged | {"project/experiments/own/ranks=1.json"}
     project.put_object(
         Bucket="texts", Key=f"project/inputs/{facts['sha256']}", Body=b"x" * facts["bytes"]
     )
     with pytest.raises(UserError, match="is damaged"):
-        cloud.fetch_input(Bucket(ADDRESS), Path("new.bin"), facts)
-    assert not Path("new.bin").exists()
+        cloud.fetch_input(Bucket(ADDRESS), "results/tokens/new/x.bin", facts)
+    assert not [*Path("results/tokens/new").iterdir()]
 
 
 def own_runs():
@@ -291,9 +291,8 @@ class Recorded:
         for key in keys:
             del self.objects[key]
 
-    def download(self, key, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(self.objects[key])
+    def download(self, key, file):
+        file.write(self.objects[key])
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tokenscale.base.errors import SECRET_NAME, UserError, first_line
-from tokenscale.base.files import atomic
 
 #: scheme → the package with its file system
 PACKAGES = {"s3": "s3fs"}
@@ -73,10 +72,10 @@ class Bucket:
             self._system.put_file(str(path), f"{self._root}/{key}")
         return None
 
-    def download(self, key: str, path: Path) -> None:
-        """Download an object; the file appears complete or not at all."""
-        with atomic(path) as temporary, self._errors(key):
-            self._system.get_file(f"{self._root}/{key}", str(temporary))
+    def download(self, key: str, file: IO[bytes]) -> None:
+        """Download an object into an empty file."""
+        with self._errors(key):
+            self._system.get_file(f"{self._root}/{key}", f"/dev/fd/{file.fileno()}")
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; missing ones are no error."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import BufferedRandom
 from pathlib import Path
 from typing import IO, Any
 
@@ -524,7 +525,8 @@ def check_relative_path(name: object) -> str:
 
 
 def inside(root: Path, name: object) -> Path:
-    """Return the path of a name that came from data, below a folder that the caller names.
+    """Return the path of a name that came from data, below a folder that the caller names: to look
+    at, not to write to. `create_inside` writes.
 
     Raises ValueError for a name that is no path of plain file names, and for one that leads through
     a link.
@@ -535,6 +537,88 @@ def inside(root: Path, name: object) -> Path:
         if path.is_symlink():
             raise ValueError(f"{path} is a link")
     return path
+
+
+@contextmanager
+def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[BufferedRandom]:
+    """Yield a new file, which gets a name that came from data, below a folder that the caller
+    names, once the block ends.
+
+    Each folder is opened below the one before it, and no link is followed: whoever replaces a
+    folder by a link meanwhile cannot lead the file elsewhere. Missing folders are made.
+
+    Raises ValueError for a name that is no path of plain file names, and for one that leads through
+    a link.
+    """
+    *folders, last = check_relative_path(name).split("/")
+    path = root.joinpath(*folders, last)
+    temporary = f"{name_temporary()}{os.urandom(4).hex()}.{last}.tmp"
+    root.mkdir(parents=True, exist_ok=True)
+    if (length := len(os.fsencode(path))) >= os.pathconf(root, "PC_PATH_MAX"):
+        raise ValueError(f"the path has {length:,} bytes, which no other program opens")
+    with naming(path):
+        folder = _open_folder(root, folders)
+    try:
+        _remove_left_over(path.parent)
+        with _naming_anew(path):
+            descriptor = os.open(
+                temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder
+            )
+        try:
+            with naming(path), open(descriptor, "w+b") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(descriptor)
+            with _naming_anew(path):
+                os.rename(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):  # the first error is the one to report
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        if durable:
+            with naming(path):
+                os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _open_folder(root: Path, parts: list[str]) -> int:
+    """Open a folder below a root, part by part, and return its descriptor. Makes missing folders.
+    Raises ValueError for a link.
+    """
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = root
+    for part in parts:
+        path = path / part
+        try:
+            with _naming_anew(path), suppress(FileExistsError):
+                os.mkdir(part, dir_fd=folder)
+            with _naming_anew(path):
+                deeper = os.open(
+                    part,
+                    os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                    dir_fd=folder,
+                )
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise ValueError(f"{path} is a link, or no folder") from None
+            raise
+        finally:
+            os.close(folder)
+        folder = deeper
+    return folder
+
+
+@contextmanager
+def _naming_anew(path: Path) -> Iterator[None]:
+    """Name the whole path in an error of the system that names one part of it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        error.filename2 = None
+        raise
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:

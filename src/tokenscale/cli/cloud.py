@@ -8,6 +8,7 @@ folder without superseded attempts.
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -22,6 +23,7 @@ from tokenscale.base.files import (
     check_file_name,
     check_relative_path,
     check_types,
+    create_inside,
     inside,
     parse_json,
     pretty_json,
@@ -317,7 +319,7 @@ def pull(config: "Config", experiments: list[str]) -> str:
         files |= _parse(bucket.read(key) or b"", bucket, key=key)["files"]
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
-            fetch_input(bucket, path=find_input_path(path), facts=facts)
+            fetch_input(bucket, name=path, facts=facts)
     listed = bucket.list("runs/")
     fetched = 0
     ended = [
@@ -340,15 +342,38 @@ def pull(config: "Config", experiments: list[str]) -> str:
         ]
         # the mark of the end comes last
         for key in sorted(keys, key=lambda key: key == f"{prefix}done.json"):
-            bucket.download(key, _find_path(Path("results"), name=key))
+            _download(bucket, key=key, root=Path("results"), name=key)
         fetched += 1
     return f"{bucket.address}: {len(ended)} finished runs, {fetched} of them fetched"
 
 
 def _find_path(root: Path, name: str) -> Path:
     """Return the path of a name of the bucket below a folder."""
-    try:
+    with _report_outside(name):
         return inside(root, name)
+
+
+def _download(bucket: Bucket, key: str, root: Path, name: str, sha256: str | None = None) -> None:
+    """Download an object to a name below a folder. The file appears complete or not at all. Raises
+    UserError if it has another hash.
+    """
+    with _report_outside(name), create_inside(root, name) as file:
+        bucket.download(key, file)
+        file.seek(0)
+        if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            following = "delete that object, and stage the experiment again"
+            raise UserError(
+                "an input file of the bucket is damaged.",
+                address=f"{bucket.address}/{key}",
+                next=following,
+            )
+
+
+@contextlib.contextmanager
+def _report_outside(name: str) -> Iterator[None]:
+    """Turn the error of a name that leads out of its folder into a message."""
+    try:
+        yield
     except ValueError as error:
         raise UserError(
             "a path in the bucket leads out of this folder.",
@@ -408,7 +433,7 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     plan = _parse(data, bucket, key=key)
     failed = {}
     for path, facts in plan["files"].items():
-        fetch_input(bucket, path=find_input_path(path), facts=facts)
+        fetch_input(bucket, name=path, facts=facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
         if (code := train_run(bucket, settings, every_s=every_s)) == RESUME_EXIT_CODE:
             return code
@@ -419,23 +444,22 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     return next(iter(failed.values()), 0)
 
 
-def fetch_input(bucket: Bucket, path: Path, facts: dict[str, Any]) -> None:
+def fetch_input(bucket: Bucket, name: str, facts: dict[str, Any]) -> None:
     """Fetch an input file unless it is here, and verify its hash."""
+    path = find_input_path(name)
     if (
         path.is_file()
         and path.stat().st_size == facts["bytes"]
         and sha256_file(path) == facts["sha256"]
     ):
         return
-    bucket.download(key := f"inputs/{facts['sha256']}", path)
-    if sha256_file(path) != facts["sha256"]:
-        path.unlink()
-        following = "delete that object, and stage the experiment again"
-        raise UserError(
-            "an input file of the bucket is damaged.",
-            address=f"{bucket.address}/{key}",
-            next=following,
-        )
+    _download(
+        bucket,
+        key=f"inputs/{facts['sha256']}",
+        root=Path("results"),
+        name=name.removeprefix("results/"),
+        sha256=facts["sha256"],
+    )
 
 
 def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
@@ -457,8 +481,8 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     mirror = Mirror(bucket=bucket, settings=settings, directory=output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         for key in bucket.list(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/"):
-            if not (path := _find_path(Path("results"), name=key)).is_file():
-                bucket.download(key, path)
+            if not _find_path(Path("results"), name=key).is_file():
+                _download(bucket, key=key, root=Path("results"), name=key)
     mirror.fetch()
     with open_run(
         settings,
@@ -522,7 +546,8 @@ class Mirror:
             else:
                 wanted = here < size and path.name != "done.json"
             if wanted:
-                self._bucket.download(key, path)
+                name = key.removeprefix(self._key)
+                _download(self._bucket, key=key, root=self._directory, name=name)
             if path.is_file() and path.name != "run.json" and path.stat().st_size == size:
                 self._pushed[path] = _stamp(path)
 

@@ -24,7 +24,7 @@ from tokenscale.base.files import (
     check_file_name,
     check_relative_path,
     check_types,
-    inside,
+    create_inside,
     parse_json,
     read_file,
     read_json,
@@ -149,9 +149,8 @@ def restore(archive: Path, output: Path) -> list[str]:
     shutil.rmtree(output, ignore_errors=True)
     write_json(output / INDEX, value=UNFINISHED)
     for name, content in files.items():
-        path = inside(output, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        with create_inside(output, name, durable=False) as file:
+            file.write(content)
     for inputs in experiments:
         folder = output / "tables" / inputs.experiment
         inputs.ingest(output, output=folder)

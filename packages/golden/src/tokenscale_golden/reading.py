@@ -68,8 +68,11 @@ RATE = re.compile(
     r"\b(tps|tgs|wps|throughput|(tok|tokens|samples) (per )?(s|sec|second)( per (gpu|device))?)$"
 )
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
+#: a name and its number; or a name without one, taken whole so that it is tried once, not from each
+#: of its letters
 PAIR = re.compile(
-    rf"([a-z_][a-z_/\-. ()%]*?)['\"]?\s*[:=]?\s*['\"]?({NUMBER})(?=m?s?(?![a-z0-9_]))",
+    r"([a-z_][a-z_/\-. ()%]*?)(?:['\"]|(?<!\s))\s*+(?:[:=]\s*+)?['\"]?"
+    rf"({NUMBER})(?=m?s?(?![a-z0-9_]))|[a-z_][a-z_/\-. ()%]*+",
     re.IGNORECASE,
 )
 _is_number = re.compile(rf"\s*{NUMBER}\s*", re.IGNORECASE).fullmatch
@@ -318,6 +321,8 @@ def _read_output(lines: list[str]) -> Rows:
     for line in lines:
         row: dict[str, Any] = {}
         for key, text in PAIR.findall(" ".join(line[:1000].split())):
+            if not key:
+                continue
             name = _words(key)
             if not STEP.search(name):
                 row[name] = _number(text, thousands=not _is_loss(name))

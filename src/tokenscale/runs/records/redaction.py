@@ -24,9 +24,10 @@ _KEYS = re.compile(
     r"|(?<=wandb login )\w{32,}"
     r"|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{16,}|dckr_pat_[\w-]{16,}|dop_v1_[a-f0-9]{20,}|dapi[a-f0-9]{32}"
     r"|SG\.[\w-]{16,}\.[\w-]{16,}|shpat_[a-fA-F0-9]{20,}|hvs\.[\w-]{20,}|AGE-SECRET-KEY-\w{20,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
     r")"
 )
+#: tried once a word, from the first place where it may begin
+_WEB_TOKEN = re.compile(r"(?<![\w-])(?>(?P<before>[\w-]*?)\beyJ)[\w-]{8,}+\.[\w-]{8,}+\.[\w-]*+")
 #: also in a diff, whose lines begin with a sign, and in JSON, where it is one line
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?P<rest>[^\n\"']*"
@@ -36,7 +37,8 @@ _WEBHOOK = re.compile(
     r"(https://(?:hooks\.slack\.com/\w+/|discord(?:app)?\.com/api/webhooks/))[\w/-]+"
 )
 _HEADER = re.compile(
-    r"(\b(?:authorization\"?\s*[:=]\s*\"?(?:bearer|basic|token)?|bearer|basic)\s+)[\w.~+/=-]{8,}",
+    r"(\b(?:authorization\"?\s*+[:=](?:\s*+\"?(?:bearer|basic|token)\s++|\s*+\"\s++|\s++)"
+    r"|(?:bearer|basic)\s++))[\w.~+/=-]{8,}",
     re.IGNORECASE,
 )
 #: last words of a name whose value is secret
@@ -53,7 +55,7 @@ _ASSIGNED = re.compile(
     r"(?P<value>\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"'()\[\]{},;$<>]{6,})",
     re.IGNORECASE,
 )
-_PLACEHOLDER = re.compile(r"^[\"']?(?:[$<{…*].*|x{3,}|.*\$\{.*|.*\{.*\}.*)[\"']?$", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"^[\"']?(?:[$<{…*]|x{3,}[\"']?$|.*\$\{|[^{]*+\{.*\})", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z0-9+/_-]{20,}={0,2}")
 #: words that are digests or identifiers: hexadecimal, or an algorithm's name before one
 _DIGEST = re.compile(r"^(?:[0-9a-f]+|[0-9A-F]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
@@ -69,6 +71,7 @@ def redact(text: str) -> str:
     """
     text = _PRIVATE_KEY.sub(_redact_private_key, text)
     text = redact_credentials(_WEBHOOK.sub(rf"\1{REDACTED}", text))
+    text = _WEB_TOKEN.sub(rf"\g<before>{REDACTED}", text)
     text = _KEYS.sub(REDACTED, _HEADER.sub(rf"\1{REDACTED}", text))
     text = _ASSIGNED.sub(_redact_value, text)
     return _WORD.sub(lambda found: REDACTED if _looks_random(found[0]) else found[0], text)

@@ -11,6 +11,7 @@ ends each document (`<|endoftext|>`, 50256 in GPT-2's tokenizer; karpathy/nanoGP
 data/openwebtext/prepare.py, 04cc18e).
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -39,13 +40,18 @@ TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 AGAIN = "copy both files again, or rebuild them with Megatron-LM's preprocess_data.py"
 #: first int32 of the files of llm.c and modded-nanogpt, which have a header
 HEADERS = (20240520, 20240801)
-#: kind of file → bytes that it begins with, which as ids would be text
+#: kind of file → pattern of the bytes that it begins with, which as ids would be text
 OTHER_FORMS = {
-    "NumPy": b"\x93NUMPY",
-    "zip": b"PK\x03\x04",
-    "gzip": b"\x1f\x8b\x08",
-    "Parquet": b"PAR1",
-    "pickle": b"\x80\x04\x95",
+    "NumPy": rb"\x93NUMPY",
+    "zip": rb"PK(?:\x03\x04|\x05\x06)",
+    "gzip": rb"\x1f\x8b\x08",
+    "zstd": rb"\x28\xb5\x2f\xfd",
+    "xz": rb"\xfd7zXZ\x00",
+    "bzip2": rb"BZh[1-9]1AY&SY",
+    "Parquet": rb"PAR1",
+    "Arrow": rb"ARROW1",
+    "pickle": rb"\x80(?:[\x02\x03][\]}(c]|[\x04\x05]\x95)",
+    "safetensors": rb".{5}\x00{3}\{[\" }]",
 }
 
 
@@ -267,10 +273,10 @@ class NanoGpt(ForeignFormat):
         with open(path, "rb") as file:
             beginning = file.read(16)
         for form, first in OTHER_FORMS.items():
-            if beginning.startswith(first):
+            if found := re.match(first, beginning, re.DOTALL):
                 raise self._error(
                     f"the file begins as a {form} file does.",
-                    f"{beginning[: len(first)]!r}",
+                    f"{found[0]!r}",
                     "ids from the first byte on",
                     "write its ids without a header, such as numpy.load(FILE).tofile(NEW)",
                 )
