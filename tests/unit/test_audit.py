@@ -1,5 +1,6 @@
 """The audit of a loader names each planted fault, and accuses no honest variant."""
 
+import itertools
 import json
 import random
 import sys
@@ -297,6 +298,7 @@ def test_a_loader_without_end_is_read_as_far_as_asked():
 
     found = audit(endless, AuditSettings(worlds=(1, 2), most_batches=5))
     answers = {verdict.name: (verdict.answer, verdict.reason) for verdict in found.verdicts}
+    assert answers["resume"][0] == UNKNOWN
     assert answers["samples"] == (UNKNOWN, "a pass has more than 5 batches")
     assert answers["batches"][0] == FAILED
 
@@ -322,6 +324,16 @@ def test_the_approaches_of_this_project_pass(approach, tmp_path):
     held = {"ranks", "pass", "batches", "seed", "resume", "labels", "vocabulary"}
     assert {name for name in answers if answers[name] == HELD} == held
     assert FAILED not in {answers[name] for name in set(answers) - {"epochs"}}
+
+
+@pytest.mark.parametrize(("late", "answer"), [(0, HELD), (1, FAILED)])
+def test_a_loader_without_end_is_resumed(late, answer):
+    def endless(step=0):
+        for number in itertools.count(step and step + late):
+            yield np.full((2, LENGTH), number)
+
+    found = audit(endless, AuditSettings(most_batches=5))
+    assert {verdict.name: verdict.answer for verdict in found.verdicts}["resume"] == answer
 
 
 def raise_error(rank=0):

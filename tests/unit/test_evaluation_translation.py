@@ -232,7 +232,11 @@ def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():
 
 def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
     """Of the second run after an epoch, too; the file's order is no order of steps."""
-    runs = [logs.settings(steps=6, repeat=repeat) for repeat in (0, 1)]
+    validations = [ValidationSettings(bleu=2, bleu_each_epoch=each) for each in (False, True)]
+    runs = [
+        logs.settings(steps=6, repeat=repeat, validation=validation)
+        for repeat, validation in enumerate(validations)
+    ]
     references = ["the cat sat on the mat", "a dog barks at night"]
     for run, last in zip(runs, (HALF[:2], references), strict=True):
         path = logs.write_run(tmp_path / "runs", run)

@@ -315,7 +315,7 @@ def audit(
             next="call it in Python, and look at its first batch",
         )
     found = Audit()
-    found.facts = _describe_pass(one, settings) | _time_loader(loader, one)
+    found.facts = _describe_pass(one, settings) | time_loader(loader, one)
     of_ranks = "" if ranked else "the loader takes no rank and world size"
     of_pass = ""
     if max(one.lengths) > settings.most_batches:
@@ -327,7 +327,7 @@ def audit(
         "batches": (of_ranks, lambda: _check_batches(passes)),
         "seed": ("", lambda: _check_seed(loader, settings, one)),
         "epochs": (of_pass, lambda: _check_epochs(loader, one)),
-        "resume": (of_pass, lambda: _check_resume(loader, passes)),
+        "resume": ("", lambda: _check_resume(loader, passes, endless=bool(of_pass))),
         "labels": ("", lambda: _check_labels(one)),
         "padding": ("", lambda: _check_padding(one)),
         "vocabulary": ("", lambda: _check_vocabulary(one, settings.vocabulary_size)),
@@ -461,7 +461,7 @@ def _check_epochs(loader: Loader, one: Pass) -> tuple[str, str]:
     return HELD, ""
 
 
-def _check_resume(loader: Loader, passes: Mapping[int, Pass]) -> tuple[str, str]:
+def _check_resume(loader: Loader, passes: Mapping[int, Pass], endless: bool) -> tuple[str, str]:
     world = max(passes)
     rank = min(1, world - 1)
     stateful = hasattr(loader.open(world_size=world, rank=rank), "load_state_dict")
@@ -471,7 +471,9 @@ def _check_resume(loader: Loader, passes: Mapping[int, Pass]) -> tuple[str, str]
     if len(expected) < 2:
         return UNKNOWN, f"rank {rank} of {world} has {len(expected)} batches"
     for stop in sorted({1, len(expected) // 2, len(expected) - 1}):
-        found = [batch.hashes() for batch in _resume(loader, world, rank, stop, stateful)]
+        resumed = _resume(loader, world, rank, stop, stateful)
+        following = islice(resumed, len(expected) - stop if endless else None)
+        found = [batch.hashes() for batch in following]
         if (place := _find_difference(found, expected[stop:])) is not None:
             text = f"rank {rank} of {world}, stopped after {stop} of {len(expected)} batches"
             return FAILED, f"{text}, differs in batch {place} after the resume"
@@ -589,7 +591,7 @@ def _describe_pass(one: Pass, settings: AuditSettings) -> dict[str, Any]:
     }
 
 
-def _time_loader(loader: Loader, one: Pass, most_s: float = 5.0) -> dict[str, Any]:
+def time_loader(loader: Loader, one: Pass, most_s: float = 5.0) -> dict[str, Any]:
     """Return tokens a second of one rank, and of a copy of the same arrays."""
     opened = loader.open(rank=0)
     start = time.perf_counter()

@@ -72,7 +72,8 @@ def _shorten(documents: Sequence[str]) -> list[str]:
         count = max(1, round(len(document) * share / PIECE))
         length = int(len(document) * share / count)
         starts = np.linspace(0, len(document) - length, count, dtype=np.int64).tolist()
-        shortened.append("".join(document[start : start + length] for start in starts))
+        # with a space, so that two halves of numbers are not one
+        shortened.append(" ".join(document[start : start + length] for start in starts))
     return [document for document in shortened if document]
 
 
