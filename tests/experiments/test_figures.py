@@ -22,6 +22,7 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
+from tokenscale.settings.run import ValidationSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(30)]
 
@@ -108,8 +109,9 @@ def weak(tmp_path_factory):
 def translated(tmp_path_factory):
     """Three repeats on one and two ranks, each with two sentences translated at the end."""
     folder = tmp_path_factory.mktemp("translated")
+    validation = ValidationSettings(bleu=2)
     runs = [
-        replace(logs.settings(world_size=world, steps=6), repeat=k)
+        logs.settings(world_size=world, steps=6, repeat=k, validation=validation)
         for world in (1, 2)
         for k in range(3)
     ]
@@ -117,7 +119,8 @@ def translated(tmp_path_factory):
     for run in runs:
         path = logs.write_run(folder / "runs", run)
         for number, text in enumerate(texts):
-            logs.add_event(path, "translation", hypothesis=texts[0], number=number, reference=text)
+            translation = {"step": 6, "hypothesis": texts[0], "reference": text}
+            logs.add_event(path, "translation", number=number, **translation)
     return logs.ingested(folder, runs)
 
 
