@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -120,3 +121,13 @@ for umask in {[*modes]}:
     for umask, mode in modes.items():
         files = [*(tmp_path / f"{umask}.partial").iterdir()]
         assert len(files) == 2 and {path.stat().st_mode & 0o777 for path in files} == {mode}
+
+
+def test_a_library_that_finds_no_folder_for_temporary_files_is_one_message(monkeypatch):
+    """As with `ulimit -f 0`, where torch asks for one while it is imported."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/none"])
+    with pytest.raises(FileNotFoundError) as caught:
+        tempfile.gettempdir()
+    said = translate_error(caught.value).render()
+    assert "/proc/none" in said and "export TMPDIR=FOLDER" in said

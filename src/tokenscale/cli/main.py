@@ -59,7 +59,11 @@ def translate_error(error: Exception) -> UserError | None:
             else "permission denied for this file or folder."
         )
         return UserError(how, **facts, next="make it writable for this user, or use another folder")
-    if (number in MISPLACED or _is_unmade_folder(error, number)) and path is not None:
+    if number == errno.ENOENT and _is_raised_by(error, "_get_default_tempdir"):
+        following = "export TMPDIR=FOLDER, one that can be written; or raise a limit (ulimit -f)"
+        return UserError("no folder takes temporary files.", reason=reason, next=following)
+    unmade = number == errno.ENOENT and _is_raised_by(error, "mkdir")  # as in /proc
+    if (number in MISPLACED or unmade) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
     return _translate_memory_error(error, number) or _translate_fault(number, facts)
 
@@ -92,10 +96,10 @@ def _translate_full_disk(path: str | None, facts: dict[str, Any]) -> UserError:
     return UserError("the disk is full.", **facts, next=following)
 
 
-def _is_unmade_folder(error: Exception, number: int | None) -> bool:
-    """Return whether a folder cannot be made where its parent is there: in /proc."""
+def _is_raised_by(error: Exception, function: str) -> bool:
+    """Return whether a function of this name raised the error itself."""
     frames = traceback.extract_tb(error.__traceback__)
-    return number == errno.ENOENT and bool(frames) and frames[-1].name == "mkdir"
+    return bool(frames) and frames[-1].name == function
 
 
 def _lacks_inodes(path: str | None) -> bool:
