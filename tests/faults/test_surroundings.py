@@ -1,9 +1,5 @@
 """Commands where streams are closed, limits are low, folders are odd: right, or one message."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.faults.surroundings import COMMANDS, SURROUNDINGS, try_all
@@ -32,14 +28,3 @@ def test_every_command_in_every_surrounding(command, stages):
     found = list(try_all(stages.folder, [*SURROUNDINGS], [command]))
     assert not [row for row in found if is_wrong(row[2])], found
     assert ("as usual", command, "right") in [row[:3] for row in found]
-
-
-@pytest.mark.parametrize("module", ["style", "text_layout", "pdf", "page", "save"])
-def test_no_module_of_the_report_needs_the_back_end_of_a_notebook(module):
-    done = subprocess.run(
-        [sys.executable, "-c", f"import tokenscale.report.{module}"],
-        env=os.environ | {"MPLBACKEND": "module://nowhere"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
