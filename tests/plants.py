@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenscale.analysis import comparability, ingest, tables
+from tokenscale.analysis.accounting import PHASES
 from tokenscale.analysis.expectations import (
     BETWEEN_RUNS,
     OF_A_RUN,
@@ -271,17 +272,7 @@ def together(*plants: Plant) -> Plant:
 
 
 #: seconds of a step that grow with it
-SECONDS = (
-    "step_s",
-    "data_wait_s",
-    "own_s",
-    "h2d_s",
-    "forward_s",
-    "backward_s",
-    "bubble_s",
-    "exposed_communication_s",
-    "optimizer_s",
-)
+SECONDS = ("step_s", "data_wait_s", "own_s", *PHASES)
 
 
 def change_steps_and_clocks(log: Log, donor: Log, change: Change, magnitude: float) -> None:

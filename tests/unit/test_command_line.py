@@ -5,6 +5,7 @@ that are not UTF-8.
 import argparse
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_paths_behind_flags_are_expanded_and_texts_are_not(tmp_path, monkeypatch
 def test_a_folder_that_cannot_be_made_is_no_trace(command, folder, capsys):
     assert main([*command.split(), folder]) == 2
     assert folder in capsys.readouterr().err
+
+
+def test_a_notebooks_back_end_does_not_reach_the_figures():
+    """Matplotlib refuses the name, of a package that is not installed, while it is imported."""
+    text = """
+from tokenscale.cli.main import main
+main([])
+import tokenscale.report.style
+"""
+    back_end = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=os.environ | back_end, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,15 +31,27 @@ BETWEEN = ("validation", "checkpoint", "translation")
 EXACT_S = 1e-5
 LOOSE_S = 0.01
 LOOSE_SHARE = 0.01
-#: what may be left over, in seconds and as a share of what it is beside: of a step (its median, and
-#: any single one, in which the process may have waited for a core), of all, between two steps, and before
-#: the first or after the last one. In 75 logs of ranks, some beside other work on the cores, it was
-#: at most 0.8 ms, 18 ms, 63 ms and 0.43 s.
-LEFT_IN_STEPS = (2e-4, 1e-3)
-LEFT_IN_A_STEP = (0.05, 0.1)
-LEFT_IN_ALL = (0.05, 0.01)
-LEFT_BETWEEN = (0.25, 0.25)
-LEFT_AT_ENDS = (5.0, 0.25)
+
+
+class Allowance(NamedTuple):
+    """Time that may be left over: seconds, and a share of the time that is beside it."""
+
+    seconds: float
+    share: float
+
+    def beside(self, time_s: Any) -> Any:
+        """Return the seconds allowed beside a time, a number or an array."""
+        return self.seconds + self.share * time_s
+
+
+#: what may be left over of a step (its median, and any single one, in which the process may have
+#: waited for a core), of all, between two steps, and before the first or after the last one. In 75
+#: logs of ranks, some beside other work on the cores, it was at most 0.8 ms, 18 ms, 63 ms and 0.43 s.
+LEFT_IN_STEPS = Allowance(2e-4, share=1e-3)
+LEFT_IN_A_STEP = Allowance(0.05, share=0.1)
+LEFT_IN_ALL = Allowance(0.05, share=0.01)
+LEFT_BETWEEN = Allowance(0.25, share=0.25)
+LEFT_AT_ENDS = Allowance(5.0, share=0.25)
 
 #: (attempt, rank)
 Log = tuple[int, int]
@@ -51,7 +64,7 @@ Spent = Mapping[int, Mapping[int, float]]
 
 @expect(
     "events and their steps",
-    must="those that settings and attempts plan, each once",
+    must="as often as settings and attempts plan, at no other step",
     known_from="settings",
     word="invalid",
 )
@@ -108,8 +121,14 @@ def _plan_events(evidence: Evidence, run: RunSettings) -> dict[str, set[int]]:
         epochs = {k for k in between if epoch_ends(k - 1, rows_per_epoch=epoch, global_batch=batch)}
 
     def plan(every: int, each_epoch: bool, at_start: bool, at_end: bool) -> set[int]:
-        steps = {k for k in between if every and k % every == 0} | (epochs if each_epoch else set())
-        return steps | ({0} if at_start and begin == 0 else set()) | ({end} if at_end else set())
+        steps = {k for k in between if every and k % every == 0}
+        if each_epoch:
+            steps |= epochs
+        if at_start and begin == 0:
+            steps.add(0)
+        if at_end:
+            steps.add(end)
+        return steps
 
     policy = run.validation
     saved = run.checkpoints
@@ -318,17 +337,17 @@ class _Account:
         left = (self.took - filled - self.bookkeeping)[plain]
         took = self.took[plain]
         middle = float(np.median(left))
-        if abs(middle) > LEFT_IN_STEPS[0] + LEFT_IN_STEPS[1] * float(np.median(took)):
+        if abs(middle) > LEFT_IN_STEPS.beside(float(np.median(took))):
             yield (
                 f"phases, wait and bookkeeping leave {middle:.3g} s of a step of "
                 f"{np.median(took):.3g} s"
             )
-        if left.sum() > LEFT_IN_ALL[0] + LEFT_IN_ALL[1] * took.sum():
+        if left.sum() > LEFT_IN_ALL.beside(took.sum()):
             yield (
                 f"phases, wait and bookkeeping leave {left.sum():.3g} s of steps of "
                 f"{took.sum():.3g} s"
             )
-        for at in np.flatnonzero(left > LEFT_IN_A_STEP[0] + LEFT_IN_A_STEP[1] * took)[:1]:
+        for at in np.flatnonzero(left > LEFT_IN_A_STEP.beside(took))[:1]:
             step = self.step[plain][at]
             yield f"phases, wait and bookkeeping leave {left[at]:.3g} s of step {step:.0f}"
 
@@ -350,8 +369,8 @@ class _Account:
         marked = inside & self.known
         stated = self.explained[marked].sum() + unplaced
         left = self.gap[marked].sum() - stated
-        share = LEFT_BETWEEN[1] if self.exact else 1.0
-        allowed = LEFT_BETWEEN[0] * marked.sum() + share * stated
+        share = LEFT_BETWEEN.share if self.exact else 1.0
+        allowed = LEFT_BETWEEN.seconds * marked.sum() + share * stated
         if left > max(allowed, 0.0 if self.exact else 0.05 * elapsed):
             yield (
                 f"{self.gap[marked].sum():.3g} s between steps are explained by {stated:.3g} s of "
@@ -368,7 +387,7 @@ class _Account:
             ),
         )
         for where, took, stated in ends:
-            if took - stated > LEFT_AT_ENDS[0] + LEFT_AT_ENDS[1] * stated:
+            if took - stated > LEFT_AT_ENDS.beside(stated):
                 yield f"{took:.3g} s {where} are explained by {stated:.3g} s"
 
     def _find_overlaps(self) -> Iterator[str]:

@@ -296,8 +296,8 @@ def _pick_typed(found: Row, kind: type, names: Iterable[str]) -> Row:
 
 
 def _list_versions(record: Row) -> Row:
-    """Return package → version of the packages that the trainer names and those that compute for
-    it, and the system.
+    """Return package → version: the packages that the trainer names, the installed libraries that
+    compute (BLAS, NCCL), and the operating system as `system`.
     """
     hardware = _get_object(record, name="hardware")
     system = " ".join(filter(None, map(hardware.get, ("system", "architecture"))))

@@ -239,8 +239,9 @@ class Siblings:
         for row in rows:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
                 self.validated[row["step"]][run_id] = row["loss_sum"] / row["useful_tokens"]
-        if (held := pc.sum(events["activations_bytes"]).as_py() or 0) > 0:
-            self.of_a_shape["activations_bytes"][run_id] = held
+        activations_bytes = pc.sum(events["activations_bytes"]).as_py() or 0
+        if activations_bytes > 0:
+            self.of_a_shape["activations_bytes"][run_id] = activations_bytes
         if len(steps) and _find_other_loss(Steps(steps), rows):
             self.contradicting.add(run_id)
         rows += [row | {"event": "step"} for row in _find_last_times(steps)]

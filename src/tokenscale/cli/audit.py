@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import write_sealed
-from tokenscale.data.audit import FAILED, TITLES, UNKNOWN, AuditSettings, audit
+from tokenscale.data.audit import FAILED, HELD, TITLES, AuditSettings, audit
 
 if TYPE_CHECKING:
     from tokenscale.data.audit import Audit
@@ -41,14 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, default=default.most_batches, metavar="N", help=text)
     text = "seconds to wait for one batch (default: 120)"
     parser.add_argument("--timeout", type=int, default=default.timeout_s, metavar="S", help=text)
-    text = f"properties that must hold for exit code 0 (default: all): {', '.join(TITLES)}"
+    text = (
+        f"properties that must hold for exit code 0 (default: none may fail): {', '.join(TITLES)}"
+    )
     parser.add_argument("--ask", nargs="+", default=[], metavar="PROPERTY", help=text)
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write them (JSON)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdicts. Return 1 if a property that was asked for fails or was not checked; of all
-    properties, those that could not be checked count as none.
+    """Print the verdicts. With `--ask`, return 1 unless each named property holds; else return 1 if any
+    property fails.
     """
     for name in arguments.ask:
         if name not in TITLES:
@@ -72,9 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         record = {"loader": arguments.loader, "settings": dataclasses.asdict(settings)}
         write_sealed(arguments.output, record=record | dataclasses.asdict(found))
-    bad = {FAILED, UNKNOWN} if arguments.ask else {FAILED}
-    asked = arguments.ask or list(TITLES)
-    return int(any(each.answer in bad for each in found.verdicts if each.name in asked))
+    if arguments.ask:
+        answers = {verdict.name: verdict.answer for verdict in found.verdicts}
+        return int(any(answers[name] != HELD for name in arguments.ask))
+    return int(any(verdict.answer == FAILED for verdict in found.verdicts))
 
 
 def _check_positive(flag: str, value: int) -> None:

@@ -244,7 +244,7 @@ class Pass:
 
     ranks: list[list[list[int]]]  # rank → batch → hashes of its rows
     tokens: Counter[int]  # of ids without padding
-    batches: list[Rows]  # of rank 0; empty where they are not asked for
+    batches: list[Rows]  # of rank 0, kept for one rank alone; else empty
 
     @property
     def lengths(self) -> list[int]:
@@ -260,7 +260,7 @@ class Pass:
 
     def global_batches(self) -> list[Counter[int]]:
         """Return the rows of each step over all ranks."""
-        return [Counter(row for rows in step for row in rows) for step in self.steps()]
+        return [Counter(chain.from_iterable(step)) for step in self.steps()]
 
     def order(self) -> list[int]:
         """Return the rows of all steps."""

@@ -1,7 +1,6 @@
 """A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data and its texts."""
 
 import io
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -25,14 +24,10 @@ from tokenscale.base.files import (
     write_text,
 )
 from tokenscale.base.manifests import walk
-from tokenscale.settings.registry import ALIASES
-
-# figures are drawn to files; a notebook's back end may be unknown to matplotlib, which the rest needs
-os.environ["MPLBACKEND"] = "agg"
-
 from tokenscale.report import captions
 from tokenscale.report.figure import Figure, figure_class
 from tokenscale.report.style import narrow, settle, style
+from tokenscale.settings.registry import ALIASES
 
 #: formats of the drawing, in the order in which they are drawn
 DRAWN = ("svg", "pdf", "png")

@@ -1,6 +1,7 @@
 """Data-loading strategies that tokenize the documents of the training split while training."""
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,8 @@ def open_documents(
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, engine=run.engine)
     paths = list_sources(run, where=corpus)
-    if losses is None:
-        losses = [None] * len(paths)
     found = []
-    for path, known in zip(paths, losses, strict=True):
+    for path, known in zip(paths, losses or repeat(None, len(paths)), strict=True):
         text = RawText(manifest_path(path).parent, split="train")
         if known is None:
             door = TextDoor.of_corpus(loaded, text, run.eos)
