@@ -36,7 +36,7 @@ def make_report(folder):
     ingest(other, folder / "runs", tables / "other")
     for name in FIGURES:
         save.save(name, tables / "demo", figures / "demo" / name)
-    ledger = ["--ledger", str(ROOT / "config/claims.yaml")]
+    ledger = ["--ledger", str(ROOT / "config/replication.yaml")]
     assert main(["claims", *ledger, "--tables", str(tables), "--output", str(folder)]) == 0
     claims = folder / "claims.json"
     page.write(["demo"], tables, figures, folder / "no_claims.html")

@@ -44,12 +44,12 @@ def lab(tmp_path_factory):
 
 
 def arguments(lab, output):
-    settings = json.dumps({"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2})
+    settings = {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2, "studies": True}
     return [
         "benchmark",
         "data",
         "--settings",
-        settings,
+        json.dumps(settings),
         "--corpus",
         str(lab.corpus / "manifest.json"),
         "--tokenizer",
@@ -126,7 +126,13 @@ def test_arms_that_cannot_be_cold_or_lack_a_package_or_store_are_left_out_or_ref
     monkeypatch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 1.0)
     monkeypatch.setitem(sys.modules, "transformers", None)
     settings = DataBenchmarkSettings(
-        sequence_length=T, rows=2, batches=1, rounds=1, engines=(), workers=(0, 2)
+        sequence_length=T,
+        rows=2,
+        batches=1,
+        rounds=1,
+        engines=(),
+        workers=(0, 2),
+        studies=True,
     )
     result = data.measure(
         settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json"

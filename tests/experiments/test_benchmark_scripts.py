@@ -96,7 +96,6 @@ def nanogpt():
 def test_peers_read_the_same_rows_in_the_rounds_of_the_data_benchmark(
     lab, tmp_path, monkeypatch, nanogpt
 ):
-    monkeypatch.setattr(peers.data.studies, "explain_missing", lambda: "left out here")
     arguments = inputs(lab, tmp_path / "out.json", workers=[0, 2], rounds=1)
     assert (
         peers.main(

@@ -39,19 +39,22 @@ def test_several_experiments_have_a_page_each_and_one_for_all(pages):
         and 'id="claims"' not in own
     )
     assert "The run table lists no run" in empty
-    # what the source study did
-    heading = "What the source study did, and what is corrected here"
-    assert (
-        f'<h3 id="other-original">{heading}</h3>' in empty
-        and "004: Distributed LLM Trainer" in empty
-    )
-    assert text.count("All of it.") == 1 and heading not in own
-    for page_of in (empty, text):
-        assert (
-            "All of it." in page_of
-            and "Something." in page_of
-            and html.escape("<script>alert(") in page_of
-        )
+    # what the source study did stands once, where its claims are
+    assert text.count("All of it.") == 1 and "All of it." not in own + empty
+    assert "Something." in text and html.escape("<script>alert(") in text
+
+
+def test_a_report_without_the_studies_claims_tells_nothing_of_them(demo_report, tmp_path):
+    own = tmp_path / "claims.json"
+    whole = json.loads((demo_report / "claims.json").read_text())
+    kept = [claim | {"study": ""} for claim in whole["claims"][:1]]
+    own.write_text(json.dumps(whole | {"claims": kept, "replication": []}))
+    places = (demo_report / "tables", demo_report / "figures")
+    page.write(["demo", "other"], *places, tmp_path / "index.html", claims=own)
+    text = (tmp_path / "index.html").read_text()
+    assert 'id="claims"' in text
+    assert 'id="originals"' not in text and 'id="replication"' not in text
+    assert "All of it." not in text
 
 
 def test_every_reference_inside_the_pages_leads_somewhere(pages):

@@ -93,6 +93,22 @@ def test_claims_are_printed_and_strict_where_a_sentence_is_relied_on(copy):
     assert copy.planned() == {"build_page": 1, "build_pdf": 1, "build_bundle": 1}
 
 
+def test_the_source_studies_have_a_report_of_their_own(copy):
+    assert "A paper" in (copy.root / "results/report/index.html").read_text()
+    made = {"judge_claims": 1, "build_page": 1, "build_pdf": 1, "build_bundle": 1}
+    assert copy.planned("replication") == made | {"replication": 1}
+    copy.snakemake("--cores", "1", "replication")
+    folder = copy.root / "results/replication"
+    page = (folder / "index.html").read_text()
+    assert 'id="claim-packs"' in page and "Do the ways from text to rows differ?" in page
+    assert "Do two ranks compute what one computes?" not in page, "no claim asks it"
+    assert "build_page" not in copy.planned("replication") and copy.planned() == {}
+    (copy.root / "config/replication.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
+    done = copy.snakemake("-n", "replication", check=False)
+    assert done.returncode == 2 and "no experiment can test a claim" in done.stdout
+    assert copy.planned() == {}
+
+
 def test_a_ledger_that_is_not_there_is_named(fresh):
     (fresh.root / "config/claims.yaml").unlink()
     done = fresh.snakemake("-n", "claims", check=False)

@@ -110,7 +110,7 @@ def _read_settings(folder: Path) -> object:
     ]
     presets = [load_preset_file(str(path)) for path in sorted(folder.glob("config/presets/*"))]
     others = (
-        load_claims(folder / "config/claims.yaml"),
+        load_claims(folder / "config/replication.yaml"),
         read_gpu_prices(folder / "config/prices.yaml"),
     )
     return repr(

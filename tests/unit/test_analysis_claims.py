@@ -344,12 +344,15 @@ def test_two_claims_with_one_macro_are_refused_before_anything_is_written(tmp_pa
 
 @pytest.fixture(scope="module")
 def shipped():
-    """The project's own ledger, all of whose claims ask `demo`."""
-    known = load_claims(ROOT / "config/claims.yaml")
+    """Both of the project's ledgers as one, all of whose claims ask `demo`."""
+    own, studies = (load_claims(ROOT / f"config/{name}.yaml") for name in ("claims", "replication"))
+    assert not own.claims.keys() & studies.claims.keys()
+    claims = own.claims | studies.claims
     experiments = {path.stem for path in (ROOT / "config/experiments").glob("*.yaml")}
-    assert {name for claim in known.claims.values() for name in claim.experiments} <= experiments
+    assert {name for claim in claims.values() for name in claim.experiments} <= experiments
     return ClaimsFile(
-        known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()}
+        own.documents | studies.documents,
+        {name: replace(claim, experiments=("demo",)) for name, claim in claims.items()},
     )
 
 

@@ -17,6 +17,7 @@ from tokenscale.settings.config import ALL, load_config
 from tokenscale.settings.experiments import STUDIES
 
 ROOT = Path(__file__).parents[2]
+LEDGER = load_claims(ROOT / "config/replication.yaml")
 SMALL = "DDP, 1.41 billion parameters, 8 rows a GPU"
 FORKS = "Students' results of the same course work"
 EXAMPLE = "Example of a benchmark: GPT-2 124M, batch 8, 1,024 tokens"
@@ -25,11 +26,8 @@ EXAMPLE = "Example of a benchmark: GPT-2 124M, batch 8, 1,024 tokens"
 def test_every_figure_has_a_place_of_its_own_and_every_correction_a_reason():
     figures = replication.load_figures()
     assert max(Counter(tuple(f.key) for f in figures).values()) == 1
-    ledger = load_claims(ROOT / "config/claims.yaml")
-    assert {document.study for document in ledger.documents.values()} == {*STUDIES, ""}
-    assert all(
-        ledger.claims[name].remark for name, claim in ledger.claims.items() if claim.corrected
-    )
+    assert {document.study for document in LEDGER.documents.values()} <= {*STUDIES, ""}
+    assert all(claim.remark for claim in LEDGER.claims.values() if claim.corrected)
     assert all(figure.reason for figure in figures if figure.corrected is not None)
 
 
@@ -89,7 +87,7 @@ def measured(tmp_path_factory):
         events = [memory | {"run_id": row["run_id"]} for row in rows]
         events += [tables.validation(row["run_id"], 6, 3.0) for row in rows]
         tables.write(folder / name, {"scale": "study"}, runs=rows, steps=steps, events=events)
-    return replication.measure_figures(folder, [*runs])
+    return replication.measure_figures(LEDGER, folder, [*runs])
 
 
 def test_each_figure_of_a_training_is_that_of_one_cell_of_scale_study(measured):
@@ -166,7 +164,7 @@ def test_figures_of_benchmarks_come_from_rows_of_2048_tokens_at_any_scale(tmp_pa
     )
     found = {
         tuple(one["of"][2:]): one["number"]
-        for one in replication.measure_figures(tmp_path, ["tokenization", "storage"])
+        for one in replication.measure_figures(LEDGER, tmp_path, ["tokenization", "storage"])
     }
     assert (
         found["pretokenized padded", "speed-up"] == 4
@@ -182,7 +180,7 @@ def test_tables_of_another_scale_give_no_figure_of_a_training(tmp_path):
     steps = [s for row in rows for s in tables.steps(row["run_id"], 6, row["world_size"])]
     for scale in ("alps", "study"):
         tables.write(tmp_path / "ddp_scaling_weak", {"scale": scale}, runs=rows, steps=steps)
-        assert bool(replication.measure_figures(tmp_path, ["ddp_scaling_weak"])) == (
+        assert bool(replication.measure_figures(LEDGER, tmp_path, ["ddp_scaling_weak"])) == (
             scale == "study"
         )
 

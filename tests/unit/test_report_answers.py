@@ -3,10 +3,13 @@ a phone.
 """
 
 import re
+import statistics
 from importlib import resources
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import logs
 from tokenscale.report import answers, captions, summary
@@ -56,7 +59,9 @@ def test_what_runs_count_reaches_answers_and_tables_and_is_never_taken_for_nothi
     logs.write_run(tmp_path / "runs", runs[1])
     logs.ingested(tmp_path, runs, to="tables/demo")
     found = summary.experiment("demo", tmp_path / "tables")
-    assert found["answers"][0]["text"] == f"Text dropped: {said} with padded; packed keeps all"
+    texts = {answer["part"]: answer["text"] for answer in found["answers"]}
+    assert texts["dropped text"] == f"Text dropped: {said} with padded; packed keeps all"
+    assert texts["choice"].startswith("Use packed: it drops no text")
     assert said in found["cautions"][0]
     for table in (found["throughput"], found["validation"]):
         assert [table.columns[-1][0], *(row[-1] for row in table.rows)] == [
@@ -128,6 +133,46 @@ def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, ver
         words in " ".join(cautions) for words in cautioned
     )
     assert ("Text is dropped" in " ".join(cautions)) == any("%" in words for words in cautioned)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["padded", "padding-free", "token-list", "packed", "length-bucketed"]),
+        st.tuples(
+            st.sampled_from([0.0, 0.004, 0.4, NAN]),
+            st.lists(st.floats(1e3, 1e5), min_size=1, max_size=3),
+        ),
+        min_size=2,
+    )
+)
+def test_what_to_use_is_the_fastest_that_keeps_the_text_and_what_repeats_do_not_tell_from_it(made):
+    rates = [
+        {"series": name, "approach": name, "world_size": world, answers.RATE: rate * world}
+        for name, (_, values) in made.items()
+        for world in (1, 2)
+        for rate in values
+    ]
+    throughput = pd.DataFrame(rates)
+    shares = text({name: share for name, (share, _) in made.items()})
+    found = answers.answer_choice(throughput, shares)
+    keeping = {name: values for name, (share, values) in made.items() if share < 0.01}
+    assert bool(found) == bool(keeping)
+    if not keeping:
+        return
+    (answer,) = found
+    used = re.split(", | or ", re.search("^Use ([^:]*):", answer["text"])[1])
+    medians = {name: statistics.median(values) for name, values in keeping.items()}
+    fastest = max(medians, key=medians.get)
+    assert fastest in used and set(used) <= keeping.keys()
+    apart = [(max(v) - min(v)) / medians[name] for name, v in keeping.items() if v[1:]]
+    spread = max(apart, default=0.1)
+    behind = {name: 1 - medians[name] / medians[fastest] for name in keeping}
+    assert {name for name in keeping if behind[name] < spread - 1e-9} <= set(used)
+    assert not {name for name in used if behind[name] > spread + 1e-9}
+    assert ("drops no text" in answer["text"]) == (max(made[name][0] for name in used) == 0)
+    varied = throughput.assign(series=throughput["series"] + ", tied")
+    named = shares.assign(series=shares["series"] + ", tied")
+    assert answers.answer_choice(varied, named) == [], "more than the approach differs"
 
 
 def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_count_of_an_epoch():

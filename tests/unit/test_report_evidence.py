@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow(20)
 
 ROOT = Path(__file__).parents[2]
 COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
-LEDGER = ROOT / "config/claims.yaml"
+LEDGER = ROOT / "config/replication.yaml"
 EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")}
 #: the folder that the README's command rebuilds; the others are long tests
 README_EXAMPLE = "cpu-2-cores-2026-11-24"

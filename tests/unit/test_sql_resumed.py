@@ -16,7 +16,7 @@ from tokenscale.settings.claims import load_claims
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import state_path
 
-LEDGER = Path(__file__).parents[2] / "config/claims.yaml"
+LEDGER = Path(__file__).parents[2] / "config/replication.yaml"
 KIND = "resumed and uninterrupted"
 
 

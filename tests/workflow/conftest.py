@@ -87,6 +87,10 @@ CLAIMS = {
 }
 
 
+#: the same claim as one of a source study
+STUDIES_CLAIMS = CLAIMS | {"documents": {"paper": {"title": "A paper", "study": "000"}}}
+
+
 @dataclass
 class Project:
     """A project folder and its Snakemake."""
@@ -219,6 +223,7 @@ def make_project(folder: Path) -> Project:
     (root / "config/experiments").mkdir(parents=True)
     (root / "config/config.yaml").write_text(json.dumps(CONFIG))
     (root / "config/claims.yaml").write_text(json.dumps(CLAIMS))
+    (root / "config/replication.yaml").write_text(json.dumps(STUDIES_CLAIMS))
     for name, experiment in EXPERIMENTS.items():
         (root / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
     (folder / "home").mkdir()

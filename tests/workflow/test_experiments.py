@@ -24,6 +24,8 @@ from tokenscale.settings.yaml_files import read_yaml
 
 pytestmark = [pytest.mark.long, pytest.mark.slow(20), pytest.mark.workflow]
 REPORT = f"results/report-experiments={ALL}"
+#: file of claims → folder of the report that tests them
+LEDGERS = {"claims": REPORT, "replication": "results/replication"}
 
 #: cells of an experiment that are run, one repeat each; of these more: one reads a store, one is
 #: sharded
@@ -31,7 +33,13 @@ MOST = 3
 MORE = {"data_path": 4, "elastic_resume": 4}
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
 BENCHMARKS = {
-    "data_benchmark": {"sequence_length": 32, "rows": 2, "batches": 2, "rounds": 2},
+    "data_benchmark": {
+        "sequence_length": 32,
+        "rows": 2,
+        "batches": 2,
+        "rounds": 2,
+        "studies": True,
+    },
     "storage_benchmark": {
         "sequence_length": 32,
         "documents": 50,
@@ -120,7 +128,8 @@ def make(folder):
     project = make_project(folder)
     shutil.rmtree(project.root / "config/experiments")
     (project.root / "config/experiments").mkdir()
-    shutil.copy(ROOT / "config/claims.yaml", project.root / "config/claims.yaml")
+    for ledger in LEDGERS:
+        shutil.copy(ROOT / f"config/{ledger}.yaml", project.root / f"config/{ledger}.yaml")
     config = read_yaml(ROOT / "config/config.yaml")
     config["corpora"]["docstrings"]["source"] = TINY
     config["corpora"]["grammar"]["source"] = to_dict(pairs_source(200))
@@ -142,7 +151,8 @@ def make(folder):
 
 def build(folder):
     project = make(folder)
-    code, text = forked.snakemake([ALL, *FAST], project.root, project.environment, timeout_s=3000)
+    targets = [ALL, "replication", *FAST]
+    code, text = forked.snakemake(targets, project.root, project.environment, timeout_s=3000)
     assert code == 0, text[-6000:] + project.logs()
 
 
@@ -170,22 +180,23 @@ def test_every_figure_is_there_and_shows_what_was_measured(everything, config):
     assert empty == []
 
 
-def test_every_claim_has_a_verdict_from_an_experiment_made_for_it(everything):
-    ledger = read_yaml(everything.root / "config/claims.yaml")["claims"]
-    judged = json.loads((everything.root / REPORT / "claims.json").read_text())["claims"]
+@pytest.mark.parametrize("name", LEDGERS)
+def test_every_claim_has_a_verdict_from_an_experiment_made_for_it(everything, name):
+    ledger = read_yaml(everything.root / f"config/{name}.yaml")["claims"]
+    report = everything.root / LEDGERS[name]
+    judged = json.loads((report / "claims.json").read_text())["claims"]
     assert [claim["id"] for claim in judged] == [*ledger]
     for claim in judged:
         assert claim["verdict"] in VERDICTS and (
             claim["experiment"] or claim["sentence"] or claim["reason"]
         )
     answered = {claim["id"]: claim["experiment"] for claim in judged if claim["experiment"]}
-    assert {answered[name] for name in answered} >= {
-        "formats_in_training",
-        "parallelism",
-        "precision",
-    }
-    text = (everything.root / REPORT / "index.html").read_text()
-    assert all(f'id="claim-{name}"' in text for name in ledger) and 'id="originals"' in text
+    of_studies = name == "replication"
+    expected = {"formats_in_training", "parallelism", "precision"} if of_studies else {"demo"}
+    assert {*answered.values()} >= expected
+    text = (report / "index.html").read_text()
+    assert all(f'id="claim-{claim}"' in text for claim in ledger)
+    assert ('id="originals"' in text) == of_studies
 
 
 def test_runs_that_experiments_share_ran_once(everything, config):
@@ -213,7 +224,8 @@ def test_runs_that_go_on_in_other_layouts_have_the_samples_and_losses_of_what_wa
         and set(pairs["steps_compared"]) == {4}
     )
     assert (pairs["largest_loss_difference"] < 1e-5).all()
-    judged = json.loads((everything.root / REPORT / "claims.json").read_text())["claims"]
+    report = everything.root / LEDGERS["replication"]
+    judged = json.loads((report / "claims.json").read_text())["claims"]
     verdicts = {
         claim["id"]: claim["verdict"] for claim in judged if claim["id"].startswith("resumed-")
     }

@@ -1,7 +1,7 @@
 rule judge_claims:
     """Test the claims against the tables: numbers, verdicts, LaTeX macros. Never fails because of a verdict."""
     input:
-        ledger=ancient(settings.settings.claims),
+        ledger=lambda w: ancient(str(targets.ledger_of(w.report))),
         tables=lambda w: targets.report_tables(w.report),
         code=lambda w: code_of("claims"),
     output:
@@ -16,7 +16,7 @@ rule judge_claims:
         ),
         folder=lambda w, output: os.path.dirname(output[0]),
         # the claims' content, without comments and modification time
-        content=lambda w: targets.claims_digest(),
+        content=lambda w: targets.claims_digest(w.report),
     message:
         "claims of {input.ledger}"
     shell:

@@ -113,7 +113,7 @@ rule build_bundle:
         figures=lambda w: targets.figure_files(targets.experiments_of(w.report)),
         # copied into the folder; an edit of it is no reason to build the report again
         workflow=ancient(os.path.relpath(internals.get_snakefile(workflow))),
-        ledger=ancient(settings.settings.claims),
+        ledger=lambda w: ancient(str(targets.ledger_of(w.report))),
         code=lambda w: code("tokenscale.report.bundle"),
     output:
         "results/{report}/SHA256SUMS",
@@ -143,6 +143,12 @@ rule figures:
 rule report:
     input:
         lambda w: targets.report_files(targets.report),
+
+
+rule replication:
+    """Run the experiments that the source studies' claims need, and build their report."""
+    input:
+        lambda w: targets.report_files(targets.replication),
 
 
 # see `REPORT_ONLY`

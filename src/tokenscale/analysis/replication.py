@@ -3,7 +3,7 @@
 `published/studies.csv` has a row for each figure of a table: as published, corrected with the
 reason, and what gives ours: a quantity of the runs (`replication.sql`) or rows of a benchmark that
 `where` selects. Figures of runs come from tables of scale `study`, whose cells are the studies'
-own. A claim's figure is that of `config/claims.yaml`.
+own. A claim's figure is that of `config/replication.yaml`.
 """
 
 import csv
@@ -17,6 +17,7 @@ from typing import Any
 from tokenscale.analysis import statistics
 from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, format_number, is_near
 from tokenscale.analysis.queries import read_file
+from tokenscale.settings.claims import ClaimsFile
 
 FILES = ("published/studies.csv", "replication.sql")
 VERDICTS = ("reproduced", "direction only", "not decided", "not reproduced", "not run")
@@ -78,10 +79,14 @@ def load_figures() -> list[Figure]:
     return [Figure(**row) for row in figures]
 
 
-def measure_figures(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
+def measure_figures(
+    ledger: ClaimsFile, tables: Path, experiments: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return our number, its interval, n, experiment and scale of each figure that the tables of
-    experiments have.
+    experiments have; none if no claim of the ledger is one of a source study.
     """
+    if not any(document.study for document in ledger.documents.values()):
+        return []
     found = []
     with ExitStack() as stack:
         figures = [figure for figure in load_figures() if figure.experiment in experiments]

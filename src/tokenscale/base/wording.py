@@ -16,10 +16,10 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun}"
 
 
-def listing(words: Iterable[object]) -> str:
+def listing(words: Iterable[object], conjunction: str = "and") -> str:
     """Join words as in a sentence: `a, b and c`."""
     *most, last = [str(word) for word in words] or [""]
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def wrap_text(start: str, text: str, width: int, indent: int | None = None) -> list[str]:

@@ -215,10 +215,11 @@ class Sources:
         files = self.files()
         arms += [Arm(online, engine) for engine in self.engines for online in ONLINE]
         left_out: dict[str, str] = {}
-        if (reason := studies.explain_missing()) is None:
-            arms += [Arm(name) for name in studies.ARMS]
-        else:
+        reason = studies.explain_missing() if self.settings.studies else None
+        if reason is not None:
             left_out |= dict.fromkeys(studies.ARMS, reason)
+        elif self.settings.studies:
+            arms += [Arm(name) for name in studies.ARMS]
         for arm in [Arm(arm.what, cold=True) for arm in arms if arm.engine is None]:
             reason = machine.explain_warm_cache(machine.drop_page_cache(files[arm.what]))
             if reason is None:
@@ -259,11 +260,11 @@ class Sources:
             for file in read_corpus_manifest(self.corpus)["splits"]["train"]["files"]
         ]
         text += sorted((self.corpus / "records").glob("*"))
-        study = self._study_folders()
         folders = {approach: self.inputs(run).store for approach, run in self.runs.items()}
-        folders |= zip(
-            studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True
-        )
+        if self.settings.studies:
+            study = self._study_folders()
+            read = (None, None, study["token-list"], study["padded"])
+            folders |= zip(studies.ARMS, read, strict=True)
         found = {}
         for what, folder in folders.items():
             stored = sorted(folder.rglob("*")) if folder is not None else []

@@ -16,7 +16,7 @@ from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import expand_path, write_json
 from tokenscale.cli.pretokenize_file import TextOptions, choose_text_column, reword_for_flags
 from tokenscale.costs import data as costs
-from tokenscale.costs.card import TextCard, choose_samples, count_packed
+from tokenscale.costs.card import NEEDS, TextCard, choose_samples, count_packed
 from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.read import detect_format
 from tokenscale.data.corpus.sample import count_repeated, draw_sample
@@ -246,8 +246,7 @@ def choose_approach(
             "token-list",
             f"{_format_percent(longer)} of the documents are longer than a row, so that every "
             "approach that keeps all text cuts them into pieces; its rows can have any length, "
-            "without building it again. If rows are read in random order from a slow disk, use "
-            "packed.",
+            f"without building it again. If {NEEDS['packed']}, use packed.",
         )
     together = t / float(np.mean(lengths))
     apart = (
@@ -260,7 +259,7 @@ def choose_approach(
         "packed",
         f"{_format_percent(packed['useful'])} of its positions count and nothing is dropped; "
         f"{apart}. A row holds about {together:,.0f} documents, which see each other: set "
-        "document_mask: true if they must not. If the length of a row may change, use token-list.",
+        f"document_mask: true if they must not. If {NEEDS['token-list']}, use token-list.",
     )
 
 

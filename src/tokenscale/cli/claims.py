@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     counts = ", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items())
     print(*claims.claim_lines(rows), counts, sep="\n")
     if arguments.output is not None:
-        claims.write_claims(rows, arguments.output, measured=measure_figures(tables, experiments))
+        claims.write_claims(
+            rows, arguments.output, measured=measure_figures(known, tables, experiments)
+        )
     scales = {read_experiment(tables / name).get("scale") for name in experiments}
     lost = judging.find_lost_claims(
         known,

@@ -14,6 +14,12 @@ from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 
 #: documents of a batch of length-bucketed
 BATCH = 64
+#: approach → the need for which it is taken among approaches that are as fast
+NEEDS = {
+    "packed": "rows are read in random order from a slow disk",
+    "token-list": "the length of a row may change",
+    "padding-free": "tokens cannot be stored",
+}
 #: characters of a sample, so that little of a private text is shown
 SAMPLE_CHARACTERS = 40
 #: documents whose rows are counted; of more, ones at even distances

@@ -19,9 +19,10 @@ import pandas as pd
 from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
 from tokenscale.analysis.steadiness import TOO_NOISY
+from tokenscale.costs.card import NEEDS
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
-from tokenscale.report.paired_comparisons import TOO_FEW
+from tokenscale.report.paired_comparisons import RATE, TOO_FEW
 from tokenscale.report.style import number, order_series
 from tokenscale.settings.data import LOSS_CAUTION
 
@@ -42,6 +43,7 @@ WORDS = (COUNTED, MEASURED, PROVEN, NOT_PROVEN, WITHIN, BEYOND, ONE_RUN, OPEN)
 MATERIAL = 0.01
 #: part of a question → figures that show it, the first that an experiment draws is linked
 FIGURES = {
+    "choice": ("tokens_per_second_comparison",),
     "dropped text": (),
     "padding": ("padding_share", "tokens_per_second_comparison"),
     "throughput": ("tokens_per_second_comparison", "batch_size_comparison", "training_time"),
@@ -53,6 +55,9 @@ FIGURES = {
 }
 #: at most so many approaches or series are named in a sentence
 NAMED = 6
+#: approaches whose rates differ by less are equal where no run is repeated
+UNREPEATED = 0.1
+NEARLY_ALL = "drops less than 1 % of the text"
 
 Answer = dict[str, str]
 #: series → corpus → share of its tokens that the series drops; NaN: not known. No corpora: nothing
@@ -92,7 +97,9 @@ def find_answers(
         part: next((name for name in names if name in figures), "")
         for part, names in FIGURES.items()
     }
-    found = answer_dropped(dropped) + answer_padding(padding)
+    throughput = rows("throughput")
+    found = answer_choice(throughput[~throughput["run_id"].isin(refused)], dropped)
+    found += answer_dropped(dropped) + answer_padding(padding)
     found += paired_comparisons.answers(compared)
     found += answer_loss(
         validation,
@@ -138,6 +145,42 @@ def describe_dropped(shares: Mapping[str, float]) -> str:
     if len(texts) > 1:
         texts = [f"{text} of {corpus}" for text, corpus in zip(texts, shares, strict=True)]
     return ", ".join(texts) or "not known"
+
+
+def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answer]:
+    """Return which approaches to use: of those that keep the text, the fastest in the median of all
+    repeats, and those within the spread of repeats of it. Nothing where more than the approach
+    differs, or all drop text. From rows of `throughput.sql` and `dropped_text.sql`.
+    """
+    rows = _fewest_ranks(throughput)
+    shares = dropped_shares(dropped)
+    kept = rows[rows["series"].map(lambda name: _most(shares.get(name, {})) < MATERIAL)]
+    if (rows["series"] != rows["approach"]).any() or rows["series"].nunique() < 2 or kept.empty:
+        return []
+    rates = {name: summary(of.to_numpy()) for name, of in kept.groupby("series")[RATE]}
+    apart = [(of.high - of.low) / of.median for of in rates.values() if of.n > 1]
+    near = max(apart, default=UNREPEATED)
+    least = max(of.median for of in rates.values()) * (1 - near)
+    used = [name for name in order_series(list(rates)) if rates[name].median >= least]
+    medians = [rates[name].median for name in used]
+    fast = " to ".join(dict.fromkeys(number(rate) for rate in (min(medians), max(medians))))
+    keeps = "drops no text" if max(_most(shares[name]) for name in used) == 0 else NEARLY_ALL
+    text = f"Use {captions.listing(used, 'or')}: each {keeps} and trains on {fast} useful tokens a "
+    text += "second"
+    others = rows[~rows["series"].isin(used)].groupby("series")[RATE].median()
+    if len(others):
+        text += f" (the fastest other, {others.idxmax()}, on {number(others.max())})"
+    if len(used) > 1:
+        text += "".join(f"; if {NEEDS[name]}, {name}" for name in used if name in NEEDS)
+    spread = f"medians; repeats differ by up to {number(100 * near, digits=2)} %"
+    return [
+        {
+            "part": "choice",
+            "text": text if len(used) > 1 else text.replace(": each", ": it", 1),
+            "spread": spread if apart else ONE_RUN,
+            "verdict": MEASURED,
+        }
+    ]
 
 
 def answer_dropped(rows: pd.DataFrame) -> list[Answer]:

@@ -109,7 +109,7 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
         )
     known = load_claims(ledger)
     judged = judging.list_verdicts(known, judged=judging.judge_claims(known, tables, experiments))
-    claims.write_claims(judged, output, measured=measure_figures(tables, experiments))
+    claims.write_claims(judged, output, measured=measure_figures(known, tables, experiments))
     return output / CLAIMS
 
 

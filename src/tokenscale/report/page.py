@@ -114,9 +114,7 @@ def write(
         (text, f"#{parts[0]['name']}-{place}") for text, place in SECTIONS.items() if alone
     ]
     contents += (
-        [("source studies", "#originals")]
-        if not alone and summary.source_study_table(parts).rows
-        else []
+        [("source studies", "#originals")] if claims_html and claims_html["originals"] else []
     )
     contents += [("claims", "#claims")] if claims_html else []
     heading = (
@@ -240,7 +238,9 @@ def _build_claims(
         )
         document["rows"].append(row)
     figures = [row for row in judged.read_replication(path) if row.table != "Claims"]
+    of_studies = any(row["study"] for row in rows)
     return {
+        "originals": summary.source_study_table(parts) if of_studies else None,
         "counts": judged.count_verdicts(tested),
         "documents": list(documents.values()),
         "untested": len(rows) - len(tested),
@@ -284,7 +284,6 @@ def render(
         parts=parts,
         shared_cautions=cautions,
         shared=shared,
-        originals=summary.source_study_table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
         digest=summary.tables_digest(parts),

@@ -121,7 +121,7 @@ def _write_front(
         to.paragraph(f"Caution, all experiments: {caution}", size=9, weight="bold")
     if claims:
         counts = ", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(claims).items() if n)
-        to.paragraph(f"Claims of the source studies: {counts}.", size=9)
+        to.paragraph(f"Claims: {counts}.", size=9)
 
 
 def _write_experiment(

@@ -32,13 +32,15 @@ from tokenscale.base.files import (
 )
 from tokenscale.base.manifests import SUMS, read_sums, walk
 from tokenscale.report import bundle
+from tokenscale.report.claims import read_claims
 from tokenscale.report.packed_logs import LOGS, restore
 from tokenscale.runs.records.provenance import name_differences, read_sealed
 
 #: what a signature is for, so that one made for something else is none
 NAMESPACE = "tokenscale"
-#: where a project has its claims
+#: where a project has its claims, and those of the source studies
 LEDGER = Path("config/claims.yaml")
+REPLICATION = Path("config/replication.yaml")
 RECORD = "provenance.json"
 #: endings of files whose bytes depend on the releases of `bundle.DRAWING`; of pages, the drawings in
 #: them
@@ -249,12 +251,13 @@ def _check_claims(report: Path, results: Path) -> Chain:
         claims.unchecked.append(f"{LOGS} is damaged")
         return chain
     _check_logs(logs, results, record={})
-    if missing := [str(file) for file in (path, LEDGER) if not file.is_file()]:
+    ledger = _find_ledger(path)
+    if missing := [str(file) for file in (path, ledger) if not file.is_file()]:
         claims.unchecked.append(f"there is no {missing[0]}")
     elif not _is_equal(
         path,
         judged := build.judge(
-            LEDGER,
+            ledger,
             tables=results / "tables",
             experiments=experiments,
             output=results,
@@ -262,6 +265,15 @@ def _check_claims(report: Path, results: Path) -> Chain:
     ):
         claims.differs.append(f"{build.CLAIMS}: {_name_difference(path, judged)}")
     return chain
+
+
+def _find_ledger(judged: Path) -> Path:
+    """Return the project's file of the claims that were judged: the source studies', or its own."""
+    try:
+        of_studies = any(claim["study"] for claim in read_claims(judged))
+    except (UserError, LookupError, TypeError):  # the comparison says what is wrong with it
+        return LEDGER
+    return REPLICATION if of_studies else LEDGER
 
 
 def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:

@@ -26,6 +26,9 @@ class DataBenchmarkSettings:
     engines: tuple[Engine, ...] = option(
         ("tokenizers",), description="further engines for tokenizing, if installed and exact"
     )
+    studies: bool = option(
+        False, description="true: the loaders of the source studies are measured, too"
+    )
 
 
 @settings_class

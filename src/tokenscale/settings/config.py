@@ -49,9 +49,12 @@ from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
 
 #: target of all experiments' figures and one report; also stands for all their names
 ALL = "all_experiments"
+#: target of the experiments that the claims of the source studies need, and of their report
+REPLICATION = "replication"
 #: targets and pages of the workflow, which no experiment may be named after
 TARGETS = (
     ALL,
+    REPLICATION,
     *[
         "all",
         "corpus",
@@ -78,6 +81,7 @@ REPORTED = [
     "device",
     "experiments_folder",
     "claims",
+    "replication",
     "corpora",
     "mixtures",
     "tokenizers",
@@ -145,6 +149,11 @@ class ConfigFile:
     claims: str = option(
         "config/claims.yaml",
         description="file of the claims that the report tests against the data",
+        path=True,
+    )
+    replication: str = option(
+        "config/replication.yaml",
+        description="file of the source studies' claims, which the target `replication` tests",
         path=True,
     )
     strict_claims: bool = option(
@@ -993,17 +1002,19 @@ def _name_part(value: object) -> str:
 
 def list_benchmark_stores(settings: DataBenchmarkSettings) -> list[StoreSettings]:
     """Return the token stores that the data benchmark reads."""
-    return [
-        StoreSettings("padded", sequence_length=settings.sequence_length),
+    length = settings.sequence_length
+    stores = [
+        StoreSettings("padded", sequence_length=length),
         StoreSettings("token-list"),
-        StoreSettings("packed", sequence_length=settings.sequence_length),
+        StoreSettings("packed", sequence_length=length),
         StoreSettings("lengths"),
-        # as in the source studies
-        StoreSettings(
-            "padded", sequence_length=settings.sequence_length, codec="snappy", dtype="int64"
-        ),
-        StoreSettings("token-list", codec="snappy", dtype="int64"),
     ]
+    if settings.studies:
+        stores += [
+            StoreSettings("padded", sequence_length=length, codec="snappy", dtype="int64"),
+            StoreSettings("token-list", codec="snappy", dtype="int64"),
+        ]
+    return stores
 
 
 def load_config(

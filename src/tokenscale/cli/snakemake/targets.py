@@ -23,7 +23,7 @@ from tokenscale.data.corpus.fingerprint import fingerprint_sources
 from tokenscale.runs.records.provenance import DESIGNS, INDEX
 from tokenscale.settings import manifests
 from tokenscale.settings.claims import load_claims
-from tokenscale.settings.config import ALL, TARGETS, Config
+from tokenscale.settings.config import ALL, REPLICATION, REPORT, TARGETS, Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run, digest_design
 from tokenscale.settings.options import to_dict
@@ -62,6 +62,9 @@ class Targets:
         self.reports = {self._report_name([name]): [name] for name in [*self.experiments, ALL]}
         self.report = self._report_name(())
         self.reports[self.report] = self.chosen
+        #: folder of the report on the source studies, whose claims name its experiments
+        self.replication = self.report.replace(Path(REPORT).name, REPLICATION, 1)
+        self.reports[self.replication] = [REPLICATION]
 
     @cached_property
     def _usable(self) -> list[str]:
@@ -182,7 +185,31 @@ class Targets:
         ]
 
     def experiments_of(self, report: str) -> list[str]:
+        if report == self.replication:
+            return self._replicating
         return self.config.select_experiments(self.reports[report])
+
+    @cached_property
+    def _replicating(self) -> list[str]:
+        """Experiments that fit scale and corpus, and that a claim of the source studies asks
+        first.
+        """
+        claims = load_claims(self.ledger_of(self.replication)).claims.values()
+        asked = {claim.experiments[0] for claim in claims}
+        found = [name for name in self.config.select_experiments([ALL]) if name in asked]
+        if not found:
+            raise UserError(
+                "no experiment can test a claim of the source studies.",
+                file=self.config.settings.replication,
+                scale=self.config.settings.scale,
+                next="choose another scale, such as --config scale=demo",
+            )
+        return found
+
+    def ledger_of(self, report: str) -> Path:
+        """Return the file of the claims that a report judges."""
+        settings = self.config.settings
+        return Path(settings.replication if report == self.replication else settings.claims)
 
     def page_files(self, report: str) -> list[str]:
         """Return the first page, and one page per experiment if there are several."""
@@ -405,9 +432,11 @@ class Targets:
             part=list(parts), content=[self.content_of(corpus, number) for number in parts]
         )
 
-    def claims_digest(self) -> str:
-        """Return a digest of the claims' content. Raises UserError for wrong claims."""
-        ledger = Path(self.config.settings.claims)
+    def claims_digest(self, report: str) -> str:
+        """Return a digest of the content of a report's claims. Raises UserError for wrong
+        claims.
+        """
+        ledger = self.ledger_of(report)
         load_claims(ledger)
         return sha256_text(canonical_json(read_yaml(ledger)))
 
