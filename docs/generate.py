@@ -17,7 +17,7 @@ import tokenize
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ import pydantic
 
 from tokenscale import __version__
 from tokenscale.analysis import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
-from tokenscale.analysis.claims import SUPPORTED
 from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
 from tokenscale.analysis.replication import compare_with_studies
 from tokenscale.base.errors import UserError
@@ -36,7 +35,7 @@ from tokenscale.data.corpus import docstrings, stream
 from tokenscale.data.corpus.build import FATES
 from tokenscale.data.corpus.read import FORMATS
 from tokenscale.data.corpus.refusals import REFUSALS
-from tokenscale.report.claims import describe_reason, read_claims, replication_tables, verdict_words
+from tokenscale.report.claims import read_claims, replication_tables, verdict_words
 from tokenscale.report.table import Table, markdown
 from tokenscale.settings import closure
 from tokenscale.settings.claims import Claim, ClaimsFile, Document
@@ -47,10 +46,6 @@ from tokenscale.settings.experiments import (
     STUDIES,
     Experiment,
     ResumeFrom,
-    SourceStudy,
-    describe_primary,
-    describe_repeats,
-    flatten_cell,
 )
 from tokenscale.settings.machine import Machine, PublishedLink
 from tokenscale.settings.mixture import NamedMixture, NamedStage
@@ -124,14 +119,16 @@ def render_files() -> Iterator[tuple[Path, str]]:
     for name, schema in build_schemas().items():
         yield Path("workflow/schemas") / name, pretty_json(schema)
     configs = {scale: load_config(overrides={"scale": scale}) for scale in SCALES}
-    yield Path("docs/experiment-list.md"), render_experiment_list(configs)
+    yield replace_generated(Path("docs/experiments.md"), render_experiment_list(configs))
     evidence = Path("evidence")
     yield replace_generated(Path("docs/settings.md"), f"\n{render_settings()}\n")
     yield replace_generated(Path("docs/data.md"), render_readers())
     generated = f"\n{render_expectations()}\n{render_witnesses(PLANTS)}\n"
     yield replace_generated(Path("docs/report.md"), generated)
-    yield replace_generated(Path("docs/results.md"), render_findings(evidence))
-    yield replace_generated(Path("docs/replication.md"), render_replication(evidence))
+    studies = list_replication_tables(evidence)
+    summary = f"{render_studies(configs, studies)}\n{render_findings(evidence)}"
+    yield replace_generated(Path("docs/source-studies.md"), summary)
+    yield replace_generated(evidence / "replication.md", render_replication(studies))
     yield replace_times(Path("docs/development.md"))
     for path in (Path("packages/golden/pyproject.toml"), Path("CITATION.cff")):
         text = path.read_text("utf-8")
@@ -438,128 +435,26 @@ def build_schemas() -> dict[str, dict[str, Any]]:
     }
 
 
-# -- docs/experiment-list.md
-
-EXPERIMENTS_HEAD = """# Experiments
-
-One file, one question. Written from the files themselves by `make generate`; edit those.
-
-`.venv/bin/snakemake NAME` runs one up to its own report, `.venv/bin/snakemake all_experiments` all of them up to one
-report, and `.venv/bin/tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
-`--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
-for GPUs; `study` has the source studies' own cells. At a scale without an overlay an experiment is left out of
-`all_experiments`, and refused by its name.
-
-"""
+# -- the list of experiments in docs/experiments.md
 
 
 def render_experiment_list(configs: Mapping[str, Config]) -> str:
-    """Return docs/experiment-list.md. `configs` are scale → the same configuration at that
-    scale.
+    """Return a row for each experiment: its question and its runs at each scale.
+
+    `configs` are scale → the same configuration at that scale.
     """
     first = next(iter(configs.values()))
-    parts = [
-        EXPERIMENTS_HEAD,
-        *(_render_experiment(name, configs) for name in first.available),
-        _render_studies(),
-    ]
-    return "\n".join(parts)
-
-
-def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
-    lines = [f"## {name}", "", _first_experiment(configs, name).question.strip(), ""]
-    if note := _first_experiment(configs, name).note.strip():
-        lines += [note, ""]
-    lines += ["| scale | runs | repeats | world sizes | factors |", "|---|---|---|---|---|"]
-    for scale, config in configs.items():
-        if not config.has_scale(name):
-            lines.append(f"| {scale} | not run at this scale | | | |")
-            continue
-        experiment = config.experiment(name)
-        runs = config.runs(name)
-        sizes = sorted({run.settings.layout.world_size for run in runs})
-        factors = "; ".join(
-            f"{factor}: {_format_levels(levels)}" for factor, levels in experiment.factors.items()
-        )
-        row = [
-            scale,
-            str(len(runs)),
-            describe_repeats(experiment),
-            ", ".join(map(str, sizes)),
-            factors or "none",
+    rows = []
+    for name in first.available:
+        counts = [
+            str(len(config.runs(name))) if config.has_scale(name) else "–"
+            for config in configs.values()
         ]
-        lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
-    lines += [
-        "",
-        *_render_primary(configs, name),
-        *_render_source_study(_first_experiment(configs, name).original),
-        "```sh",
-        f".venv/bin/snakemake {name}",
-        "```",
-        "",
+        rows.append([name, first.experiment(name).question.strip(), " / ".join(counts)])
+    columns = [
+        (name, False) for name in ("experiment", "question", f"runs ({' / '.join(configs)})")
     ]
-    return "\n".join(lines)
-
-
-def _render_primary(configs: Mapping[str, Config], name: str) -> list[str]:
-    """Return a line for each scale with its primary comparisons; scales with equal ones share a
-    line.
-    """
-    scales: dict[str, list[str]] = {}
-    for scale, config in configs.items():
-        for comparison in (
-            describe_primary(config.experiment(name)) or () if config.has_scale(name) else ()
-        ):
-            of, over = comparison["names"]
-            at = f" at {comparison['at']}" if comparison["at"] else ""
-            text = f"{of} against {over}{at} ({comparison['quantity'].replace('_', ' ')})"
-            scales.setdefault(text, []).append(scale)
-    return [
-        line
-        for text, at in scales.items()
-        for line in (f"*Primary comparison, {', '.join(at)}:* {text}", "")
-    ]
-
-
-def _first_experiment(configs: Mapping[str, Config], name: str) -> Experiment:
-    return next(iter(configs.values())).experiment(name)
-
-
-def _format_levels(levels: list) -> str:
-    """Format levels for a table cell: settings of a mapping, and values that vary together,
-    separated by blanks.
-
-    >>> _format_levels(["packed", {"data": 2, "tensor": 2}, [2, 16]])
-    'packed, data=2 tensor=2, 2 16'
-    """
-    return ", ".join(_format_level(level) for level in levels)
-
-
-def _format_level(level: object) -> str:
-    if isinstance(level, dict):
-        return " ".join(
-            f"{key}={_format_level(value)}" for key, value in flatten_cell(level).items()
-        )
-    if isinstance(level, list):
-        return " ".join(map(_format_level, level))
-    return level if isinstance(level, str) else canonical_json(level)
-
-
-def _render_source_study(original: SourceStudy) -> list[str]:
-    texts = {
-        "Studies": ", ".join(original.studies),
-        "The original measured": original.measured.strip(),
-        "What was wrong with it": original.wrong.strip(),
-        "What ours measures, and why the numbers differ": original.ours.strip(),
-    }
-    return [
-        line for heading, text in texts.items() if text for line in (f"*{heading}:* {text}", "")
-    ]
-
-
-def _render_studies() -> str:
-    rows = [f"| {number} | {title} |" for number, title in STUDIES.items()]
-    return "\n".join(["## The studies", "", "| number | study |", "|---|---|", *rows, ""])
+    return markdown(Table(columns, rows))
 
 
 # -- docs/settings.md
@@ -660,36 +555,48 @@ def _format_values(hint: typing.Any, metadata: typing.Mapping) -> str:
     return " ".join([word, ", ".join(bounds)]).strip()
 
 
-# -- docs/results.md and docs/replication.md
+# -- docs/source-studies.md and evidence/replication.md
+
+#: (study, how many of its figures have which verdict, table of its figures beside ours)
+StudyTable = tuple[str, str, Table]
+
+
+def render_studies(configs: Mapping[str, Config], studies: Sequence[StudyTable]) -> str:
+    """Return a row for each source study: the experiments that repeat it, and how many of its
+    figures have which verdict.
+    """
+    first = next(iter(configs.values()))
+    counts = {study: text for study, text, _ in studies}
+    rows = []
+    for number, title in STUDIES.items():
+        experiments = [
+            name for name in first.available if number in first.experiment(name).original.studies
+        ]
+        rows.append([f"{number}: {title}", ", ".join(experiments), counts.get(number, "")])
+    columns = [(name, False) for name in ("study", "experiments", "figures and claims")]
+    return markdown(Table(columns, rows))
 
 
 def render_findings(evidence: Path) -> str:
-    """A row for each claim that some evidence tests: its words, what the data say, the verdict, and
-    where they are.
+    """Return a row for each claim that some evidence tests: its words, what the data say, the
+    verdict, and where the data are.
 
     `evidence` holds a folder for each machine and day; those with a `claims.json` are read, in
     order of their names.
     """
-    columns = [
-        ("claim of a source document", False),
-        ("here", False),
-        ("verdict", False),
-        ("evidence", False),
-    ]
+    columns = [(name, False) for name in ("claim", "here", "verdict", "evidence")]
     rows = []
     for path in sorted(evidence.glob("*/claims.json")):
         for claim in read_claims(path):
             if claim["experiment"]:
                 figure = f" ({claim['figure']})" if claim["figure"] else ""
-                because = describe_reason(claim) if claim["verdict"] != SUPPORTED else ""
-                sentence = " ".join(filter(None, [claim["sentence"], because]))
                 verdict = ", ".join(verdict_words(claim))
-                rows.append([claim["claim"] + figure, sentence, verdict, path.parent.name])
+                rows.append([claim["claim"] + figure, claim["sentence"], verdict, path.parent.name])
     return markdown(Table(columns, rows))
 
 
-def render_replication(evidence: Path) -> str:
-    """A table for each source study of its figures beside ours, as the evidence has them.
+def list_replication_tables(evidence: Path) -> list[StudyTable]:
+    """Return a table for each source study of its figures beside ours, as the evidence has them.
 
     Of several folders that test a claim or have a figure, the first in order of their names counts.
     """
@@ -703,9 +610,13 @@ def render_replication(evidence: Path) -> str:
             ):
                 claims[claim["id"]] = claim
         measured = [*judged["replication"], *measured]
-    tables = replication_tables(compare_with_studies(claims.values(), measured))
+    return replication_tables(compare_with_studies(claims.values(), measured))
+
+
+def render_replication(studies: Sequence[StudyTable]) -> str:
+    """Return the tables of all source studies."""
     return "\n".join(
-        f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in tables
+        f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in studies
     )
 
 

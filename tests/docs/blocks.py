@@ -27,7 +27,7 @@ GROUPS = [
     ["docs/source-studies.md", "docs/training.md", "docs/evaluation.md", "docs/report.md"],
     [
         *("docs/interoperability.md", "docs/parallelism.md", "docs/operations.md", "docs/cloud.md"),
-        *("docs/results.md", "docs/replication.md", "docs/index.md", "docs/api.md"),
+        *("docs/index.md", "docs/api.md"),
     ],
     *(
         [name]
@@ -35,7 +35,6 @@ GROUPS = [
             "docs/extend.md",
             "docs/settings.md",
             "profiles/alps/README.md",
-            "docs/experiment-list.md",
         )
     ),
     *([f"docs/{name}.md"] for name in ("concepts", "development", "parity", "golden", "arms")),
@@ -45,7 +44,6 @@ NEED_DEMO = GROUPS[:3]
 LONG = [
     *GROUPS[1:3],
     ["docs/extend.md"],
-    ["docs/experiment-list.md"],
     ["docs/parity.md"],
 ]
 DOCUMENTS = [name for group in (BUILDING, *GROUPS) for name in group]
