@@ -123,8 +123,9 @@ def render_files() -> Iterator[tuple[Path, str]]:
     evidence = Path("evidence")
     yield replace_generated(Path("docs/settings.md"), f"\n{render_settings()}\n")
     yield replace_generated(Path("docs/data.md"), render_readers())
-    generated = f"\n{render_expectations()}\n{render_witnesses(PLANTS)}\n"
-    yield replace_generated(Path("docs/report.md"), generated)
+    yield replace_generated(Path("docs/report.md"), render_expectations())
+    yield replace_generated(evidence / "faults/witnesses.md", f"{render_witnesses(PLANTS)}\n")
+    yield Path("docs/messages.txt"), render_messages()
     studies = list_replication_tables(evidence)
     summary = f"{render_studies(configs, studies)}\n{render_findings(evidence)}"
     yield replace_generated(Path("docs/source-studies.md"), summary)
@@ -151,7 +152,8 @@ def render_expectations() -> str:
     """Return the table of what recorded values must be."""
     names = ("value", "must be", "known from", "tolerance", "result")
     lines = [
-        [e.value, e.must, e.known_from, e.tolerance, e.word] for e in [*OF_A_RUN, *BETWEEN_RUNS]
+        [e.value, e.must, e.known_from, e.tolerance.replace("none", ""), e.word]
+        for e in [*OF_A_RUN, *BETWEEN_RUNS]
     ]
     return markdown(Table([(name, False) for name in names], lines))
 
@@ -218,6 +220,48 @@ def render_readers() -> str:
         f"{markdown(Table(columns, rows))}\nEvery text is then cleaned, and the manifest counts "
         f"{fates}.\n"
     )
+
+
+# -- docs/messages.txt
+
+
+def render_messages() -> str:
+    """Return the first line of each user error that the sources state, sorted, by package."""
+    parts: dict[str, set[str]] = {}
+    for path in sorted([*Path("src").rglob("*.py"), *Path("packages").rglob("src/**/*.py")]):
+        package = path.parts[2] if len(path.parts) > 3 and path.parts[0] == "src" else "golden"
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                parts.setdefault(package, set()).update(_find_messages(function))
+    return "\n".join(
+        "\n".join([f"-- {package}", *sorted(messages), ""])
+        for package, messages in parts.items()
+        if messages
+    )
+
+
+def _find_messages(function: ast.FunctionDef) -> Iterator[str]:
+    """Yield the sentences that a function gives to `UserError`, directly or by a variable."""
+    variables: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            variables.setdefault(node.targets[0].id, []).append(node.value)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "UserError" and node.args:
+            what = node.args[0]
+            sentences = variables.get(what.id, []) if isinstance(what, ast.Name) else [what]
+            yield from (text for text in map(_read_sentence, sentences) if text.strip("… ."))
+
+
+def _read_sentence(what: ast.expr) -> str:
+    """Return a literal, with `…` for what is filled in, or nothing."""
+    if isinstance(what, ast.Constant):
+        return str(what.value)
+    if isinstance(what, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "…" for part in what.values
+        )
+    return ""
 
 
 # -- times and sizes
@@ -478,6 +522,11 @@ SECTIONS = (
     ),
     ("experiments/NAME.yaml: a model, where no preset is named", "runs.model.", ModelSettings),
 )
+#: words for the types of values
+KINDS = {int: "integer", float: "number", bool: "true, false", str: "text"}
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+#: bounds that keep numbers representable, and say nothing to a user
+UNBOUNDED = (LARGEST, 2**24, 2**31 - 1, 10**9, 10**12)
 #: settings that files replace by a name; their tables are separate
 BY_NAME = {"corpus", "tokenizer", "model"}
 
@@ -487,9 +536,7 @@ def render_settings() -> str:
     parts = []
     for title, prefix, cls in SECTIONS:
         rows = "\n".join(_render_rows(cls, prefix, by_name=cls is RunSettings))
-        parts.append(
-            f"### {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}\n"
-        )
+        parts.append(f"## {title}\n\n| key | values | meaning |\n|---|---|---|\n{rows}\n")
     shapes = "\n".join(
         f"| `{m.name}` | {_model_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / "
         f"{m.key_value_heads} | {m.hidden} "
@@ -500,7 +547,7 @@ def render_settings() -> str:
         "| preset | kind | dimension | layers | heads / key-value heads | hidden | vocabulary |\n"
         "|---|---|---|---|---|---|---|"
     )
-    parts.append(f"### Model presets\n\n{head}\n{shapes}\n")
+    parts.append(f"## Model presets\n\n{head}\n{shapes}\n")
     return "\n".join(parts)
 
 
@@ -522,37 +569,43 @@ def _render_rows(cls: type, prefix: str, by_name: bool = False):
         key = f"`{prefix}{field.name}`"
         text = field.metadata["description"].replace("|", "\\|")
         if by_name and field.name in BY_NAME:
-            yield f"| {key} | | a name | {text} |"
+            yield f"| **{key}** | a name | {text} |"
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _render_rows(hint, f"{prefix}{field.name}.")
         else:
-            yield (
-                f"| {key} | {_format_default(field)} | {_format_values(hint, field.metadata)} | "
-                f"{text} |"
-            )
+            if get_default(field) is dataclasses.MISSING:
+                key = f"**{key}**"
+            yield f"| {key} | {_format_values(field, hint)} | {text} |"
 
 
-def _format_default(field: dataclasses.Field) -> str:
-    value = get_default(field)
-    return "(needed)" if value is dataclasses.MISSING else f"`{canonical_json(value)}`"
-
-
-def _format_values(hint: typing.Any, metadata: typing.Mapping) -> str:
+def _format_values(field: dataclasses.Field, hint: typing.Any) -> str:
+    """Return the default in bold, and what else the type does not already say: other words of a
+    list of words, the kind of a value without a default, and bounds.
+    """
+    inner = hint
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [_format_values(h, metadata) for h in typing.get_args(hint) if h is not type(None)]
-        return f"{inner[0]}, null" if type(None) in typing.get_args(hint) else inner[0]
-    if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(f"`{v}`" for v in typing.get_args(hint))
-    word = {int: "integer", float: "number", bool: "true, false", str: "text"}.get(hint)
-    if word is None:
-        return {tuple: "list", dict: "mapping"}.get(typing.get_origin(hint), "settings")
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = [
-        f"{sign} {metadata[name]}"
-        for name, sign in signs.items()
-        if metadata.get(name, LARGEST) != LARGEST
-    ]
-    return " ".join([word, ", ".join(bounds)]).strip()
+        inner = next(h for h in typing.get_args(hint) if h is not type(None))
+    default = get_default(field)
+    empty = default is dataclasses.MISSING or default in (None, (), {})
+    parts = [] if default is dataclasses.MISSING else [f"**{_format_value(default)}**"]
+    if typing.get_origin(inner) is typing.Literal:
+        parts += [_format_value(word) for word in typing.get_args(inner) if word != default]
+    elif empty and inner in KINDS:
+        parts.append(KINDS[inner])
+    elif empty:
+        parts.append({tuple: "list", dict: "mapping"}.get(typing.get_origin(inner), "settings"))
+    if inner in (int, float):
+        bounds = [
+            f"{sign}{field.metadata[name]}"
+            for name, sign in SIGNS.items()
+            if field.metadata.get(name, LARGEST) not in (*UNBOUNDED, 0 if name == "ge" else None)
+        ]
+        parts += bounds
+    return ", ".join(parts)
+
+
+def _format_value(value: object) -> str:
+    return f"`{value if isinstance(value, str) and value else canonical_json(value)}`"
 
 
 # -- docs/source-studies.md and evidence/replication.md
