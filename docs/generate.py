@@ -25,6 +25,7 @@ import pydantic
 
 from tokenscale import __version__
 from tokenscale.analysis import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
+from tokenscale.analysis.claims import INCONCLUSIVE
 from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
 from tokenscale.analysis.replication import compare_with_studies
 from tokenscale.base.errors import UserError
@@ -149,13 +150,17 @@ def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
 
 
 def render_expectations() -> str:
-    """Return the table of what recorded values must be."""
-    names = ("value", "must be", "known from", "tolerance", "result")
-    lines = [
-        [e.value, e.must, e.known_from, e.tolerance.replace("none", ""), e.word]
-        for e in [*OF_A_RUN, *BETWEEN_RUNS]
-    ]
-    return markdown(Table([(name, False) for name in names], lines))
+    """Return what recorded values must be: a table for each result of a value that is not."""
+    results: dict[str, list[list[str]]] = {}
+    for expectation in (*OF_A_RUN, *BETWEEN_RUNS):
+        must = expectation.must
+        if expectation.tolerance != "none":
+            must += f" (within {expectation.tolerance})"
+        results.setdefault(expectation.word, []).append([expectation.value, must])
+    return "\n".join(
+        markdown(Table([(f"{word} unless", False), ("is", False)], rows))
+        for word, rows in results.items()
+    )
 
 
 def render_witnesses(path: Path) -> str:
@@ -172,7 +177,7 @@ def render_witnesses(path: Path) -> str:
             named = dict.fromkeys(word.partition(": ")[0] for word in target["witnesses"])
             witnesses = "; ".join(list(named)[:WITNESSES])
             if "one_source" in target:
-                witnesses = f"**one source**: {target['one_source']}"
+                witnesses = f"one source: {target['one_source']}"
             known = sum(counts.values()) - counts.get("immaterial", 0)
             size = "" if factor is None else f"{factor:g}×"
             lines.append([name, witnesses, f"{seen} of {known}", size])
@@ -190,35 +195,31 @@ def render_witnesses(path: Path) -> str:
 
 
 def render_readers() -> str:
-    """Return a table of what each reader of texts and of ids refuses, changes and counts."""
+    """Return what readers of texts and of ids refuse, and what they change and count."""
     kinds = {"stream": stream, "docstrings": docstrings}
     changes = {name: form.changes for name, form in FORMATS.items()} | {
-        n: kind.CHANGES for n, kind in kinds.items()
+        name: kind.CHANGES for name, kind in kinds.items()
     }
     counts = {name: form.counts for name, form in FORMATS.items()} | {
         "stream": FORMATS["jsonl"].counts
     }
-    rows = []
-    for reader in dict.fromkeys(
-        [*changes, *" ".join(refusal.readers for refusal in REFUSALS.values()).split()]
-    ):
-        refused = [
-            r.what.format(kind="column", name="…")
-            for r in REFUSALS.values()
-            if reader in r.readers.split()
-        ]
-        name = reader.replace("convert-", "convert from ")
-        rows.append(
-            [name, "; ".join(refused), changes.get(reader, ""), ", ".join(counts.get(reader, ()))]
-        )
-    columns = [
-        (name, False)
-        for name in ("format or kind", "refuses a file that", "changes or leaves out", "counts")
+    refused = []
+    for refusal in REFUSALS.values():
+        readers = refusal.readers.replace("convert-", "convert:").split()
+        refused.append([refusal.what.format(kind="column", name="…"), ", ".join(readers)])
+    changed = [
+        [name, text, ", ".join(counts.get(name, ()))]
+        for name, text in changes.items()
+        if text or counts.get(name)
     ]
+    tables = (
+        Table([("a file is refused that", False), ("formats and kinds", False)], refused),
+        Table([(name, False) for name in ("format or kind", "changes", "counts")], changed),
+    )
     fates = ", ".join(f"`{name}`" for name in FATES)
     return (
-        f"{markdown(Table(columns, rows))}\nEvery text is then cleaned, and the manifest counts "
-        f"{fates}.\n"
+        "\n".join(map(markdown, tables))
+        + f"\nEvery text is then cleaned, and the manifest counts {fates}.\n"
     )
 
 
@@ -494,10 +495,8 @@ def render_experiment_list(configs: Mapping[str, Config]) -> str:
             str(len(config.runs(name))) if config.has_scale(name) else "–"
             for config in configs.values()
         ]
-        rows.append([name, first.experiment(name).question.strip(), " / ".join(counts)])
-    columns = [
-        (name, False) for name in ("experiment", "question", f"runs ({' / '.join(configs)})")
-    ]
+        rows.append([name, first.experiment(name).question.strip(), "/".join(counts)])
+    columns = [(name, False) for name in ("experiment", "question", f"runs ({', '.join(configs)})")]
     return markdown(Table(columns, rows))
 
 
@@ -537,24 +536,25 @@ def render_settings() -> str:
     for title, prefix, cls in SECTIONS:
         rows = "\n".join(_render_rows(cls, prefix, by_name=cls is RunSettings))
         parts.append(f"## {title}\n\n| key | values | meaning |\n|---|---|---|\n{rows}\n")
-    shapes = "\n".join(
-        f"| `{m.name}` | {_model_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / "
-        f"{m.key_value_heads} | {m.hidden} "
-        f"| {m.vocabulary_size or 'the tokenizer’s'} |"
-        for m in PRESETS.values()
+    columns = ("preset", "dimension", "layers", "heads", "hidden", "vocabulary")
+    shapes = [
+        [
+            model.name,
+            str(model.dimension),
+            str(model.layers),
+            f"{model.heads}/{model.key_value_heads}",
+            str(model.hidden),
+            str(model.vocabulary_size or "–"),
+        ]
+        for model in PRESETS.values()
+    ]
+    parts.append(
+        "## Model presets\n\nHeads are query and key-value heads. `gpt2-…` have GPT-2's decoder, "
+        "`distilbert-…` and `bert-…` are models of `transformers`, all others Llama's. –: the "
+        "tokenizer's vocabulary.\n\n"
+        f"{markdown(Table([(name, False) for name in columns], shapes))}"
     )
-    head = (
-        "| preset | kind | dimension | layers | heads / key-value heads | hidden | vocabulary |\n"
-        "|---|---|---|---|---|---|---|"
-    )
-    parts.append(f"## Model presets\n\n{head}\n{shapes}\n")
     return "\n".join(parts)
-
-
-def _model_kind(model: ModelSettings) -> str:
-    if model.transformers is not None:
-        return f"`{model.transformers}` of transformers"
-    return "GPT-2’s" if model.positions == "learned" else "Llama’s"
 
 
 def _render_rows(cls: type, prefix: str, by_name: bool = False):
@@ -590,18 +590,16 @@ def _format_values(field: dataclasses.Field, hint: typing.Any) -> str:
     parts = [] if default is dataclasses.MISSING else [f"**{_format_value(default)}**"]
     if typing.get_origin(inner) is typing.Literal:
         parts += [_format_value(word) for word in typing.get_args(inner) if word != default]
-    elif empty and inner in KINDS:
+    bounds = [
+        f"{sign}{field.metadata[name]}"
+        for name, sign in SIGNS.items()
+        if field.metadata.get(name, LARGEST) not in (*UNBOUNDED, 0 if name == "ge" else None)
+    ]
+    if empty and inner in KINDS and not bounds:
         parts.append(KINDS[inner])
-    elif empty:
+    elif default is dataclasses.MISSING and inner not in KINDS:
         parts.append({tuple: "list", dict: "mapping"}.get(typing.get_origin(inner), "settings"))
-    if inner in (int, float):
-        bounds = [
-            f"{sign}{field.metadata[name]}"
-            for name, sign in SIGNS.items()
-            if field.metadata.get(name, LARGEST) not in (*UNBOUNDED, 0 if name == "ge" else None)
-        ]
-        parts += bounds
-    return ", ".join(parts)
+    return ", ".join(parts + (bounds if inner in (int, float) else []))
 
 
 def _format_value(value: object) -> str:
@@ -631,21 +629,24 @@ def render_studies(configs: Mapping[str, Config], studies: Sequence[StudyTable])
 
 
 def render_findings(evidence: Path) -> str:
-    """Return a row for each claim that some evidence tests: its words, what the data say, the
-    verdict, and where the data are.
+    """Return a row for each claim that some evidence decides: its words, what the data say, the
+    verdict, and where the data are. Of the inconclusive ones return the number.
 
     `evidence` holds a folder for each machine and day; those with a `claims.json` are read, in
     order of their names.
     """
     columns = [(name, False) for name in ("claim", "here", "verdict", "evidence")]
     rows = []
+    undecided = 0
     for path in sorted(evidence.glob("*/claims.json")):
         for claim in read_claims(path):
-            if claim["experiment"]:
+            if claim["verdict"] == INCONCLUSIVE:
+                undecided += 1
+            elif claim["experiment"]:
                 figure = f" ({claim['figure']})" if claim["figure"] else ""
                 verdict = ", ".join(verdict_words(claim))
                 rows.append([claim["claim"] + figure, claim["sentence"], verdict, path.parent.name])
-    return markdown(Table(columns, rows))
+    return f"{markdown(Table(columns, rows))}\n{undecided} further tests are inconclusive.\n"
 
 
 def list_replication_tables(evidence: Path) -> list[StudyTable]:
