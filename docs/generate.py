@@ -525,7 +525,7 @@ SECTIONS = (
 KINDS = {int: "integer", float: "number", bool: "true, false", str: "text"}
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 #: bounds that keep numbers representable, and say nothing to a user
-UNBOUNDED = (LARGEST, 2**24, 2**31 - 1, 10**9, 10**12)
+UNBOUNDED = (LARGEST, 2**24, 2**31 - 1, 2**53, 10**9, 10**12)
 #: settings that files replace by a name; their tables are separate
 BY_NAME = {"corpus", "tokenizer", "model"}
 
@@ -597,7 +597,7 @@ def _format_values(field: dataclasses.Field, hint: typing.Any) -> str:
     ]
     if empty and inner in KINDS and not bounds:
         parts.append(KINDS[inner])
-    elif default is dataclasses.MISSING and inner not in KINDS:
+    elif not parts and inner not in KINDS:
         parts.append({tuple: "list", dict: "mapping"}.get(typing.get_origin(inner), "settings"))
     return ", ".join(parts + (bounds if inner in (int, float) else []))
 
