@@ -17,7 +17,7 @@ import tokenize
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import pydantic
 
 from tokenscale import __version__
 from tokenscale.analysis import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
-from tokenscale.analysis.claims import SUPPORTED
+from tokenscale.analysis.claims import INCONCLUSIVE
 from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
 from tokenscale.analysis.replication import compare_with_studies
 from tokenscale.base.errors import UserError
@@ -36,7 +36,7 @@ from tokenscale.data.corpus import docstrings, stream
 from tokenscale.data.corpus.build import FATES
 from tokenscale.data.corpus.read import FORMATS
 from tokenscale.data.corpus.refusals import REFUSALS
-from tokenscale.report.claims import describe_reason, read_claims, replication_tables, verdict_words
+from tokenscale.report.claims import read_claims, replication_tables, verdict_words
 from tokenscale.report.table import Table, markdown
 from tokenscale.settings import closure
 from tokenscale.settings.claims import Claim, ClaimsFile, Document
@@ -47,10 +47,6 @@ from tokenscale.settings.experiments import (
     STUDIES,
     Experiment,
     ResumeFrom,
-    SourceStudy,
-    describe_primary,
-    describe_repeats,
-    flatten_cell,
 )
 from tokenscale.settings.machine import Machine, PublishedLink
 from tokenscale.settings.mixture import NamedMixture, NamedStage
@@ -124,14 +120,17 @@ def render_files() -> Iterator[tuple[Path, str]]:
     for name, schema in build_schemas().items():
         yield Path("workflow/schemas") / name, pretty_json(schema)
     configs = {scale: load_config(overrides={"scale": scale}) for scale in SCALES}
-    yield Path("docs/experiment-list.md"), render_experiment_list(configs)
+    yield replace_generated(Path("docs/experiments.md"), render_experiment_list(configs))
     evidence = Path("evidence")
     yield replace_generated(Path("docs/settings.md"), f"\n{render_settings()}\n")
     yield replace_generated(Path("docs/data.md"), render_readers())
-    generated = f"\n{render_expectations()}\n{render_witnesses(PLANTS)}\n"
-    yield replace_generated(Path("docs/report.md"), generated)
-    yield replace_generated(Path("docs/results.md"), render_findings(evidence))
-    yield replace_generated(Path("docs/replication.md"), render_replication(evidence))
+    yield replace_generated(Path("docs/report.md"), render_expectations())
+    yield replace_generated(evidence / "faults/witnesses.md", f"{render_witnesses(PLANTS)}\n")
+    yield Path("docs/messages.txt"), render_messages()
+    studies = list_replication_tables(evidence)
+    summary = f"{render_studies(configs, studies)}\n{render_findings(evidence)}"
+    yield replace_generated(Path("docs/source-studies.md"), summary)
+    yield replace_generated(evidence / "replication.md", render_replication(studies))
     yield replace_times(Path("docs/development.md"))
     for path in (Path("packages/golden/pyproject.toml"), Path("CITATION.cff")):
         text = path.read_text("utf-8")
@@ -151,12 +150,17 @@ def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
 
 
 def render_expectations() -> str:
-    """Return the table of what recorded values must be."""
-    names = ("value", "must be", "known from", "tolerance", "result")
-    lines = [
-        [e.value, e.must, e.known_from, e.tolerance, e.word] for e in [*OF_A_RUN, *BETWEEN_RUNS]
-    ]
-    return markdown(Table([(name, False) for name in names], lines))
+    """Return what recorded values must be: a table for each result of a value that is not."""
+    results: dict[str, list[list[str]]] = {}
+    for expectation in (*OF_A_RUN, *BETWEEN_RUNS):
+        must = expectation.must
+        if expectation.tolerance != "none":
+            must += f" (within {expectation.tolerance})"
+        results.setdefault(expectation.word, []).append([expectation.value, must])
+    return "\n".join(
+        markdown(Table([(f"{word} unless", False), ("is", False)], rows))
+        for word, rows in results.items()
+    )
 
 
 def render_witnesses(path: Path) -> str:
@@ -173,7 +177,7 @@ def render_witnesses(path: Path) -> str:
             named = dict.fromkeys(word.partition(": ")[0] for word in target["witnesses"])
             witnesses = "; ".join(list(named)[:WITNESSES])
             if "one_source" in target:
-                witnesses = f"**one source**: {target['one_source']}"
+                witnesses = f"one source: {target['one_source']}"
             known = sum(counts.values()) - counts.get("immaterial", 0)
             size = "" if factor is None else f"{factor:g}×"
             lines.append([name, witnesses, f"{seen} of {known}", size])
@@ -191,36 +195,74 @@ def render_witnesses(path: Path) -> str:
 
 
 def render_readers() -> str:
-    """Return a table of what each reader of texts and of ids refuses, changes and counts."""
+    """Return what readers of texts and of ids refuse, and what they change and count."""
     kinds = {"stream": stream, "docstrings": docstrings}
     changes = {name: form.changes for name, form in FORMATS.items()} | {
-        n: kind.CHANGES for n, kind in kinds.items()
+        name: kind.CHANGES for name, kind in kinds.items()
     }
     counts = {name: form.counts for name, form in FORMATS.items()} | {
         "stream": FORMATS["jsonl"].counts
     }
-    rows = []
-    for reader in dict.fromkeys(
-        [*changes, *" ".join(refusal.readers for refusal in REFUSALS.values()).split()]
-    ):
-        refused = [
-            r.what.format(kind="column", name="…")
-            for r in REFUSALS.values()
-            if reader in r.readers.split()
-        ]
-        name = reader.replace("convert-", "convert from ")
-        rows.append(
-            [name, "; ".join(refused), changes.get(reader, ""), ", ".join(counts.get(reader, ()))]
-        )
-    columns = [
-        (name, False)
-        for name in ("format or kind", "refuses a file that", "changes or leaves out", "counts")
+    refused = []
+    for refusal in REFUSALS.values():
+        readers = refusal.readers.replace("convert-", "convert:").split()
+        refused.append([refusal.what.format(kind="column", name="…"), ", ".join(readers)])
+    changed = [
+        [name, text, ", ".join(counts.get(name, ()))]
+        for name, text in changes.items()
+        if text or counts.get(name)
     ]
+    tables = (
+        Table([("a file is refused that", False), ("formats and kinds", False)], refused),
+        Table([(name, False) for name in ("format or kind", "changes", "counts")], changed),
+    )
     fates = ", ".join(f"`{name}`" for name in FATES)
     return (
-        f"{markdown(Table(columns, rows))}\nEvery text is then cleaned, and the manifest counts "
-        f"{fates}.\n"
+        "\n".join(map(markdown, tables))
+        + f"\nEvery text is then cleaned, and the manifest counts {fates}.\n"
     )
+
+
+# -- docs/messages.txt
+
+
+def render_messages() -> str:
+    """Return the first line of each user error that the sources state, sorted, by package."""
+    parts: dict[str, set[str]] = {}
+    for path in sorted([*Path("src").rglob("*.py"), *Path("packages").rglob("src/**/*.py")]):
+        package = path.parts[2] if len(path.parts) > 3 and path.parts[0] == "src" else "golden"
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                parts.setdefault(package, set()).update(_find_messages(function))
+    return "\n".join(
+        "\n".join([f"-- {package}", *sorted(messages), ""])
+        for package, messages in parts.items()
+        if messages
+    )
+
+
+def _find_messages(function: ast.FunctionDef) -> Iterator[str]:
+    """Yield the sentences that a function gives to `UserError`, directly or by a variable."""
+    variables: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            variables.setdefault(node.targets[0].id, []).append(node.value)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "UserError" and node.args:
+            what = node.args[0]
+            sentences = variables.get(what.id, []) if isinstance(what, ast.Name) else [what]
+            yield from (text for text in map(_read_sentence, sentences) if text.strip("… ."))
+
+
+def _read_sentence(what: ast.expr) -> str:
+    """Return a literal, with `…` for what is filled in, or nothing."""
+    if isinstance(what, ast.Constant):
+        return str(what.value)
+    if isinstance(what, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "…" for part in what.values
+        )
+    return ""
 
 
 # -- times and sizes
@@ -438,128 +480,24 @@ def build_schemas() -> dict[str, dict[str, Any]]:
     }
 
 
-# -- docs/experiment-list.md
-
-EXPERIMENTS_HEAD = """# Experiments
-
-One file, one question. Written from the files themselves by `make generate`; edit those.
-
-`.venv/bin/snakemake NAME` runs one up to its own report, `.venv/bin/snakemake all_experiments` all of them up to one
-report, and `.venv/bin/tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
-`--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
-for GPUs; `study` has the source studies' own cells. At a scale without an overlay an experiment is left out of
-`all_experiments`, and refused by its name.
-
-"""
+# -- the list of experiments in docs/experiments.md
 
 
 def render_experiment_list(configs: Mapping[str, Config]) -> str:
-    """Return docs/experiment-list.md. `configs` are scale → the same configuration at that
-    scale.
+    """Return a row for each experiment: its question and its runs at each scale.
+
+    `configs` are scale → the same configuration at that scale.
     """
     first = next(iter(configs.values()))
-    parts = [
-        EXPERIMENTS_HEAD,
-        *(_render_experiment(name, configs) for name in first.available),
-        _render_studies(),
-    ]
-    return "\n".join(parts)
-
-
-def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
-    lines = [f"## {name}", "", _first_experiment(configs, name).question.strip(), ""]
-    if note := _first_experiment(configs, name).note.strip():
-        lines += [note, ""]
-    lines += ["| scale | runs | repeats | world sizes | factors |", "|---|---|---|---|---|"]
-    for scale, config in configs.items():
-        if not config.has_scale(name):
-            lines.append(f"| {scale} | not run at this scale | | | |")
-            continue
-        experiment = config.experiment(name)
-        runs = config.runs(name)
-        sizes = sorted({run.settings.layout.world_size for run in runs})
-        factors = "; ".join(
-            f"{factor}: {_format_levels(levels)}" for factor, levels in experiment.factors.items()
-        )
-        row = [
-            scale,
-            str(len(runs)),
-            describe_repeats(experiment),
-            ", ".join(map(str, sizes)),
-            factors or "none",
+    rows = []
+    for name in first.available:
+        counts = [
+            str(len(config.runs(name))) if config.has_scale(name) else "–"
+            for config in configs.values()
         ]
-        lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
-    lines += [
-        "",
-        *_render_primary(configs, name),
-        *_render_source_study(_first_experiment(configs, name).original),
-        "```sh",
-        f".venv/bin/snakemake {name}",
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _render_primary(configs: Mapping[str, Config], name: str) -> list[str]:
-    """Return a line for each scale with its primary comparisons; scales with equal ones share a
-    line.
-    """
-    scales: dict[str, list[str]] = {}
-    for scale, config in configs.items():
-        for comparison in (
-            describe_primary(config.experiment(name)) or () if config.has_scale(name) else ()
-        ):
-            of, over = comparison["names"]
-            at = f" at {comparison['at']}" if comparison["at"] else ""
-            text = f"{of} against {over}{at} ({comparison['quantity'].replace('_', ' ')})"
-            scales.setdefault(text, []).append(scale)
-    return [
-        line
-        for text, at in scales.items()
-        for line in (f"*Primary comparison, {', '.join(at)}:* {text}", "")
-    ]
-
-
-def _first_experiment(configs: Mapping[str, Config], name: str) -> Experiment:
-    return next(iter(configs.values())).experiment(name)
-
-
-def _format_levels(levels: list) -> str:
-    """Format levels for a table cell: settings of a mapping, and values that vary together,
-    separated by blanks.
-
-    >>> _format_levels(["packed", {"data": 2, "tensor": 2}, [2, 16]])
-    'packed, data=2 tensor=2, 2 16'
-    """
-    return ", ".join(_format_level(level) for level in levels)
-
-
-def _format_level(level: object) -> str:
-    if isinstance(level, dict):
-        return " ".join(
-            f"{key}={_format_level(value)}" for key, value in flatten_cell(level).items()
-        )
-    if isinstance(level, list):
-        return " ".join(map(_format_level, level))
-    return level if isinstance(level, str) else canonical_json(level)
-
-
-def _render_source_study(original: SourceStudy) -> list[str]:
-    texts = {
-        "Studies": ", ".join(original.studies),
-        "The original measured": original.measured.strip(),
-        "What was wrong with it": original.wrong.strip(),
-        "What ours measures, and why the numbers differ": original.ours.strip(),
-    }
-    return [
-        line for heading, text in texts.items() if text for line in (f"*{heading}:* {text}", "")
-    ]
-
-
-def _render_studies() -> str:
-    rows = [f"| {number} | {title} |" for number, title in STUDIES.items()]
-    return "\n".join(["## The studies", "", "| number | study |", "|---|---|", *rows, ""])
+        rows.append([name, first.experiment(name).question.strip(), "/".join(counts)])
+    columns = [(name, False) for name in ("experiment", "question", f"runs ({', '.join(configs)})")]
+    return markdown(Table(columns, rows))
 
 
 # -- docs/settings.md
@@ -583,6 +521,11 @@ SECTIONS = (
     ),
     ("experiments/NAME.yaml: a model, where no preset is named", "runs.model.", ModelSettings),
 )
+#: words for the types of values
+KINDS = {int: "integer", float: "number", bool: "true, false", str: "text"}
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+#: bounds that keep numbers representable, and say nothing to a user
+UNBOUNDED = (LARGEST, 2**24, 2**31 - 1, 2**53, 10**9, 10**12)
 #: settings that files replace by a name; their tables are separate
 BY_NAME = {"corpus", "tokenizer", "model"}
 
@@ -592,27 +535,26 @@ def render_settings() -> str:
     parts = []
     for title, prefix, cls in SECTIONS:
         rows = "\n".join(_render_rows(cls, prefix, by_name=cls is RunSettings))
-        parts.append(
-            f"### {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}\n"
-        )
-    shapes = "\n".join(
-        f"| `{m.name}` | {_model_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / "
-        f"{m.key_value_heads} | {m.hidden} "
-        f"| {m.vocabulary_size or 'the tokenizer’s'} |"
-        for m in PRESETS.values()
+        parts.append(f"## {title}\n\n| key | values | meaning |\n|---|---|---|\n{rows}\n")
+    columns = ("preset", "dimension", "layers", "heads", "hidden", "vocabulary")
+    shapes = [
+        [
+            model.name,
+            str(model.dimension),
+            str(model.layers),
+            f"{model.heads}/{model.key_value_heads}",
+            str(model.hidden),
+            str(model.vocabulary_size or "–"),
+        ]
+        for model in PRESETS.values()
+    ]
+    parts.append(
+        "## Model presets\n\nHeads are query and key-value heads. `gpt2-…` have GPT-2's decoder, "
+        "`distilbert-…` and `bert-…` are models of `transformers`, all others Llama's. –: the "
+        "tokenizer's vocabulary.\n\n"
+        f"{markdown(Table([(name, False) for name in columns], shapes))}"
     )
-    head = (
-        "| preset | kind | dimension | layers | heads / key-value heads | hidden | vocabulary |\n"
-        "|---|---|---|---|---|---|---|"
-    )
-    parts.append(f"### Model presets\n\n{head}\n{shapes}\n")
     return "\n".join(parts)
-
-
-def _model_kind(model: ModelSettings) -> str:
-    if model.transformers is not None:
-        return f"`{model.transformers}` of transformers"
-    return "GPT-2’s" if model.positions == "learned" else "Llama’s"
 
 
 def _render_rows(cls: type, prefix: str, by_name: bool = False):
@@ -627,69 +569,88 @@ def _render_rows(cls: type, prefix: str, by_name: bool = False):
         key = f"`{prefix}{field.name}`"
         text = field.metadata["description"].replace("|", "\\|")
         if by_name and field.name in BY_NAME:
-            yield f"| {key} | | a name | {text} |"
+            yield f"| **{key}** | a name | {text} |"
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _render_rows(hint, f"{prefix}{field.name}.")
         else:
-            yield (
-                f"| {key} | {_format_default(field)} | {_format_values(hint, field.metadata)} | "
-                f"{text} |"
-            )
+            if get_default(field) is dataclasses.MISSING:
+                key = f"**{key}**"
+            yield f"| {key} | {_format_values(field, hint)} | {text} |"
 
 
-def _format_default(field: dataclasses.Field) -> str:
-    value = get_default(field)
-    return "(needed)" if value is dataclasses.MISSING else f"`{canonical_json(value)}`"
-
-
-def _format_values(hint: typing.Any, metadata: typing.Mapping) -> str:
+def _format_values(field: dataclasses.Field, hint: typing.Any) -> str:
+    """Return the default in bold, and what else the type does not already say: other words of a
+    list of words, the kind of a value without a default, and bounds.
+    """
+    inner = hint
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [_format_values(h, metadata) for h in typing.get_args(hint) if h is not type(None)]
-        return f"{inner[0]}, null" if type(None) in typing.get_args(hint) else inner[0]
-    if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(f"`{v}`" for v in typing.get_args(hint))
-    word = {int: "integer", float: "number", bool: "true, false", str: "text"}.get(hint)
-    if word is None:
-        return {tuple: "list", dict: "mapping"}.get(typing.get_origin(hint), "settings")
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+        inner = next(h for h in typing.get_args(hint) if h is not type(None))
+    default = get_default(field)
+    empty = default is dataclasses.MISSING or default in (None, (), {})
+    parts = [] if default is dataclasses.MISSING else [f"**{_format_value(default)}**"]
+    if typing.get_origin(inner) is typing.Literal:
+        parts += [_format_value(word) for word in typing.get_args(inner) if word != default]
     bounds = [
-        f"{sign} {metadata[name]}"
-        for name, sign in signs.items()
-        if metadata.get(name, LARGEST) != LARGEST
+        f"{sign}{field.metadata[name]}"
+        for name, sign in SIGNS.items()
+        if field.metadata.get(name, LARGEST) not in (*UNBOUNDED, 0 if name == "ge" else None)
     ]
-    return " ".join([word, ", ".join(bounds)]).strip()
+    if empty and inner in KINDS and not bounds:
+        parts.append(KINDS[inner])
+    elif not parts and inner not in KINDS:
+        parts.append({tuple: "list", dict: "mapping"}.get(typing.get_origin(inner), "settings"))
+    return ", ".join(parts + (bounds if inner in (int, float) else []))
 
 
-# -- docs/results.md and docs/replication.md
+def _format_value(value: object) -> str:
+    return f"`{value if isinstance(value, str) and value else canonical_json(value)}`"
+
+
+# -- docs/source-studies.md and evidence/replication.md
+
+#: (study, how many of its figures have which verdict, table of its figures beside ours)
+StudyTable = tuple[str, str, Table]
+
+
+def render_studies(configs: Mapping[str, Config], studies: Sequence[StudyTable]) -> str:
+    """Return a row for each source study: the experiments that repeat it, and how many of its
+    figures have which verdict.
+    """
+    first = next(iter(configs.values()))
+    counts = {study: text for study, text, _ in studies}
+    rows = []
+    for number, title in STUDIES.items():
+        experiments = [
+            name for name in first.available if number in first.experiment(name).original.studies
+        ]
+        rows.append([f"{number}: {title}", ", ".join(experiments), counts.get(number, "")])
+    columns = [(name, False) for name in ("study", "experiments", "figures and claims")]
+    return markdown(Table(columns, rows))
 
 
 def render_findings(evidence: Path) -> str:
-    """A row for each claim that some evidence tests: its words, what the data say, the verdict, and
-    where they are.
+    """Return a row for each claim that some evidence decides: its words, what the data say, the
+    verdict, and where the data are. Of the inconclusive ones return the number.
 
     `evidence` holds a folder for each machine and day; those with a `claims.json` are read, in
     order of their names.
     """
-    columns = [
-        ("claim of a source document", False),
-        ("here", False),
-        ("verdict", False),
-        ("evidence", False),
-    ]
+    columns = [(name, False) for name in ("claim", "here", "verdict", "evidence")]
     rows = []
+    undecided = 0
     for path in sorted(evidence.glob("*/claims.json")):
         for claim in read_claims(path):
-            if claim["experiment"]:
+            if claim["verdict"] == INCONCLUSIVE:
+                undecided += 1
+            elif claim["experiment"]:
                 figure = f" ({claim['figure']})" if claim["figure"] else ""
-                because = describe_reason(claim) if claim["verdict"] != SUPPORTED else ""
-                sentence = " ".join(filter(None, [claim["sentence"], because]))
                 verdict = ", ".join(verdict_words(claim))
-                rows.append([claim["claim"] + figure, sentence, verdict, path.parent.name])
-    return markdown(Table(columns, rows))
+                rows.append([claim["claim"] + figure, claim["sentence"], verdict, path.parent.name])
+    return f"{markdown(Table(columns, rows))}\n{undecided} further tests are inconclusive.\n"
 
 
-def render_replication(evidence: Path) -> str:
-    """A table for each source study of its figures beside ours, as the evidence has them.
+def list_replication_tables(evidence: Path) -> list[StudyTable]:
+    """Return a table for each source study of its figures beside ours, as the evidence has them.
 
     Of several folders that test a claim or have a figure, the first in order of their names counts.
     """
@@ -703,9 +664,13 @@ def render_replication(evidence: Path) -> str:
             ):
                 claims[claim["id"]] = claim
         measured = [*judged["replication"], *measured]
-    tables = replication_tables(compare_with_studies(claims.values(), measured))
+    return replication_tables(compare_with_studies(claims.values(), measured))
+
+
+def render_replication(studies: Sequence[StudyTable]) -> str:
+    """Return the tables of all source studies."""
     return "\n".join(
-        f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in tables
+        f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in studies
     )
 
 

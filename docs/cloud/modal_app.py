@@ -1,5 +1,5 @@
 """One experiment on a rented machine by Modal, after `tokenscale cloud` has staged it
-(docs/cloud.md).
+(docs/clusters.md).
 
     modal secret create tokenscale-bucket AWS_ACCESS_KEY_ID=… \\
         AWS_SECRET_ACCESS_KEY=… AWS_DEFAULT_REGION=…

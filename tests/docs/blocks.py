@@ -19,35 +19,23 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 #: documents whose blocks build the demo. Both run an experiment on the same text of a user, whose
 #: runs are trained once
-BUILDING = ["docs/tutorial.md", "README.md"]
+BUILDING = ["docs/first-hour.md", "README.md"]
 #: documents whose blocks run in order in one checkout: first those that need a demo, each group in
 #: its copy of what BUILDING left
 GROUPS = [
-    ["docs/install.md", "docs/experiments.md", "docs/data.md"],
+    ["docs/approaches.md", "docs/experiments.md", "docs/data.md"],
     ["docs/source-studies.md", "docs/training.md", "docs/evaluation.md", "docs/report.md"],
     [
-        *("docs/interoperability.md", "docs/parallelism.md", "docs/operations.md", "docs/cloud.md"),
-        *("docs/results.md", "docs/replication.md", "docs/index.md", "docs/api.md"),
+        *("docs/other-trainers.md", "docs/parallelism.md", "docs/clusters.md"),
+        *("docs/troubleshooting.md", "docs/index.md"),
     ],
-    *(
-        [name]
-        for name in (
-            "docs/extend.md",
-            "docs/settings.md",
-            "profiles/alps/README.md",
-            "docs/experiment-list.md",
-        )
-    ),
-    *([f"docs/{name}.md"] for name in ("concepts", "development", "parity", "golden", "arms")),
+    ["docs/extend.md"],
+    ["docs/settings.md", "docs/development.md"],
+    ["profiles/alps/README.md"],
 ]
 NEED_DEMO = GROUPS[:3]
 #: run by make long-test; of these documents the gate applies the diffs alone
-LONG = [
-    *GROUPS[1:3],
-    ["docs/extend.md"],
-    ["docs/experiment-list.md"],
-    ["docs/parity.md"],
-]
+LONG = GROUPS[1:4]
 DOCUMENTS = [name for group in (BUILDING, *GROUPS) for name in group]
 PATTERNS = ("README.md", "docs/*.md", "profiles/*/README.md")
 #: languages whose blocks are run, and those of output and of diagrams

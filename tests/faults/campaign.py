@@ -4,7 +4,7 @@
     [--folder LAB] [--whole]
 
 A line of the log is a kill: what was killed, by which signal, when, and what was lost. The table of
-all kills is then written into docs/operations.md.
+all kills is then written into evidence/faults/kills.md.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.faults.kills import SIGNALS, STAGES, TRIES, Lab, drawn, trial
 
 ROOT = Path(__file__).parents[2]
 LOG = ROOT / "evidence/faults/kills.jsonl"
-PAGE = ROOT / "docs/operations.md"
+PAGE = ROOT / "evidence/faults/kills.md"
 MARK = "<!-- kills -->"
 
 

@@ -105,7 +105,7 @@ raise SystemExit(start_run(run, done, {{"store": Path({str(manifest)!r})}}, mach
 )
 def test_ranks_that_a_user_starts_by_torchrun_open_no_port_of_their_own(tmp_path, options):
     """torchrun itself listens on every interface, unless its rendezvous is a file
-    (docs/operations.md).
+    (docs/clusters.md).
     """
     (tmp_path / "joiner.py").write_text(JOINER)
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if options else {}

@@ -1,4 +1,4 @@
-"""docs/concepts.md against the code: the numbers that follow from formulas."""
+"""docs/parallelism.md against the code: the numbers that follow from formulas."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs/concepts.md").read_text()
+TEXT = (ROOT / "docs/parallelism.md").read_text()
 GIB = 2**30
 
 

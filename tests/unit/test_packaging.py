@@ -343,7 +343,7 @@ def test_the_readme_is_read_in_a_few_screens():
 
 
 def test_rows_of_the_table_of_faults_name_tests_that_are_there_and_no_kill_lost_anything():
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/troubleshooting.md").read_text()
     for row in page.split("<!-- faults -->")[1].splitlines()[3:]:
         file = ""
         for named in re.findall(r"`(.*?)`", row.rsplit("|", 2)[1]):
@@ -353,6 +353,7 @@ def test_rows_of_the_table_of_faults_name_tests_that_are_there_and_no_kill_lost_
             file = path or named
             assert f"def {name if path else 'test_'}" in (ROOT / file).read_text(), named
     rows = campaign.read(campaign.LOG)
+    page = campaign.PAGE.read_text()
     assert page == campaign.with_table(page, rows), "python -m tests.faults.campaign --kills 0"
     assert sum(row["injected"] for row in rows) >= 200 and not any(row["lost"] for row in rows)
 

@@ -119,7 +119,7 @@ def test_the_next_container_engine_finds_no_file_path_and_no_implicit_mount(cont
 # -- what users copy
 
 
-@pytest.mark.parametrize("readme", ["docs/operations.md", "profiles/alps/README.md"])
+@pytest.mark.parametrize("readme", ["docs/clusters.md", "profiles/alps/README.md"])
 def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, tmp_path):
     blocks = re.findall(
         r"```\w+\n(# profiles/mine/([\w.]+)\n.+?)```", (ROOT / readme).read_text(), re.DOTALL

@@ -23,7 +23,7 @@ with open(os.environ["SUBMITTED"], "a") as file:
 sys.exit("refused")
 """
 NODE_MB = 450_000
-#: column of the table in docs/operations.md → options of sbatch that state it
+#: column of the table in docs/clusters.md → options of sbatch that state it
 REQUESTS = {
     "nodes": ("--nodes",),
     "tasks a node": ("--ntasks-per-node", "--ntasks"),
@@ -122,7 +122,7 @@ def read_rules(page: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
 
 
-PAGE = (ROOT / "docs/operations.md").read_text()
+PAGE = (ROOT / "docs/clusters.md").read_text()
 
 
 def test_every_job_requests_what_the_documentation_says_whatever_this_machine_has(project):
@@ -145,7 +145,7 @@ def test_every_job_requests_what_the_documentation_says_whatever_this_machine_ha
             targets.append(f"results/parity/{runs[0]}/over/{runs[1]}.json")
     rows = [("rule", *REQUESTS), ("---",) * (1 + len(REQUESTS)), *sorted(found)]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    assert table in PAGE, f"docs/operations.md has another table than\n{table}"
+    assert table in PAGE, f"docs/clusters.md has another table than\n{table}"
     memory = 1 + list(REQUESTS).index("MB a node")
     assert {int(row[memory]) for row in found} == {NODE_MB}
 

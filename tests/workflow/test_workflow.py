@@ -187,7 +187,7 @@ def test_each_damaged_file_is_named(built, count):
 def test_the_rule_graph_in_the_readme_is_the_real_one():
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     code, text = forked.snakemake(["--rulegraph", "mermaid-js"], ROOT, environment)
-    readme = (ROOT / "docs/experiments.md").read_text()
+    readme = (ROOT / "docs/development.md").read_text()
     assert (
         code == 0 and edges(text) and edges(text) == edges(readme.split("<!-- rule graph -->")[1])
     )

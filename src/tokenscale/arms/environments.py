@@ -73,13 +73,13 @@ def load_arm(name: str) -> Arm:
             file=path,
             found=", ".join(wrong) or "no description",
             expected="description, repository, torch, programs",
-            next="correct the file (docs/arms.md)",
+            next="correct the file (docs/other-trainers.md)",
         )
     if repository is not None and set(repository) != {"url", "commit", "tree"}:
         raise UserError(
             "repository needs url, commit and tree.",
             file=path,
-            next="correct the file (docs/arms.md)",
+            next="correct the file (docs/other-trainers.md)",
         )
     return Arm(
         name=name,

@@ -1,4 +1,4 @@
-"""Compare golden losses of two commits: rounding or real, and of what kind? docs/golden.md explains
+"""Compare golden losses of two commits: rounding or real, and of what kind? docs/other-trainers.md explains
 the kinds.
 
 Exit code 0: identical, rounding or declared. 1: a change that is real, or cannot be told from a

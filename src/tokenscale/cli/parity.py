@@ -29,7 +29,7 @@ RECORDER = Path(__file__).parents[1] / "parity/recorder.py"
 RECORD = f"""cp {RECORDER} .   # beside the training script, which then has these lines:
 recorder = ParityRecorder("{{folder}}", model, optimizer)   # from recorder import ParityRecorder
 recorder.loss(loss)   # after each loss.backward()
-recorder.close()   # after the last step; docs/parity.md has an example"""
+recorder.close()   # after the last step; docs/other-trainers.md has an example"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -616,7 +616,7 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
             " Parity: whether both trainers compute the same from the same weights and batches; "
             "A is the second of "
         )
-        text += "the two, B the first (docs/parity.md)."
+        text += "the two, B the first (docs/other-trainers.md)."
     if any(c.verdict == EXPLORATORY for c in compared):
         text += " “exploratory”: not a primary comparison of this experiment, so it is not tested."
     return Table(

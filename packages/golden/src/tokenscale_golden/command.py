@@ -1,4 +1,4 @@
-"""Compare golden losses: is a change rounding or real, and of what kind? docs/golden.md explains
+"""Compare golden losses: is a change rounding or real, and of what kind? docs/other-trainers.md explains
 the kinds.
 """
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except GoldenError as error:
         print(
-            f"tokenscale: {error}\n  next  tokenscale golden --help; docs/golden.md",
+            f"tokenscale: {error}\n  next  tokenscale golden --help; docs/other-trainers.md",
             file=sys.stderr,
         )
         return 2

@@ -1,4 +1,4 @@
-"""Say what kind of change separates two loss curves. docs/golden.md explains the rules and their
+"""Say what kind of change separates two loss curves. docs/other-trainers.md explains the rules and their
 limits.
 """
 

@@ -2,7 +2,7 @@
 
 The plugin waits for ever for a job that was cancelled or preempted, forgets all jobs once the
 accounting is silent, and gives a job up where the controller did not answer `sbatch`.
-docs/operations.md lists these defects with the releases that have them. Whatever is not here is
+evidence/slurm-plugin lists these defects with the releases that have them. Whatever is not here is
 the plugin's.
 """
 

@@ -1,5 +1,5 @@
 """Log any training loop in the format of tables and reports, without torch. Example:
-docs/interoperability.md.
+docs/other-trainers.md.
 """
 
 import math

@@ -271,7 +271,7 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
     """Return the store through which the ranks find each other.
 
     Torchrun listens itself, on every interface, and its store is used, unless its own rendezvous is
-    a file (docs/operations.md). Else rank 0 listens: on the loopback interface where all ranks are
+    a file (docs/clusters.md). Else rank 0 listens: on the loopback interface where all ranks are
     on this machine, or on that of MASTER_ADDR. Keys begin with the run's secret where the launcher
     has set one, so that processes of another job that use this port by mistake neither read nor
     overwrite them. Raises PortTaken.
