@@ -22,7 +22,7 @@ import pytest
 from tests.faults.test_drawings import MARK, POLICY, shown
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import create_inside, sha256_text
+from tokenscale.base.files import create_inside, open_inside, sha256_text
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
 from tokenscale.report import packed_logs, style
@@ -233,6 +233,61 @@ def test_no_folder_that_becomes_a_link_meanwhile_leads_a_file_outside(door, made
                 break
             swaps += 1
     assert swaps >= 20
+
+
+def reads_below(root: Path, name: str) -> bool:
+    with open(open_inside(root, name), "rb") as file:
+        return file.read() == b"written"
+
+
+def is_not_fetched(root: Path, name: str) -> bool:
+    fetch_into(root, name)
+    return not any(path.read_bytes() == b"written" for path in list_files(root))
+
+
+def replaces_folder(root: Path, name: str) -> bool:
+    files = {name: sha256_text("written")}
+    (root / packed_logs.INDEX).write_text(json.dumps({"schema": 1, "files": files}))
+    unpack_into(root, "other")
+    return not any(path.read_bytes() == b"mine" for path in list_files(root))
+
+
+def list_files(root: Path) -> list[Path]:
+    """Files of a folder, not those behind links."""
+    return [
+        Path(folder, name)
+        for folder, _, names in os.walk(root)
+        for name in names
+        if not Path(folder, name).is_symlink()
+    ]
+
+
+#: door → whether it took the file of the outside for the one of the name
+READERS = {"name": reads_below, "plan of a bucket": is_not_fetched, "archive": replaces_folder}
+
+
+@pytest.mark.parametrize("door", READERS)
+def test_no_part_that_becomes_a_link_meanwhile_leads_a_reader_outside(door, tmp_path):
+    """Each part of the name, the file's own too, is swapped before each operation on files."""
+    swaps = 0
+    name = "/".join(PARTS)
+    for part in range(1 + ROOT_PARTS[door], len(PARTS) + 1):
+        for at in itertools.count(1):
+            folder = tmp_path / f"{part}-{at}"
+            root = folder / "root"
+            outside = folder / "outside"
+            for there, content in ((root / name, b"mine"), (outside / name, b"written")):
+                there.parent.mkdir(parents=True)
+                there.write_bytes(content)
+            with Swap(root.joinpath(*PARTS[:part]), outside.joinpath(*PARTS[:part]), at) as swap:
+                read = []
+                outcome(lambda root=root, read=read: read.append(READERS[door](root, name)))
+            assert read != [True], (part, at)
+            shutil.rmtree(folder)
+            if not swap.done:
+                break
+            swaps += 1
+    assert swaps >= len(PARTS)
 
 
 @pytest.mark.parametrize("door", DOORS)

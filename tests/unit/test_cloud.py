@@ -266,8 +266,26 @@ def test_a_worker_writes_inputs_of_runs_and_nothing_else(tmp_path, monkeypatch):
         *("results/tokens/.", "results/tokens//x", "results//tokens/x", "./results/tokens/x"),
     ):
         with pytest.raises(UserError, match="bucket"):
-            cloud.find_input_path(name)
-    assert cloud.find_input_path("results/tokens/a/b") == Path("results/tokens/a/b")
+            cloud.fetch_input(Fetched(), name, FACTS)
+    cloud.fetch_input(Fetched(), "results/tokens/a/b", FACTS)
+    assert Path("results/tokens/a/b").read_bytes() == CONTENT
+    (tmp_path / "x").write_bytes(CONTENT)
+    Path("results/tokens/y").symlink_to(tmp_path / "x")
+    with pytest.raises(UserError, match="not a regular file"):
+        cloud.fetch_input(Fetched(), "results/tokens/y", FACTS)
+
+
+CONTENT = b"an input"
+FACTS = {"bytes": len(CONTENT), "sha256": hashlib.sha256(CONTENT).hexdigest()}
+
+
+class Fetched:
+    """A bucket that has one object."""
+
+    address = ADDRESS
+
+    def download(self, key, file):
+        file.write(CONTENT)
 
 
 class Recorded:

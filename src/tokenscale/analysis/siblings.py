@@ -234,14 +234,20 @@ class Siblings:
             "t_mono_s",
             "loss_sum",
             "useful_tokens",
+            "activations_bytes",
         )
         rows = events.select(columns).to_pylist()
         for row in rows:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
                 self.validated[row["step"]][run_id] = row["loss_sum"] / row["useful_tokens"]
-        activations_bytes = pc.sum(events["activations_bytes"]).as_py() or 0
-        if activations_bytes > 0:
-            self.of_a_shape["activations_bytes"][run_id] = activations_bytes
+        # each attempt measures anew: a rank's latest counts
+        measured = {
+            row["rank"]: row["activations_bytes"]
+            for row in sorted(rows, key=lambda row: row["attempt"] or 0)
+            if row["activations_bytes"]
+        }
+        if measured:
+            self.of_a_shape["activations_bytes"][run_id] = sum(measured.values())
         if len(steps) and _find_other_loss(Steps(steps), rows):
             self.contradicting.add(run_id)
         rows += [row | {"event": "step"} for row in _find_last_times(steps)]

@@ -178,16 +178,24 @@ def move_files(building: Path, directory: Path, names: list[str]) -> None:
         os.replace(building / name, directory / name)
 
 
-def open_file(path: str | Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
+def open_file(
+    path: str | Path,
+    flags: int = os.O_RDONLY,
+    *,
+    follow: bool = True,
+    folder: int | None = None,
+) -> int:
     """Open a regular file and return its descriptor. Does not wait for the writer of a FIFO.
 
     Names that others can predict are opened with `follow` False: a link there may lead to a file of
-    the user's. Raises UserError for a FIFO, a device, a folder or such a link.
+    the user's. `folder`: descriptor of the file's folder, if it is open. Raises UserError for a
+    FIFO, a device, a folder or such a link.
     """
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    name = path if folder is None else Path(path).name
     try:
-        descriptor = os.open(
-            path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0o666
-        )
+        with _naming_anew(path):
+            descriptor = os.open(name, flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV) or (
             error.errno == errno.ELOOP and not follow
@@ -524,19 +532,20 @@ def check_relative_path(name: object) -> str:
     return "/".join(map(check_file_name, name.split("/") if isinstance(name, str) else [name]))
 
 
-def inside(root: Path, name: object) -> Path:
-    """Return the path of a name that came from data, below a folder that the caller names: to look
-    at, not to write to. `create_inside` writes.
+def open_inside(root: Path, name: object) -> int:
+    """Open a regular file to read, by a name that came from data, below a folder that the caller
+    names; return its descriptor. `create_inside` writes.
 
-    Raises ValueError for a name that is no path of plain file names, and for one that leads through
-    a link.
+    Each folder is opened below the one before it, and no link is followed. Raises ValueError for a
+    name that is no path of plain file names, and for one that leads through a link;
+    FileNotFoundError; and UserError if the file is a link, a folder, a FIFO or a device.
     """
-    path = root
-    for part in check_relative_path(name).split("/"):
-        path = path / part
-        if path.is_symlink():
-            raise ValueError(f"{path} is a link")
-    return path
+    *folders, last = check_relative_path(name).split("/")
+    folder = _open_folder(root, folders, make=False)
+    try:
+        return open_file(root.joinpath(*folders, last), follow=False, folder=folder)
+    finally:
+        os.close(folder)
 
 
 @contextmanager
@@ -557,7 +566,7 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
     if (length := len(os.fsencode(path))) >= os.pathconf(root, "PC_PATH_MAX"):
         raise ValueError(f"the path has {length:,} bytes, which no other program opens")
     with naming(path):
-        folder = _open_folder(root, folders)
+        folder = _open_folder(root, folders, make=True)
     try:
         _remove_left_over(path.parent)
         with _naming_anew(path):
@@ -583,17 +592,18 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
         os.close(folder)
 
 
-def _open_folder(root: Path, parts: list[str]) -> int:
-    """Open a folder below a root, part by part, and return its descriptor. Makes missing folders.
-    Raises ValueError for a link.
+def _open_folder(root: Path, parts: list[str], *, make: bool) -> int:
+    """Open a folder below a root, part by part, and return its descriptor. `make`: with the folders
+    that are missing. Raises ValueError for a link.
     """
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     path = root
     for part in parts:
         path = path / part
         try:
-            with _naming_anew(path), suppress(FileExistsError):
-                os.mkdir(part, dir_fd=folder)
+            if make:
+                with _naming_anew(path), suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
             with _naming_anew(path):
                 deeper = os.open(
                     part,
@@ -611,7 +621,7 @@ def _open_folder(root: Path, parts: list[str]) -> int:
 
 
 @contextmanager
-def _naming_anew(path: Path) -> Iterator[None]:
+def _naming_anew(path: str | Path) -> Iterator[None]:
     """Name the whole path in an error of the system that names one part of it."""
     try:
         yield

@@ -13,6 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from tokenscale.base.files import (
     check_relative_path,
     check_types,
     create_inside,
-    inside,
+    open_inside,
     parse_json,
     pretty_json,
     read_json,
@@ -347,10 +348,23 @@ def pull(config: "Config", experiments: list[str]) -> str:
     return f"{bucket.address}: {len(ended)} finished runs, {fetched} of them fetched"
 
 
-def _find_path(root: Path, name: str) -> Path:
-    """Return the path of a name of the bucket below a folder."""
-    with _report_outside(name):
-        return inside(root, name)
+@contextlib.contextmanager
+def _open(root: Path, name: str) -> Iterator[BufferedReader | None]:
+    """Yield the file below a folder that has a name of the bucket; None if there is none."""
+    try:
+        with _report_outside(name):
+            descriptor = open_inside(root, name)
+    except FileNotFoundError:
+        yield None
+        return
+    with open(descriptor, "rb") as file:
+        yield file
+
+
+def _find_facts(root: Path, name: str) -> os.stat_result | None:
+    """Return time, size and more of a file that `_open` opens; None if there is none."""
+    with _open(root, name) as file:
+        return os.fstat(file.fileno()) if file else None
 
 
 def _download(bucket: Bucket, key: str, root: Path, name: str, sha256: str | None = None) -> None:
@@ -383,9 +397,9 @@ def _report_outside(name: str) -> Iterator[None]:
         ) from None
 
 
-def find_input_path(name: str) -> Path:
-    """Return where an input that a bucket names is written. Raises UserError for a path outside of
-    the folders of inputs: whoever writes to the bucket must not write code here.
+def _find_name_in_results(name: str) -> str:
+    """Return the name below `results` of an input that a bucket names. Raises UserError for a path
+    outside of the folders of inputs: whoever writes to the bucket must not write code here.
     """
     folder, _, rest = name.partition("/")
     if folder != "results" or rest.partition("/")[0] not in INPUT_FOLDERS:
@@ -395,7 +409,7 @@ def find_input_path(name: str) -> Path:
             expected=f"results/{{{','.join(INPUT_FOLDERS)}}}/…",
             next=NEXT_BUCKET,
         )
-    return _find_path(Path("results"), name=rest)
+    return rest
 
 
 # --- workers
@@ -446,18 +460,20 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
 
 def fetch_input(bucket: Bucket, name: str, facts: dict[str, Any]) -> None:
     """Fetch an input file unless it is here, and verify its hash."""
-    path = find_input_path(name)
-    if (
-        path.is_file()
-        and path.stat().st_size == facts["bytes"]
-        and sha256_file(path) == facts["sha256"]
-    ):
-        return
+    results = Path("results")
+    name = _find_name_in_results(name)
+    with _open(results, name) as file:
+        if (
+            file
+            and os.fstat(file.fileno()).st_size == facts["bytes"]
+            and hashlib.file_digest(file, "sha256").hexdigest() == facts["sha256"]
+        ):
+            return
     _download(
         bucket,
         key=f"inputs/{facts['sha256']}",
-        root=Path("results"),
-        name=name.removeprefix("results/"),
+        root=results,
+        name=name,
         sha256=facts["sha256"],
     )
 
@@ -481,7 +497,7 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     mirror = Mirror(bucket=bucket, settings=settings, directory=output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         for key in bucket.list(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/"):
-            if not _find_path(Path("results"), name=key).is_file():
+            if _find_facts(Path("results"), name=key) is None:
                 _download(bucket, key=key, root=Path("results"), name=key)
     mirror.fetch()
     with open_run(
@@ -539,17 +555,19 @@ class Mirror:
         )
         self._newest = self._directory / "checkpoints" / states[-1] if states else None
         for key, size in listed.items():
-            path = self._path(key)
-            here = path.stat().st_size if path.is_file() else -1
+            name = key.removeprefix(self._key)
+            path = self._directory / name
+            facts = _find_facts(self._directory, name)
+            here = facts.st_size if facts else -1
             if key.startswith(f"{self._key}checkpoints/"):
                 wanted = self._newest is not None and self._newest in path.parents and here != size
             else:
                 wanted = here < size and path.name != "done.json"
             if wanted:
-                name = key.removeprefix(self._key)
                 _download(self._bucket, key=key, root=self._directory, name=name)
-            if path.is_file() and path.name != "run.json" and path.stat().st_size == size:
-                self._pushed[path] = _stamp(path)
+                facts = _find_facts(self._directory, name)
+            if facts and path.name != "run.json" and facts.st_size == size:
+                self._pushed[path] = _stamp(facts)
 
     def begin(self) -> None:
         """Delete what is superseded or incomplete in the bucket, then push the records of the
@@ -562,9 +580,12 @@ class Mirror:
             kept = tuple(
                 key.removesuffix(CHECKPOINT) for key in listed if key.endswith(f"/{CHECKPOINT}")
             )
-        self._bucket.delete(
-            [key for key in listed if not self._path(key).exists() and not key.startswith(kept)]
-        )
+        gone = [
+            key
+            for key in listed
+            if _find_facts(self._directory, name=key.removeprefix(self._key)) is None
+        ]
+        self._bucket.delete([key for key in gone if not key.startswith(kept)])
         self._push_files(sorted(self._directory.glob("attempt=*/attempt.json")))
 
     @contextlib.contextmanager
@@ -666,7 +687,7 @@ class Mirror:
         left out.
         """
         for path in filter(self._is_new, paths):
-            stamp = _stamp(path)  # a file that grows during the upload is pushed again
+            stamp = _stamp(path.stat())  # a file that grows during the upload is pushed again
             try:
                 self._bucket.upload(path, self._key + path.relative_to(self._directory).as_posix())
             except UserError as error:
@@ -676,7 +697,7 @@ class Mirror:
             self._pushed[path] = stamp
 
     def _is_new(self, path: Path) -> bool:
-        return path.is_file() and self._pushed.get(path) != _stamp(path)
+        return path.is_file() and self._pushed.get(path) != _stamp(path.stat())
 
     def _states(self) -> dict[str, list[str]]:
         """Return folder → keys of the resume states in the bucket, complete or not."""
@@ -686,9 +707,6 @@ class Mirror:
                 found.setdefault(name, []).append(key)
         return found
 
-    def _path(self, key: str) -> Path:
-        return _find_path(self._directory, name=key.removeprefix(self._key))
-
     def _warn(self, error: UserError) -> None:
         text = redact_credentials(error.render())
         if text not in self._warned:
@@ -696,7 +714,6 @@ class Mirror:
             print(text, flush=True)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(facts: os.stat_result) -> tuple[int, int]:
     """Return time and size of a file: another pair is another content."""
-    facts = path.stat()
     return facts.st_mtime_ns, facts.st_size

@@ -2,6 +2,7 @@
 from it alone.
 """
 
+import hashlib
 import json
 import lzma
 import os
@@ -25,6 +26,7 @@ from tokenscale.base.files import (
     check_relative_path,
     check_types,
     create_inside,
+    open_inside,
     parse_json,
     read_file,
     read_json,
@@ -181,7 +183,7 @@ def _check_replaceable(output: Path) -> None:
         name
         for name in _list_names(output)
         if name not in made
-        or (name != INDEX and not _is_file_with(output / name, sha256=made[name]))
+        or (name != INDEX and not _is_file_with(output, name, sha256=made[name]))
     ]
     if others:
         raise UserError(
@@ -203,8 +205,13 @@ def _list_names(folder: Path) -> list[str]:
     )
 
 
-def _is_file_with(path: Path, sha256: object) -> bool:
-    return not path.is_symlink() and sha256_file(path) == sha256
+def _is_file_with(folder: Path, name: str, sha256: object) -> bool:
+    """Return whether a file below a folder, behind no link, has a hash."""
+    try:
+        with open(open_inside(folder, name), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except (UserError, ValueError):
+        return False
 
 
 def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[str, Any]]:
