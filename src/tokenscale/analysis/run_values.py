@@ -579,6 +579,10 @@ def _find_impossible_fields(evidence: Evidence) -> Iterator[str]:
         )
         if not number or not least <= value <= most or (whole and value != int(value)):
             yield f"run.json has {path} {value!r}"
+    cut = evidence.get("text_cut")
+    for corpus, share in cut.items() if isinstance(cut, dict) else ():
+        if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            yield f"run.json has text_cut {share!r} of {corpus}"
     for path, expected in TEXTS.items():
         value = evidence.get(path)
         if value is not None and not (isinstance(value, str) and re.fullmatch(expected, value)):
