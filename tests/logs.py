@@ -167,6 +167,7 @@ def write_attempt(
         )
         clock += 0.5
         event("init_done", clock, duration_s=0.5)
+        initialised = clock
         clock += 0.2
         if start == 0:
             validate(0, clock)
@@ -198,10 +199,10 @@ def write_attempt(
             )
         clock += 0.2
         if diverges is not None:
-            event("run_stop", clock, status="nonfinite", step=diverges)
+            event("run_stop", clock, status="nonfinite", step=diverges, cpu_s=clock - initialised)
         elif stopped:
             validate(stop, clock)
-            event("run_stop", clock, status="complete", step=stop)
+            event("run_stop", clock, status="complete", step=stop, cpu_s=clock - initialised)
         writer.close()
 
 

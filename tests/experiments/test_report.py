@@ -296,6 +296,7 @@ def answer(number, verdict="too few runs"):
     )
     spread = "1–1, 6 pairs, 95 % interval"
     return {
+        "part": "throughput",
         "text": f"{text} a second as padded",
         "spread": spread,
         "verdict": verdict,

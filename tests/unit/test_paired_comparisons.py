@@ -101,6 +101,23 @@ def test_a_verdict_is_not_what_drift_makes(order, ratio, drift, verdict):
 
 
 @pytest.mark.parametrize(
+    ("designs", "verdict"),
+    [
+        ([None] * 12, "faster"),
+        (["one"] * 12, "faster"),
+        (["one"] * 10 + ["two"] * 2, "too few runs"),
+        (["one"] * 12 + ["two"] * 4, "faster"),
+    ],
+)
+def test_repeats_that_were_added_after_a_look_are_another_look(designs, verdict):
+    """p is 0.031 of six pairs and 0.008 of eight, and is multiplied by four at the second look."""
+    throughput, runs = campaign((ABBA + "ABBA")[: len(designs)], 1.2)
+    found = answer(throughput, runs.assign(design_sha256=designs))
+    assert found["verdict"] == verdict
+    assert ("looked at 2 times" in found["spread"]) is ("two" in designs)
+
+
+@pytest.mark.parametrize(
     ("order", "pairs", "spread"), [("AA", 0, False), ("AB", 1, False), ("ABBA", 2, True)]
 )
 def test_no_spread_is_shown_of_a_single_pair_or_of_none(order, pairs, spread):

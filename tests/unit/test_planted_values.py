@@ -157,7 +157,7 @@ GENERATED = {
     ("memory activations_bytes", "scale", 1.03): (
         "memory of activations, peak of memory, time of computing"
     ),
-    ("all times", "divide", 10.0): "memory of activations, peak of memory, time of computing",
+    ("all times", "divide", 10.0): "cpu_s",
 }
 
 

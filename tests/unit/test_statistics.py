@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import tracemalloc
+from collections import Counter
 from types import SimpleNamespace
 
 import hypothesis
@@ -182,6 +183,44 @@ def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(
     faster, slower = verdicts.simulate(family, n, noise, 0.02, change, 200)
     assert faster + slower <= 0.05 + 3.5 * math.sqrt(0.05 * 0.95 / 200)
     assert max(faster, slower) <= 0.025 + 3.5 * math.sqrt(0.025 * 0.975 / 200)
+
+
+@pytest.mark.usefixtures("coarse_drift")
+@pytest.mark.parametrize(
+    ("repeats", "settings", "most"),
+    [
+        (8, {"looks": (6,)}, 0.05),
+        (10, {"looks": (6, 7, 8, 9)}, 0.05),
+        (8, {"carry_over": 0.05}, 0.06),
+        (13, {"carry_over": 0.05}, 0.06),
+    ],
+)
+def test_looks_and_what_a_run_leaves_to_the_next_make_few_false_verdicts(repeats, settings, most):
+    """The first run of all has none before it, so that a little of a carry-over stays."""
+    campaigns = 150
+    found = verdicts.simulate(
+        family=1,
+        repeats=repeats,
+        noise="normal",
+        scale=0.03,
+        drift=0.0,
+        campaigns=campaigns,
+        **settings,
+    )
+    assert sum(found) <= most + 3 * math.sqrt(most * (1 - most) / campaigns)
+
+
+@hypothesis.given(
+    cells=st.integers(2, 5),
+    repeats=st.integers(2, 12),
+    order_seed=st.integers(0, 1000),
+)
+def test_each_cell_follows_each_about_as_often(cells, repeats, order_seed):
+    order = [cell for cell, _ in verdicts.draw_order(cells - 1, repeats, order_seed)]
+    assert sorted(order) == sorted([*range(cells)] * repeats)
+    follows = Counter(itertools.pairwise(order))
+    counts = [follows[pair] for pair in itertools.product(range(cells), repeat=2)]
+    assert max(counts) - min(counts) <= (1 if cells == 2 else 2 + repeats // 4)
 
 
 @pytest.mark.parametrize("n", [17, 50, 333])

@@ -579,6 +579,10 @@ def _find_impossible_fields(evidence: Evidence) -> Iterator[str]:
         )
         if not number or not least <= value <= most or (whole and value != int(value)):
             yield f"run.json has {path} {value!r}"
+    cut = evidence.get("text_cut")
+    for corpus, share in cut.items() if isinstance(cut, dict) else ():
+        if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            yield f"run.json has text_cut {share!r} of {corpus}"
     for path, expected in TEXTS.items():
         value = evidence.get(path)
         if value is not None and not (isinstance(value, str) and re.fullmatch(expected, value)):
@@ -961,6 +965,44 @@ def _find_impossible_energy(evidence: Evidence) -> Iterator[str]:
             yield (
                 f"run.json has outcome.energy_j {total:.4g} for {took:.4g} s of steps of all ranks"
             )
+
+
+#: what the clock of a process may be ahead of the wall clock: seconds, and a share of it
+CPU_CLOCK_S = 0.1
+CPU_CLOCK_SHARE = 0.02
+
+
+@expect(
+    "cpu_s",
+    must="at most the cores' seconds between init_done and run_stop, above zero where steps took time",
+    known_from="clocks, machine",
+    word="invalid",
+    tolerance=f"{CPU_CLOCK_S:g} s and {100 * CPU_CLOCK_SHARE:g} %",
+)
+def _find_impossible_processor_time(evidence: Evidence) -> Iterator[str]:
+    """The kernel counts a process's time on its cores apart from the clocks that steps are timed
+    by. Steps that are logged shorter than they were leave it too little time.
+    """
+    begun = {
+        (event["attempt"], event["rank"]): event["t_mono_s"]
+        for event in evidence.named("init_done")
+    }
+    known = [event for event in evidence.named("run_stop") if event["cpu_s"] is not None]
+    if not known:
+        raise NotCheckedError("the logs hold no processor time")
+    cores = evidence.recorded("hardware.cores")
+    for event in known:
+        began = begun.get((event["attempt"], event["rank"]))
+        if began is None or event["t_mono_s"] is None:
+            continue
+        took = event["t_mono_s"] - began
+        spent = event["cpu_s"]
+        most = (1 + CPU_CLOCK_SHARE) * cores * took + CPU_CLOCK_S
+        if spent > most or spent < 0 or (spent == 0 and took > CPU_CLOCK_S):
+            yield (
+                f"rank {event['rank']} computed for {spent:.4g} s in {took:.4g} s on {cores:g} cores"
+            )
+            return
 
 
 #: seconds of a step, and nats a token, that no training has

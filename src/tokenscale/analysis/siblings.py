@@ -3,6 +3,7 @@ clocks, run table.
 """
 
 import itertools
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -96,6 +97,10 @@ UNITS = {
 }
 #: at most so many runs, positions or repeats are named
 NAMED = 6
+#: difference of the share of a text that a run counted as cut, in a sample, from its padded store's:
+#: a share of the text, and of the share
+CUT_OF_STORE = 0.01
+CUT_OF_STORE_SHARE = 0.05
 #: seconds that wall clocks of one machine may overlap by without a run having company
 WALL_S = 2.0
 
@@ -610,6 +615,37 @@ def _find_other_loss(steps: Steps, events: Iterable[Row]) -> float | None:
             if abs(math.log(ratio)) > FIRST_LOSS + TOKEN_SPREAD / math.sqrt(few):
                 return ratio
     return None
+
+
+@between(
+    "text_cut",
+    "that of runs which read the same text in rows of this length, and of its padded store",
+    "other runs, store manifest",
+    "suspect",
+    f"between runs none, of a store {CUT_OF_STORE:g} and {100 * CUT_OF_STORE_SHARE:g} %",
+)
+def _find_other_cuts(siblings: Siblings) -> Found:
+    """A run counts in a sample of its documents, which is the same in each run of this text."""
+    stored = {
+        (store["corpus"], store["tokenizer"], store["sequence_length"]): store["cut_tokens"]
+        / (store["document_tokens"] - store["documents"])
+        for store in siblings.stores.values()
+        if store["format"] == "padded" and store["split"] == "train" and store["document_tokens"]
+    }
+    for ids in siblings.groups("corpus", "tokenizer", "sequence_length", "approach", "code_digest"):
+        texts = [siblings.rows[run_id]["text_cut"] for run_id in ids]
+        most, _ = Counter(texts).most_common(1)[0]
+        row = siblings.rows[ids[0]]
+        for run_id, text in zip(ids, texts, strict=True):
+            if text != most:
+                yield run_id, f"it counted {text} of its text as cut, other runs {most}"
+            for corpus, share in json.loads(text or "{}").items():
+                expected = stored.get((corpus, row["tokenizer"], row["sequence_length"]), share)
+                if abs(share - expected) > CUT_OF_STORE + CUT_OF_STORE_SHARE * expected:
+                    yield (
+                        run_id,
+                        f"it counted {share:.4g} of {corpus} as cut, its padded store {expected:.4g}",
+                    )
 
 
 @between("validation", "on held-out text", "store manifest", "invalid")

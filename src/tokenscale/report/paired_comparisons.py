@@ -70,7 +70,8 @@ Values = Mapping[Any, tuple[str, float]]
 class Pair:
     """Two cells with the numbers of their runs. `refused` is run id → what makes a run not
     comparable. `margin` is the smallest difference of losses that matters, in nats, if the design
-    states one.
+    states one. `looks` counts the designs under which its runs began: repeats that were added after
+    a look have another one.
     """
 
     of: str
@@ -83,6 +84,7 @@ class Pair:
     refused: Mapping[str, str]
     parity: str = ""  # of two trainers: their certificate in words
     margin: float | None = None
+    looks: int = 1
 
     @property
     def ids(self) -> list[tuple[str, str]]:
@@ -165,6 +167,7 @@ def comparisons(
         pairs = main
         sentences = refused + sentences
     started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
+    pairs = [replace(pair, looks=_count_looks(pair, runs)) for pair in pairs]
     judged = judge(pairs, drift=measure_drift(throughput, runs), started=started)
     # each comparison filters the runs, and a row of the inventory has eighty columns
     noted = runs[["run_id", "cell", "external", "validity", "reasons"]]
@@ -180,6 +183,13 @@ def comparisons(
         for pair in others
     )
     return found, " ".join(dict.fromkeys(sentences))
+
+
+def _count_looks(pair: Pair, runs: pd.DataFrame) -> int:
+    """Count the designs under which runs of a pair began; one where none is recorded."""
+    used = {run_id for both in pair.ids for run_id in both}
+    known = runs.reindex(columns=["run_id", "design_sha256"])
+    return max(1, known.loc[known["run_id"].isin(used), "design_sha256"].nunique())
 
 
 def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Drift:
@@ -312,11 +322,17 @@ def judge(
     """Return the verdicts of comparisons that are one family, corrected over all of them.
 
     Where throughput drifted, a difference or equivalence of rates that is not found without the
-    drift is `DRIFTED`. `started` is run id → start in seconds.
+    drift is `DRIFTED`. `started` is run id → start in seconds. At the k-th look p is multiplied by
+    k²: looks that nobody planned spend 5 % / k² each, by Bonferroni's bound (α-spending: Lan &
+    DeMets 1983).
     """
     results = [pair.result() for pair in pairs]
+    of_looks = [pair.looks**2 for pair in pairs]
     corrected, reachable = (
-        statistics.holm([getattr(r, p) for r in results]) for p in ("p", "smallest_p")
+        statistics.holm(
+            [min(1.0, n * getattr(r, p)) for r, n in zip(results, of_looks, strict=True)]
+        )
+        for p in ("p", "smallest_p")
     )
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
@@ -347,7 +363,7 @@ def judge(
             started={},
         )
         found = [_hold_against(*both, drift) for both in zip(found, steady, strict=True)]
-    return [_add_order(judged, started) for judged in found]
+    return [_add_looks(_add_order(judged, started)) for judged in found]
 
 
 def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Judged:
@@ -376,6 +392,12 @@ def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
             "", f"{judged.pair.names[0]} ran first in {sum(known)} of {in_pairs(len(known))}"
         )
     return judged
+
+
+def _add_looks(judged: Judged) -> Judged:
+    looks = judged.pair.looks
+    times = f"looked at {looks} times, as its runs began under so many designs: p × {looks**2}"
+    return judged.mark("", times) if looks > 1 else judged
 
 
 def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | None) -> Judged:

@@ -6,7 +6,8 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -51,6 +52,8 @@ COMPARISONS = (
 LOSS_UNITS = ("tokenizer", "objective", "labels", "eos")
 #: primary comparisons of one experiment
 MAX_PRIMARY = 3
+#: random orders of a pair of blocks, of which the one with the most even successions is taken
+DRAWN_ORDERS = 20
 #: largest number of runs of one experiment: listing more would exhaust this machine's memory
 MAX_RUNS = 100_000
 #: scale of an experiment's own settings; other scales are overlays in its file
@@ -652,27 +655,40 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
 
     Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the
     factors. Every other block has the reverse order of the one before it, so that drift changes
-    sides between pairs of cells (ABBA); the last of an odd number of blocks has no counterpart.
-    Cells with more repeats than others stand side by side. Within a block, a run that resumes from
-    another run's state follows it. Canary runs are interleaved; their repeats are numbered after
-    those of all cells.
+    sides between pairs of cells (ABBA); the last of an odd number of blocks has no counterpart. Of
+    `DRAWN_ORDERS` shuffles the one is taken with which each cell follows each most evenly, itself
+    included, so that what a run leaves to the next (heat, caches) meets all cells alike (serially
+    balanced sequences, Finney & Outhwaite 1956). Cells with more repeats than others stand side by
+    side. Within a block, a run that resumes from another run's state follows it. Canary runs are
+    interleaved; their repeats are numbered after those of all cells.
     """
-    result = []
-    repeats = count_repeats(experiment)
-    most = max(repeats.values(), default=0)
-    for repeat in range(most):
-        chance = random.Random(f"{experiment.order_seed}/{repeat // 2}")
-        cells = [(cell, repeats[format_cell(cell)]) for cell in expand_cells(experiment)]
-        units = [
-            [cell for cell, of in cells if of == most],
-            *([cell] for cell, of in cells if of < most),
+    cells = expand_cells(experiment)
+    by_name = count_repeats(experiment)
+    repeats = [by_name[format_cell(cell)] for cell in cells]
+    predecessors = [_count_predecessors(cell.get("resume_from")) for cell in cells]
+    most = max(repeats, default=0)
+    #: (cell, repeat), and how often a cell stands behind another; cells by their number
+    order: list[tuple[int, int]] = []
+    follows: Counter[tuple[int, int]] = Counter()
+    for first in range(0, most, 2):
+        chance = random.Random(f"{experiment.order_seed}/{first // 2}")
+        drawn = [
+            _draw_blocks(
+                repeats,
+                predecessors=predecessors,
+                first=first,
+                chance=chance,
+            )
+            for _ in range(DRAWN_ORDERS)
         ]
-        chance.shuffle(units[0])
-        chance.shuffle(units)
-        block = [cell for unit in units for cell in unit][:: -1 if repeat % 2 else 1]
-        block = [cell for cell in block if repeat < repeats[format_cell(cell)]]
-        block.sort(key=lambda cell: _count_predecessors(cell.get("resume_from")))
-        result += [(cell, repeat) for cell in block]
+        behind = [[*(c for c, _ in order[-1:]), *(c for c, _ in runs)] for runs in drawn]
+        added = [Counter(itertools.pairwise(numbers)) for numbers in behind]
+        # growth of the sum of squares, which is least where all counts are equal
+        growth = [sum(n * (n + 2 * follows[pair]) for pair, n in of.items()) for of in added]
+        best = growth.index(min(growth))
+        order += drawn[best]
+        follows.update(added[best])
+    result = [(cells[number], repeat) for number, repeat in order]
     if experiment.canary is None:
         return result
     cell = find_cell(experiment, levels=experiment.canary.cell, key="canary.cell")
@@ -682,6 +698,28 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     for number, group in enumerate(groups, 1):
         interleaved += [*group, (cell, most + number)]
     return interleaved
+
+
+def _draw_blocks(
+    repeats: Sequence[int], predecessors: Sequence[int], first: int, chance: random.Random
+) -> list[tuple[int, int]]:
+    """Return (number of a cell, repeat) of the block of the repeat `first`, in random order, and of
+    the next one, in reverse. `repeats` and `predecessors` are those of each cell.
+    """
+    most = max(repeats)
+    units = [
+        [cell for cell, of in enumerate(repeats) if of == most],
+        *([cell] for cell, of in enumerate(repeats) if of < most),
+    ]
+    chance.shuffle(units[0])
+    chance.shuffle(units)
+    cells = [cell for unit in units for cell in unit]
+    found = []
+    for repeat, block in ((first, cells), (first + 1, cells[::-1])):
+        left = [cell for cell in block if repeat < repeats[cell]]
+        left.sort(key=lambda cell: predecessors[cell])
+        found += [(cell, repeat) for cell in left]
+    return found
 
 
 def _count_predecessors(level: object) -> int:

@@ -169,6 +169,7 @@ class Training:
         if state is not None:
             self._resume(state)
         self.writer.event("init_done", duration_s=time.monotonic() - started)
+        self._cpu_s = time.process_time()  # of the set-up
 
     def _start_record(self, shape: ModelSettings) -> dict[str, Any]:
         """Write the running record and return it; only rank 0."""
@@ -458,7 +459,13 @@ class Training:
         """Complete the files of all ranks."""
         self.checkpoints.wait()
         log_checkpoints(self.writer.event, checkpoints=self.checkpoints)
-        self.writer.event("run_stop", status=status, step=step, energy_j=joules)
+        self.writer.event(
+            "run_stop",
+            status=status,
+            step=step,
+            energy_j=joules,
+            cpu_s=time.process_time() - self._cpu_s,
+        )
         self.writer.close()
         self.world.barrier()
 

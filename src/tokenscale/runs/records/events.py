@@ -107,6 +107,9 @@ FIELDS: dict[str, dict[str, str]] = {
         "eager_blocks": "INTEGER",  # of the blocks: ran outside of any graph
         # run_stop: of this rank's board, over this attempt's steps; null where nothing counts it
         "energy_j": "DOUBLE",
+        # run_stop: processor time of this rank's process (user and system, all threads) since
+        # init_done; null where nobody counted
+        "cpu_s": "DOUBLE",
     },
 }
 
