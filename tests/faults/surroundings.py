@@ -197,7 +197,7 @@ def judge(found: Found, usual: Found) -> str:
         whole = None not in found.made.values() and found.made == usual.made
         return "right" if whole else "OTHER"
     if found.code != 2:
-        return f"CODE {found['code']}"
+        return f"CODE {found.code}"
     is_message = said.count("tokenscale: ") == 1 and "\n  next" in said
     return "refused" if is_message or not said.strip() else "UNCLEAR"
 

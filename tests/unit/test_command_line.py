@@ -105,11 +105,7 @@ def test_a_folder_that_cannot_be_made_is_no_trace(command, folder, capsys):
 
 def test_a_notebooks_back_end_does_not_reach_the_figures():
     """Matplotlib refuses the name, of a package that is not installed, while it is imported."""
-    text = """
-from tokenscale.cli.main import main
-main([])
-import tokenscale.report.style
-"""
+    text = "import tokenscale.report.style"
     back_end = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     done = subprocess.run(
         [sys.executable, "-c", text], env=os.environ | back_end, capture_output=True, text=True

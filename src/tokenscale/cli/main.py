@@ -267,7 +267,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(UserError(text, next="cd to the project's folder").render(), file=sys.stderr)
         return 2
     arguments = sys.argv[1:] if arguments is None else arguments
-    os.environ["MPLBACKEND"] = "agg"  # figures are files; a notebook's back end may be unknown here
     # a terminal or log that is not UTF-8 shows ? for what it lacks
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
