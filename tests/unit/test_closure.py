@@ -28,6 +28,9 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import BATCHES, FORMATS, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
+#: what the report does before matplotlib is imported, whichever of its modules comes first
+BACK_END = "import os\nos.environ['MPLBACKEND'] = 'agg'"
+
 
 def names(files):
     return {str(f).rpartition("src/tokenscale/")[2] for f in files}
@@ -91,7 +94,8 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     }
     # left out of every closure, so they must not hold code
     for path in PACKAGE.rglob("__init__.py"):
-        assert path.parent == PACKAGE or path.read_text().strip() == "", path
+        code = ast.unparse(ast.parse(path.read_text()))
+        assert path.parent == PACKAGE or code in ("", BACK_END), path
 
 
 LOADED = """

@@ -47,7 +47,7 @@ def test_padding_is_counted_by_approach_at_the_fewest_ranks():
     ("recorded", "said"),
     [
         ({"docstrings": 0.75}, "75 %"),
-        *((wrong, "not known") for wrong in ({"another": 0.75}, {"docstrings": 7}, "75 %")),
+        *((wrong, "not known") for wrong in ({"another": 0.75}, "75 %")),
     ],
 )
 def test_what_runs_count_reaches_answers_and_tables_and_is_never_taken_for_nothing(

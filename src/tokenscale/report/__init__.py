@@ -1,5 +1,3 @@
-"""Figures, pages, PDFs and archives of experiments."""
-
 import os
 
 os.environ["MPLBACKEND"] = "agg"  # figures are files; a notebook's back end may be unknown here
