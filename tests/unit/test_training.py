@@ -89,6 +89,13 @@ def test_the_norm_of_16_bit_gradients_is_exact_to_fp32():
     torch.testing.assert_close(total_norm(gradients), expected, atol=0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shards", [1, 2, 8])
+def test_the_norm_of_a_large_gradient_is_exact_to_fp32_in_any_number_of_shards(shards):
+    gradient = torch.randn(2000, 2000)
+    found = total_norm(list(gradient.T.chunk(shards)))  # not contiguous
+    torch.testing.assert_close(found.double(), gradient.double().norm(), atol=0, rtol=5e-7)
+
+
 def test_a_loss_scale_follows_the_rule_of_gradscaler():
     """Overflows and good steps in any order: the scale is torch's at every step."""
     mine = LossScale("fp16", torch.device("cpu"), initial=64.0, interval=3)
