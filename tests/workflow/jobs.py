@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.workflow.conftest import EXPERIMENTS
 
 # The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks`
-# shares one of these runs and adds one on two ranks. Four stores, one of them for the benchmark of
+# shares one of these runs and adds one on two ranks. Five stores, one of them for the benchmark of
 # `ways` alone.
 FOLDER = {"build_bundle": 1}
 PAGES = {"build_page": 1, "build_experiment_page": 2} | FOLDER
