@@ -23,10 +23,11 @@ with wait_for_root_cause(world):
 ABORTED = """
 import atexit, os, torch
 from tokenscale.base.errors import UserError
+from tokenscale.cli.main import translate_errors
 from tokenscale.train.parallel.world import World, wait_for_root_cause
 atexit.register(os.abort)  # as threads of a process group that nobody parted from do now and then
 print("a line before", end="")
-with wait_for_root_cause(World(0, {size}, 0, torch.device("cpu"))):
+with wait_for_root_cause(World(0, {size}, 0, torch.device("cpu"))), translate_errors():
     raise {error}("what really happened")
 """
 
@@ -36,6 +37,7 @@ with wait_for_root_cause(World(0, {size}, 0, torch.device("cpu"))):
     [
         pytest.param("ValueError", 2, 1, marks=pytest.mark.long),
         ("UserError", 2, 2),
+        ("MemoryError", 2, 2),
         ("ValueError", 1, -6),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.workflow.conftest import EXPERIMENTS
 
 # The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks`
-# shares one of these runs and adds one on two ranks. Four stores, one of them for the benchmark of
+# shares one of these runs and adds one on two ranks. Five stores, one of them for the benchmark of
 # `ways` alone.
 FOLDER = {"build_bundle": 1}
 PAGES = {"build_page": 1, "build_experiment_page": 2} | FOLDER
@@ -23,7 +23,7 @@ RANKS = {"ingest": 1, "draw_figure": 1, "build_experiment_page": 1} | REPORT
 BOTH = {"ingest": 2, "draw_figure": 4, "build_experiment_page": 2} | REPORT
 RUNS = {"train": 4} | BOTH
 BENCHMARK = {"benchmark_data": 1}
-STORES = {"pretokenize": 7} | BENCHMARK | RUNS
+STORES = {"pretokenize": 5} | BENCHMARK | RUNS
 TOKENIZER = {"build_tokenizer": 1} | STORES
 CORPUS = {"build_corpus": 1, "corpus_records": 1} | TOKENIZER
 #: accepts an edit of a training's code that cannot change its result

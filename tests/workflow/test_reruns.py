@@ -145,7 +145,7 @@ ROOMS = [
     ("data/batches/torch_data.py", BENCHMARK | WAYS),
     ("data/stores/parquet.py", {"train": 1} | BENCHMARK | WAYS),
     ("data/stores/write_packed.py", STORES | {"pretokenize": 2}),
-    ("data/stores/write_parquet.py", {"pretokenize": 4, "train": 1} | BENCHMARK | WAYS),
+    ("data/stores/write_parquet.py", {"pretokenize": 2, "train": 1} | BENCHMARK | WAYS),
     ("data/stores/writing.py", STORES),
     ("data/batches/online.py", {"train": 1} | BENCHMARK | WAYS),
     ("train/models/decoder.py", RUNS),

@@ -24,7 +24,7 @@ def test_every_target_has_its_stage(fresh):
     assert fresh.planned("corpus") == {"build_corpus": 1}
     # with the records of the text: runs that tokenize while training then start in their planned
     # order, too
-    tokens = {"build_corpus": 1, "corpus_records": 1, "build_tokenizer": 1, "pretokenize": 7}
+    tokens = {"build_corpus": 1, "corpus_records": 1, "build_tokenizer": 1, "pretokenize": 5}
     assert fresh.planned("tokens") == tokens
     runs = {
         "build_corpus": 1,
@@ -34,7 +34,7 @@ def test_every_target_has_its_stage(fresh):
         "train": 4,
     }
     assert fresh.planned("runs") == runs
-    tables = runs | {"pretokenize": 7, "run_table": 2, "benchmark_data": 1, "ingest": 2}
+    tables = runs | {"pretokenize": 5, "run_table": 2, "benchmark_data": 1, "ingest": 2}
     assert fresh.planned("tables") == tables
     assert fresh.planned("figures") == tables | {"draw_figure": 4}
     report = tables | {"draw_figure": 4, "build_experiment_page": 2} | REPORT

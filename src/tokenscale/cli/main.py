@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -66,6 +67,19 @@ def translate_error(error: Exception) -> UserError | None:
     if (number in MISPLACED or unmade) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
     return _translate_memory_error(error, number) or _translate_fault(number, facts)
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise a UserError for what the system refuses, such as a file or memory."""
+    try:
+        yield
+    except (UserError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if (found := translate_error(error)) is None:
+            raise
+        raise found from error
 
 
 def _translate_fault(number: int | None, facts: dict[str, Any]) -> UserError | None:
@@ -331,7 +345,8 @@ def exit_code(run: Callable[[], int | None], help_command: str, only_prints: boo
     and whose reader leaves before it is made, fails.
     """
     try:
-        return run() or 0
+        with translate_errors():
+            return run() or 0
     except UserError as error:
         facts = error.facts | {"next": as_runnable(error.facts.get("next", help_command))}
         print(UserError(error.what, **facts).render(), file=sys.stderr)
@@ -346,11 +361,6 @@ def exit_code(run: Callable[[], int | None], help_command: str, only_prints: boo
     except KeyboardInterrupt:
         print("tokenscale: interrupted.", file=sys.stderr)
         return 130
-    except Exception as error:
-        if (found := translate_error(error)) is None:
-            raise
-        print(found.render(), file=sys.stderr)
-        return 2
 
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:

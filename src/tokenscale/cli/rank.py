@@ -95,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, signals: "Signals") -> int:
+    from tokenscale.cli.main import translate_errors
     from tokenscale.data.batches.batch import Inputs
     from tokenscale.settings.run import RunSettings
     from tokenscale.train.loop import train
@@ -122,7 +123,7 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:
     except PortTaken as error:
         print(error.render(), file=sys.stderr)
         return PORT_TAKEN
-    with wait_for_root_cause(world):
+    with wait_for_root_cause(world), translate_errors():
         if arguments.least_links:
             world = check_links(world, least=arguments.least_links)
         # an interruption is not a failure, which would kill the other ranks; the launcher reads it

@@ -124,7 +124,7 @@ def _find_inputs(settings: RunSettings, recorded: dict[str, str], project: Path)
         path = project / name
         if not path.is_file():
             raise UserError(
-                f"the {role} that the run read is gone.",
+                f"the {role} of the run is not at hand.",
                 file=path,
                 run=settings.identity,
                 next=f"snakemake {name}",
