@@ -50,11 +50,13 @@ class Allowance(NamedTuple):
 LEFT_IN_STEPS = Allowance(2e-4, share=1e-3)
 LEFT_IN_A_STEP = Allowance(0.05, share=0.1)
 LEFT_IN_ALL = Allowance(0.05, share=0.01)
-#: share of its steps by which either grows for each process a core has to share: with 8 to 11 on two
-#: cores up to 1.3 % was left of a step and of all
-LEFT_TO_OTHERS = 0.005
 LEFT_BETWEEN = Allowance(0.25, share=0.25)
 LEFT_AT_ENDS = Allowance(5.0, share=0.25)
+#: share of steps by which the allowances of the median and of all steps grow for each further process
+#: of a core, by the recorded load: at a load of 8 to 11 on two cores up to 1.3 % was left over
+LEFT_TO_OTHERS = 0.005
+#: at most so many further processes of a core count
+MOST_OTHERS = 8.0
 
 #: (attempt, rank)
 Log = tuple[int, int]
@@ -262,7 +264,8 @@ class _Account:
         load = evidence.get("hardware.load_average_1min")
         cores = evidence.get("hardware.cores")
         is_known = isinstance(load, (int, float)) and isinstance(cores, int) and cores > 0
-        self.to_others = LEFT_TO_OTHERS * min(max(0.0, load / cores - 1), 8.0) if is_known else 0.0
+        others = max(0.0, load / cores - 1) if is_known else 0.0
+        self.to_others = LEFT_TO_OTHERS * min(others, MOST_OTHERS)
         self.overlaps = evidence.run is None or evidence.run.checkpoints.asynchronous
         self.step, self.ended, self.took = (
             raw[name][rows] for name in ("step", "t_mono_s", "step_s")

@@ -165,8 +165,9 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
     medians = [rates[name].median for name in used]
     fast = " to ".join(dict.fromkeys(number(rate) for rate in (min(medians), max(medians))))
     keeps = "drops no text" if max(_most(shares[name]) for name in used) == 0 else NEARLY_ALL
-    text = f"Use {captions.listing(used, 'or')}: each {keeps} and trains on {fast} useful tokens a "
-    text += "second"
+    subject = "each" if len(used) > 1 else "it"
+    text = f"Use {captions.listing(used, 'or')}: {subject} {keeps} and trains on {fast} useful "
+    text += "tokens a second"
     others = rows[~rows["series"].isin(used)].groupby("series")[RATE].median()
     if len(others):
         text += f" (the fastest other, {others.idxmax()}, on {number(others.max())})"
@@ -176,7 +177,7 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
     return [
         {
             "part": "choice",
-            "text": text if len(used) > 1 else text.replace(": each", ": it", 1),
+            "text": text,
             "spread": spread if apart else ONE_RUN,
             "verdict": MEASURED,
         }

@@ -681,8 +681,8 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
             )
             for _ in range(DRAWN_ORDERS)
         ]
-        behind = [[*(c for c, _ in order[-1:]), *(c for c, _ in runs)] for runs in drawn]
-        added = [Counter(itertools.pairwise(numbers)) for numbers in behind]
+        last = order[-1:]
+        added = [_count_successions([*last, *runs]) for runs in drawn]
         # growth of the sum of squares, which is least where all counts are equal
         growth = [sum(n * (n + 2 * follows[pair]) for pair, n in of.items()) for of in added]
         best = growth.index(min(growth))
@@ -698,6 +698,12 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     for number, group in enumerate(groups, 1):
         interleaved += [*group, (cell, most + number)]
     return interleaved
+
+
+def _count_successions(runs: Sequence[tuple[int, int]]) -> Counter[tuple[int, int]]:
+    """Return how often a cell stands right behind another; `runs` are (number of a cell, repeat)."""
+    cells = [cell for cell, _ in runs]
+    return Counter(itertools.pairwise(cells))
 
 
 def _draw_blocks(
