@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenscale.analysis.accounting import PHASES
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
@@ -24,6 +23,7 @@ from tokenscale.data.order.permutation import (
     rank_slots,
     row_digests,
 )
+from tokenscale.referee.accounting import PHASES
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings

@@ -31,22 +31,23 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.analysis import comparability, ingest, tables
-from tokenscale.analysis.accounting import PHASES
-from tokenscale.analysis.expectations import (
+from tokenscale.analysis import ingest, tables
+from tokenscale.analysis.logs import merge
+from tokenscale.analysis.recount import Recount
+from tokenscale.analysis.rows import store_rows
+from tokenscale.analysis.run_contents import InputsAtHand, RunContents, read_contents
+from tokenscale.analysis.run_record import read_run_record
+from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.referee import comparability
+from tokenscale.referee.accounting import PHASES
+from tokenscale.referee.expectations import (
     BETWEEN_RUNS,
     OF_A_RUN,
     Evidence,
     Findings,
     NotCheckedError,
 )
-from tokenscale.analysis.logs import merge
-from tokenscale.analysis.recount import Recount
-from tokenscale.analysis.rows import store_rows
-from tokenscale.analysis.run_contents import InputsAtHand, RunContents, read_contents
-from tokenscale.analysis.run_record import read_run_record
-from tokenscale.analysis.siblings import Siblings, find_gaps
-from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.referee.siblings import Siblings, find_gaps
 from tokenscale.report import answers
 from tokenscale.settings.experiments import digest_design
 

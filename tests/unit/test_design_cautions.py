@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests import logs
-from tokenscale.analysis.design import find_cautions
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.readings import read_sizes
 from tokenscale.base.files import read_json, write_json
+from tokenscale.referee.design import find_cautions
+from tokenscale.referee.readings import read_sizes
 from tokenscale.report import summary
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage

@@ -11,10 +11,10 @@ from tokenscale.analysis import logs as reader
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.logs import merge
 from tokenscale.analysis.runs import grouping
-from tokenscale.analysis.siblings import Siblings
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, write_json, write_sealed
+from tokenscale.referee.siblings import Siblings
 from tokenscale.runs.records.events import VERSION
 from tokenscale.runs.records.provenance import DESIGNS, INDEX, find_designs, seal_record
 from tokenscale.settings.experiments import digest_design

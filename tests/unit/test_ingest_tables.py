@@ -214,8 +214,8 @@ def judged(monkeypatch):
 @pytest.mark.parametrize(
     "edited, runs_read, runs_judged",
     [
-        ("analysis/run_values.py", 0, 3),
-        ("analysis/steadiness.py", 0, 3),
+        ("referee/run_values.py", 0, 3),
+        ("referee/steadiness.py", 0, 3),
         ("analysis/logs.py", 3, 3),
         ("data/stores/packed.py", 3, 3),
         ("train/loop.py", 0, 0),

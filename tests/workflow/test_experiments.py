@@ -13,8 +13,8 @@ from tests.corpora import pairs_source
 from tests.once import once
 from tests.workflow import forked
 from tests.workflow.conftest import ROOT, Project, copy_of, make_project
-from tokenscale.analysis.claims import VERDICTS
 from tokenscale.analysis.queries import query
+from tokenscale.referee.claims import VERDICTS
 from tokenscale.settings import config as configuration
 from tokenscale.settings import options
 from tokenscale.settings.config import ALL

@@ -14,16 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
-from tokenscale.analysis.design import find_cautions
-from tokenscale.analysis.expectations import Evidence, Steps, judge
+from tokenscale.analysis import tables
 from tokenscale.analysis.kept_tables import KeptContents, KeptTables
 from tokenscale.analysis.recount import Recount
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.run_contents import InputsAtHand, RunContents, read_contents
 from tokenscale.analysis.run_record import RunRecord, read_run_record, read_settings
 from tokenscale.analysis.runs import grouping, run_row
-from tokenscale.analysis.siblings import Siblings, find_copied_logs, find_gaps
 from tokenscale.base.errors import UserError
 from tokenscale.base.facts import list_unknown
 from tokenscale.base.files import (
@@ -35,6 +32,10 @@ from tokenscale.base.files import (
     sha256_file,
     write_json,
 )
+from tokenscale.referee import clocks, run_values, stated_flops, steadiness  # noqa: F401  # they register
+from tokenscale.referee.design import find_cautions
+from tokenscale.referee.expectations import Evidence, Steps, judge
+from tokenscale.referee.siblings import Siblings, find_copied_logs, find_gaps
 from tokenscale.settings.experiments import digest_design
 
 Row = dict[str, Any]

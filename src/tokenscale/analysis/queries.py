@@ -15,9 +15,8 @@ import duckdb
 import pyarrow as pa
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.expectations import WARM_UP_STEPS
 from tokenscale.analysis.logs import NEWER, merge, read_run
-from tokenscale.analysis.tables import TABLES
+from tokenscale.analysis.tables import TABLES, WARM_UP_STEPS
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.runs.records.provenance import read_sealed
 

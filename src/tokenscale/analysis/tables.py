@@ -34,6 +34,9 @@ MANIFEST = "manifest.json"
 #: the experiment's description beside the tables
 EXPERIMENT = "experiment.json"
 
+#: steps at the beginning of each attempt that no rate counts (`warmup_steps` of the queries)
+WARM_UP_STEPS = 3
+
 #: SQL type → Arrow type
 ARROW = {
     "INTEGER": pa.int32(),

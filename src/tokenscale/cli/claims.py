@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from tokenscale.analysis import claims as judging
-from tokenscale.analysis.replication import measure_figures
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.cli import main
+from tokenscale.referee import claims as judging
+from tokenscale.referee.replication import measure_figures
 from tokenscale.report import claims
 from tokenscale.settings.claims import load_claims as read_ledger
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import claims as judging
-from tokenscale.analysis.replication import measure_figures
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
+from tokenscale.referee import claims as judging
+from tokenscale.referee.replication import measure_figures
 from tokenscale.report import bundle, claims, page, pdf, save
 from tokenscale.report.packed_logs import record_made, restore
 from tokenscale.settings.registry import drawn_figures

@@ -48,7 +48,7 @@ class Figure:
 
     title: ClassVar[str]
     queries: ClassVar[tuple[str, ...]]
-    #: runs are compared along this factor (see `analysis/comparability.py`); empty: no run is left
+    #: runs are compared along this factor (see `referee/comparability.py`); empty: no run is left
     #: out
     factor: ClassVar[str] = ""
     #: columns of the data; empty: all but the approach

@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis import comparability, statistics
 from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.base import wording
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text
 from tokenscale.base.wording import listing
 from tokenscale.costs.card import TextCard
+from tokenscale.referee import comparability, statistics
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
 from tokenscale.report.captions import (
     as_sentence,

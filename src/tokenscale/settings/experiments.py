@@ -580,7 +580,7 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
     declares none.
 
     `of` and `over` name cells, `names` are their levels where they differ, `at` the levels that
-    they share. `factor` is what is compared, as `analysis/comparability.py` names it. Raises
+    they share. `factor` is what is compared, as `referee/comparability.py` names it. Raises
     UserError for levels that name no two cells which differ in one factor.
     """
     if experiment.primary is None:

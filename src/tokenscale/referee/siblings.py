@@ -15,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.analysis.clocks import CLOCK_S
-from tokenscale.analysis.expectations import (
-    WARM_UP_STEPS,
+from tokenscale.analysis.tables import WARM_UP_STEPS
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, read_json
+from tokenscale.referee.clocks import CLOCK_S
+from tokenscale.referee.expectations import (
     Evidence,
     NotCheckedError,
     Steps,
@@ -25,8 +27,6 @@ from tokenscale.analysis.expectations import (
     expect,
     judge_together,
 )
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json
 from tokenscale.settings.experiments import flatten_cell, format_cell
 from tokenscale.settings.run import OURS
 

@@ -27,8 +27,6 @@ Row = dict[str, Any]
 Find = Callable[[Any], Iterable[Any]]
 Word = Literal["invalid", "suspect", "caution"]
 WORDS: tuple[Word, ...] = ("invalid", "suspect", "caution")
-#: steps at the beginning of each attempt that no rate counts (`warmup_steps` of the queries)
-WARM_UP_STEPS = 3
 
 
 class NotCheckedError(Exception):
