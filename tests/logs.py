@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import zlib
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.queries import connect
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
 from tokenscale.costs.memory import memory
@@ -24,11 +26,36 @@ from tokenscale.data.order.permutation import (
     row_digests,
 )
 from tokenscale.referee.accounting import PHASES
+from tokenscale.referee.validity import judge_tables
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, RunSettings
+
+
+def tabulate(
+    experiment: Path,
+    runs: Path,
+    output: Path,
+    *benchmarks,
+    stores=(),
+    corpora=(),
+    kept=None,
+    **options,
+) -> dict[str, int]:
+    """Write the tables of an experiment's logs and judge them; return row counts."""
+    named = {"stores": stores, "corpora": corpora, "kept": kept}
+    counts = ingest(experiment, runs, output, *benchmarks, **named, **options)
+    judge_tables(output, experiment, runs=runs, **named)
+    return counts
+
+
+def read_runs(folder: Path):
+    """Return the rows of the table `runs` with those of `validity`, as a table of Arrow."""
+    with closing(connect(folder)) as connection:
+        return connection.sql("FROM runs ORDER BY run_id").to_arrow_table()
+
 
 APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
 HARDWARE = {
@@ -335,7 +362,7 @@ def ingested(
 ) -> Path:
     """Tables of an experiment of these runs, of which those count whose logs are in `runs`."""
     path = write_table(folder / "runs.json", list(runs), **table)
-    ingest(
+    tabulate(
         path,
         folder / "runs",
         folder / to,
@@ -536,7 +563,7 @@ def write_demo(
 
 
 def demo(folder: Path, to="tables", **options) -> Path:
-    ingest(write_demo(folder, **options), folder / "runs", folder / to, [folder / "bench.json"])
+    tabulate(write_demo(folder, **options), folder / "runs", folder / to, [folder / "bench.json"])
     return folder / to
 
 

@@ -82,15 +82,18 @@ def write(folder: Path, experiment: Row | None = None, **rows: list[Row]) -> Pat
     """Every table of the folder, those that are not named empty, with the experiment's description
     and the manifest.
     """
-    for table in tables.TABLES:
+    for table in tables.RECORDED:
         tables.write(folder / f"{table}.parquet", table, rows.get(table, []))
-    return describe(folder, experiment or {})
+    return describe(folder, experiment or {}, rows.get("runs", []))
 
 
-def describe(folder: Path, experiment: Row) -> Path:
-    """Write the experiment's description beside tables, and their manifest."""
+def describe(folder: Path, experiment: Row, runs: list[Row]) -> Path:
+    """Write the experiment's description beside tables, their manifest, and what the rows of `runs`
+    have of the columns of `validity`.
+    """
     write_json(folder / tables.EXPERIMENT, experiment)
     tables.write_manifest(folder)
+    tables.write_verdict(folder, runs, cautions=experiment.get("cautions") or [])
     return folder
 
 

@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests import logs
+from tests.logs import tabulate
 from tests.once import once
 from tokenscale import __version__
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.tables import write_manifest, writer
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
@@ -83,7 +83,7 @@ def made(tmp_path_factory):
         table = logs.write_demo(folder, **options)
         for path in folder.glob("runs/*/run.json"):
             seal_logs(path.parent)
-        ingest(table, folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
+        tabulate(table, folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
         report(folder)
 
     return once(tmp_path_factory, "report-folder", make)

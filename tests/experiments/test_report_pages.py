@@ -213,7 +213,7 @@ def test_changed_tables_are_not_described_from_the_cache(tmp_path):
     summary.experiment("demo", tmp_path)
     path = tmp_path / "demo/steps.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(UserError, match="changed since ingest"):
+    with pytest.raises(UserError, match="changed since it was written"):
         summary.experiment("demo", tmp_path)
 
 

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         if names and missing[0] not in names:
             raise unknown("experiment", word=missing[0], words=names)
         what = "there are no tables of this experiment."
-        next_step = f"snakemake results/tables/{missing[0]}/runs.parquet"
+        next_step = f"snakemake results/tables/{missing[0]}/validity.parquet"
         raise UserError(what, experiment=", ".join(missing), folder=tables, next=next_step)
     judged = judging.judge_claims(known, tables, experiments)
     rows = judging.list_verdicts(known, judged)

@@ -180,6 +180,7 @@ GROUPS = {
     },
     "results": {
         "ingest": "logs of runs and benchmarks → tables (Parquet)",
+        "validate": "tables → validity of the runs, with reasons",
         "report": "tables → figures, pages and the folder of a report",
         "claims": "verdicts on claims; --strict fails where one does not hold",
         "verify": "whether results and reports are what their data produce",

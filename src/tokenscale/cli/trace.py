@@ -23,9 +23,9 @@ from tokenscale.settings.manifests import (
 from tokenscale.settings.run import RunSettings
 
 if TYPE_CHECKING:
+    from tokenscale.analysis.steps import Steps
     from tokenscale.data.batches.batch import Inputs
     from tokenscale.data.batches.trace import StepTrace
-    from tokenscale.referee.expectations import Steps
 
 #: steps before a step that its loss and its norm are compared with
 BEFORE = 20
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the text of the steps. Return 1 if the batch is not the one that the run read."""
     from tokenscale.analysis.logs import merge, read_run
-    from tokenscale.referee.expectations import Steps
+    from tokenscale.analysis.steps import Steps
 
     settings, recorded, digest = _read_record(arguments.run)
     log = read_run(arguments.run, arguments.run.name, digest=digest)

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from tokenscale.analysis.runs import find_shape
+from tokenscale.analysis.steps import Steps
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import memory
 from tokenscale.costs.schedule import learning_rate, steps_of
@@ -19,7 +20,6 @@ from tokenscale.referee.accounting import PHASES
 from tokenscale.referee.expectations import (
     Evidence,
     NotCheckedError,
-    Steps,
     at_step,
     differ,
     expect,

@@ -11,10 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
+from tokenscale.analysis.tables import digest as digest_tables
+from tokenscale.analysis.tables import read_experiment
 from tokenscale.base import wording
-from tokenscale.base.files import canonical_json, sha256_file, sha256_text
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.base.wording import listing
 from tokenscale.costs.card import TextCard
 from tokenscale.referee import comparability, statistics
@@ -94,7 +95,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     folder = tables / name
     # a description from the cache holds as long as the tables are those of the manifest
     check_tables(folder)
-    return dict(_experiment(name, folder, digest=sha256_file(folder / MANIFEST)))
+    return dict(_experiment(name, folder, digest=digest_tables(folder)))
 
 
 @lru_cache(maxsize=64)
