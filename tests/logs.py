@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.ingest import ingest, one_run
 from tokenscale.analysis.queries import connect
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
@@ -26,7 +26,8 @@ from tokenscale.data.order.permutation import (
     row_digests,
 )
 from tokenscale.referee.accounting import PHASES
-from tokenscale.referee.validity import judge_tables
+from tokenscale.referee.expectations import describe_findings
+from tokenscale.referee.validity import judge_run, judge_tables, read_evidence
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
@@ -49,6 +50,14 @@ def tabulate(
     counts = ingest(experiment, runs, output, *benchmarks, **named, **options)
     judge_tables(output, experiment, runs=runs, **named)
     return counts
+
+
+def judge_one(entry: dict, experiment: str, runs: Path) -> tuple[dict, dict]:
+    """Return the tables of one run, and its row of `runs` with what is said of it alone."""
+    made = one_run(entry, experiment, runs)
+    (row,) = made["runs"].to_pylist()
+    found = judge_run(row, *read_evidence(row, made))
+    return made, row | describe_findings(row["run_id"], [found])
 
 
 def read_runs(folder: Path):

@@ -19,7 +19,7 @@ from tests import logs
 from tests.logs import tabulate
 from tests.once import once
 from tokenscale import __version__
-from tokenscale.analysis.tables import write_manifest, writer
+from tokenscale.analysis.tables import write_manifest, write_verdict, writer
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.base.manifests import read_sums
@@ -598,8 +598,11 @@ def forget_inputs(results):
     """Values that were compared with a store stay what they were when the store has been
     deleted.
     """
-    path = results / "tables/demo/runs.parquet"
-    write_rows(path, replace_column(path, "unchecked", lambda values: [[""] * len(values)]))
+    folder = results / "tables/demo"
+    rows = replace_column(
+        folder / "validity.parquet", "unchecked", lambda values: [[""] * len(values)]
+    )
+    write_verdict(folder, rows.to_pylist(), cautions=[])
 
 
 def write_in_other_bytes(results):

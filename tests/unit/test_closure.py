@@ -81,6 +81,7 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     elsewhere = (
         "report/",
         "analysis/",
+        "referee/",
         "runs/launch/",
         "data/corpus/build",
         "benchmark/",

@@ -244,6 +244,7 @@ def test_a_level_that_is_added_runs_alone_and_renews_what_shows_it(everything, t
         "train": 1,
         "run_table": 1,
         "ingest": 1,
+        "validate": 1,
         "draw_figure": len(experiment["figures"]),
         "build_experiment_page": 1,
         "judge_claims": 1,

@@ -150,7 +150,7 @@ ROOMS = [
     ("data/batches/online.py", {"train": 1} | BENCHMARK | WAYS),
     ("train/models/decoder.py", RUNS),
     ("analysis/ingest.py", BOTH),
-    ("referee/run_values.py", BOTH),
+    ("referee/run_values.py", JUDGED),
     ("analysis/sql/loss_curves.sql", {"draw_figure": 1, "judge_claims": 1} | WRITTEN),
     ("referee/claims.py", {"judge_claims": 1} | WRITTEN),
     ("report/style.py", {"draw_figure": 4} | WRITTEN),
@@ -191,7 +191,7 @@ NOBODYS = [
 #: rooms whose jobs are those of another row
 REPEATED = {
     *("settings/options.py", "costs/peaks.py", "data/stores/write_packed.py"),
-    *("referee/run_values.py", "cli/pretokenize.py", "cli/rank.py"),
+    *("cli/pretokenize.py", "cli/rank.py"),
 }
 
 
