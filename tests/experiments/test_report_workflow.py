@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from tests.workflow.conftest import CLAIMS, EXPERIMENTS
-from tests.workflow.jobs import RANKS, changed
+from tests.workflow.jobs import BOTH, RANKS, changed
 from tokenscale.base.files import canonical_json
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]

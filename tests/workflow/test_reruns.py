@@ -20,6 +20,7 @@ from tests.workflow.jobs import (
     BOTH,
     CORPUS,
     FOLDER,
+    JUDGED,
     PAGES,
     PAPER,
     REPORT,
