@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from tokenscale.analysis import tables
 from tokenscale.analysis.queries import query
-from tokenscale.base.files import write_json
+from tokenscale.base.files import read_json, write_json
 
 Row = dict[str, Any]
 
@@ -95,6 +97,16 @@ def describe(folder: Path, experiment: Row, runs: list[Row]) -> Path:
     tables.write_manifest(folder)
     tables.write_verdict(folder, runs, cautions=experiment.get("cautions") or [])
     return folder
+
+
+def renew_manifests(folder: Path) -> None:
+    """Write the manifests of a folder anew, as a hand does that changed its files and puts the
+    hashes right.
+    """
+    verdicts = pq.read_table(folder / f"{tables.JUDGED}.parquet").to_pylist()
+    cautions = read_json(folder / tables.VERDICT)["cautions"]
+    tables.write_manifest(folder)
+    tables.write_verdict(folder, verdicts, cautions)
 
 
 def query_row(name: str, folder: Path, **parameters: Any) -> Row:

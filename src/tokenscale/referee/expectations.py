@@ -109,9 +109,8 @@ class Findings:
 
 def describe_findings(run_id: str, found: Sequence[Findings]) -> Row:
     """Return the row of the table `validity` of a run, by all that was found of it."""
-    reasons = [s for of in found for word in WORDS[:2] for s in of.sentences[word]]
     columns = {
-        "reasons": reasons,
+        "reasons": [s for of in found for s in of.sentences["invalid"] + of.sentences["suspect"]],
         "cautions": [sentence for of in found for sentence in of.sentences["caution"]],
         "unchecked": [text for of in found for text in of.describe_unchecked()],
     }
