@@ -21,10 +21,13 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
+from tokenscale.settings import extensions
 from tokenscale.settings.registry import FORMATS, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
+#: folder that a source file's name is relative to, by its top-level package
+ROOTS = {"tokenscale": PACKAGE.parent, extensions.PACKAGE: extensions.FOLDER.parent}
 #: SQL files that `analysis/queries.py` loads for every query
 VIEWS = {"steps_global", "validation", "macros"}
 ASSIGNMENTS = ("QUERIES", "FILES", "queries")
@@ -78,6 +81,9 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
         ONLINE if run.online else None,
         FORMATS[run.store.format].reader if run.store is not None else None,
     ]
+    for extension in run.extensions:
+        named = filter(extensions.is_reference, (extension.name, *extension.facts.values()))
+        variants += [extensions.module_of(name) for name in (extension.name, *named)]
     if run.arm != OURS:
         variants.append(ARM)
     if run.reads_text:
@@ -160,7 +166,7 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
             top |= names
         elif block.startswith(("def ", "async def ", "class ")):
             inside |= names
-    own = {"tokenscale", *sys.stdlib_module_names}
+    own = {*ROOTS, *sys.stdlib_module_names}
     return frozenset(top - own), frozenset(inside - own)
 
 
@@ -210,9 +216,9 @@ def _closure(module: str) -> frozenset[Path]:
 @cache
 def _find_module_file(module: str) -> Path | None:
     parts = module.split(".")
-    if parts[0] != "tokenscale" or len(parts) == 1:
+    if parts[0] not in ROOTS or len(parts) == 1:
         return None
-    path = PACKAGE.joinpath(*parts[1:]).with_suffix(".py")
+    path = ROOTS[parts[0]].joinpath(*parts).with_suffix(".py")
     return path if path.is_file() else None
 
 
@@ -290,7 +296,10 @@ def hash_closure(*modules: str) -> dict[str, str]:
 
 @cache
 def _hash_source(file: Path) -> tuple[str, str]:
-    return file.relative_to(PACKAGE.parent).as_posix(), sha256_file(file)
+    root = PACKAGE.parent
+    return (file.relative_to(root) if file.is_relative_to(root) else file).as_posix(), sha256_file(
+        file
+    )
 
 
 def _keep_copy(listing: Path, text: str) -> None:

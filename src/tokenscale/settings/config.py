@@ -24,6 +24,8 @@ from tokenscale.settings.data import (
     TokenizerSettings,
 )
 from tokenscale.settings.experiments import BASE_SCALE, SCALES, Experiment, Run, merge_settings
+from tokenscale.settings.extensions import FOLDER as EXTENSIONS
+from tokenscale.settings.extensions import Source, is_reference, read_extension
 from tokenscale.settings.flags import build_flags
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.mixture import (
@@ -70,6 +72,8 @@ TARGETS = (
 )
 
 
+#: setting of a run that may name an extension → kinds that it may be of
+OWN_KINDS = {"objective": ("objective",), "approach": ("approach", "token_format")}
 #: folder of the default configuration's report; that of another configuration has a name behind it
 REPORT = "results/report"
 #: settings that choose what a report says, in the order of a folder's name; the others say how it
@@ -207,6 +211,7 @@ class Config:
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
         self._raw: dict[str, dict[str, Any]] = {}
+        self._extensions: dict[tuple[tuple[str, ...], str], Source] = {}
         #: name → error of experiments that this configuration cannot run (see `usable`)
         self.unusable: dict[str, UserError] = {}
         errors: list[UserError] = []
@@ -528,6 +533,12 @@ class Config:
             design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers),
             file=file,
         )
+        errors: list[UserError] = []
+        for number, figure in enumerate(experiment.figures):
+            if is_reference(figure):
+                with collect(errors, key=f"figures.{number}"):
+                    self._read_extension(("figure",), figure)
+        options.raise_errors(errors, file=file)
         return replace(experiment, figures=tuple(list_figures(experiment.figures)))
 
     def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:
@@ -702,6 +713,7 @@ class Config:
         filled = {
             "repeat": "use `repeats` of the experiment",
             "mixture": "name a mixture of config.yaml as `corpus`",
+            "extensions": "name one as `objective` or `approach`: module:Name",
         }
         errors: list = [
             (f"runs.{key}", f"is filled in: {hint}")
@@ -710,6 +722,7 @@ class Config:
         ]
         given = merge_settings(values, overlay={"repeat": repeat})
         given.pop("mixture", None)
+        given.pop("extensions", None)
         if (mixture := str(given.get("corpus"))) in self.mixtures:
             given["mixture"] = self.mixtures[mixture]
         corpora = self.corpora | {name: CorpusSettings(name) for name in self.mixtures}
@@ -741,6 +754,13 @@ class Config:
                 given[key] = known[key][found]
                 continue
             given.pop(key, None)  # the other settings are validated with its default
+        for key, kinds in OWN_KINDS.items():
+            if is_reference(given.get(key)):
+                reference = given.pop(key)
+                with collect(errors, key=f"runs.{key}"):
+                    source = self._read_extension(kinds, reference)
+                    given[key] = source.name
+                    given["extensions"] = (*given.get("extensions", ()), *source.settings)
         with collect(errors):
             given["model"] = self._build_model(given.pop("model", "llama-tiny"), file)
         with collect(errors):
@@ -768,6 +788,13 @@ class Config:
                 errors.append(("runs.layout.tensor", problem))
         options.raise_errors(errors, file=file)
         return run
+
+    def _read_extension(self, kinds: tuple[str, ...], reference: str) -> Source:
+        """Return an extension as the folder has it at first reading: one plan has one version."""
+        if (kinds, reference) not in self._extensions:
+            found = read_extension(kinds, reference, self.root / EXTENSIONS)
+            self._extensions[kinds, reference] = found
+        return self._extensions[kinds, reference]
 
     @cached_property
     def _arms(self) -> list[str]:

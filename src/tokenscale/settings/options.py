@@ -7,6 +7,7 @@ the types, bounds, patterns and choices of the fields. pydantic is imported when
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ NAME_RULE = (
     "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no "
     "accents)"
 )
+#: name of an extension in a run's settings: module, name and the digest of its code
+EXTENSION_NAME = re.compile(r"[A-Za-z]\w*\.[A-Za-z]\w*\.[0-9a-f]{10}")
 #: largest integer of settings, tables and NumPy; the bound of a field without a smaller one
 LARGEST = (1 << 63) - 1
 #: largest number of sequences, positions, ranks or units of one dimension: arrays and lists of it
@@ -108,6 +111,25 @@ class Validator:
         return annotation.__get_pydantic_core_schema__(source, handler)
 
 
+class _OrExtension:
+    """Annotation of a field with choices that also takes the name of an extension, which users write
+    as `module:Name` (settings/extensions.py).
+    """
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_wrap_validator_function(_pass_extension, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^\w+:\w+$"}]}
+
+
+def _pass_extension(value: Any, decode_choice: Callable[[Any], Any]) -> Any:
+    named = isinstance(value, str) and EXTENSION_NAME.fullmatch(value)
+    return value if named else decode_choice(value)
+
+
 def replace_synonyms(synonyms: Mapping[str, str]) -> Validator:
     """Return the annotation of a field with `synonyms`, other words for its values: they are
     replaced, also in flags.
@@ -169,6 +191,8 @@ def settings_class(cls: type[T]) -> type[T]:
                 cls.__annotations__[name] = Annotated[hint, _BOOLEAN]
         elif float in kinds:
             cls.__annotations__[name] = Annotated[hint, _NUMBER]
+        elif metadata.get("extensions"):
+            cls.__annotations__[name] = Annotated[hint, _OrExtension()]
         elif metadata.get("path"):
             cls.__annotations__[name] = Annotated[hint, EXPANDED_PATH]
         elif synonyms := metadata.get("synonyms"):
@@ -291,13 +315,14 @@ def raise_errors(
 
 
 @contextmanager
-def collect(errors: list[UserError]) -> Iterator[None]:
+def collect(errors: list[UserError], **where: str) -> Iterator[None]:
     """Add the UserError of a `with` block to a list, to report it together with others by
-    `raise_errors`.
+    `raise_errors`. `where` are facts for it.
     """
     try:
         yield
     except UserError as error:
+        error.facts = where | error.facts
         errors.append(error)
 
 
