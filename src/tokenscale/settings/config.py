@@ -39,6 +39,7 @@ from tokenscale.settings.options import (
     NAME_PATTERN,
     NAME_RULE,
     collect,
+    join_key,
     option,
     settings_class,
     to_dict,
@@ -211,7 +212,9 @@ class Config:
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
         self._raw: dict[str, dict[str, Any]] = {}
-        self._extensions: dict[tuple[tuple[str, ...], str], Source] = {}
+        #: extensions by `module:Name`, and by the names that they have in runs
+        self._references: dict[str, Source] = {}
+        self._extensions: dict[str, Source] = {}
         #: name → error of experiments that this configuration cannot run (see `usable`)
         self.unusable: dict[str, UserError] = {}
         errors: list[UserError] = []
@@ -515,6 +518,7 @@ class Config:
             values["factors"] = {
                 key: levels for key, levels in factors.items() if levels is not None
             }
+        values = self._resolve_extensions(values, file)
         # the file is valid without its overlay
         key = f"scales.{scale}" if overlay else ""
         experiment: Experiment = options.decode(Experiment, values, file=file, key=key)
@@ -755,12 +759,12 @@ class Config:
                 continue
             given.pop(key, None)  # the other settings are validated with its default
         for key, kinds in OWN_KINDS.items():
-            if is_reference(given.get(key)):
-                reference = given.pop(key)
-                with collect(errors, key=f"runs.{key}"):
-                    source = self._read_extension(kinds, reference)
-                    given[key] = source.name
-                    given["extensions"] = (*given.get("extensions", ()), *source.settings)
+            if (source := self._extensions.get(str(given.get(key)))) is None:
+                continue
+            if source.settings[-1].kind not in kinds:
+                errors.append((f"runs.{key}", f"{given.pop(key)} is of another kind"))
+                continue
+            given["extensions"] = (*given.get("extensions", ()), *source.settings)
         with collect(errors):
             given["model"] = self._build_model(given.pop("model", "llama-tiny"), file)
         with collect(errors):
@@ -789,12 +793,31 @@ class Config:
         options.raise_errors(errors, file=file)
         return run
 
+    def _resolve_extensions(self, values: dict[str, Any], file: str) -> dict[str, Any]:
+        """Return an experiment's values with the names that extensions have in runs: with digests."""
+        errors: list[UserError] = []
+
+        def resolve(value: Any, key: str, kinds: tuple[str, ...]) -> Any:
+            if isinstance(value, dict):
+                return {k: resolve(v, join_key(key, k), _own_kinds(k)) for k, v in value.items()}
+            if isinstance(value, list):
+                return [resolve(inner, key, kinds) for inner in value]
+            if kinds and is_reference(value):
+                with collect(errors, key=key):
+                    return self._read_extension(kinds, value).name
+            return value
+
+        resolved: dict[str, Any] = resolve(values, "", ())
+        options.raise_errors(errors, file=file)
+        return resolved
+
     def _read_extension(self, kinds: tuple[str, ...], reference: str) -> Source:
         """Return an extension as the folder has it at first reading: one plan has one version."""
-        if (kinds, reference) not in self._extensions:
+        if reference not in self._references:
             found = read_extension(kinds, reference, self.root / EXTENSIONS)
-            self._extensions[kinds, reference] = found
-        return self._extensions[kinds, reference]
+            self._references[reference] = found
+            self._extensions[found.name] = found
+        return self._references[reference]
 
     @cached_property
     def _arms(self) -> list[str]:
@@ -1005,6 +1028,13 @@ def find_homes(key: str) -> list[str]:
 
 
 options.HOMES.append(find_homes)
+
+
+def _own_kinds(key: str) -> tuple[str, ...]:
+    """Return the kinds of extensions that a key of an experiment may name; those of all keys of a
+    factor of several.
+    """
+    return tuple(kind for part in design.factor_keys(key) for kind in OWN_KINDS.get(part, ()))
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:

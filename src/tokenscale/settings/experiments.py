@@ -454,8 +454,7 @@ def find_errors(
     figures = [name for name in experiment.figures if not is_reference(name)]
     used += [("figure", figures, (*FIGURES, *ALIASES), "figures")]
     # a misspelt level would be found where `primary` or `left_out` names it
-    levels = [name for name in _list_levels(experiment, key="approach") if not is_reference(name)]
-    used.append(("approach", levels, BATCHES, "factors.approach"))
+    used.append(("approach", _list_levels(experiment, key="approach"), BATCHES, "factors.approach"))
     for kind, benchmark in experiment.benchmarks.items():
         used += [
             (w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}")

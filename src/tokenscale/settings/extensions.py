@@ -140,6 +140,15 @@ def is_reference(value: object) -> bool:
     return isinstance(value, str) and REFERENCE.fullmatch(value) is not None
 
 
+def show_extension(value: Any) -> Any:
+    """Return a value of a setting as its user writes it: an extension without the digest, of which
+    a table of runs has one.
+    """
+    if isinstance(value, str) and EXTENSION_NAME.fullmatch(value):
+        return ":".join(value.split(".")[:2])
+    return value
+
+
 def module_of(name: str) -> str:
     """Return the module of an extension, by its name or as `module:Name`, for an import closure."""
     return f"{PACKAGE}.{re.split('[.:]', name)[0]}"
@@ -189,8 +198,8 @@ def read_extension(kinds: Sequence[str], reference: str, folder: Path = FOLDER) 
             next=f'@token_format(writer="{module}:write", …) names the function',
         )
     inner: list[ExtensionSettings] = []
-    if is_reference(own := facts.get("format")):
-        inner = list(read_extension(("token_format",), own, folder).settings)
+    if is_reference(facts.get("format")):
+        inner = list(read_extension(("token_format",), facts["format"], folder).settings)
         facts["format"] = inner[-1].name
     named = [value for value in facts.values() if is_reference(value)]
     roots = [module, *(value.partition(":")[0] for value in named)]
@@ -242,15 +251,16 @@ def _read_facts(path: Path, kind: Kind, call: ast.Call) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     where = f"{path}, line {call.lineno}"
     for word in call.keywords:
-        if word.arg not in KINDS[kind]:
+        name = word.arg or "**"
+        if name not in KINDS[kind]:
             known = ", ".join(KINDS[kind]) or "none"
             raise UserError(
-                f"@{kind} has no argument {word.arg or '**'}.",
+                f"@{kind} has no argument {name}.",
                 module=where,
                 allowed=known,
                 next="remove it, or use one of the allowed arguments",
             )
-        default = KINDS[kind][word.arg]
+        default = KINDS[kind][name]
         expected = str if default is None else type(default)
         try:
             value = ast.literal_eval(word.value)
@@ -261,13 +271,13 @@ def _read_facts(path: Path, kind: Kind, call: ast.Call) -> dict[str, Any]:
         fits = isinstance(value, list if expected is tuple else expected)
         if not fits and not (value is None and default is None):
             raise UserError(
-                f"the argument {word.arg} of @{kind} cannot be {ast.unparse(word.value)}.",
+                f"the argument {name} of @{kind} cannot be {ast.unparse(word.value)}.",
                 module=where,
                 expected=f"a plain value: {expected.__name__}",
                 next="write the value out: settings read it without running the module",
             )
         if value != default:
-            facts[word.arg] = value
+            facts[name] = value
     return facts
 
 
