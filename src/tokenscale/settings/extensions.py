@@ -59,11 +59,7 @@ def _declare(kind: Kind, facts: Mapping[str, object]) -> Callable[[T], T]:
             f"{kind}() has no argument {name}: {', '.join(KINDS[kind]) or 'it has none'}"
         )
 
-    def mark(thing: T) -> T:
-        setattr(thing, "extension_kind", kind)  # noqa: B010 - a class or a function
-        return thing
-
-    return mark
+    return lambda thing: thing
 
 
 def objective(**facts: Any) -> Callable[[T], T]:
@@ -392,7 +388,7 @@ def _import_error(path: Path, error: Exception) -> UserError:
         "the module of an extension raises an error where it is imported.",
         module=f"{path}, line {line}" if line else path,
         reason=f"{type(error).__name__}: {error}",
-        next=f"correct it: python {path} shows the whole error",
+        next=f"correct it: python -c 'import {PACKAGE}.{path.stem}' shows the whole error",
     )
 
 
@@ -405,13 +401,13 @@ class _Finder(MetaPathFinder):
 
     @classmethod
     def allow(cls, files: Mapping[str, str]) -> None:
-        """Add files with their hashes; a module that was imported with other code is dropped."""
-        if not any(isinstance(finder, cls) for finder in sys.meta_path):
+        """Add files with their hashes. Modules that were imported with other code are dropped."""
+        first = not any(isinstance(finder, cls) for finder in sys.meta_path)
+        if first:
             sys.meta_path.insert(0, cls())
-            sys.modules.pop(PACKAGE, None)
-        for name, sha256 in files.items():
-            if cls.files.get(name, sha256) != sha256:
-                sys.modules.pop(f"{PACKAGE}.{name.removesuffix('.py')}", None)
+        if first or any(cls.files.get(name, sha256) != sha256 for name, sha256 in files.items()):
+            for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+                del sys.modules[name]
         cls.files |= files
 
     def find_spec(

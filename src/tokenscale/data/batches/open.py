@@ -1,13 +1,19 @@
 """Open the batches and the held-out rows of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.data.batches.batch import Batches, ChangedBatches, Inputs, document_ids
+from tokenscale.data.batches.batch import (
+    Batches,
+    ChangedBatches,
+    Inputs,
+    count_labels,
+    document_ids,
+)
 from tokenscale.data.batches.objectives import OBJECTIVES, UNCHANGED, open_change
 from tokenscale.data.batches.stored import OPENERS, Opener, open_streamed
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
@@ -123,7 +129,8 @@ class HeldOutSlice:
     """A rank's share of the held-out slice: tokens and labels, int64 [rows, T].
 
     `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set where attention stays
-    inside documents (`RunSettings.masks_validation`). `corpus` is the name of the rows' corpus.
+    inside documents (`RunSettings.masks_validation`). `corpus` is the name of the rows' corpus,
+    `count` that of `RowChange`.
     """
 
     tokens_bt: np.ndarray
@@ -131,6 +138,7 @@ class HeldOutSlice:
     global_rows: int
     document_ids_bt: np.ndarray | None = None
     corpus: str = ""
+    count: Callable[[np.ndarray], int] = count_labels
 
 
 def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> list[HeldOutSlice]:
@@ -175,6 +183,7 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
                 global_rows=rows,
                 document_ids_bt=ids,
                 corpus=corpus.name,
+                count=change.count,
             )
         )
     return slices

@@ -73,8 +73,8 @@ class Identity:
 
 
 def hash_identity(code: list[Path], inputs: dict[str, Path], state: Path | None = None) -> Identity:
-    """Hash the code files (by path below the package, or with the folder of extensions), the manifests (by role) and another run's
-    state record.
+    """Hash the code files (by path below the package, or with the folder of extensions), the
+    manifests (by role) and another run's state record.
     """
     hashes = {}
     for path in code:
