@@ -36,6 +36,7 @@ from tokenscale.settings.mixture import (
 )
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import (
+    EXTENSION_NAME,
     NAME_PATTERN,
     NAME_RULE,
     collect,
@@ -73,6 +74,8 @@ TARGETS = (
 )
 
 
+#: endings of files that a user takes for the name of a corpus
+ENDINGS = (".parquet", ".jsonl", ".csv", ".tsv", ".txt")
 #: setting of a run that may name an extension → kinds that it may be of
 OWN_KINDS = {"objective": ("objective",), "approach": ("approach", "token_format")}
 #: folder of the default configuration's report; that of another configuration has a name behind it
@@ -754,12 +757,20 @@ class Config:
                         key=f"runs.{key}",
                     )
                 )
+                if key == "corpus" and Path(str(found)).suffix in ENDINGS:
+                    own = f"corpora: {{{Path(str(found)).stem}: {{source: {{files: {found}}}}}}}"
+                    errors[-1].facts["next"] = f"name its file in the configuration: {own}"
             else:
                 given[key] = known[key][found]
                 continue
             given.pop(key, None)  # the other settings are validated with its default
         for key, kinds in OWN_KINDS.items():
-            if (source := self._extensions.get(str(given.get(key)))) is None:
+            source = self._extensions.get(value := str(given.get(key)))
+            if source is None and EXTENSION_NAME.fullmatch(value):
+                own = ":".join(given.pop(key).split(".")[:2])
+                what = f"{value!r} has the digest of its code."
+                errors.append(UserError(what, key=f"runs.{key}", next=f"write {own}"))
+            if source is None:
                 continue
             if source.settings[-1].kind not in kinds:
                 errors.append((f"runs.{key}", f"{given.pop(key)} is of another kind"))
@@ -802,7 +813,7 @@ class Config:
                 return {k: resolve(v, join_key(key, k), _own_kinds(k)) for k, v in value.items()}
             if isinstance(value, list):
                 return [resolve(inner, key, kinds) for inner in value]
-            if kinds and is_reference(value):
+            if kinds and isinstance(value, str) and ":" in value:
                 with collect(errors, key=key):
                     return self._read_extension(kinds, value).name
             return value

@@ -157,6 +157,13 @@ def read_extension(kinds: Sequence[str], reference: str, folder: Path = FOLDER) 
     kind, and facts that are no plain values.
     """
     module, _, name = reference.partition(":")
+    if not is_reference(reference):
+        word = re.sub(r"\W", "_", Path(module.removeprefix(f"{PACKAGE}.")).stem)
+        raise UserError(
+            f"{reference!r} names no extension.",
+            expected=f"module:Name, for a name in {folder}/module.py",
+            next=f"write {word}:{re.sub(chr(92) + 'W', '_', name) or 'Name'}",
+        )
     path = folder / f"{module}.py"
     if not path.is_file():
         near = find_nearest(module, (file.stem for file in folder.glob("*.py")))

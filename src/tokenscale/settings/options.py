@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import expand_path
+from tokenscale.base.files import canonical_json, expand_path
 
 if TYPE_CHECKING:
     import pydantic
@@ -389,11 +389,13 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     shown = repr(value)
     if len(shown) > 200:
         shown = f"{shown[:200]}…"
-    following = f"write {expected}"
+    following = f"write {'a number ' if expected[0] in '≥>≤<' else ''}{expected}"
     if entry["type"] in NO_MAPPING:
         following = f"write {_show_keys(cls, location=entry['loc'])}"
+        if isinstance(value, list) and not _list_fields(cls, location=entry["loc"]):
+            following = f"write {{{', '.join(f'{name}: {{…}}' for name in value)}}}"
     if entry["type"] in NO_LIST:
-        following = f"write [{value}]"
+        following = f"write [{value if isinstance(value, str) else canonical_json(value)}]"
     if near:
         following = f"did you mean {near!r}?"
     facts = {"expected": expected, "next": following}

@@ -13,7 +13,7 @@ from tokenscale.settings.data import (
     StoreSettings,
     TokenizerSettings,
 )
-from tokenscale.settings.extensions import ExtensionSettings
+from tokenscale.settings.extensions import ExtensionSettings, show_extension
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
@@ -683,7 +683,7 @@ class RunSettings:
     def _layout_problems(self) -> Iterator[tuple[str, str]]:
         if OBJECTIVES[self.objective].whole_model:
             text = (
-                f"objective {self.objective} needs the whole model on each rank: use data, or "
+                f"objective {show_extension(self.objective)} needs the whole model on each rank: use data, or "
                 "sharding zero1"
             )
             yield from [
