@@ -26,8 +26,6 @@ from tokenscale.settings.registry import FORMATS, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
-#: folder that a source file's name is relative to, by its top-level package
-ROOTS = {"tokenscale": PACKAGE.parent, extensions.PACKAGE: extensions.FOLDER.parent}
 #: SQL files that `analysis/queries.py` loads for every query
 VIEWS = {"steps_global", "validation", "macros"}
 ASSIGNMENTS = ("QUERIES", "FILES", "queries")
@@ -166,7 +164,7 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
             top |= names
         elif block.startswith(("def ", "async def ", "class ")):
             inside |= names
-    own = {*ROOTS, *sys.stdlib_module_names}
+    own = {"tokenscale", extensions.PACKAGE, *sys.stdlib_module_names}
     return frozenset(top - own), frozenset(inside - own)
 
 
@@ -216,9 +214,10 @@ def _closure(module: str) -> frozenset[Path]:
 @cache
 def _find_module_file(module: str) -> Path | None:
     parts = module.split(".")
-    if parts[0] not in ROOTS or len(parts) == 1:
+    roots = {"tokenscale": PACKAGE, extensions.PACKAGE: extensions.FOLDER}
+    if parts[0] not in roots or len(parts) == 1:
         return None
-    path = ROOTS[parts[0]].joinpath(*parts).with_suffix(".py")
+    path = roots[parts[0]].joinpath(*parts[1:]).with_suffix(".py")
     return path if path.is_file() else None
 
 
@@ -296,10 +295,9 @@ def hash_closure(*modules: str) -> dict[str, str]:
 
 @cache
 def _hash_source(file: Path) -> tuple[str, str]:
-    root = PACKAGE.parent
-    return (file.relative_to(root) if file.is_relative_to(root) else file).as_posix(), sha256_file(
-        file
-    )
+    own = file.is_relative_to(extensions.FOLDER)
+    name = file if own else file.relative_to(PACKAGE.parent)
+    return name.as_posix(), sha256_file(file)
 
 
 def _keep_copy(listing: Path, text: str) -> None:

@@ -7,6 +7,7 @@ the types, bounds, patterns and choices of the fields. pydantic is imported when
 
 import dataclasses
 import functools
+import json
 import re
 import types
 import typing
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import canonical_json, expand_path
+from tokenscale.base.files import expand_path
 
 if TYPE_CHECKING:
     import pydantic
@@ -100,7 +101,7 @@ class Validator:
     made when a value is decoded.
     """
 
-    def __init__(self, name: str, function: Callable[[Any], Any]):
+    def __init__(self, name: str, function: Callable[..., Any]):
         self._name = name
         self._function = function
 
@@ -111,15 +112,10 @@ class Validator:
         return annotation.__get_pydantic_core_schema__(source, handler)
 
 
-class _OrExtension:
+class _OrExtension(Validator):
     """Annotation of a field with choices that also takes the name of an extension, which users write
     as `module:Name` (settings/extensions.py).
     """
-
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_wrap_validator_function(_pass_extension, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
         return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^\w+:\w+$"}]}
@@ -128,6 +124,9 @@ class _OrExtension:
 def _pass_extension(value: Any, decode_choice: Callable[[Any], Any]) -> Any:
     named = isinstance(value, str) and EXTENSION_NAME.fullmatch(value)
     return value if named else decode_choice(value)
+
+
+OR_EXTENSION = _OrExtension("WrapValidator", _pass_extension)
 
 
 def replace_synonyms(synonyms: Mapping[str, str]) -> Validator:
@@ -192,7 +191,7 @@ def settings_class(cls: type[T]) -> type[T]:
         elif float in kinds:
             cls.__annotations__[name] = Annotated[hint, _NUMBER]
         elif metadata.get("extensions"):
-            cls.__annotations__[name] = Annotated[hint, _OrExtension()]
+            cls.__annotations__[name] = Annotated[hint, OR_EXTENSION]
         elif metadata.get("path"):
             cls.__annotations__[name] = Annotated[hint, EXPANDED_PATH]
         elif synonyms := metadata.get("synonyms"):
@@ -395,7 +394,7 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         if isinstance(value, list) and not _list_fields(cls, location=entry["loc"]):
             following = f"write {{{', '.join(f'{name}: {{…}}' for name in value)}}}"
     if entry["type"] in NO_LIST:
-        following = f"write [{value if isinstance(value, str) else canonical_json(value)}]"
+        following = f"write [{value if isinstance(value, str) else json.dumps(value, default=str)}]"
     if near:
         following = f"did you mean {near!r}?"
     facts = {"expected": expected, "next": following}
