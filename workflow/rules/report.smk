@@ -5,9 +5,7 @@ rule draw_figure:
     """Draw one figure from an experiment's tables, with its data and caption."""
     input:
         tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
-        code=lambda w: code(
-            "tokenscale.report.save", figure_module(w.figure)
-        ),
+        code=lambda w: code("tokenscale.report.save", figure_module(w.figure)),
     output:
         report(
             "results/figures/{experiment}/{figure}.svg",
