@@ -113,8 +113,8 @@ class ExtensionSettings:
         elif self.kind == "approach":
             BATCHES[self.name] = Approach(**known)
         elif self.kind == "token_format":
-            reader, writer = (module_of(self.name), module_of(known["writer"]))
-            FORMATS[self.name] = Format(**known | {"reader": reader, "writer": writer})
+            known |= {"reader": module_of(self.name), "writer": module_of(known["writer"])}
+            FORMATS[self.name] = Format(**known)
             if FORMATS[self.name].streamed:
                 BATCHES[self.name] = BATCHES["token-list"]._replace(format=self.name)
 
