@@ -435,8 +435,9 @@ def build_schemas() -> dict[str, dict[str, Any]]:
         },
     }
     run["properties"].pop("repeat")  # experiments set `repeats`
-    run["properties"].pop("mixture")  # filled in
-    for name in ("MixtureSettings", "MixtureSource", "MixtureStage"):
+    for name in ("mixture", "extensions"):
+        run["properties"].pop(name)  # filled in
+    for name in ("ExtensionSettings", "MixtureSettings", "MixtureSource", "MixtureStage"):
         definitions.pop(name)
     run["properties"]["corpus"]["description"] = "name of a corpus or a mixture in config.yaml"
     run["properties"]["resume_from"]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
@@ -561,7 +562,7 @@ def _render_rows(cls: type, prefix: str, by_name: bool = False):
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         # names are keys, `repeat` is set by `repeats`, `learnt_from` and `mixture` are filled in
-        if field.name in ("repeat", "learnt_from", "mixture") or (
+        if field.name in ("repeat", "learnt_from", "mixture", "extensions") or (
             field.name == "name" and cls is not Machine
         ):
             continue

@@ -336,6 +336,8 @@ FOREIGN = {
     "cli/doctor.py",
     "cli/snakemake/internals.py",
     "data/tokenizers/backends.py",
+    # a user's own objectives, approaches, formats and figures, by the digest of their code
+    "settings/extensions.py",
 }
 
 

@@ -407,4 +407,11 @@ def load_configuration(
     given = dict(map(parse_pair, arguments.config)) | read_overrides(arguments)
     merged = {**given, **(overrides or {})}
     profile = arguments.profile and expand_path(arguments.profile)
-    return load_config(configfiles=files, profile=profile, overrides=merged)
+    try:
+        return load_config(configfiles=files, profile=profile, overrides=merged)
+    except UserError as error:
+        if error.facts.get("file") == "--config" and error.facts.get("key") in read_overrides(
+            arguments
+        ):
+            error.facts["file"] = f"--{error.facts['key']}"
+        raise

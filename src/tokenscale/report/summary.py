@@ -32,7 +32,7 @@ from tokenscale.report.captions import (
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns, count
 from tokenscale.settings.experiments import STUDIES
-from tokenscale.settings.registry import drawn_figures
+from tokenscale.settings.registry import drawn_figures, missing_figures
 
 #: key of an experiment's `original` → what its page calls it
 HEADINGS = {
@@ -127,6 +127,10 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             design=design,
             design_sha256=head.get("design_sha256") or "",
         )
+        cautions += [
+            f"The own figure {figure} is left out: {module} is not here."
+            for figure, module in missing_figures(head).items()
+        ]
         proof = campaign_quality.proof(rows("order"))
         figures = drawn_figures(head)
         crowded = caution(scaling)

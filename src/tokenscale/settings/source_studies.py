@@ -155,7 +155,16 @@ class TrainOptions:
 TRAIN_FLAGS = flags.build_flags(TrainOptions)
 #: settings without a flag of their own; --epochs is an option of `train`, which needs the data to
 #: compute steps
-LEFT_OUT = ("corpus", "mixture", "tokenizer", "model", "approach", "repeat", "budget.epochs")
+LEFT_OUT = (
+    "corpus",
+    "mixture",
+    "extensions",
+    "tokenizer",
+    "model",
+    "approach",
+    "repeat",
+    "budget.epochs",
+)
 RUN_FLAGS = flags.build_flags(RunSettings, left_out=LEFT_OUT, aliases=FLAG_ALIASES)
 #: key → flag shown in messages, if it has none or a less familiar one
 FLAG_OF = {"layout.data": "--world-size", "model": "--model", "tokenizer": "--tokenizer-name"}
