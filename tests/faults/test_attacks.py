@@ -22,7 +22,7 @@ import pytest
 from tests.faults.test_drawings import MARK, POLICY, shown
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import create_inside, open_inside, sha256_text
+from tokenscale.base.files import create_inside, open_inside, sha256_text, write_sealed
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
 from tokenscale.report import packed_logs, style
@@ -246,9 +246,13 @@ def is_not_fetched(root: Path, name: str) -> bool:
 
 
 def replaces_folder(root: Path, name: str) -> bool:
-    files = {name: sha256_text("written")}
-    (root / packed_logs.INDEX).write_text(json.dumps({"schema": 1, "files": files}))
-    unpack_into(root, "other")
+    """A folder whose list says that the outside's file is ours, so that it is removed."""
+    record = {"schema": 2, "files": {name: [sha256_text("written")]}}
+    write_sealed(root / packed_logs.INDEX, record=record)
+    made = root.with_name("made")
+    (made / "other").parent.mkdir(exist_ok=True)
+    (made / "other").write_text("new")
+    packed_logs.put_in_place(made, root)
     return not any(path.read_bytes() == b"mine" for path in list_files(root))
 
 

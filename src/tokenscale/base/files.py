@@ -592,6 +592,29 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
         os.close(folder)
 
 
+def remove_inside(root: Path, name: object) -> None:
+    """Remove a file by a name that came from data, if it is there, and the folders of the name that
+    are then empty.
+
+    No link is followed. Raises ValueError as `open_inside` does.
+    """
+    parts = check_relative_path(name).split("/")
+    for depth in reversed(range(len(parts))):
+        remove = os.unlink if depth == len(parts) - 1 else os.rmdir
+        try:
+            folder = _open_folder(root, parts[:depth], make=False)
+            try:
+                remove(parts[depth], dir_fd=folder)
+            finally:
+                os.close(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return
+
+
 def _open_folder(root: Path, parts: list[str], *, make: bool) -> int:
     """Open a folder below a root, part by part, and return its descriptor. `make`: with the folders
     that are missing. Raises ValueError for a link.
