@@ -650,7 +650,8 @@ def _naming_anew(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         error.filename = str(path)
-        error.filename2 = None
+        if error.filename2 is not None:  # of a rename: a part's name, too
+            error.filename2 = None
         raise
 
 
