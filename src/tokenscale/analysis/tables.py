@@ -5,6 +5,7 @@ A folder of tables has a manifest with the SHA-256 of every file. `ingest` write
 reader checks it.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from tokenscale.base.files import (
     atomic,
     canonical_json,
     check_types,
+    open_file,
     read_record,
     report_malformed,
     sha256_file,
@@ -162,8 +164,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def check(folder: Path, *names: str) -> None:
     """Compare the files with these names (by default all) with the manifest.
 
-    Raises UserError for the first file that is missing, unreadable or not the one that ingest
-    wrote.
+    DuckDB then opens them by their paths. Raises UserError for the first file that is missing,
+    unreadable or not the one that ingest wrote.
     """
     for file in read_manifest(folder)["files"]:
         if not names or file["name"] in names:
@@ -173,7 +175,9 @@ def check(folder: Path, *names: str) -> None:
 def _check_file(path: Path, size: int, sha256: str) -> None:
     next_step = restore_command(path.parent)
     try:
-        found = sha256_file(path)
+        with open(open_file(path), "rb") as file:
+            there = os.fstat(file.fileno()).st_size
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise UserError("a table is missing.", path=path, next=next_step) from None
     except PermissionError:
@@ -190,9 +194,9 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
         raise UserError(
             "a table cannot be read.", path=path, reason=reason, next=remove + next_step
         ) from None
-    if (found, path.stat().st_size) != (sha256, size):
+    if (found, there) != (sha256, size):
         expected = f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})"
-        now = f"sha256 {found}, {path.stat().st_size:,} bytes"
+        now = f"sha256 {found}, {there:,} bytes"
         what = "a table has changed since ingest wrote it."
         raise UserError(what, path=path, expected=expected, found=now, next=next_step)
 
