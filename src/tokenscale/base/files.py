@@ -37,6 +37,8 @@ _REMOVE = "remove it, or name another path"
 LOOK_AT_DISK = (
     "look at the disk and the limits (dmesg, df -h ., ulimit -a), then repeat the command"
 )
+#: pyarrow's message when the system cannot close a file, whatever its number
+UNCLOSED = "error closing file"
 #: a compressed file of others may unpack to this many bytes, and this many times its size: real
 #: ones shrink to a tenth
 UNPACKED = 64 << 20
@@ -86,6 +88,8 @@ def naming(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if str(error) == UNCLOSED:
+            raise OSError(errno.EIO, UNCLOSED, str(path)) from error
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
