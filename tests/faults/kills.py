@@ -142,12 +142,17 @@ VARYING = re.compile(
 )
 
 
-def table(path: Path) -> list[tuple]:
-    """The rows of a table without the columns that may differ, in an order of their own."""
+def table(path: Path) -> dict[str, list[str]]:
+    """Column → values of a table without the columns that may differ; rows in an order of their
+    own.
+    """
     with duckdb.connect() as connection:
         rows = connection.sql(f"SELECT * FROM '{path}'")
         kept = [column for column in rows.columns if not VARYING.search(column)]
-        return sorted(repr(row) for row in rows.project(*[f'"{c}"' for c in kept]).fetchall())
+        found = sorted(
+            [*map(repr, row)] for row in rows.project(*[f'"{c}"' for c in kept]).fetchall()
+        )
+    return {column: [row[number] for row in found] for number, column in enumerate(kept)}
 
 
 def small_project(folder: Path, name: str, experiment: dict[str, Any]) -> Project:
@@ -396,8 +401,16 @@ def differences(found: dict[str, Any], lab: Lab) -> list[str]:
         *(f"missing: {name}" for name in sorted(expected.keys() - found.keys())),
         *(f"left over: {name}" for name in sorted(found.keys() - expected.keys())),
         *(
-            f"differs: {name}"
+            f"differs: {name}{describe_columns(found[name], expected[name])}"
             for name in sorted(expected)
             if name in found and found[name] != expected[name]
         ),
     ]
+
+
+def describe_columns(found: Any, expected: Any) -> str:
+    """Return which columns of a table differ, with their values; empty if these are no tables."""
+    if not isinstance(found, dict) or not isinstance(expected, dict):
+        return ""
+    other = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    return "".join(f"; {name}: {found.get(name)}, not {expected.get(name)}" for name in other)

@@ -115,6 +115,7 @@ SURROUNDINGS = {
     "small files": Surrounding(shell="ulimit -f 64;"),
     "no files": Surrounding(shell="ulimit -f 0;"),
     "few open files": Surrounding(shell="ulimit -n 24;"),
+    "hardly an open file": Surrounding(shell="ulimit -n 16;"),
     "little memory": Surrounding(shell="ulimit -v 3000000;"),
     "small stack": Surrounding(shell="ulimit -s 256;"),
     "few processes": Surrounding(shell="ulimit -u 20;"),
@@ -190,7 +191,10 @@ def _digest(paths: list[Path], same: bool) -> str | None:
 
 def judge(found: Found, usual: Found) -> str:
     """Return `right`, `refused`, or what is wrong."""
-    said = found.said
+    # the launcher's line behind the message of a rank
+    said = re.sub(
+        r"^tokenscale: rank \d+ failed first \(exit code 2\).*", "", found.said, flags=re.MULTILINE
+    )
     if "Traceback" in said or "frame #" in said:
         return "TRACE"
     if found.code == 0:

@@ -14,18 +14,27 @@ import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.faults.test_drawings import MARK, POLICY, shown
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import create_inside, open_inside, sha256_text
+from tokenscale.base.files import create_inside, open_inside, sha256_text, write_sealed
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
+from tokenscale.data.batches.trace import find_origins
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.stores.lengths import LengthsStore
+from tokenscale.data.stores.manifest import read_store_manifest
+from tokenscale.data.stores.packed import PackedStore
 from tokenscale.report import packed_logs, style
+from tokenscale.settings.data import StoreSettings
 
 PARTS = ("results", "tokens", "a", "é.json")
 #: what is planted in the place of a part → how
@@ -172,7 +181,8 @@ def attack_path(door: str, number: int, folder: Path) -> str:
 
 
 class Swap:
-    """Replace one folder by a link to the outside, before the n-th operation on files.
+    """Replace one folder or file before the n-th operation on files: by a link to the outside, or
+    with `move`, by what lies there.
 
     Python reports each to audit hooks, which cannot be taken away: this one idles outside of the
     block.
@@ -180,7 +190,8 @@ class Swap:
 
     current: "Swap | None" = None
 
-    def __init__(self, place: Path, outside: Path, at: int):
+    def __init__(self, place: Path, outside: Path, at: int, *, move: bool = False):
+        self._move = move
         self._place = place
         self._outside = outside
         self._left = at
@@ -206,7 +217,10 @@ class Swap:
             if os.path.lexists(self._place):
                 self._place.rename(self._place.with_name(f"{self._place.name}-moved"))
             self._place.parent.mkdir(parents=True, exist_ok=True)
-            self._place.symlink_to(self._outside)
+            if self._move:
+                self._outside.rename(self._place)
+            else:
+                self._place.symlink_to(self._outside)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -246,9 +260,13 @@ def is_not_fetched(root: Path, name: str) -> bool:
 
 
 def replaces_folder(root: Path, name: str) -> bool:
-    files = {name: sha256_text("written")}
-    (root / packed_logs.INDEX).write_text(json.dumps({"schema": 1, "files": files}))
-    unpack_into(root, "other")
+    """A folder whose list says that the outside's file is ours, so that it is removed."""
+    record = {"schema": 2, "files": {name: [sha256_text("written")]}}
+    write_sealed(root / packed_logs.INDEX, record=record)
+    made = root.with_name("made")
+    (made / "other").parent.mkdir(exist_ok=True)
+    (made / "other").write_text("new")
+    packed_logs.put_in_place(made, root)
     return not any(path.read_bytes() == b"mine" for path in list_files(root))
 
 
@@ -288,6 +306,88 @@ def test_no_part_that_becomes_a_link_meanwhile_leads_a_reader_outside(door, tmp_
                 break
             swaps += 1
     assert swaps >= len(PARTS)
+
+
+def read_corpus(folder: Path) -> object:
+    return [text for batch in RawText(folder).batches() for text in batch]
+
+
+def read_packed(folder: Path) -> object:
+    store = PackedStore(folder, read_store_manifest(folder))
+    rows = np.arange(len(store))
+    return store.stored(rows).tolist(), [store.list_pieces(row) for row in rows]
+
+
+def read_lengths(folder: Path) -> object:
+    return LengthsStore(folder, read_store_manifest(folder)).lengths_of(slice(None)).tolist()
+
+
+def read_origins(folder: Path) -> object:
+    return find_origins(RawText(folder), [0, 1])
+
+
+#: reader → what it reads, and its result
+CHECKED: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "corpus": ("", read_corpus),
+    "origins": ("", read_origins),
+    "packed": ("packed-sequence_length=32", read_packed),
+    "lengths": ("lengths", read_lengths),
+}
+
+
+def write_twin(file: Path, twin: Path) -> None:
+    """Write a file of the same size and form with other values."""
+    content = bytearray(file.read_bytes())
+    if file.suffix != ".parquet":
+        content[-8] ^= 1
+        twin.write_bytes(content)
+        return
+    right = pq.read_table(file)
+    for at in range(4, len(content)):
+        content[at] ^= 1
+        twin.write_bytes(content)
+        with suppress(Exception):  # most changes are no Parquet any more
+            if pq.read_table(twin) != right:
+                return
+        content[at] ^= 1
+    raise AssertionError(f"each change of {file} is noticed")
+
+
+@pytest.mark.parametrize("move", [False, True], ids=["a link", "another file"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_what_is_read_is_the_file_that_was_checked(name, move, lab, tmp_path, monkeypatch):
+    """Each file is swapped before each operation on files, also before a library opens one."""
+    opening = pq.ParquetFile
+
+    def open_parquet(*arguments: object, **options: object) -> pq.ParquetFile:
+        if Swap.current is not None:
+            Swap.current.see("open")
+        return opening(*arguments, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", open_parquet)
+    store, read = CHECKED[name]
+    whole = lab.store(StoreSettings.parse(store)) if store else lab.corpus
+    expected = read(whole)
+    swaps = 0
+    for file in sorted(whole.rglob("*")):
+        if file.suffix not in (".parquet", ".npy", ".bin"):
+            continue
+        write_twin(file, tmp_path / "twin")
+        for at in itertools.count(1):
+            folder = tmp_path / "copy"
+            shutil.copytree(whole, folder)
+            outside = tmp_path / "outside"
+            shutil.copyfile(tmp_path / "twin", outside)
+            place = folder / file.relative_to(whole)
+            found = [expected]
+            with Swap(place, outside, at, move=move) as swap, suppress(UserError):
+                found = [read(folder)]
+            assert found == [expected], (file.name, at)
+            shutil.rmtree(folder)
+            if not swap.done:
+                break
+            swaps += 1
+    assert swaps >= 5
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -11,6 +11,7 @@ import tempfile
 
 import pytest
 
+from tokenscale.base.files import naming
 from tokenscale.cli.main import translate_error
 
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
@@ -97,6 +98,17 @@ def test_what_the_system_refuses_is_told_with_its_place_and_reason(name, path):
     said = translate_error(OSError(number, os.strerror(number), path)).render()
     assert os.strerror(number) in said and (path or os.getcwd()) in said
     assert "then repeat the command" in said
+
+
+def test_a_file_that_pyarrow_cannot_close_is_named():
+    """Network file systems report a failed write when the file is closed; pyarrow loses its
+    number.
+    """
+    with pytest.raises(OSError, match="closing") as caught, naming("results/shard.parquet"):
+        raise OSError("error closing file")
+    said = translate_error(caught.value).render()
+    assert "results/shard.parquet" in said and "error closing file" in said
+    assert "\n  next  " in said
 
 
 def test_a_mistake_in_the_code_keeps_its_trace():

@@ -1,6 +1,7 @@
 """Attempts of a run, its ranks as processes, and the state of another run that it goes on from."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -262,3 +263,30 @@ def test_a_run_that_was_ended_at_once_tells_its_saved_state(tmp_path, saved, wor
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "checkpoint.json").touch()
     assert words in describe_saved_state(tmp_path)
+
+
+START_TRUE = """
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch.ranks import run_ranks
+try:
+    print(run_ranks(["true"], {size}))
+except UserError as error:
+    print(error)
+"""
+
+
+def start_limited(limit, size):
+    """Start ranks in a shell behind `limit`, a command; return what is printed."""
+    argv = ["sh", "-c", f'{limit} && exec "$@"', "sh", sys.executable, "-c"]
+    return subprocess.check_output([*argv, START_TRUE.format(size=size)], text=True)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_ranks_that_may_open_too_few_files_do_not_start(size):
+    """The limit that the message names is enough."""
+    refused = start_limited("ulimit -Sn 40", size)
+    assert f"at least {64 + 8 * size} for {size} ranks" in refused
+    following = re.search(r"next +(ulimit -n \d+), or run one rank", refused)[1]
+    assert start_limited(following, size) == "0\n"
+    assert "ulimit -n" not in start_limited("ulimit -n 40", size).partition("next ")[2]
+    assert start_limited("ulimit -n 40", 1) == "0\n"

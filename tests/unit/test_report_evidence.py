@@ -1,5 +1,6 @@
 """Evidence: logs are kept in an archive, from which tables, claims and report are made again."""
 
+import itertools
 import json
 import lzma
 import os
@@ -7,6 +8,7 @@ import random
 import re
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,17 +20,17 @@ from tests.logs import tabulate
 from tests.once import once
 from tests.unit.test_sql_epochs import write_store
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, sha256_text, write_json
 from tokenscale.cli.main import main
 from tokenscale.report import build
 from tokenscale.report.build import rebuild
 from tokenscale.report.packed_logs import (
     INDEX,
     JUDGED,
-    UNFINISHED,
     TableInputs,
+    check_replaceable,
     pack,
-    record_made,
+    put_in_place,
     restore,
 )
 
@@ -98,8 +100,9 @@ def test_tables_claims_and_report_come_again_from_the_archive_alone(
     made, archive, tmp_path, capsys
 ):
     output = tmp_path / "build"
-    write_json(output / INDEX, UNFINISHED)
-    write_json(output / "stores/stale.json", {})  # of a call that was killed
+    stale = tmp_path / "earlier"
+    write_json(stale / "stores/old/stale.json", {})
+    put_in_place(stale, output)
     rebuild(archive, output, LEDGER, **COPIED)
     assert not (output / "stores").exists()
     for path in (made / "tables/demo").iterdir():
@@ -253,31 +256,116 @@ def test_every_flipped_bit_of_an_archive_is_refused(archive, tmp_path):
             restore(tmp_path / "logs.json.xz", tmp_path / "build")
 
 
+def list_paths(folder):
+    """Return all paths below a folder, with the contents of files."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def write_files(folder, **files):
+    """Write files of letters: `a_b="x"` is x in a/b."""
+    for name, text in files.items():
+        path = folder / name.replace("_", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
 def test_what_holds_other_files_is_not_replaced(archive, results):
     for place in (results, results / INPUTS.table):
+        before = list_paths(results)
         with pytest.raises(UserError, match="holds other files"):
-            restore(archive, place)
-    assert (results / INPUTS.table).is_file()
+            rebuild(archive, place, LEDGER, **COPIED)
+        assert list_paths(results) == before
 
 
-FOREIGN_INDICES = ({"my": "own list"}, [], {"files": []}, {"files": {"thesis.txt": "0" * 64}})
+FOREIGN_INDICES = (
+    {"my": "own list"},
+    [],
+    {"files": []},
+    {"files": {"thesis.txt": "0" * 64}},
+    {"files": {"thesis.txt": [sha256_text("years")]}},
+    {"schema": 1, "files": {}, "unfinished": True},
+)
 
 
 @pytest.mark.parametrize("index", FOREIGN_INDICES)
-def test_a_foreign_file_of_the_index_name_makes_nothing_ours(index, archive, tmp_path):
-    write_json(tmp_path / INDEX, index)
-    (tmp_path / "thesis.txt").write_text("years")
-    with pytest.raises(UserError, match="holds other files"):
-        restore(archive, tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "years"
+def test_a_foreign_file_of_the_index_name_makes_nothing_ours(index, tmp_path):
+    output = tmp_path / "build"
+    write_json(output / INDEX, index)
+    for _ in range(2):
+        before = list_paths(output)
+        with pytest.raises(UserError, match="holds other files"):
+            put_in_place(write_files(tmp_path / "made", a="1"), output)
+        assert list_paths(output) == before
+        (output / "thesis.txt").write_text("years")
+
+
+class Killed(BaseException):
+    """The end of a process that handles nothing any more."""
+
+
+def put_until(number, made, output):
+    """Put files in place until the `number`-th rename or removal, before which all ends. Return
+    whether that was reached.
+    """
+    left = number
+
+    def count(function, *arguments, **options):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        return function(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rename", "replace", "unlink", "rmdir"):
+            patch.setattr(os, name, partial(count, getattr(os, name)))
+        try:
+            put_in_place(made, output)
+        except Killed:
+            return True
+    return False
+
+
+PLANTED = ("notes.md", "a/notes.md", "c/d/mine", "a/b", "c/d/e", "c/g", "new/mine")
+
+
+@pytest.mark.parametrize("planted", [None, *PLANTED])
+def test_a_killed_call_leaves_nothing_of_a_user_to_be_removed(planted, tmp_path):
+    """Killed before each rename and removal; then a user adds, or writes over, a file."""
+    earlier = write_files(tmp_path / "earlier", a_b="1", a_c="2", c_d_e="3", f="4")
+    later = write_files(tmp_path / "later", a_b="1", a_c="22", c_g="5", f_h="6")
+    for number in itertools.count(1):
+        output = tmp_path / f"build-{number}"
+        put_in_place(earlier, output)
+        reached = put_until(number, made=later, output=output)
+        if planted is None:
+            put_in_place(later, output)
+            wanted = list_paths(later).keys() | {INDEX}
+            assert list_paths(output).keys() == wanted
+        else:
+            path = output / planted
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("mine")
+            before = list_paths(output)
+            with pytest.raises(UserError, match="holds other files") as caught:
+                put_in_place(later, output)
+            assert planted in str(caught.value.facts["found"])
+            assert list_paths(output) == before
+        if not reached:
+            break
+    assert number > 8
 
 
 @pytest.mark.parametrize("change", ["add", "edit", "link"])
 def test_a_rebuilt_folder_is_replaced_unless_somebody_changed_it(change, archive, tmp_path):
     output = tmp_path / "build"
     for _ in range(2):
-        restore(archive, output)
-        record_made(output)
+        rebuild(archive, output, LEDGER, **COPIED)
+        check_replaceable(output)
     path = output / INPUTS.table
     if change == "add":
         path = path.with_name("notes.md")
@@ -286,10 +374,11 @@ def test_a_rebuilt_folder_is_replaced_unless_somebody_changed_it(change, archive
         path.symlink_to(tmp_path)
     if change != "link":
         path.write_text("mine")
+    before = list_paths(output)
     with pytest.raises(UserError, match="holds other files") as caught:
-        restore(archive, output)
+        rebuild(archive, output, LEDGER, **COPIED)
     assert path.name in str(caught.value.facts["found"])
-    assert change == "link" or path.read_text() == "mine"
+    assert list_paths(output) == before
 
 
 @pytest.mark.experiment

@@ -5,6 +5,7 @@ A folder of tables has two manifests with the SHA-256 of every file: of what `in
 what the referee judged by it. Each is written last; every reader checks both.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from tokenscale.base.files import (
     atomic,
     canonical_json,
     check_types,
+    open_file,
     read_record,
     report_malformed,
     sha256_file,
@@ -249,8 +251,8 @@ def check(folder: Path, *names: str) -> None:
 
 
 def check_recorded(folder: Path, *names: str) -> None:
-    """Compare what `ingest` wrote, by default all of it, with its manifest. Raises UserError as
-    `check` does.
+    """Compare what `ingest` wrote, by default all of it, with its manifest. DuckDB then opens the
+    files by their paths. Raises UserError as `check` does.
     """
     for file in read_manifest(folder)["files"]:
         if not names or file["name"] in names:
@@ -260,7 +262,9 @@ def check_recorded(folder: Path, *names: str) -> None:
 def _check_file(path: Path, size: int, sha256: str) -> None:
     next_step = restore_command(path.parent)
     try:
-        found = sha256_file(path)
+        with open(open_file(path), "rb") as file:
+            there = os.fstat(file.fileno()).st_size
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise UserError("a table is missing.", path=path, next=next_step) from None
     except PermissionError:
@@ -277,9 +281,9 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
         raise UserError(
             "a table cannot be read.", path=path, reason=reason, next=remove + next_step
         ) from None
-    if (found, path.stat().st_size) != (sha256, size):
+    if (found, there) != (sha256, size):
         expected = f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})"
-        now = f"sha256 {found}, {path.stat().st_size:,} bytes"
+        now = f"sha256 {found}, {there:,} bytes"
         what = "a table has changed since it was written."
         raise UserError(what, path=path, expected=expected, found=now, next=next_step)
 

@@ -37,6 +37,8 @@ _REMOVE = "remove it, or name another path"
 LOOK_AT_DISK = (
     "look at the disk and the limits (dmesg, df -h ., ulimit -a), then repeat the command"
 )
+#: pyarrow's message when the system cannot close a file, whatever its number
+UNCLOSED = "error closing file"
 #: a compressed file of others may unpack to this many bytes, and this many times its size: real
 #: ones shrink to a tenth
 UNPACKED = 64 << 20
@@ -86,6 +88,8 @@ def naming(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if str(error) == UNCLOSED:
+            raise OSError(errno.EIO, UNCLOSED, str(path)) from error
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
@@ -592,6 +596,29 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
         os.close(folder)
 
 
+def remove_inside(root: Path, name: object) -> None:
+    """Remove a file by a name that came from data, if it is there, and the folders of the name that
+    are then empty.
+
+    No link is followed. Raises ValueError as `open_inside` does.
+    """
+    parts = check_relative_path(name).split("/")
+    for depth in reversed(range(len(parts))):
+        remove = os.unlink if depth == len(parts) - 1 else os.rmdir
+        try:
+            folder = _open_folder(root, parts[:depth], make=False)
+            try:
+                remove(parts[depth], dir_fd=folder)
+            finally:
+                os.close(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return
+
+
 def _open_folder(root: Path, parts: list[str], *, make: bool) -> int:
     """Open a folder below a root, part by part, and return its descriptor. `make`: with the folders
     that are missing. Raises ValueError for a link.
@@ -627,7 +654,8 @@ def _naming_anew(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         error.filename = str(path)
-        error.filename2 = None
+        if error.filename2 is not None:  # of a rename: a part's name, too
+            error.filename2 = None
         raise
 
 

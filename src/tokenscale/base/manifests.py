@@ -2,12 +2,14 @@
 reports.
 """
 
+import hashlib
+import os
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_relative_path, sha256_file
+from tokenscale.base.files import check_relative_path, open_inside
 
 #: list of checksums in the folder of a report
 SUMS = "SHA256SUMS"
@@ -33,7 +35,7 @@ def walk(
             yield str(name), "a name that leads out of the folder"
             continue
         known |= {"/".join(parts[: n + 1]) for n in range(len(parts))}
-        if fault := _compare(folder / name, size=file.get("bytes"), sha256=file["sha256"]):
+        if fault := _compare(folder, name, size=file.get("bytes"), sha256=file["sha256"]):
             yield name, fault
     if beside is not None:
         for path in _entries(folder, known):
@@ -42,14 +44,20 @@ def walk(
                 yield name, UNLISTED
 
 
-def _compare(path: Path, size: int | None, sha256: str | None) -> str | None:
+def _compare(folder: Path, name: str, size: int | None, sha256: str | None) -> str | None:
     try:
-        if not path.is_file():
-            return "missing"
-        if size is not None and path.stat().st_size != size:
-            return f"changed: {path.stat().st_size:,} bytes, listed {size:,} bytes"
-        if sha256 is not None and (found := sha256_file(path)) != sha256:
-            return f"changed: sha256 {found}, listed {sha256}"
+        with open(open_inside(folder, name), "rb") as file:
+            there = os.fstat(file.fileno()).st_size
+            if size is not None and there != size:
+                return f"changed: {there:,} bytes, listed {size:,} bytes"
+            if sha256 is not None:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != sha256:
+                    return f"changed: sha256 {found}, listed {sha256}"
+    except FileNotFoundError:
+        return "missing"
+    except (UserError, ValueError):
+        return "no regular file, or behind a link"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None

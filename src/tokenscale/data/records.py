@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -69,6 +69,16 @@ def write_records(
         file.write(memoryview(whole).cast("B"))
         size = file.tell()
     return {"name": path.name, "records": number, "bytes": size}
+
+
+def map_array(file: BinaryIO) -> np.memmap:
+    """Map the array in an open `.npy` file. Raises ValueError for another file."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read_header = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    return np.memmap(file, dtype, "r", offset=file.tell(), shape=shape)
 
 
 class OpenFiles:

@@ -8,6 +8,7 @@ compare.
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenscale.analysis.tables import read_experiment
@@ -15,7 +16,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.referee import claims as judging
 from tokenscale.referee.replication import measure_figures
 from tokenscale.report import bundle, claims, page, pdf, save
-from tokenscale.report.packed_logs import record_made, restore
+from tokenscale.report.packed_logs import check_replaceable, put_in_place, restore
 from tokenscale.settings.registry import drawn_figures
 
 CLAIMS = "claims.json"
@@ -116,11 +117,15 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
 def rebuild(
     archive: Path, output: Path, ledger: Path, workflow: Path, citation: Path
 ) -> list[Path]:
-    """Make tables, claims and report of an archive below `output`; return the files for a
-    reader.
+    """Make tables, claims and report of an archive below `output`; return the files for a reader.
+
+    All is made elsewhere first. Raises UserError for a folder with files that no earlier call made.
     """
-    experiments = restore(archive, output)
-    folders = (output / name for name in ("tables", "figures", "report"))
-    written = write(experiments, *folders, ledger=ledger, workflow=workflow, citation=citation)
-    record_made(output)
-    return written
+    check_replaceable(output)
+    with TemporaryDirectory() as temporary:
+        made = Path(temporary)
+        experiments = restore(archive, made)
+        folders = (made / name for name in ("tables", "figures", "report"))
+        written = write(experiments, *folders, ledger=ledger, workflow=workflow, citation=citation)
+        put_in_place(made, output)
+    return [output / path.relative_to(made) for path in written]

@@ -7,11 +7,11 @@ import json
 import lzma
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow.parquet as pq
 
@@ -20,6 +20,7 @@ from tokenscale.analysis.ingest import TableInputs, read_inputs
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import (
     RATIO,
+    TEMPORARY,
     UNPACKED,
     atomic,
     check_file_name,
@@ -29,19 +30,18 @@ from tokenscale.base.files import (
     open_inside,
     parse_json,
     read_file,
-    read_json,
+    read_record,
+    remove_inside,
     report_malformed,
     sha256_file,
-    write_json,
+    write_sealed,
 )
 from tokenscale.referee.validity import judge_tables
 
 #: name of the archive in the folder of a report
 LOGS = "logs.json.xz"
-#: in a folder that was made from an archive: its files with their hashes
+#: in a folder that was made from an archive: the sealed list of its files with their hashes
 INDEX = "archive.json"
-#: its content until all of them are made
-UNFINISHED: dict[str, Any] = {"schema": 1, "files": {}, "unfinished": True}
 #: bytes that are no text, as in a damaged log, come back as they were
 ENCODING = ("utf-8", "surrogateescape")
 #: files of a run that tables are made of, and those that its seal covers
@@ -144,14 +144,11 @@ def _read_member(results: Path, name: str) -> bytes:
 
 def restore(archive: Path, output: Path) -> list[str]:
     """Unpack the logs of an archive below `output`, laid out like `results/`, and ingest them;
-    return the names of the experiments, in order. A folder that an earlier call made is replaced.
+    return the names of the experiments, in order.
 
-    Raises UserError for a damaged archive, and for a folder that holds anything else.
+    Raises UserError for a damaged archive.
     """
-    _check_replaceable(output)
     experiments, files, judged = _unpack(archive)
-    shutil.rmtree(output, ignore_errors=True)
-    write_json(output / INDEX, value=UNFINISHED)
     for name, content in files.items():
         with create_inside(output, name, durable=False) as file:
             file.write(content)
@@ -174,57 +171,82 @@ def make_tables(inputs: TableInputs, results: Path, folder: Path) -> None:
     )
 
 
-def record_made(output: Path) -> None:
-    """Record which files a folder holds, once all are made: a later call may replace these, and no
-    others.
+def check_replaceable(output: Path) -> dict[str, set[str]]:
+    """Return the files of a folder that an earlier call put there: name → hashes that each may
+    have. Raises UserError for a folder with anything else: a file that the list of `put_in_place`
+    lacks, or that was changed since.
     """
-    hashes = {name: sha256_file(output / name) for name in _list_names(output) if name != INDEX}
-    write_json(output / INDEX, value={"schema": 1, "files": hashes})
-
-
-def _check_replaceable(output: Path) -> None:
-    """Raise UserError for a folder with a file that `record_made` did not record, or that was
-    changed since.
-    """
-    record: Any = None
-    with suppress(UserError):
-        record = read_json(output / INDEX)
-    if record == UNFINISHED:
-        return
-    known = isinstance(record, dict) and isinstance(record.get("files"), dict)
-    made = record["files"] | {INDEX: None} if known else {}
+    made: dict[str, set[str]] = {}
+    with suppress(UserError, LookupError, TypeError, AttributeError):
+        record = read_record(output / INDEX, what="list of files made")
+        made = {name: set(hashes) for name, hashes in record["files"].items()}
+    known = {INDEX} if made else set()
     others = [
         name
         for name in _list_names(output)
-        if name not in made
-        or (name != INDEX and not _is_file_with(output, name, sha256=made[name]))
+        if name not in known and not _is_file_with(output, name, made.get(name, set()))
     ]
     if others:
-        raise UserError(
-            "the folder for the evidence holds other files.",
-            folder=output,
-            found=few(others),
-            next=f"name a new folder with --output, or remove this one: rm -r {output}",
-        )
+        _refuse(output, others)
+    return made
+
+
+def put_in_place(made: Path, output: Path) -> None:
+    """Put the files below `made` into a folder that passes `check_replaceable`, in place of those
+    that an earlier call put there. Raises UserError as it does.
+
+    The list of all old and new files is written first. Wherever a call is killed, the next one
+    knows by name and content what is not a user's.
+    """
+    old = check_replaceable(output)
+    new = {name: {sha256_file(made / name)} for name in _list_names(made) if name != INDEX}
+    both = {name: old.get(name, set()) | new.get(name, set()) for name in {*old, *new}}
+    _write_index(output, files=both)
+    for name in sorted(old.keys() - new.keys()):
+        if not os.path.lexists(output / name) or _is_file_with(output, name, both[name]):
+            remove_inside(output, name)
+    for name in new:
+        if os.path.lexists(output / name) and not _is_file_with(output, name, both[name]):
+            _refuse(output, [name])
+        with create_inside(output, name) as file, open(made / name, "rb") as source:
+            shutil.copyfileobj(source, file)
+    _write_index(output, files=new)
+
+
+def _write_index(output: Path, files: dict[str, set[str]]) -> None:
+    listed = {name: sorted(hashes) for name, hashes in files.items()}
+    write_sealed(output / INDEX, record={"schema": 2, "files": listed})
+
+
+def _refuse(output: Path, others: list[str]) -> NoReturn:
+    raise UserError(
+        "the folder for the evidence holds other files.",
+        folder=output,
+        found=few(others),
+        next=f"name a new folder with --output, or remove this one: rm -r {output}",
+    )
 
 
 def _list_names(folder: Path) -> list[str]:
-    """Return the sorted paths of all that is no folder below a folder, or of the file itself."""
+    """Return the sorted paths of all that is no folder below a folder, or of the file itself;
+    without temporary files of ours.
+    """
     if not folder.is_dir():
         return [folder.name] if os.path.lexists(folder) else []
     return sorted(
         Path(place, name).relative_to(folder).as_posix()
         for place, folders, files in os.walk(folder)
         for name in (*files, *(name for name in folders if Path(place, name).is_symlink()))
+        if not name.startswith(TEMPORARY)
     )
 
 
-def _is_file_with(folder: Path, name: str, sha256: object) -> bool:
-    """Return whether a file below a folder, behind no link, has a hash."""
+def _is_file_with(folder: Path, name: str, hashes: Container[str]) -> bool:
+    """Return whether a file below a folder, behind no link, has one of the hashes."""
     try:
         with open(open_inside(folder, name), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    except (UserError, ValueError):
+            return hashlib.file_digest(file, "sha256").hexdigest() in hashes
+    except (UserError, ValueError, FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -198,7 +198,11 @@ def read_published(
 
 
 def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
-    """Return the tensors of model.safetensors, or of the files that its index names, or of DCP."""
+    """Return the tensors of model.safetensors, or of the files that its index names, or of DCP.
+
+    safetensors opens a file by its path, so it may be another one by then. Files may be links: those
+    of a Hugging Face cache are.
+    """
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if not (folder / names[0]).is_file():

@@ -19,7 +19,7 @@ from tokenscale.data.batches.online import OnlineDocuments, open_documents
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.batches.streams import StreamBatches
-from tokenscale.data.corpus.raw_text import RawText, check_file, rebuild_command
+from tokenscale.data.corpus.raw_text import RawText, open_checked, rebuild_command
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.run import RunSettings
 
@@ -153,15 +153,16 @@ def find_origins(text: RawText, documents: list[int]) -> dict[int, Origin]:
         own = [i for i in documents if firsts[number] <= i < firsts[number + 1]]
         if not own:
             continue
-        path = text.directory / file["name"]
-        check_file(
-            path,
+        opened = open_checked(
+            text.directory,
+            name=file["name"],
             size=file["bytes"],
             sha256=file["sha256"],
             what="corpus",
             next=rebuild_command(text.directory, file=file["name"]),
         )
-        column = pq.read_table(path, columns=["origin"])["origin"]
+        with opened as shard:
+            column = pq.read_table(shard, columns=["origin"])["origin"]
         for i in own:
             row = i - firsts[number]
             found[i] = Origin(file["name"], row, column[row].as_py())

@@ -107,10 +107,10 @@ def describe_downloads(
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:
-            path = downloads / file["name"]
             next_step = f"snakemake -f {downloads / 'manifest.json'}"
             check_file(
-                path,
+                downloads,
+                name=file["name"],
                 size=file["bytes"],
                 sha256=file["sha256"],
                 what="download",

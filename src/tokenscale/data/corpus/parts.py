@@ -52,7 +52,7 @@ from tokenscale.data.corpus.build import (
     write_manifest,
 )
 from tokenscale.data.corpus.files import too_many_parts_error
-from tokenscale.data.corpus.raw_text import check_file, rebuild_command
+from tokenscale.data.corpus.raw_text import check_file, open_checked, rebuild_command
 from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CorpusSettings
 from tokenscale.settings.options import to_dict
@@ -365,21 +365,21 @@ def _rewrite_shard(
     dropped: np.ndarray,
 ) -> dict[str, Any]:
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
-    source = part_folder(directory, number) / name
+    folder = part_folder(directory, number)
     target = building / entry["name"]
-    next_step = rebuild_command(part_folder(directory, number))
-    check_file(
-        source,
+    kept = np.ones(entry["rows"], dtype=bool)
+    kept[dropped] = False
+    first = 0
+    source = open_checked(
+        folder,
+        name=name,
         size=entry["bytes"],
         sha256=entry["sha256"],
         what="corpus",
-        next=next_step,
+        next=rebuild_command(folder),
     )
-    kept = np.ones(entry["rows"], dtype=bool)
-    kept[dropped] = False
-    file = pq.ParquetFile(source, pre_buffer=False)
-    first = 0
-    with open_shard(target) as writer:
+    with source as opened, open_shard(target) as writer:
+        file = pq.ParquetFile(opened, pre_buffer=False)
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, use_threads=False)
             table = table.filter(pa.array(kept[first : first + len(table)])).cast(SCHEMA)
@@ -427,7 +427,8 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
                 for file in manifest["splits"][split][key]:
                     sha256 = file["sha256"] if key == "tables" else None
                     check_file(
-                        path.parent / file["name"],
+                        path.parent,
+                        name=file["name"],
                         size=file["bytes"],
                         sha256=sha256,
                         what="corpus",

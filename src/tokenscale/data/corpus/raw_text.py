@@ -1,10 +1,14 @@
 """Reader of one split of a corpus: in order from Parquet, by index from records files."""
 
+import hashlib
 import itertools
+import os
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,11 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     check_relative_path,
     check_types,
+    naming,
+    open_inside,
     read_manifest_file,
     remove_manifest,
     report_malformed,
-    sha256_file,
     sync_tree,
     write_sealed,
 )
@@ -72,25 +77,64 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_file(path: Path, size: int, sha256: str | None = None, *, what: str, next: str) -> None:
-    """Raise UserError if a file is missing or has another size, or another hash if one is given."""
-    if not path.is_file():
-        raise UserError(
-            f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next
-        )
-    expected = f"{size:,} bytes"
-    found = f"{path.stat().st_size:,} bytes"
-    if found == expected and sha256:
-        expected = f"sha256 {sha256}"
-        found = f"sha256 {sha256_file(path)}"
-    if found != expected:
+@contextmanager
+def open_checked(
+    folder: Path, name: str, size: int, sha256: str | None = None, *, what: str, next: str
+) -> Iterator[BufferedReader]:
+    """Open a file that a manifest names, below the manifest's folder, and check it: what is read is
+    then what was checked, whatever the name leads to meanwhile.
+
+    Raises UserError if the file is missing or has another size, or another hash if one is given,
+    and for a name that leads out of the folder or through a link.
+    """
+    with open(_open_listed(folder, name, what=what, size=size, next=next), "rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise changed_error(
+                f"a file of the {what}",
+                file=folder / name,
+                expected=f"{size:,} bytes  (manifest.json)",
+                found=f"{found:,} bytes",
+                next=next,
+            )
+        if sha256 is not None:
+            _check_hash(file, sha256, path=folder / name, what=what, next=next)
+        yield file
+
+
+def _check_hash(file: BufferedReader, sha256: str, *, path: Path, what: str, next: str) -> None:
+    """Raise UserError if an open file has another hash. It is then read from its beginning."""
+    with naming(path):
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+    if found != sha256:
         raise changed_error(
             f"a file of the {what}",
             file=path,
-            expected=f"{expected}  (manifest.json)",
-            found=found,
+            expected=f"sha256 {sha256}  (manifest.json)",
+            found=f"sha256 {found}",
             next=next,
         )
+
+
+def _open_listed(folder: Path, name: str, what: str, size: int, next: str) -> int:
+    """Return the descriptor of a file that a manifest names; raise as `open_checked` does."""
+    facts = {"file": folder / name, "expected": f"{size:,} bytes"}
+    try:
+        return open_inside(folder, name)
+    except FileNotFoundError:
+        raise UserError(f"a file of the {what} is missing.", **facts, next=next) from None
+    except ValueError as error:
+        what = f"a file of the {what} is not in its folder."
+        raise UserError(what, **facts, reason=error, next=next) from None
+
+
+def check_file(
+    folder: Path, name: str, size: int, sha256: str | None = None, *, what: str, next: str
+) -> None:
+    """Raise UserError unless a file is as `open_checked` wants it."""
+    with open_checked(folder, name, size, sha256, what=what, next=next):
+        pass
 
 
 def records_manifest(directory: Path) -> Path:
@@ -175,8 +219,10 @@ class RawText:
         self.split = self.manifest["splits"][split]
         self._first = [0, *itertools.accumulate(file["rows"] for file in self.split["files"])]
         for file in self.split["files"]:
-            self._check(file, None)
-        self._verified: set[str] = set()
+            with self._open(file):
+                pass
+        #: shard → device, inode and time of the file that was verified
+        self._verified: dict[str, tuple[int, int, int]] = {}
         self._documents: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
@@ -231,39 +277,53 @@ class RawText:
             at = self._first[number]
             if at >= last:
                 return
-            parquet = self._open_shard(number)
-            groups = list(range(parquet.num_row_groups))
-            while groups and at + (rows := parquet.metadata.row_group(groups[0]).num_rows) <= first:
-                at += rows
-                del groups[0]
-            for batch in parquet.iter_batches(
-                documents, row_groups=groups, columns=["text"], use_threads=False
-            ):
-                column = batch.column(0)
-                start = at
-                at += len(column)
-                if start >= last:
-                    break
-                if at > first:
-                    yield column.slice(max(0, first - start), min(at, last) - max(start, first))
+            with self._open_shard(number) as parquet:
+                groups = list(range(parquet.num_row_groups))
+                while (
+                    groups
+                    and at + (rows := parquet.metadata.row_group(groups[0]).num_rows) <= first
+                ):
+                    at += rows
+                    del groups[0]
+                for batch in parquet.iter_batches(
+                    documents, row_groups=groups, columns=["text"], use_threads=False
+                ):
+                    column = batch.column(0)
+                    start = at
+                    at += len(column)
+                    if start >= last:
+                        break
+                    if at > first:
+                        yield column.slice(max(0, first - start), min(at, last) - max(start, first))
 
-    def _open_shard(self, number: int) -> pq.ParquetFile:
+    @contextmanager
+    def _open_shard(self, number: int) -> Iterator[pq.ParquetFile]:
+        """Open a shard; verify it when it is first read, and where another file has its name."""
         file = self.split["files"][number]
-        if self._verify and file["name"] not in self._verified:
-            self._check(file, file["sha256"])
-            self._verified.add(file["name"])
-        # pre-buffering keeps read bytes
-        return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)
+        name = file["name"]
+        with self._open(file) as opened:
+            facts = os.fstat(opened.fileno())
+            identity = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
+            if self._verify and self._verified.get(name) != identity:
+                _check_hash(
+                    opened,
+                    sha256=file["sha256"],
+                    path=self.directory / name,
+                    what="corpus",
+                    next=rebuild_command(self.directory, file=name),
+                )
+                self._verified[name] = identity
+            # pre-buffering keeps read bytes
+            yield pq.ParquetFile(opened, pre_buffer=False)
 
-    def _check(self, file: dict[str, Any], sha256: str | None) -> None:
-        path = self.directory / file["name"]
-        next_step = rebuild_command(self.directory, file=file["name"])
-        check_file(
-            path,
+    def _open(self, file: dict[str, Any]) -> AbstractContextManager[BufferedReader]:
+        """Open a shard of the size that the manifest has."""
+        return open_checked(
+            self.directory,
+            name=file["name"],
             size=file["bytes"],
-            sha256=sha256,
             what="corpus",
-            next=next_step,
+            next=rebuild_command(self.directory, file=file["name"]),
         )
 
     def open_records(self) -> Records | None:
@@ -284,9 +344,9 @@ class RawText:
                 return None  # records of an earlier build of this corpus
             for entry in manifest["files"]:
                 check_types(entry, fields={"name": str, "records": int, "bytes": int})
-                check_relative_path(entry["name"])
                 check_file(
-                    path.parent / entry["name"],
+                    path.parent,
+                    name=entry["name"],
                     size=entry["bytes"],
                     what="corpus",
                     next=next_step,

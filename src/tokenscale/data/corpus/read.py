@@ -9,12 +9,11 @@ import codecs
 import gzip
 import io
 import json
-import os
 import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -114,7 +113,8 @@ def has_documents(path: Path, source: SourceSettings, target: Path | None = None
     """
     form = "pairs" if target is not None else detect_format(path, source)
     if form == "parquet":
-        return _open_parquet(path, columns=list_columns(source)).metadata.num_rows > 0
+        with _open_parquet(path, columns=list_columns(source)) as file:
+            return file.metadata.num_rows > 0
     if form == "text" and source.separator is None and source.target_column is None:
         return any(characters.strip() for characters in _read_characters(path))
     return any(True for _ in read_texts(path, source, target=target))
@@ -148,23 +148,33 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
 # Parquet
 
 
-def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
+@contextmanager
+def _open_parquet(path: Path, columns: dict[str, str]) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once
     and holds text.
     """
-    os.close(open_file(path))  # refuses what is no regular file
-    try:
-        # pre-buffering keeps read bytes
-        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
-        names = file.schema_arrow.names  # raises for a name that is not UTF-8
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        begins = repr(path.open("rb").read(24))
-        raise damaged(
-            path,
-            what="parquet",
-            reason=str(error).splitlines()[0],
-            begins=begins,
-        ) from None
+    with open(open_file(path), "rb") as opened:
+        try:
+            # pre-buffering keeps read bytes
+            file = pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)
+            names = file.schema_arrow.names  # raises for a name that is not UTF-8
+        except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+            opened.seek(0)
+            begins = repr(opened.read(24))
+            raise damaged(
+                path,
+                what="parquet",
+                reason=str(error).splitlines()[0],
+                begins=begins,
+            ) from None
+        _check_columns(file, path, columns=columns, names=names)
+        yield file
+
+
+def _check_columns(
+    file: pq.ParquetFile, path: Path, columns: dict[str, str], names: list[str]
+) -> None:
+    """Raise UserError unless each of `columns` occurs once among the `names` and holds text."""
     groups = range(file.metadata.num_row_groups)
     _check_rows(file, path, rows=sum(file.metadata.row_group(number).num_rows for number in groups))
     for option, column in columns.items():
@@ -198,7 +208,6 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
                 name=column,
                 key=f"source.{option}",
             )
-    return file
 
 
 def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
@@ -215,7 +224,13 @@ def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
 
 
 def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Rows:
-    file = _open_parquet(path, columns)
+    with _open_parquet(path, columns) as file:
+        yield from _read_opened(file, path, columns=columns, span=span)
+
+
+def _read_opened(
+    file: pq.ParquetFile, path: Path, columns: dict[str, str], span: Span | None
+) -> Rows:
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     first, last = span or (0, len(groups))
     names = list(columns.values())

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.stores.manifest import open_records, read_store_manifest, resolve_store
+from tokenscale.data.corpus.raw_text import open_checked
+from tokenscale.data.records import map_array
+from tokenscale.data.stores.manifest import (
+    open_records,
+    read_store_manifest,
+    rebuild_command,
+    resolve_store,
+)
 
 
 class LengthsStore:
@@ -24,7 +31,7 @@ class LengthsStore:
         self.manifest = manifest
         self.total_tokens: int = manifest["tokens_total"]
         folder = resolve_store(where)[0]
-        parts = [np.load(folder / file["name"], mmap_mode="r") for file in manifest["files"]]
+        parts = [_map_file(where, folder, file) for file in manifest["files"]]
         self._lengths = parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def __len__(self) -> int:
@@ -33,6 +40,20 @@ class LengthsStore:
     def lengths_of(self, indices: np.ndarray | slice) -> np.ndarray:
         """Return the lengths of documents in tokens with BOS (and EOS), int64 [n]."""
         return self._lengths[indices].astype(np.int64)
+
+
+def _map_file(where: Path, folder: Path, file: dict[str, Any]) -> np.memmap:
+    """Map a file of a store's manifest. Raises UserError for a missing or changed one."""
+    opened = open_checked(
+        folder,
+        name=file["name"],
+        size=file["bytes"],
+        sha256=file["sha256"],
+        what="token store",
+        next=rebuild_command(where),
+    )
+    with opened as lengths:
+        return map_array(lengths)
 
 
 def find_lengths(folder: Path, eos: bool) -> np.ndarray | None:

@@ -187,7 +187,8 @@ def open_store(
         restore = rebuild_command(where, file=file["name"]) if "parts" in manifest else next_step
         sha256 = None if read else file.get("sha256")
         check_file(
-            folder / file["name"],
+            folder,
+            name=file["name"],
             size=file["bytes"],
             sha256=sha256,
             what="token store",

@@ -22,14 +22,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.records import OpenFiles, changed_error, vocabulary_error
+from tokenscale.data.corpus.raw_text import open_checked
+from tokenscale.data.records import OpenFiles, changed_error, map_array, vocabulary_error
 from tokenscale.data.stores.documents import IGNORED, Chunk
 from tokenscale.data.stores.manifest import rebuild_command, resolve_store
 
@@ -46,14 +46,19 @@ CHUNK_TOKENS = 1 << 20
 
 
 def _map_file(path: Path) -> mmap.mmap:
-    """Map a file.
+    """Map a file; see `_map_opened`."""
+    with open(path, "rb") as file:
+        return _map_opened(file)
+
+
+def _map_opened(file: BinaryIO) -> mmap.mmap:
+    """Map an open file.
 
     Files of up to `POPULATE_BYTES` are read completely on Linux: page faults would cost about 5 us
     per batch in the first epoch. For larger files the kernel's read-around of 128 KiB per fault is
     disabled: rows are read in random order, so a batch would cost 70 times its size.
     """
-    with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if sys.platform == "linux":
         with suppress(OSError):  # before Linux 5.14
             memory.madvise(mmap.MADV_RANDOM if len(memory) > POPULATE_BYTES else MADV_POPULATE_READ)
@@ -124,21 +129,25 @@ class _Part:
     def __getattr__(self, name: str) -> np.ndarray:
         if name not in self.__annotations__:
             raise AttributeError(name)
-        path = self.where / f"{name}.npy"
         file = self._files.get(f"{name}.npy")
-        if file is not None:
-            next_step = rebuild_command(self.where)
-            check_file(
-                path,
+        # unverified, the file is the one of this name, whatever its size
+        with (
+            open(self.where / f"{name}.npy", "rb")
+            if file is None
+            else open_checked(
+                self.where,
+                name=f"{name}.npy",
                 size=file["bytes"],
                 sha256=file["sha256"],
                 what="token store",
-                next=next_step,
+                next=rebuild_command(self.where),
             )
-        # indexing this object costs many times as much as a plain view
-        table = np.load(path, mmap_mode="r")
-        self.__dict__[name] = np.frombuffer(_map_file(path), table.dtype, table.size, table.offset)
-        return self.__dict__[name]
+        ) as opened:
+            table = map_array(opened)
+            # indexing that object costs many times as much as a plain view
+            view = np.frombuffer(_map_opened(opened), table.dtype, table.size, table.offset)
+        self.__dict__[name] = view
+        return view
 
     @cached_property
     def views(self) -> tuple[memoryview, memoryview]:

@@ -424,7 +424,8 @@ def _check_part(
     for file in list_files(manifest):
         sha256 = file["sha256"] if file["name"] == OCCURRENCES else None
         check_file(
-            folder / file["name"],
+            folder,
+            name=file["name"],
             size=file["bytes"],
             sha256=sha256,
             what="token store",

@@ -125,8 +125,10 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
     """Load the tokenizer of `results/tokenizers/<name>/` and check its files against the manifest.
 
     `engine` names the package that encodes text; `auto` chooses the fastest installed engine that
-    is exact. Raises UserError for a missing or changed file, an unknown kind, and an engine that
-    cannot be used.
+    is exact. The packages open the files by their paths, after the check.
+
+    Raises UserError for a missing or changed file, an unknown kind, and an engine that cannot be
+    used.
     """
     directory = Path(directory)
     manifest = read_tokenizer_manifest(directory)
@@ -138,10 +140,10 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
             tokenizer=directory,
         )
     for file in [manifest["file"], *manifest.get("derived", [])]:
-        path = directory / file["name"]
         next_step = rebuild_command(directory)
         check_file(
-            path,
+            directory,
+            name=file["name"],
             size=file["bytes"],
             sha256=file["sha256"],
             what="tokenizer",

@@ -1,6 +1,7 @@
 """Start the ranks of a run on this machine, and terminate them together."""
 
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -30,6 +31,10 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_
 #: exit code of a rank whose port is taken: nothing has started, so another port can be tried
 PORT_TAKEN = 76
 PORTS_TRIED = 3
+#: open files of a rank, and of its connections to each rank: 31 were needed with 2 ranks, 33 to 36
+#: with 4; a margin for stores of many files
+FILES_PER_RANK = 64
+FILES_PER_PEER = 8
 #: variables that define a process's rank and world
 WORLD_VARIABLES = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -54,7 +59,7 @@ def run_ranks(
     base = rank_environment(threads_per_rank(world_size), device=device) | (variables or {})
     if world_size == 1:
         return run_processes([(argv, base)], keep=keep)
-    base |= local_rendezvous(base) | new_secret()
+    base |= local_rendezvous(base, world_size) | new_secret()
     base |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     for _ in range(PORTS_TRIED):  # between now and the first rank's listening, imports take seconds
         base["MASTER_PORT"] = str(free_port())
@@ -67,9 +72,10 @@ def run_ranks(
     return code
 
 
-def local_rendezvous(base: dict[str, str]) -> dict[str, str]:
+def local_rendezvous(base: dict[str, str], world_size: int) -> dict[str, str]:
     """Return rendezvous variables for one machine, whose ranks meet on the loopback interface.
-    Raises UserError where it is down: gloo would wait for it.
+    Raises UserError where it is down, for which gloo would wait, and where a rank may open too few
+    files for its connections.
     """
     if not reaches_itself():
         raise UserError(
@@ -77,12 +83,30 @@ def local_rendezvous(base: dict[str, str]) -> dict[str, str]:
             address="127.0.0.1",
             next="ip link set lo up, or run one rank",
         )
+    _check_open_files(world_size)
     interface = (
         {"GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo")}
         if sys.platform == "linux"
         else {}
     )
     return {"MASTER_ADDR": "127.0.0.1", **interface}
+
+
+def _check_open_files(world_size: int) -> None:
+    """Raise UserError if a rank may not open as many files as it and its connections need."""
+    needed = FILES_PER_RANK + FILES_PER_PEER * world_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    following = f"ulimit -n {needed}"
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        following = "raise that limit (`ulimit -Hn` prints how far you may)"
+    raise UserError(
+        "the ranks of a run may open too few files.",
+        found=f"ulimit -n is {soft}",
+        expected=f"at least {needed} for {world_size} ranks",
+        next=f"{following}, or run one rank",
+    )
 
 
 def new_secret() -> dict[str, str]:

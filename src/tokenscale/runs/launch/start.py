@@ -278,7 +278,8 @@ class Launch:
         )
         if self.machine.starter == "torchrun":
             # else it listens
-            base |= ranks.local_rendezvous(base) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            base |= ranks.local_rendezvous(base, world_size)
+            base["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         else:
             base = _step_environment(base) | ranks.new_secret()
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)

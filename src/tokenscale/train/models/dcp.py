@@ -71,7 +71,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Reader(dcp.FileSystemReader):
-    """A reader that runs nothing of what it reads, and opens no file outside its folder."""
+    """A reader that runs nothing of what it reads, and opens no file outside its folder. torch opens
+    the files by their paths, after the check.
+    """
 
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
         with open(open_file(Path(self.path) / ".metadata"), "rb") as file:
