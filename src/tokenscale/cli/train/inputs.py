@@ -6,7 +6,6 @@ rules.
 """
 
 import argparse
-import importlib
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, write_text
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.library_weights import count_library_weights
+from tokenscale.cli.main import load_command
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train.request import (
     TEKKEN_VOCABULARY,
@@ -226,7 +226,7 @@ def call(command: str, *words: str, output: Path) -> Path:
     """Run a command that writes this manifest, and return its path. A folder that is new is removed
     if it fails.
     """
-    module = importlib.import_module(f"tokenscale.cli.{command}")
+    module = load_command(command)
     folder = output.parent
     parser = argparse.ArgumentParser()
     new = not folder.exists()
