@@ -325,7 +325,6 @@ def test_a_listing_that_cannot_be_written_is_needed_only_where_it_differs(projec
 TABLES = {
     "benchmark": "cli/benchmark.py",
     "commands": "cli/main.py",
-    "commands of rules": "cli/train/inputs.py",
     "figures": "report/figure.py",
     "sources": "data/corpus/build.py",
     "tokenizers": "data/tokenizers/load.py",

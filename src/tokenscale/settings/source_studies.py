@@ -47,8 +47,7 @@ class TrainOptions:
     dataset: str = option(
         "dummy",
         description=(
-            "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or "
-            "mixture in "
+            "a file, `dummy` (random numbers over the model's vocabulary), or a corpus in "
             "config/config.yaml"
         ),
         path=True,
