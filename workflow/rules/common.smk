@@ -12,7 +12,13 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.cli import cloud
 from tokenscale.cli.snakemake import internals
-from tokenscale.cli.snakemake.targets import JUDGED, RECORDED, TABLES, Targets, part_manifest
+from tokenscale.cli.snakemake.targets import (
+    JUDGED,
+    RECORDED,
+    TABLES,
+    Targets,
+    part_manifest,
+)
 from tokenscale.runs.launch import lock
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.closure import ONLINE, training_modules, write_listing
