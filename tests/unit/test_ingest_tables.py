@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests import logs
@@ -16,7 +17,14 @@ from tokenscale.analysis import ingest as module
 from tokenscale.analysis import kept_tables, run_folder
 from tokenscale.analysis.queries import connect, query
 from tokenscale.analysis.recount import Recount
-from tokenscale.analysis.tables import EXPERIMENT, MANIFEST, TABLES, read_experiment
+from tokenscale.analysis.tables import (
+    EXPERIMENT,
+    MANIFEST,
+    TABLES,
+    read_experiment,
+    write,
+    write_manifest,
+)
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.cli import main as cli
@@ -246,6 +254,35 @@ def test_a_run_whose_inputs_could_not_be_read_is_read_each_time(lab, read, monke
         read.clear()
         lab.tables(kept=lab.root / "kept")
         assert len(read) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("records", "run_id", "another"),
+        ("records", "record", "{"),
+        ("records", "entry", None),
+        ("records", "hashes", "[]"),
+        ("recounts", "recount", "{}"),
+        ("recounts", "run_id", "another"),
+    ],
+)
+def test_tables_of_other_hands_without_what_a_run_is_judged_by_are_named(
+    lab, monkeypatch, capsys, table, column, value
+):
+    monkeypatch.chdir(lab.root)
+    lab.tables("results/tables/demo")
+    folder = Path("results/tables/demo")
+    rows = pq.read_table(folder / f"{table}.parquet").to_pylist()
+    rows[0][column] = value
+    write(folder / f"{table}.parquet", table, rows)
+    write_manifest(folder)
+    before = (folder / "validity.parquet").read_bytes()
+    told = ["validate", "--experiment", str(lab.table), "--tables", str(folder)]
+    assert cli.main(told) == 2
+    error = capsys.readouterr().err
+    assert str(folder / "records.parquet") in error and rows[1]["run_id"][:4] in error
+    assert (folder / "validity.parquet").read_bytes() == before
 
 
 def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, capsys):

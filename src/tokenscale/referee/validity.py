@@ -4,8 +4,9 @@ and values that were not checked.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tokenscale.analysis.run_record import RunRecord, describe_trouble, read_set
 from tokenscale.analysis.run_table import find_gaps, read_run_table
 from tokenscale.analysis.steps import Steps
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_record, write_sealed
+from tokenscale.base.files import check_types, read_record, report_malformed, write_sealed
 from tokenscale.referee import clocks, run_values, stated_flops, steadiness  # noqa: F401  # they register
 from tokenscale.referee.design import find_cautions
 from tokenscale.referee.expectations import Evidence, Findings, judge
@@ -62,7 +63,8 @@ def judge_tables(
     findings: dict[str, Findings | None] = {}
     for row, (run_id, parts) in zip(rows, _read_runs(folder, rows), strict=True):
         siblings.add(run_id, parts["steps"], parts["events"])
-        findings[run_id] = before.read(row, parts)
+        make = partial(_judge_tables_of_run, folder, row, parts)
+        findings[run_id] = before.read(row, parts, make=make)
     before.write()
     others = pq.read_table(folder / "stores.parquet").to_pylist()
     verdicts = siblings.judge(rows, found=findings, stores=others)
@@ -88,8 +90,12 @@ class KeptFindings:
             except UserError:
                 return
 
-    def read(self, row: Row, parts: Mapping[str, pa.Table]) -> Findings | None:
-        """Return what is said of a run; None of one that is missing."""
+    def read(
+        self, row: Row, parts: Mapping[str, pa.Table], make: Callable[[], Findings | None]
+    ) -> Findings | None:
+        """Return what is said of a run: what was kept, or what `make` returns; None of one that is
+        missing.
+        """
         key = ""
         if self._path is not None:
             key = _hash(self._code, row, parts)
@@ -97,7 +103,7 @@ class KeptFindings:
             if isinstance(kept, dict) and kept.get("key") == key:
                 self._now[row["run_id"]] = kept
                 return Findings.decode(kept["findings"])
-        found = judge_run(row, *read_evidence(row, parts))
+        found = make()
         if found is not None:
             self._now[row["run_id"]] = {"key": key, "findings": found.encode()}
         return found
@@ -119,10 +125,22 @@ def _hash(code: Mapping[str, str], row: Row, parts: Mapping[str, pa.Table]) -> s
     return digest.hexdigest()
 
 
+def _judge_tables_of_run(folder: Path, row: Row, parts: Mapping[str, pa.Table]) -> Findings | None:
+    """Return what is said of a run by its rows of the tables in a folder."""
+    with report_malformed(
+        folder / "records.parquet",
+        what=f"record of the run {row['run_id']} in the tables",
+        next=tables.restore_command(folder),
+    ):
+        entry, contents = read_evidence(row, parts)
+    return judge_run(row, entry, contents)
+
+
 def read_evidence(row: Row, parts: Mapping[str, pa.Table]) -> tuple[Row, RunContents]:
     """Return a run's entry in the run table, and what its folder gave, from its tables."""
     (record,) = parts["records"].to_pylist()
     values = {name: json.loads(record[name]) for name in ("entry", "record", "hashes", "changed")}
+    check_types(values, fields={"entry": dict, "hashes": dict, "changed": list})
     steps = parts["steps"]
     logged = parts["logged"]
     recounts = parts["recounts"]
