@@ -24,10 +24,6 @@ from typing import Any
 import pydantic
 
 from tokenscale import __version__
-from tokenscale.analysis import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
-from tokenscale.analysis.claims import INCONCLUSIVE
-from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
-from tokenscale.analysis.replication import compare_with_studies
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, write_text
 from tokenscale.cli.doctor import list_packages
@@ -36,6 +32,10 @@ from tokenscale.data.corpus import docstrings, stream
 from tokenscale.data.corpus.build import FATES
 from tokenscale.data.corpus.read import FORMATS
 from tokenscale.data.corpus.refusals import REFUSALS
+from tokenscale.referee import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
+from tokenscale.referee.claims import INCONCLUSIVE
+from tokenscale.referee.expectations import BETWEEN_RUNS, OF_A_RUN
+from tokenscale.referee.replication import compare_with_studies
 from tokenscale.report.claims import read_claims, replication_tables, verdict_words
 from tokenscale.report.table import Table, markdown
 from tokenscale.settings import closure
@@ -435,8 +435,9 @@ def build_schemas() -> dict[str, dict[str, Any]]:
         },
     }
     run["properties"].pop("repeat")  # experiments set `repeats`
-    run["properties"].pop("mixture")  # filled in
-    for name in ("MixtureSettings", "MixtureSource", "MixtureStage"):
+    for name in ("mixture", "extensions"):
+        run["properties"].pop(name)  # filled in
+    for name in ("ExtensionSettings", "MixtureSettings", "MixtureSource", "MixtureStage"):
         definitions.pop(name)
     run["properties"]["corpus"]["description"] = "name of a corpus or a mixture in config.yaml"
     run["properties"]["resume_from"]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
@@ -561,7 +562,7 @@ def _render_rows(cls: type, prefix: str, by_name: bool = False):
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         # names are keys, `repeat` is set by `repeats`, `learnt_from` and `mixture` are filled in
-        if field.name in ("repeat", "learnt_from", "mixture") or (
+        if field.name in ("repeat", "learnt_from", "mixture", "extensions") or (
             field.name == "name" and cls is not Machine
         ):
             continue

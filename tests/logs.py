@@ -6,14 +6,15 @@ import itertools
 import json
 import math
 import zlib
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 
-from tokenscale.analysis.accounting import PHASES
-from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.ingest import ingest, one_run
+from tokenscale.analysis.queries import connect
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
 from tokenscale.costs.memory import memory
@@ -24,11 +25,46 @@ from tokenscale.data.order.permutation import (
     rank_slots,
     row_digests,
 )
+from tokenscale.referee.accounting import PHASES
+from tokenscale.referee.expectations import describe_findings
+from tokenscale.referee.validity import judge_run, judge_tables, read_evidence
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, RunSettings
+
+
+def tabulate(
+    experiment: Path,
+    runs: Path,
+    output: Path,
+    *benchmarks,
+    stores=(),
+    corpora=(),
+    kept=None,
+    **options,
+) -> dict[str, int]:
+    """Write the tables of an experiment's logs and judge them; return row counts."""
+    named = {"stores": stores, "corpora": corpora, "kept": kept}
+    counts = ingest(experiment, runs, output, *benchmarks, **named, **options)
+    judge_tables(output, experiment, runs=runs, **named)
+    return counts
+
+
+def judge_one(entry: dict, experiment: str, runs: Path) -> tuple[dict, dict]:
+    """Return the tables of one run, and its row of `runs` with what is said of it alone."""
+    made = one_run(entry, experiment, runs)
+    (row,) = made["runs"].to_pylist()
+    found = judge_run(row, *read_evidence(row, made))
+    return made, row | describe_findings(row["run_id"], [found])
+
+
+def read_runs(folder: Path):
+    """Return the rows of the table `runs` with those of `validity`, as a table of Arrow."""
+    with closing(connect(folder)) as connection:
+        return connection.sql("FROM runs ORDER BY run_id").to_arrow_table()
+
 
 APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
 HARDWARE = {
@@ -335,7 +371,7 @@ def ingested(
 ) -> Path:
     """Tables of an experiment of these runs, of which those count whose logs are in `runs`."""
     path = write_table(folder / "runs.json", list(runs), **table)
-    ingest(
+    tabulate(
         path,
         folder / "runs",
         folder / to,
@@ -536,7 +572,7 @@ def write_demo(
 
 
 def demo(folder: Path, to="tables", **options) -> Path:
-    ingest(write_demo(folder, **options), folder / "runs", folder / to, [folder / "bench.json"])
+    tabulate(write_demo(folder, **options), folder / "runs", folder / to, [folder / "bench.json"])
     return folder / to
 
 

@@ -31,22 +31,26 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.analysis import comparability, ingest, tables
-from tokenscale.analysis.accounting import PHASES
-from tokenscale.analysis.expectations import (
+from tokenscale.analysis import ingest, tables
+from tokenscale.analysis.logs import merge
+from tokenscale.analysis.recount import Recount
+from tokenscale.analysis.rows import store_rows
+from tokenscale.analysis.run_contents import RunContents
+from tokenscale.analysis.run_folder import InputsAtHand, read_contents
+from tokenscale.analysis.run_record import read_run_record
+from tokenscale.analysis.run_table import find_gaps
+from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.referee import comparability, validity
+from tokenscale.referee.accounting import PHASES
+from tokenscale.referee.expectations import (
     BETWEEN_RUNS,
     OF_A_RUN,
     Evidence,
     Findings,
     NotCheckedError,
+    describe_findings,
 )
-from tokenscale.analysis.logs import merge
-from tokenscale.analysis.recount import Recount
-from tokenscale.analysis.rows import store_rows
-from tokenscale.analysis.run_contents import InputsAtHand, RunContents, read_contents
-from tokenscale.analysis.run_record import read_run_record
-from tokenscale.analysis.siblings import Siblings, find_gaps
-from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.referee.siblings import Siblings
 from tokenscale.report import answers
 from tokenscale.settings.experiments import digest_design
 
@@ -74,6 +78,9 @@ POSSIBLE = {
         ("copy", "freeze"),
     ): "a device may hold as much in each run and step",
 }
+
+#: columns of runs with what is said of them
+COLUMNS = tables.TABLES["runs"] | tables.TABLES[tables.JUDGED]
 
 # -- what is changed
 
@@ -532,12 +539,13 @@ class Campaign:
                     said.add((run_id, f"?{expectation.value}"))
             return found
 
-        with mock.patch.object(ingest, "judge", judge):
+        with mock.patch.object(validity, "judge", judge):
             try:
-                row = ingest.judge_run(entry, self.experiment, contents)
+                row = ingest.record_run(entry, self.experiment, contents=contents)
+                found = validity.judge_run(row, entry, contents)
             except Exception:  # noqa: BLE001  # as `ingest` takes what no row can be made of
                 return self._rows[run_id] | {"validity": "invalid"}, {(run_id, "readable")}
-        return row, said
+        return row | describe_findings(run_id, [found or Findings()]), said
 
     def judge(self, changed: Mapping[str, tuple[Row, RunContents]], compare: bool = True) -> Said:
         """Return who says something of the experiment with these runs changed; `compare`: also of
@@ -582,9 +590,7 @@ class Campaign:
         """Return which runs are refused in comparisons of approaches and world sizes, and what the
         page says of all of them.
         """
-        frame = pd.DataFrame(
-            [{name: row.get(name) for name in tables.TABLES["runs"]} for row in rows.values()]
-        )
+        frame = pd.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows.values()])
         found: Said = set()
         for factor in ("approach", "world_size"):
             for refusal in comparability.refusals(frame, factor):

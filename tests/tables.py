@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from tokenscale.analysis import tables
 from tokenscale.analysis.queries import query
-from tokenscale.base.files import write_json
+from tokenscale.base.files import read_json, write_json
 
 Row = dict[str, Any]
 
@@ -82,16 +84,29 @@ def write(folder: Path, experiment: Row | None = None, **rows: list[Row]) -> Pat
     """Every table of the folder, those that are not named empty, with the experiment's description
     and the manifest.
     """
-    for table in tables.TABLES:
+    for table in tables.RECORDED:
         tables.write(folder / f"{table}.parquet", table, rows.get(table, []))
-    return describe(folder, experiment or {})
+    return describe(folder, experiment or {}, rows.get("runs", []))
 
 
-def describe(folder: Path, experiment: Row) -> Path:
-    """Write the experiment's description beside tables, and their manifest."""
+def describe(folder: Path, experiment: Row, runs: list[Row]) -> Path:
+    """Write the experiment's description beside tables, their manifest, and what the rows of `runs`
+    have of the columns of `validity`.
+    """
     write_json(folder / tables.EXPERIMENT, experiment)
     tables.write_manifest(folder)
+    tables.write_verdict(folder, runs, cautions=experiment.get("cautions") or [])
     return folder
+
+
+def renew_manifests(folder: Path) -> None:
+    """Write the manifests of a folder anew, as a hand does that changed its files and puts the
+    hashes right.
+    """
+    verdicts = pq.read_table(folder / f"{tables.JUDGED}.parquet").to_pylist()
+    cautions = read_json(folder / tables.VERDICT)["cautions"]
+    tables.write_manifest(folder)
+    tables.write_verdict(folder, verdicts, cautions)
 
 
 def query_row(name: str, folder: Path, **parameters: Any) -> Row:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenscale.analysis.scaling_model import COVERAGE, Prediction, fit, predict
 from tokenscale.base.errors import unknown
 from tokenscale.cli.main import Parser, exit_code
+from tokenscale.referee.scaling_model import COVERAGE, Prediction, fit, predict
 
 #: how a line of the results reads
 LINE = "{:<34} {:>6} {:>8} {:>7} {:>7} {:>8} {:>9} {:>9}"

@@ -49,6 +49,13 @@ COMMANDS: dict[str, list[str]] = {
         f"--kept=results/run-tables/{NAME}",
         f"--output=results/tables/{NAME}",
     ],
+    "validate": [
+        "tokenscale",
+        "validate",
+        f"--experiment=results/experiments/{NAME}/runs.json",
+        f"--kept=results/run-tables/{NAME}",
+        f"--tables=results/tables/{NAME}",
+    ],
     "status": ["tokenscale", "status"],
     "status --failed": ["tokenscale", "status", "--failed"],
     "claims": ["tokenscale", "claims", f"--experiments={NAME}", "--output=results/report"],
@@ -100,9 +107,11 @@ def measure(runs: int, repeats: int, folder: Path) -> Iterator[Cost]:
     *first, last = planned
     for run in first:
         write_logs(folder / "results/runs", run)
-    yield run_command(folder, runs, "ingest, whole", COMMANDS["ingest"])
+    for command in ("ingest", "validate"):
+        yield run_command(folder, runs, f"{command}, whole", COMMANDS[command])
     write_logs(folder / "results/runs", last)
-    yield run_command(folder, runs, "ingest, one new run", COMMANDS["ingest"])
+    for command in ("ingest", "validate"):
+        yield run_command(folder, runs, f"{command}, one new run", COMMANDS[command])
     write_failures(folder, planned[::FAILED])
     for command in ("status", "status --failed", "claims", "page"):
         yield run_command(folder, runs, command, COMMANDS[command])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tokenscale.analysis import statistics
+from tokenscale.referee import statistics
 from tokenscale.report.paired_comparisons import Pair, judge
 from tokenscale.settings.experiments import Experiment, order_runs
 

@@ -314,6 +314,7 @@ class Checkout:
             text = around.replace(indent + line, inside)
         elif path.exists() and not name.startswith("profiles/"):
             raise Failed(f"{name} is there already")
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
     def _console(self, text: str, exits: int) -> None:

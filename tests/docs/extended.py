@@ -2,6 +2,7 @@
 (test_documentation.py).
 """
 
+import importlib
 import json
 import math
 from dataclasses import replace
@@ -10,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenscale.data.batches.pairs import open_pairs, pairs_of
-from tokenscale.train.models.dpo import BETA, DPO
 from torch import nn
 
 import tokenscale
@@ -23,6 +22,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.settings.closure import training_code
+from tokenscale.settings.extensions import load_extension, read_extension
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -35,6 +35,12 @@ from tokenscale.settings.run import (
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
+RAW = read_extension(("token_format",), "raw:Raw")
+SOURCE = read_extension(("objective",), "dpo:DPO")
+DPO = load_extension(SOURCE.name, "objective")
+open_pairs = load_extension(SOURCE.name, "objective", "rows")
+BETA = importlib.import_module("extensions.dpo").BETA
+pairs_of = importlib.import_module("extensions.pairs").pairs_of
 T = 32
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
@@ -46,7 +52,8 @@ def lab(tmp_path_factory):
 
 def run_with(approach="token-list", **changes) -> RunSettings:
     settings = {
-        "objective": "dpo",
+        "objective": SOURCE.name,
+        "extensions": (*SOURCE.settings, *RAW.settings),
         "model": PRESETS["llama-micro"],
         "global_batch": 8,
         "micro_batch": 3,
@@ -88,25 +95,39 @@ def test_the_copy_is_what_is_tested():
 
 
 def test_trainings_on_raw_and_on_token_list_are_one(lab, trained, tmp_path):
-    train(run := run_with("raw"), lab.inputs(run), tmp_path, WORLD)
+    train(run := run_with(RAW.name), lab.inputs(run), tmp_path, WORLD)
     assert losses_of(tmp_path) == losses_of(trained)
     assert [v["loss_sum"] for v in validations_of(tmp_path)] == [
         v["loss_sum"] for v in validations_of(trained)
     ]
 
 
-def test_the_format_is_code_of_its_own_runs_and_the_others_of_all():
-    found = {
-        approach: training_code(RunSettings(approach=approach)) for approach in ("raw", "packed")
+def test_an_extension_is_code_of_its_own_runs_and_a_method_of_all():
+    runs = {
+        "raw": RunSettings(approach=RAW.name, extensions=RAW.settings),
+        "dpo": RunSettings(objective=SOURCE.name, extensions=SOURCE.settings),
     }
-    for file in (
-        "data/stores/raw.py",
-        "train/parallel/each.py",
-        "train/models/dpo.py",
-        "data/batches/pairs.py",
-    ):
-        users = [approach for approach, code in found.items() if any(file in f for f in code)]
-        assert users == (["raw"] if "stores" in file else ["raw", "packed"])
+    found = {name: training_code(run) for name, run in runs.items()}
+    for file, expected in {
+        "extensions/raw.py": ["raw"],
+        "extensions/dpo.py": ["dpo"],
+        "extensions/pairs.py": ["dpo"],
+        "train/parallel/each.py": ["raw", "dpo"],
+    }.items():
+        users = [name for name, code in found.items() if any(f.endswith(file) for f in code)]
+        assert users == expected
+
+
+def test_smoothed_labels_are_those_of_torch():
+    source = read_extension(("objective",), "smoothed:Smoothed")
+    model = Table([[0.0, 1.0, 2.0], [1.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
+    smoothed = load_extension(source.name, "objective")(model)
+    tokens, labels = torch.tensor([[0, 1, 2]]), torch.tensor([[1, IGNORED, 2]])
+    expected = 0.0
+    for logits, label in ((model.logits[0], 1), (model.logits[2], 2)):
+        log_p = logits.log_softmax(0)
+        expected -= 0.9 * log_p[label].item() + 0.1 * log_p.mean().item()
+    assert smoothed(tokens, labels).item() == pytest.approx(expected, rel=1e-6)
 
 
 # -- the copies
@@ -143,6 +164,9 @@ class Table(nn.Module):
         self.logits = nn.Parameter(torch.tensor(logits))
         self.head = nn.Identity()
 
+    def forward(self, tokens_bt, bounds=None):
+        return self.head(self.hidden(tokens_bt, bounds))
+
     def hidden(self, tokens_bt, bounds=None):
         return self.logits[tokens_bt]
 
@@ -162,7 +186,6 @@ def test_the_loss_is_equation_7():
     rejected = log_p([0, 2, 1], 2) + log_p([0, 1, 3], 1) - log_p([0, 1, 2], 2) - log_p([0, 0, 3], 1)
     expected = -math.log(1 / (1 + math.exp(-BETA * (chosen - rejected))))
     assert objective(tokens, labels).item() == pytest.approx(expected, rel=1e-6)
-    assert objective.count(labels.numpy()) == 1
 
 
 def test_what_a_row_predicts_is_turned_around_and_nothing_else():

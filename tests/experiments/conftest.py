@@ -21,7 +21,7 @@ def demo_report(tmp_path_factory):
 
 
 def make_report(folder):
-    from tokenscale.analysis.ingest import ingest
+    from tests.logs import tabulate
     from tokenscale.cli.main import main
     from tokenscale.report import page, pdf, save
     from tokenscale.settings.registry import FIGURES
@@ -33,7 +33,7 @@ def make_report(folder):
     other = logs.write_table(
         folder / "other.json", [], experiment="other", question="Another?", original=original
     )
-    ingest(other, folder / "runs", tables / "other")
+    tabulate(other, folder / "runs", tables / "other")
     for name in FIGURES:
         save.save(name, tables / "demo", figures / "demo" / name)
     ledger = ["--ledger", str(ROOT / "config/replication.yaml")]

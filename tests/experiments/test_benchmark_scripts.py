@@ -205,6 +205,6 @@ def test_every_command_is_measured_on_a_campaign(tmp_path, capsys):
     assert growth.main(["--runs", "8", "--repeats", "2", "--folder", str(tmp_path), "--keep"]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n{name} " in printed for name in ("snakemake -n", "status --failed", "page"))
-    (runs,) = tmp_path.glob(f"*/results/tables/{growth.NAME}/runs.parquet")
+    (runs,) = tmp_path.glob(f"*/results/tables/{growth.NAME}/validity.parquet")
     assert pq.read_table(runs)["validity"].to_pylist() == ["valid"] * 8
     assert growth.main(["--runs", "7"]) == 2

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from tests import golden, logs
-from tokenscale.analysis.ingest import ingest
+from tests.logs import tabulate
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, sha256_text, write_json
 from tokenscale.costs.flops import parameters
@@ -498,7 +498,7 @@ def test_differences_of_losses_are_found_where_one_was_made(tmp_path):
         lambda s: s | {"loss_sum": s["loss_sum"] + (s["step"] == 7) * s["useful_tokens"]},
         rank="00000",
     )
-    ingest(tmp_path / "runs.json", tmp_path / "runs", tables)
+    tabulate(tmp_path / "runs.json", tmp_path / "runs", tables)
     kind, rows = parts("ddp_verification_loss", tables)
     found = kind(*rows).data().set_index("step")
     assert found.loc[7, "largest_difference"] == pytest.approx(0.5, rel=1e-2)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests import logs
+from tests.logs import tabulate
 from tests.unit.test_ingest import rows
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
@@ -56,7 +56,7 @@ def tables(root: Path, runs=(), **cell) -> Path:
             {"run_id": path.parent.name, "external": True, "cell": cell, "repeat": number}
         )
     write_json(table, content)
-    ingest(table, root / "runs", root / "tables")
+    tabulate(table, root / "runs", root / "tables")
     return root / "tables"
 
 

@@ -16,10 +16,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests import logs
+from tests.logs import tabulate
 from tests.once import once
+from tests.tables import renew_manifests
 from tokenscale import __version__
-from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.tables import write_manifest, writer
+from tokenscale.analysis.tables import digest, write_verdict, writer
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.base.manifests import read_sums
@@ -83,7 +84,7 @@ def made(tmp_path_factory):
         table = logs.write_demo(folder, **options)
         for path in folder.glob("runs/*/run.json"):
             seal_logs(path.parent)
-        ingest(table, folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
+        tabulate(table, folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
         report(folder)
 
     return once(tmp_path_factory, "report-folder", make)
@@ -154,9 +155,7 @@ def test_provenance_leads_from_a_figure_to_the_sealed_records_and_cells_say_what
     }
     assert {of["commit"] for of in facts.values()} == {"0123456789abcdef0123456789abcdef01234567"}
     assert record["packages"].keys() >= {"matplotlib", "duckdb", "python"}
-    assert record["experiments"]["demo"]["tables"] == sha256_file(
-        made / "tables/demo/manifest.json"
-    )
+    assert record["experiments"]["demo"]["tables"] == digest(made / "tables/demo")
     rows = pq.read_table(made / "report/data/demo/cells.parquet").to_pandas().set_index("run_id")
     assert len(rows) == 4 and rows["seal"].notna().all()
     for run in (made / "runs").iterdir():
@@ -194,7 +193,7 @@ def quick(monkeypatch, made):
         for name in ("provenance.json", "CITATION.cff"):
             shutil.copy(citation.parent / name, output)
         record = read_json(output / "provenance.json")
-        record["experiments"]["demo"]["tables"] = sha256_file(tables / "demo/manifest.json")
+        record["experiments"]["demo"]["tables"] = digest(tables / "demo")
         write_json(output / "provenance.json", record)
 
     monkeypatch.setattr(build, "write", write)
@@ -408,7 +407,7 @@ def edit_table(results, name="steps", column="step_s", renew=True):
     with writer(path, name) as add:
         add(rows)
     if renew:
-        write_manifest(path.parent)
+        renew_manifests(path.parent)
 
 
 def edit_json(path, **values):
@@ -417,12 +416,12 @@ def edit_json(path, **values):
 
 def edit_description(results, **values):
     edit_json(results / "tables/demo/experiment.json", **values)
-    write_manifest(results / "tables/demo")
+    renew_manifests(results / "tables/demo")
 
 
 #: what is edited in results → how, and what the tables then differ in
 SOURCES = {
-    "a log": (edit_log, "runs.parquet"),
+    "a log": (edit_log, "validity.parquet"),
     "a log, and the record sealed again": (
         lambda results: seal_logs(edit_log(results)),
         "has step_s",
@@ -457,7 +456,7 @@ SOURCES = {
     ),
     "the settings of a run in the run table, sealed again": (
         lambda results: seal_table(results),
-        "runs.parquet",
+        "validity.parquet",
     ),
     "a run table that is cut short": (
         lambda results: os.truncate(results / "runs.json", 200),
@@ -591,15 +590,18 @@ def open_record(results):
 
 def write_rows(path, rows, **options):
     pq.write_table(rows, path, **options)
-    write_manifest(path.parent)
+    renew_manifests(path.parent)
 
 
 def forget_inputs(results):
     """Values that were compared with a store stay what they were when the store has been
     deleted.
     """
-    path = results / "tables/demo/runs.parquet"
-    write_rows(path, replace_column(path, "unchecked", lambda values: [[""] * len(values)]))
+    folder = results / "tables/demo"
+    rows = replace_column(
+        folder / "validity.parquet", "unchecked", lambda values: [[""] * len(values)]
+    )
+    write_verdict(folder, rows.to_pylist(), cautions=[])
 
 
 def write_in_other_bytes(results):

@@ -4,7 +4,7 @@ import pytest
 
 from tests import logs
 from tests.experiments.test_figures import parts, texts
-from tokenscale.analysis.ingest import ingest
+from tests.logs import tabulate
 from tokenscale.base.files import write_json, write_sealed
 from tokenscale.report import page, summary
 from tokenscale.runs.records.external import ExternalRun
@@ -80,7 +80,7 @@ def test_figures_over_layouts_are_guarded_alike(tmp_path, name):
     tables = made(tmp_path, runs, ("layout.schedule",), changed)
     for path in (tmp_path / "runs").iterdir():
         logs.edit(path, lambda step: step | {"bubble_s": 0.02})
-    ingest(tmp_path / "runs.json", tmp_path / "runs", tables / "demo")
+    tabulate(tmp_path / "runs.json", tmp_path / "runs", tables / "demo")
     _, caption, points = drawn(name, tables)
     assert len(points) == 2
     assert "Not compared: layout.data=1, layout.schedule=1f1b" in caption
@@ -139,7 +139,7 @@ def test_runs_of_other_programs_are_in_the_grid_and_in_no_pair(tmp_path):
         {"run_id": f"external-{k}", "external": True, "cell": cell, "repeat": k} for k in range(4)
     ]
     write_json(tmp_path / "runs.json", table)
-    ingest(tmp_path / "runs.json", tmp_path / "runs", tables / "demo")
+    tabulate(tmp_path / "runs.json", tmp_path / "runs", tables / "demo")
     part = summary.experiment("demo", tables)
     assert [row[0] for row in part["comparisons"].rows] == ["packed"] and part["comparisons"].rows[
         0

@@ -11,9 +11,9 @@ from tests.experiments.conftest import EVIL
 from tests.experiments.test_report import Reader
 from tests.unit.test_planted_values import make_campaign
 from tests.workflow.conftest import ROOT
-from tokenscale.analysis.claims import judge_claims
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
+from tokenscale.referee.claims import judge_claims
 from tokenscale.report import answers, page, pdf, save, summary
 from tokenscale.report.summary import generations_table
 from tokenscale.settings.claims import load_claims
@@ -213,7 +213,7 @@ def test_changed_tables_are_not_described_from_the_cache(tmp_path):
     summary.experiment("demo", tmp_path)
     path = tmp_path / "demo/steps.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(UserError, match="changed since ingest"):
+    with pytest.raises(UserError, match="changed since it was written"):
         summary.experiment("demo", tmp_path)
 
 

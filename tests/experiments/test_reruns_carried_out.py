@@ -72,7 +72,7 @@ def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
         path,
         lambda text: json.dumps(EXPERIMENTS["ways"] | {"factors": {"approach": APPROACHES[:2]}}),
     ):
-        copy.snakemake("--cores", "1", "results/tables/ways/runs.parquet")
+        copy.snakemake("--cores", "1", "results/tables/ways/validity.parquet")
         assert copy.planned("tables") == {}
     assert sorted(p.name for p in (copy.root / "results/runs").iterdir()) == runs
     assert copy.planned() == {"run_table": 1} | WAYS

@@ -130,6 +130,6 @@ def test_a_setting_of_the_source_trains_both_anew_and_another_step_the_rest_alon
     with changed(
         left.root / "config/experiments/left.yaml", lambda text: json.dumps(LEFT | change)
     ):
-        assert planned(left) == {"run_table": 1, "ingest": 1} | (
+        assert planned(left) == {"run_table": 1, "ingest": 1, "validate": 1} | (
             {"train": trained} if trained else {}
         )

@@ -63,6 +63,7 @@ VICTIMS = {
     "launcher": ("runs", ("launch",)),
     "one of the ranks": ("runs", ("rank",)),
     "ingest": ("tables", ("ingest",)),
+    "validate": ("tables", ("validate",)),
     "claims": ("report", ("claims",)),
     "figure": ("report", ("report", "figure")),
     "page": ("report", ("report", "page")),

@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 from tests.faults.samples import SAMPLES, read_logs
 from tests.harm import KINDS, OF_FILES, OF_TEXT, SPECIAL, harm
+from tests.logs import tabulate
 from tokenscale.analysis import tables
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.rows import benchmark_rows
 from tokenscale.base.errors import UserError
 from tokenscale.base.manifests import read_sums, walk
@@ -90,7 +90,7 @@ def _check_tables(folder: Path) -> Iterable[object]:
 def _ingest(folder: Path) -> list[object]:
     with tempfile.TemporaryDirectory() as output:
         return [
-            ingest(path, folder / "runs", Path(output)) for path in sorted(folder.glob("*.json"))
+            tabulate(path, folder / "runs", Path(output)) for path in sorted(folder.glob("*.json"))
         ]
 
 

@@ -202,7 +202,7 @@ GUARDS = {
         "runs/records/provenance.py", " and not SECRET_NAME.search(k)}", "}", SECURITY
     ),
     "a ledger's SQL reads its tables alone": Guard(
-        "analysis/claims.py", "SET enable_external_access = false", "SELECT 1", SECURITY
+        "referee/claims.py", "SET enable_external_access = false", "SELECT 1", SECURITY
     ),
     "the report's policy": Guard("report/page.html.j2", "default-src 'none'; ", "", SECURITY),
     "text is escaped": Guard(
@@ -233,13 +233,13 @@ GUARDS = {
         "tests/faults/test_clock.py::test_a_training_goes_on_and_its_times_stay_in_order",
     ),
     "attempts of one boot are told apart by its clock": Guard(
-        "analysis/clocks.py",
+        "referee/clocks.py",
         '"t_mono_s" if one_boot else "t_unix_s"',
         '"t_unix_s"',
         "tests/faults/test_clock.py::test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time",
     ),
     "two attempts at one time are seen": Guard(
-        "analysis/clocks.py",
+        "referee/clocks.py",
         "        if len(begun) and begun.min() < ended.max(initial=-np.inf):",
         "        if False:",
         "tests/unit/test_ingest.py",

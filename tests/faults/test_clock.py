@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
+from tests import logs
 from tests.faults.test_resume import interrupted, run_of, series
-from tokenscale.analysis.ingest import one_run
 from tokenscale.runs.records import events
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
@@ -35,8 +35,7 @@ def clock(monkeypatch) -> Clock:
 
 def rows_of(run, folder):
     entry = {"run_id": folder.name, "cell": {}, "position": 0}
-    made = one_run(entry, "clock", folder.parent)
-    return made, made["runs"].to_pylist()[0]
+    return logs.judge_one(entry, "clock", folder.parent)
 
 
 def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, monkeypatch):

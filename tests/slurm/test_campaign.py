@@ -78,7 +78,7 @@ def test_a_campaign_ends_right_whatever_happens_to_its_jobs(seed, made, another,
     assert len(runs) == RUNS
     assert {count_ends(run) for run in runs.values()} == {1}
     assert {len(losses(run)) for run in runs.values()} == {300}
-    rows = parquet.read_table(project.root / "results/tables/long/runs.parquet").to_pylist()
+    rows = parquet.read_table(project.root / "results/tables/long/validity.parquet").to_pylist()
     reasons = {reason for row in rows for reason in row["reasons"].split("; ") if reason}
     assert all(reason.startswith("overlaps run") for reason in reasons), "nodes share one boot"
     assert sum(state.startswith("CANCELLED") for state in states) >= 8

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests import tables
-from tokenscale.analysis import claims
-from tokenscale.analysis.claims import CONTRADICTED, INCONCLUSIVE, NOT_TESTED, SUPPORTED
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
+from tokenscale.referee import claims
+from tokenscale.referee.claims import CONTRADICTED, INCONCLUSIVE, NOT_TESTED, SUPPORTED
 from tokenscale.report import claims as words
 from tokenscale.report.claims import verdict_words
 from tokenscale.settings.claims import Claim, ClaimsFile, Document, load_claims

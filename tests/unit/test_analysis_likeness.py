@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tokenscale.analysis import comparability
-from tokenscale.analysis.comparability import refusals, refused, sentences
+from tokenscale.referee import comparability
+from tokenscale.referee.comparability import refusals, refused, sentences
 
 #: a run as the table `runs` has it
 ROW = {

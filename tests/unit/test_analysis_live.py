@@ -20,7 +20,7 @@ DIVISION = re.compile(
     r"tokens\w*[\"'\])]*\)?(?:\.\w+\(\))?\s*/\s*[^\n]{0,30}(?:step_s|seconds|duration|_time\b)"
 )
 #: the definition; and rates that are not of a run's steps: writing a store, predictions
-OTHERS = {"analysis/sql/macros.sql", "analysis/projection.py"}
+OTHERS = {"analysis/sql/macros.sql", "referee/projection.py"}
 #: (sum of losses, useful tokens, seconds) of steps
 STEPS = [(9.0, 1, 50.0), (8.0, 3, 9.0), (6.0, 1, 7.0), (6.0, 3, 1.0), (5.0, 1, 1.0), (None, 1, 1.0)]
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.analysis.scaling_model import (
+from tokenscale.base.errors import UserError
+from tokenscale.referee.scaling_model import (
     ASSUMED_NOISE,
     COVERAGE,
     LEAST_NOISE,
@@ -16,7 +17,6 @@ from tokenscale.analysis.scaling_model import (
     fit,
     predict,
 )
-from tokenscale.base.errors import UserError
 
 
 def line(n, a=1.0, b=0.05, smallest=1):

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests import logs
 from tests.corpora import Lab, make_run
-from tokenscale.analysis.ingest import one_run
 from tokenscale.arms import environments
 from tokenscale.arms.contract import Contract, digest_rows
 from tokenscale.arms.environments import list_arms, load_arm, prepare
@@ -121,7 +121,7 @@ def trained(lab: Lab, run: RunSettings, **options) -> dict:
 
 def validity(run: RunSettings) -> dict:
     entry = {"run_id": run.identity, "cell": {"arm": run.arm}, "repeat": 0, "position": 0}
-    return one_run(entry, "toy", Path("results/runs"))["runs"].to_pylist()[0]
+    return logs.judge_one(entry, "toy", Path("results/runs"))[1]
 
 
 def steps_of(run: RunSettings) -> list[dict]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.benchmarks import backtest
 from tests.benchmarks.backtest import load_series, run_backtest
-from tokenscale.analysis.scaling_model import COVERAGE
+from tokenscale.referee.scaling_model import COVERAGE
 
 ROOT = Path(__file__).parents[2]
 LEONARDO = "Leonardo 2.7B FULL mbs2 (A100)"
@@ -90,7 +90,7 @@ def test_the_documentation_has_the_table_and_it_is_printed_without_torch_and_sci
     code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"
     code += (
         "from tests.benchmarks import backtest\nimport "
-        "tokenscale.analysis.projection\nbacktest.main(['--rows'])"
+        "tokenscale.referee.projection\nbacktest.main(['--rows'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120

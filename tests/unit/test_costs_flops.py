@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from tokenscale.analysis.stated_flops import counted, flops_of_mfu
 from tokenscale.costs.flops import (
     Convention,
     flops_per_token,
@@ -17,6 +16,7 @@ from tokenscale.costs.flops import (
     weights,
 )
 from tokenscale.costs.peaks import PEAKS, peak_flops
+from tokenscale.referee.stated_flops import counted, flops_of_mfu
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models.build import build
 from tokenscale.train.models.library import count_weights

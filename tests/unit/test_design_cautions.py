@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests import logs
-from tokenscale.analysis.design import find_cautions
-from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.readings import read_sizes
+from tests.logs import tabulate
 from tokenscale.base.files import read_json, write_json
+from tokenscale.referee.design import find_cautions
+from tokenscale.referee.readings import read_sizes
 from tokenscale.report import summary
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
@@ -71,7 +71,7 @@ def cautions(folder, runs, found):
 def told(folder, runs, found):
     """The page's description of an experiment of these runs, of which `ingest` made tables."""
     table = logs.write_table(folder / "runs.json", runs)
-    ingest(table, folder / "runs", folder / "tables/demo", stores=found[0], corpora=found[1])
+    tabulate(table, folder / "runs", folder / "tables/demo", stores=found[0], corpora=found[1])
     return summary.experiment("demo", folder / "tables")
 
 

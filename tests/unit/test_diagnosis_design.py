@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.operations import count_operations
-from tokenscale.analysis.design import (
+from tokenscale.base.errors import UserError
+from tokenscale.base.wording import listing
+from tokenscale.referee.design import (
     Design,
     check_compound_levels,
     check_confounding,
@@ -17,9 +19,7 @@ from tokenscale.analysis.design import (
     check_repeated_data,
     find_problems,
 )
-from tokenscale.analysis.readings import CorpusSize, read_texts
-from tokenscale.base.errors import UserError
-from tokenscale.base.wording import listing
+from tokenscale.referee.readings import CorpusSize, read_texts
 from tokenscale.settings import experiments
 from tokenscale.settings.experiments import (
     Experiment,

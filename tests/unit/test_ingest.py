@@ -6,15 +6,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import logs
+from tests.logs import tabulate
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis import logs as reader
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.logs import merge
 from tokenscale.analysis.runs import grouping
-from tokenscale.analysis.siblings import Siblings
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, write_json, write_sealed
+from tokenscale.referee.siblings import Siblings
 from tokenscale.runs.records.events import VERSION
 from tokenscale.runs.records.provenance import DESIGNS, INDEX, find_designs, seal_record
 from tokenscale.settings.experiments import digest_design
@@ -60,7 +60,8 @@ def test_every_line_is_a_row_or_counted_as_broken(tmp_path, content, good, bad, 
 
 
 def rows(tables: Path, name: str) -> list[dict]:
-    return pq.read_table(tables / f"{name}.parquet").to_pylist()
+    read = logs.read_runs(tables) if name == "runs" else pq.read_table(tables / f"{name}.parquet")
+    return read.to_pylist()
 
 
 def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
@@ -379,7 +380,7 @@ def test_unreadable_inputs_are_the_users_to_mend(tmp_path, write, damage):
 def test_a_run_of_the_table_is_never_a_path(tmp_path, name):
     write_json(tmp_path / "table.json", {"experiment": "x", "runs": [{"run_id": name}]})
     with pytest.raises(UserError, match="table.json"):
-        ingest(tmp_path / "table.json", tmp_path / "results/runs", tmp_path / "tables")
+        tabulate(tmp_path / "table.json", tmp_path / "results/runs", tmp_path / "tables")
     assert not (tmp_path / "tables").exists()
 
 
@@ -433,7 +434,7 @@ def test_the_run_whose_first_loss_contradicts_its_validation_is_accused(tmp_path
             record = logs.unsealed(folder / "run.json")
             seal_record(folder, record, {"status": "complete", "steps": run.budget.steps})
     tables = logs.ingested(tmp_path, runs)
-    rows = pq.read_table(tables / "runs.parquet").to_pylist()
+    rows = logs.read_runs(tables).to_pylist()
     accused = {row["repeat"]: row["reasons"] for row in rows if row["validity"] != "valid"}
     assert set(accused) == set(range(wrong))
     assert all(
@@ -462,7 +463,7 @@ def test_a_run_carries_the_digest_of_the_design_that_it_began_with(tmp_path, cha
     write_json(tmp_path / INDEX, {})
     assert find_designs(folder) == index[run.identity][DESIGNS], "of its first attempt"
     tables = logs.ingested(tmp_path, [run], **change)
-    (row,) = pq.read_table(tables / "runs.parquet").to_pylist()
+    (row,) = logs.read_runs(tables).to_pylist()
     now = read_json(tables / "experiment.json")["design_sha256"]
     assert (row["design_sha256"] == now) is kept
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests import logs as written_logs
 from tests.harm import edited, harmed
+from tests.logs import tabulate
 from tokenscale.analysis import logs
-from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import read_json, write_json
 from tokenscale.runs.records.events import FIELDS, VERSION
 
@@ -169,4 +169,4 @@ def test_damaged_folders_and_edited_records_are_rows_that_say_so(tmp_path):
         if number % 2:
             what = edited(read_json(tmp_path / "whole" / run.identity / "run.json"), draw)
             write_json(tmp_path / "runs" / run.identity / "run.json", what)
-        assert ingest(table, tmp_path / "runs", tmp_path / "tables")["runs"] == 1, what
+        assert tabulate(table, tmp_path / "runs", tmp_path / "tables")["runs"] == 1, what

@@ -10,10 +10,10 @@ import pytest
 
 from tests import logs
 from tests.corpora import flip_bit
+from tests.logs import tabulate
 from tests.refusals import refused
 from tokenscale.analysis import ingest as module
-from tokenscale.analysis import kept_tables, run_contents
-from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis import kept_tables, run_folder
 from tokenscale.analysis.queries import connect, query
 from tokenscale.analysis.recount import Recount
 from tokenscale.analysis.tables import EXPERIMENT, MANIFEST, TABLES, read_experiment
@@ -21,6 +21,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.cli import main as cli
 from tokenscale.cli.verify import verify_results
+from tokenscale.referee import validity
 
 
 class Lab:
@@ -42,7 +43,7 @@ class Lab:
 
     def tables(self, name="tables", **options) -> dict[str, bytes]:
         output = self.root / name
-        ingest(self.table, self.root / "runs", output, [self.benchmark], **options)
+        tabulate(self.table, self.root / "runs", output, [self.benchmark], **options)
         return {path.name: path.read_bytes() for path in sorted(output.iterdir())}
 
 
@@ -200,13 +201,11 @@ def test_a_broken_seal_is_told_and_its_run_read_each_time(lab, read):
 @pytest.fixture
 def judged(monkeypatch):
     found = []
-    original = module.judge_run
+    original = validity.judge_run
     monkeypatch.setattr(
-        module,
+        validity,
         "judge_run",
-        lambda entry, *others, **named: (
-            found.append(entry["run_id"]) or original(entry, *others, **named)
-        ),
+        lambda row, *others: found.append(row["run_id"]) or original(row, *others),
     )
     return found
 
@@ -214,10 +213,11 @@ def judged(monkeypatch):
 @pytest.mark.parametrize(
     "edited, runs_read, runs_judged",
     [
-        ("analysis/run_values.py", 0, 3),
-        ("analysis/steadiness.py", 0, 3),
-        ("analysis/logs.py", 3, 3),
-        ("data/stores/packed.py", 3, 3),
+        ("referee/run_values.py", 0, 3),
+        ("referee/steadiness.py", 0, 3),
+        ("analysis/steps.py", 0, 3),
+        ("analysis/logs.py", 3, 0),
+        ("data/stores/packed.py", 3, 0),
         ("train/loop.py", 0, 0),
     ],
 )
@@ -233,6 +233,7 @@ def test_other_code_that_judges_reads_no_run_again_and_other_code_that_reads_all
         return {**found, name: "0" * 64} if name in found else found
 
     monkeypatch.setattr(kept_tables, "hash_closure", edit)
+    monkeypatch.setattr(validity, "hash_closure", edit)
     read.clear()
     judged.clear()
     lab.tables(kept=lab.root / "kept")
@@ -240,7 +241,7 @@ def test_other_code_that_judges_reads_no_run_again_and_other_code_that_reads_all
 
 
 def test_a_run_whose_inputs_could_not_be_read_is_read_each_time(lab, read, monkeypatch):
-    monkeypatch.setattr(run_contents, "count_again", lambda *_, **__: Recount(failed=True))
+    monkeypatch.setattr(run_folder, "count_again", lambda *_, **__: Recount(failed=True))
     for _ in range(2):
         read.clear()
         lab.tables(kept=lab.root / "kept")
@@ -270,7 +271,7 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
         with pytest.raises(UserError) as refused:
             connect(folder)
         if name == EXPERIMENT:
-            with pytest.raises(UserError, match="changed since ingest"):
+            with pytest.raises(UserError, match="changed since it was written"):
                 read_experiment(folder)
         found, counts = verify_results(lab.root / "results")
         assert counts["tables"] == 1 and found, name
@@ -300,7 +301,7 @@ def test_commands_refuse_a_table_with_one_flipped_bit(lab, monkeypatch, capsys, 
     flip_bit(Path("results/tables/demo/steps.parquet"), 100)
     error = refused(capsys, command)
     assert (
-        "a table has changed since ingest wrote it" in error
+        "a table has changed since it was written" in error
         and "results/tables/demo/steps.parquet" in error
     )
     assert "snakemake -f results/tables/demo/runs.parquet" in error
@@ -345,5 +346,5 @@ def test_a_file_that_changes_while_a_connection_is_open_is_named(lab):
     with connect(lab.root / "tables") as connection:
         path = lab.root / "tables/steps.parquet"
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with pytest.raises(UserError, match="changed since ingest"):
+        with pytest.raises(UserError, match="changed since it was written"):
             query("throughput", connection)

@@ -267,7 +267,7 @@ GROUPS = {
         "yaml snakemake duckdb pandas matplotlib tokenizers mistral_common tiktoken"
     ),
     "settings.config settings.closure runs.launch.start": "torch pandas",
-    "analysis.ingest report.page report.pdf report.save": "torch transformers snakemake tokenizers",
+    "analysis.ingest referee.validity report.page report.pdf report.save": "torch transformers snakemake tokenizers",
     "data.corpus.build data.stores.packed data.tokenizers.load": "torch pydantic",
     "data.order.permutation data.order.packing": "torch pyarrow pydantic",
     "runs.records.external runs.records.provenance runs.launch.failure_hints": "torch pyarrow pydantic",

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from tests import logs, plants
+from tests.logs import tabulate
 from tests.once import once
 from tests.planted_faults import (
     LENGTHS,
@@ -24,7 +25,6 @@ from tests.planted_faults import (
     make_bases,
     make_kinds,
 )
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.runs import run_row
 from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError
@@ -56,8 +56,8 @@ def read(experiment: Experiment) -> pd.DataFrame:
         if experiment.base == "trained"
         else []
     )
-    ingest(experiment.target / "runs.json", experiment.target / "runs", tables, stores=stores)
-    return pd.read_parquet(tables / "runs.parquet").set_index("run_id")
+    tabulate(experiment.target / "runs.json", experiment.target / "runs", tables, stores=stores)
+    return logs.read_runs(tables).to_pandas().set_index("run_id")
 
 
 def statements(experiment: Experiment) -> list[str]:
@@ -112,8 +112,8 @@ def said(bases: Path, fault: Fault) -> Iterator[tuple[str, str]]:
 def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
     folder = once(tmp_path_factory, "honest-kinds", make_kinds)
     stores = sorted((folder / "lab/tokens").glob("*/manifest.json"))
-    ingest(folder / "runs.json", folder / "runs", tmp_path, stores=stores)
-    runs = pd.read_parquet(tmp_path / "runs.parquet")
+    tabulate(folder / "runs.json", folder / "runs", tmp_path, stores=stores)
+    runs = logs.read_runs(tmp_path).to_pandas()
     assert set(runs["status"]) == {"complete"}
     assert not [text for text in runs["reasons"] if text and not STATED.search(text)]
     cautions = "; ".join(runs["cautions"])
@@ -243,12 +243,13 @@ def test_runs_that_another_experiment_lists_are_not_missed_and_a_table_without_a
     fewer = logs.write_table(
         tmp_path / "experiments/few/runs.json", [run for run in runs if run.repeat < 2]
     )
-    ingest(fewer, experiment.target / "runs", tmp_path / "tables")
-    assert set(pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"]) == {""}
+    tabulate(fewer, experiment.target / "runs", tmp_path / "tables")
+    assert set(logs.read_runs(tmp_path / "tables").to_pandas()["cautions"]) == {""}
     write_json(fewer, logs.unsealed(fewer))
-    ingest(fewer, experiment.target / "runs", tmp_path / "tables")
+    tabulate(fewer, experiment.target / "runs", tmp_path / "tables")
     assert (
-        pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"]
+        logs.read_runs(tmp_path / "tables")
+        .to_pandas()["cautions"]
         .str.contains("has no seal")
         .all()
     )
@@ -298,12 +299,12 @@ def honest_runs(bases: Path, folder: Path) -> pd.DataFrame:
         for base in ("trained", *map(str, LENGTHS))
     ]
     make_honest(folder / "synthetic")
-    ingest(folder / "synthetic/runs.json", folder / "synthetic/runs", folder / "synthetic/tables")
-    found.append(pd.read_parquet(folder / "synthetic/tables/runs.parquet"))
+    tabulate(folder / "synthetic/runs.json", folder / "synthetic/runs", folder / "synthetic/tables")
+    found.append(logs.read_runs(folder / "synthetic/tables").to_pandas())
     for archive in sorted(Path("evidence").glob("*/logs.json.xz")):
         restored = folder / archive.parent.name
         found += [
-            pd.read_parquet(restored / f"tables/{name}/runs.parquet")
+            logs.read_runs(restored / f"tables/{name}").to_pandas()
             for name in restore(archive, restored)
         ]
     return pd.concat(found)

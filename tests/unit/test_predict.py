@@ -8,10 +8,10 @@ import pytest
 
 from tests import tables
 from tests.refusals import refused
-from tokenscale.analysis import projection
-from tokenscale.analysis.projection import project
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
+from tokenscale.referee import projection
+from tokenscale.referee.projection import project
 
 RUN = {
     "experiment": "e",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests import tables
-from tokenscale.analysis import replication
-from tokenscale.analysis.replication import DIRECTION, OF_BENCHMARKS, OTHER, SAME, UNDECIDED
 from tokenscale.analysis.runs import grouping
+from tokenscale.referee import replication
+from tokenscale.referee.replication import DIRECTION, OF_BENCHMARKS, OTHER, SAME, UNDECIDED
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, load_config
 from tokenscale.settings.experiments import STUDIES

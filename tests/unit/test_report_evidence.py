@@ -16,9 +16,9 @@ import pytest
 
 from tests import golden, logs
 from tests.experiments.test_report import visible_words
+from tests.logs import tabulate
 from tests.once import once
 from tests.unit.test_sql_epochs import write_store
-from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_text, write_json
 from tokenscale.cli.main import main
@@ -55,7 +55,7 @@ def ingest_again(results):
         kind: [results / name for name in getattr(INPUTS, kind)]
         for kind in ("benchmarks", "stores", "corpora")
     }
-    ingest(results / INPUTS.table, results / "runs", results / "tables/demo", **inputs)
+    tabulate(results / INPUTS.table, results / "runs", results / "tables/demo", **inputs)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_runs_that_have_not_ended_are_packed_as_they_are(results, tmp_path):
 
 def words(folder):
     """Run → validity, reasons, cautions and values that were not checked."""
-    rows = pq.read_table(folder / "runs.parquet", columns=["run_id", *JUDGED]).to_pylist()
+    rows = pq.read_table(folder / "validity.parquet", columns=["run_id", *JUDGED]).to_pylist()
     return {row.pop("run_id"): row for row in rows}
 
 
@@ -188,7 +188,7 @@ def test_an_input_that_is_missing_elsewhere_or_names_a_folder_of_this_machine_is
     with pytest.raises(UserError, match="is missing"):
         pack(["demo"], results / "tables", tmp_path / "logs.json.xz")
     outside = [logs.write_benchmark(tmp_path / "o.json")]
-    ingest(results / INPUTS.table, results / "runs", results / "tables/demo", outside)
+    tabulate(results / INPUTS.table, results / "runs", results / "tables/demo", outside)
     with pytest.raises(UserError, match="outside of the folder of results"):
         pack(["demo"], results / "tables", tmp_path / "logs.json.xz")
     assert not (tmp_path / "logs.json.xz").exists()

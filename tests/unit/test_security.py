@@ -15,8 +15,9 @@ import yaml
 from tests import tables
 from tests.planted import ENVIRONMENT, SECRETS, VALUE
 from tests.refusals import refused
-from tokenscale.analysis import claims, queries
+from tokenscale.analysis import queries
 from tokenscale.base.errors import UserError, redact_credentials
+from tokenscale.referee import claims
 from tokenscale.runs.records import provenance
 from tokenscale.settings import yaml_files as reading
 

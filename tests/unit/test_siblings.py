@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokenscale.analysis.siblings import _find_other_cuts
+from tokenscale.referee.siblings import _find_other_cuts
 
 STORE = {
     "corpus": "web",

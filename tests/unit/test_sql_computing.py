@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from tests import logs
-from tokenscale.analysis import expectations
 from tokenscale.analysis.queries import query
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import largest_memory
+from tokenscale.referee import expectations
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests import logs, tables
-from tokenscale.analysis import claims
-from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
+from tokenscale.referee import claims
+from tokenscale.referee.claims import CONTRADICTED, SUPPORTED
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import state_path

@@ -9,6 +9,8 @@ import pytest
 
 from tests import tables
 from tokenscale.analysis.queries import query
+from tokenscale.analysis.tables import EXPERIMENT
+from tokenscale.base.files import write_json
 
 
 def ask(folder, name, *runs):
@@ -228,7 +230,8 @@ def test_the_target_of_the_experiments_file_is_taken_and_one_that_is_asked_for_b
         and found["step"].tolist() == [8, 8]
     )
     assert not found["target_stated"].any()
-    tables.describe(folder, {"target_loss": 3.2})
+    write_json(folder / EXPERIMENT, {"target_loss": 3.2})
+    tables.renew_manifests(folder)
     found = query("time_to_target", folder)
     assert (
         set(found["target"]) == {3.2}

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from tests.benchmarks import verdicts
 from tests.operations import count_operations
-from tokenscale.analysis import statistics, tables
-from tokenscale.analysis.expectations import NotCheckedError, Steps
-from tokenscale.analysis.statistics import (
+from tokenscale.analysis import tables
+from tokenscale.referee import statistics
+from tokenscale.referee.expectations import NotCheckedError, Steps
+from tokenscale.referee.statistics import (
     drift,
     holm,
     noise_floor,
@@ -27,7 +28,7 @@ from tokenscale.analysis.statistics import (
     summarize_pairs,
     summary,
 )
-from tokenscale.analysis.steadiness import LEAST_SPREAD, _distances, _spread, find_unsteadiness
+from tokenscale.referee.steadiness import LEAST_SPREAD, _distances, _spread, find_unsteadiness
 
 
 @pytest.mark.parametrize("n", range(6, 13))

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests import logs
-from tokenscale.analysis import expectations, queries, trackers
+from tokenscale.analysis import queries, trackers
 from tokenscale.analysis.measures import read_points
 from tokenscale.analysis.trackers import track
 from tokenscale.base.errors import UserError
 from tokenscale.cli import main as cli
+from tokenscale.referee import expectations
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.options import to_dict

@@ -4,7 +4,6 @@ pages count them.
 
 import subprocess
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests import logs
@@ -32,7 +31,7 @@ def test_a_page_counts_the_unknown_facts_of_its_records(tmp_path):
     ]
     text = summary.describe_unknown([head])
     assert text.startswith("3 facts unknown: git.commit of 1 record (git is not installed)")
-    found = {row["repeat"]: row for row in pq.read_table(folder / "runs.parquet").to_pylist()}
+    found = {row["repeat"]: row for row in logs.read_runs(folder).to_pylist()}
     columns = ("cpu", "machine_memory_bytes", "git_commit")
     assert [found[0][name] for name in columns] == [None] * 3
     assert found[0]["validity"] == "valid" and found[1]["cpu"] == "A test CPU"

@@ -13,8 +13,8 @@ from tests.corpora import pairs_source
 from tests.once import once
 from tests.workflow import forked
 from tests.workflow.conftest import ROOT, Project, copy_of, make_project
-from tokenscale.analysis.claims import VERDICTS
 from tokenscale.analysis.queries import query
+from tokenscale.referee.claims import VERDICTS
 from tokenscale.settings import config as configuration
 from tokenscale.settings import options
 from tokenscale.settings.config import ALL
@@ -244,6 +244,7 @@ def test_a_level_that_is_added_runs_alone_and_renews_what_shows_it(everything, t
         "train": 1,
         "run_table": 1,
         "ingest": 1,
+        "validate": 1,
         "draw_figure": len(experiment["figures"]),
         "build_experiment_page": 1,
         "judge_claims": 1,

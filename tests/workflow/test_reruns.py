@@ -20,6 +20,7 @@ from tests.workflow.jobs import (
     BOTH,
     CORPUS,
     FOLDER,
+    JUDGED,
     PAGES,
     PAPER,
     REPORT,
@@ -150,9 +151,9 @@ ROOMS = [
     ("data/batches/online.py", {"train": 1} | BENCHMARK | WAYS),
     ("train/models/decoder.py", RUNS),
     ("analysis/ingest.py", BOTH),
-    ("analysis/run_values.py", BOTH),
+    ("referee/run_values.py", JUDGED),
     ("analysis/sql/loss_curves.sql", {"draw_figure": 1, "judge_claims": 1} | WRITTEN),
-    ("analysis/claims.py", {"judge_claims": 1} | WRITTEN),
+    ("referee/claims.py", {"judge_claims": 1} | WRITTEN),
     ("report/style.py", {"draw_figure": 4} | WRITTEN),
     ("report/drawings/loss_over_time.py", {"draw_figure": 1, "build_experiment_page": 1} | PAPER),
     ("report/page.css", PAGES),
@@ -191,7 +192,7 @@ NOBODYS = [
 #: rooms whose jobs are those of another row
 REPEATED = {
     *("settings/options.py", "costs/peaks.py", "data/stores/write_packed.py"),
-    *("analysis/run_values.py", "cli/pretokenize.py", "cli/rank.py"),
+    *("cli/pretokenize.py", "cli/rank.py"),
 }
 
 

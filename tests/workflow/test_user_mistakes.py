@@ -68,6 +68,9 @@ WORDS = {
     "PRETOKENIZE": "tokenscale pretokenize --store packed-split=validation --corpus c/manifest.json"
     " --tokenizer t/manifest.json --output s/manifest.json",
     "PAGE": "<!DOCTYPE html>\n<html><body>404: not found</body></html>\n",
+    "OWN": "from tokenscale.settings.extensions import objective\n"
+    "from tokenscale.train.models.objective import Objective\n\n\n"
+    "@objective()\nclass Own(Objective):\n    pass\n",
     "TEXT": "Once upon a time there was a text.\n" * 50,
 }
 MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())

@@ -34,7 +34,13 @@ def test_every_target_has_its_stage(fresh):
         "train": 4,
     }
     assert fresh.planned("runs") == runs
-    tables = runs | {"pretokenize": 5, "run_table": 2, "benchmark_data": 1, "ingest": 2}
+    tables = runs | {
+        "pretokenize": 5,
+        "run_table": 2,
+        "benchmark_data": 1,
+        "ingest": 2,
+        "validate": 2,
+    }
     assert fresh.planned("tables") == tables
     assert fresh.planned("figures") == tables | {"draw_figure": 4}
     report = tables | {"draw_figure": 4, "build_experiment_page": 2} | REPORT

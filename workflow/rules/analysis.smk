@@ -26,7 +26,7 @@ rule ingest:
     output:
         expand(
             "results/tables/{{experiment}}/{table}",
-            table=TABLES,
+            table=RECORDED,
         ),
     log:
         "results/logs/ingest/{experiment}.log",
@@ -46,6 +46,30 @@ rule ingest:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs {params.inputs:q}"
         " --kept results/run-tables/{wildcards.experiment:q} --output {params.directory:q}"
         " --threads {threads} > {log:q} 2>&1"
+
+
+rule validate:
+    """Judge an experiment's runs from its tables alone: validity, reasons and cautions."""
+    input:
+        unpack(lambda w: targets.design_inputs(w.experiment)),
+        tables=expand("results/tables/{{experiment}}/{table}", table=RECORDED),
+        table="results/experiments/{experiment}/runs.json",
+        code=lambda w: code_of("validate"),
+    output:
+        expand("results/tables/{{experiment}}/{table}", table=JUDGED),
+    log:
+        "results/logs/validate/{experiment}.log",
+    localrule: True
+    params:
+        directory=lambda w, output: os.path.dirname(output[0]),
+        inputs=lambda w, input: targets.arguments(
+            store=list(input.stores), corpus=list(input.corpora)
+        ),
+    message:
+        "validity of the runs of {wildcards.experiment}"
+    shell:
+        "python -m tokenscale validate --experiment {input.table:q} --tables {params.directory:q} --runs results/runs"
+        " {params.inputs:q} --kept results/run-tables/{wildcards.experiment:q} > {log:q} 2>&1"
 
 
 rule tables:

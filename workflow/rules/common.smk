@@ -12,7 +12,13 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.cli import cloud
 from tokenscale.cli.snakemake import internals
-from tokenscale.cli.snakemake.targets import TABLES, Targets, part_manifest
+from tokenscale.cli.snakemake.targets import (
+    JUDGED,
+    RECORDED,
+    TABLES,
+    Targets,
+    part_manifest,
+)
 from tokenscale.runs.launch import lock
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.closure import ONLINE, training_modules, write_listing
@@ -25,13 +31,16 @@ from tokenscale.settings.manifests import (
     store_manifest,
     tokenizer_manifest,
 )
+from tokenscale.settings.options import EXTENSION_NAME
 from tokenscale.settings.registry import (
     ALIASES,
     BATCHES,
     FIGURES,
     FORMATS,
+    OWN_FIGURE,
     SOURCES,
     TOKENIZERS,
+    figure_module,
 )
 
 lock.use_this_python()
@@ -109,7 +118,13 @@ def stores_of(formats):
 PART_RANGES = targets.part_ranges()
 IN_PARTS = set().union(*PART_RANGES.values())
 WRITTEN_IN_PARTS = "|".join(name for name, form in FORMATS.items() if form.splittable)
-WRITTEN_WHOLE = "|".join(name for name, form in FORMATS.items() if not form.splittable)
+WRITTEN_WHOLE = "|".join(
+    [
+        *(name for name, form in FORMATS.items() if not form.splittable),
+        EXTENSION_NAME.pattern,
+    ]
+)
+ALL_FORMATS = "|".join([*FORMATS, EXTENSION_NAME.pattern])
 
 
 # Counts for local rules, not for submitted jobs (see profiles/alps).
@@ -123,7 +138,7 @@ wildcard_constraints:
     arm=one_of(list_arms()),
     tokenizer=one_of(settings.tokenizers),
     experiment=one_of(targets.experiments),
-    figure=one_of([*FIGURES, *ALIASES]),
+    figure="|".join([one_of([*FIGURES, *ALIASES]), OWN_FIGURE.pattern]),
     report=one_of(targets.reports),
 
 

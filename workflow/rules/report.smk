@@ -5,9 +5,7 @@ rule draw_figure:
     """Draw one figure from an experiment's tables, with its data and caption."""
     input:
         tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
-        code=lambda w: code(
-            "tokenscale.report.save", FIGURES[ALIASES.get(w.figure, w.figure)]
-        ),
+        code=lambda w: code("tokenscale.report.save", figure_module(w.figure)),
     output:
         report(
             "results/figures/{experiment}/{figure}.svg",
@@ -83,7 +81,11 @@ rule build_pdf:
         claims="results/{report}/claims.json",
         # existing figures are reused if their data are unchanged
         figures=lambda w: targets.figure_files(targets.experiments_of(w.report)),
-        code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
+        code=lambda w: code(
+            "tokenscale.report.pdf",
+            *FIGURES.values(),
+            *targets.own_modules(targets.experiments_of(w.report)),
+        ),
     output:
         "results/{report}/report.pdf",
     log:

@@ -47,7 +47,7 @@ rule pretokenize:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.tsv"
     wildcard_constraints:
         corpus=one_of(set(settings.corpora) - IN_PARTS),
-        store=stores_of("|".join(FORMATS)),
+        store=stores_of(ALL_FORMATS),
     priority: DATA_PRIORITY
     threads: 8
     resources:
@@ -156,7 +156,7 @@ rule mix_stores:
     log:
         "results/logs/mixture/{mixture}-{tokenizer}-{store}.log",
     wildcard_constraints:
-        store=stores_of("|".join(FORMATS)),
+        store=stores_of(ALL_FORMATS),
     priority: DATA_PRIORITY
     localrule: True
     params:

@@ -14,23 +14,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
-from tokenscale.analysis.design import find_cautions
-from tokenscale.analysis.expectations import Evidence, Steps, judge
-from tokenscale.analysis.kept_tables import KeptContents, KeptTables
-from tokenscale.analysis.recount import Recount
+from tokenscale.analysis import tables
+from tokenscale.analysis.kept_tables import KeptTables
+from tokenscale.analysis.recount import Recount, encode
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
-from tokenscale.analysis.run_contents import InputsAtHand, RunContents, read_contents
-from tokenscale.analysis.run_record import RunRecord, read_run_record, read_settings
+from tokenscale.analysis.run_contents import RunContents, is_disordered
+from tokenscale.analysis.run_folder import InputsAtHand, read_contents
+from tokenscale.analysis.run_record import RunRecord, describe_trouble, read_run_record
+from tokenscale.analysis.run_table import list_entries, read_run_table
 from tokenscale.analysis.runs import grouping, run_row
-from tokenscale.analysis.siblings import Siblings, find_copied_logs, find_gaps
+from tokenscale.analysis.steps import Steps
 from tokenscale.base.errors import UserError
 from tokenscale.base.facts import list_unknown
 from tokenscale.base.files import (
-    check_file_name,
-    check_types,
     read_json,
-    read_record,
     report_malformed,
     sha256_file,
     write_json,
@@ -41,13 +38,9 @@ Row = dict[str, Any]
 Tables = dict[str, pa.Table]
 
 #: tables beside `runs` that a run has rows in
-OF_RUNS = tuple(
-    name
-    for name, columns in tables.TABLES.items()
-    if "run_id" in columns and name not in ("runs", "certificates")
-)
+OF_RUNS = ("steps", "spans", "events", "attempts", "bleu", "quarantine")
 #: large tables, written one row group per run; the others are written at once
-STREAMED = ("steps", "spans")
+STREAMED = ("steps", "logged", "spans", "records", "recounts")
 #: keys of the run table that the report reads from `experiment.json`
 DESCRIBED = (
     *(
@@ -65,8 +58,6 @@ DESCRIBED = (
 )
 #: columns of a run without a record
 MISSING = {
-    "validity": "missing",
-    "reasons": "not started, or its folder is elsewhere (no run.json)",
     "sealed": False,
     "steps_seen": 0,
     "attempts": 0,
@@ -99,38 +90,8 @@ def ingest(
     quarantine. Raises UserError only where the experiment's own table, a benchmark file or a
     manifest cannot be read, or where the table lists two runs as the same repeat.
     """
-    again = f"snakemake -f {experiment}"
-    table = read_record(
-        experiment,
-        what="run table",
-        next=again,
-        unsealed=True,
-    )
-    if not isinstance(table.get("runs"), list):
-        expected = 'an object with a list "runs"'
-        next_step = "tokenscale plan EXPERIMENT --output FILE"
-        raise UserError(
-            "this is no run table of an experiment.",
-            path=experiment,
-            expected=expected,
-            next=next_step,
-        )
-    with report_malformed(experiment, what="experiment's run table", next=again):
-        check_types(table, fields={"experiment": str})
-        for entry in table["runs"]:
-            check_file_name(entry["run_id"])
-    listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
-    if len(listed) < len(table["runs"]):
-        twice = sorted(
-            run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1
-        )
-        next_step = "tokenscale plan EXPERIMENT --output FILE"
-        raise UserError(
-            "the run table lists a run twice.",
-            path=experiment,
-            run=", ".join(twice),
-            next=next_step,
-        )
+    table = read_run_table(experiment)
+    listed = list_entries(table, path=experiment)
     # refused before anything is written
     others = benchmark_rows(list(benchmarks)) | {
         "stores": store_rows(list(stores), corpora=list(corpora))
@@ -158,7 +119,6 @@ def ingest(
             runs=runs_tables,
             others=others,
             experiment=experiment,
-            gaps=find_gaps(table, path=experiment, runs=runs),
         )
     if kept_tables is not None:
         kept_tables.finish(set(listed))
@@ -169,12 +129,6 @@ def ingest(
     inputs["table"] = os.path.relpath(experiment, runs.parent)
     described = {key: table.get(key) for key in DESCRIBED} | {"inputs": inputs}
     described["design_sha256"] = digest_design(table)
-    described["cautions"] = find_cautions(
-        table,
-        stores,
-        corpora,
-        steps={row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in rows},
-    )
     described["unknown"] = count_unknown(rows, manifests=[*stores, *corpora])
     write_json(output / tables.EXPERIMENT, value={"schema": 1, **described})
     tables.write_manifest(output)
@@ -221,9 +175,7 @@ class TableInputs:
 
     def ingest(self, results: Path, output: Path) -> None:
         """Write the tables of the logs and files below `results` to the folder `output`."""
-        files: dict[str, Any] = {
-            kind: [results / name for name in getattr(self, kind)] for kind in KINDS
-        }
+        files: dict[str, Any] = {kind: self.paths(results, kind) for kind in KINDS}
         ingest(
             results / self.table,
             runs=results / "runs",
@@ -231,6 +183,10 @@ class TableInputs:
             threads=2,
             **files,
         )
+
+    def paths(self, results: Path, kind: str) -> list[Path]:
+        """Return where the files of a kind lie below `results`."""
+        return [results / name for name in getattr(self, kind)]
 
 
 def read_inputs(folder: Path) -> TableInputs:
@@ -240,7 +196,7 @@ def read_inputs(folder: Path) -> TableInputs:
         what="experiment's description",
         next=tables.restore_command(folder),
     ):
-        return TableInputs(folder.name, **tables.read_experiment(folder).get("inputs", {}))
+        return TableInputs(folder.name, **tables.read_description(folder).get("inputs", {}))
 
 
 def _write_tables(
@@ -248,24 +204,21 @@ def _write_tables(
     runs: Iterator[tuple[str, Tables]],
     others: dict[str, list[Row]],
     experiment: Path,
-    gaps: list[str],
 ) -> tuple[dict[str, int], list[Row]]:
     """Write the tables of all runs and the others; return row counts, and the rows of the table
-    `runs` before runs are compared.
+    `runs`.
     """
     counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
-    siblings = Siblings(gaps)
     small: dict[str, list[pa.Table]] = {
-        name: [tables.schema(name).empty_table()] for name in tables.TABLES
+        name: [tables.schema(name).empty_table()] for name in tables.RECORDED
     }
     with ExitStack() as stack:
         add = {
             name: stack.enter_context(tables.writer(output / f"{name}.parquet", table=name))
-            for name in tables.TABLES
+            for name in tables.RECORDED
         }
         for run_id, found in runs:
-            siblings.add(run_id, found["steps"], found["events"])
             (row,) = found["runs"].select(["series", "world_size", "repeat"]).to_pylist()
             # all is grouped by series, world size and repeat: two runs there would count as one, or
             # as two repeats
@@ -286,16 +239,13 @@ def _write_tables(
                 elif len(rows):
                     add[name](rows)
         runs_rows = pa.concat_tables(small["runs"]).to_pylist()
-        small["runs"] = [
-            tables.of_rows("runs", rows=siblings.judge(runs_rows, stores=others["stores"]))
-        ]
         for name, rows in others.items():
             small[name].append(tables.of_rows(name, rows))
             counts[name] = len(rows)
-        for name in tables.TABLES:
+        for name in tables.RECORDED:
             if name not in STREAMED:
                 add[name](pa.concat_tables(small[name]).combine_chunks())
-    return {name: counts[name] for name in tables.TABLES}, runs_rows
+    return {name: counts[name] for name in tables.RECORDED}, runs_rows
 
 
 def _work_ahead(
@@ -339,18 +289,9 @@ def one_run(
         return read_contents(folder, found=record, at_hand=inputs)
 
     try:
-        found = kept.read(run_id, make=read) if kept else KeptContents(read(), digest=None)
-        contents = found.contents
+        contents = kept.read(run_id, make=read) if kept else read()
         record = contents.found
-        if kept:
-            row = kept.judge(
-                run_id,
-                {**entry, "experiment": experiment},
-                digest=found.digest,
-                make=lambda: judge_run(entry, experiment, contents=contents),
-            )
-        else:
-            row = tables.of_rows("runs", [judge_run(entry, experiment, contents=contents)])
+        row = tables.of_rows("runs", [record_run(entry, experiment, contents=contents)])
     except (
         LookupError,
         TypeError,
@@ -361,14 +302,38 @@ def one_run(
     ) as error:
         if record.record is None:
             raise
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        trouble = f"run.json does not hold what this version writes ({reason})"
+        trouble = describe_trouble(error)
         contents = read_contents(folder, found=RunRecord(None, trouble=trouble), at_hand=inputs)
-        row = tables.of_rows("runs", [judge_run(entry, experiment, contents=contents)])
-    return {"runs": row} | {name: contents.parts[name] for name in OF_RUNS}
+        row = tables.of_rows("runs", [record_run(entry, experiment, contents=contents)])
+    as_json = {
+        "entry": entry,
+        "record": contents.found.record,
+        "hashes": contents.hashes,
+        "changed": contents.changed,
+    }
+    recorded: Row = {name: json.dumps(value, sort_keys=True) for name, value in as_json.items()}
+    recorded |= {"run_id": run_id, "trouble": contents.found.trouble}
+    return {
+        "runs": row,
+        "logged": contents.parts["raw"].slice(0, None if is_disordered(contents) else 0),
+        "records": tables.of_rows("records", [recorded]),
+        "recounts": _list_recount(run_id, contents.recount),
+        **{name: contents.parts[name] for name in OF_RUNS},
+    }
 
 
-def judge_run(entry: Row, experiment: str, contents: RunContents) -> Row:
+def _list_recount(run_id: str, recount: Recount) -> pa.Table:
+    """Return the rows of the table `recounts` of a run."""
+    head, counted = encode(recount)
+    first = tables.of_rows(
+        "recounts", [{"run_id": run_id, "recount": json.dumps(head, sort_keys=True)}]
+    )
+    of = counted.add_column(0, "run_id", pa.repeat(run_id, len(counted)))
+    of = of.append_column("recount", pa.nulls(len(counted), pa.string()))
+    return pa.concat_tables([first, of.cast(first.schema)])
+
+
+def record_run(entry: Row, experiment: str, contents: RunContents) -> Row:
     """Return the row of the table `runs` of one run, from its entry in the run table and what its
     files gave.
     """
@@ -380,35 +345,12 @@ def judge_run(entry: Row, experiment: str, contents: RunContents) -> Row:
     row |= contents.columns
     if found.record is None and not found.trouble:
         return row | MISSING
-    parts = contents.parts
-    steps = Steps(parts["steps"])
-    events = parts["events"].to_pylist()
+    steps = Steps(contents.parts["steps"])
+    events = contents.parts["events"].to_pylist()
     row["status"] = "unreadable" if found.trouble else _find_status(row["status"], events)
     row["sealed"] = found.sealed
     row["steps_seen"] = int(steps.whole().sum()) if len(steps) else 0
-    row |= _find_last_bleu(parts["bleu"].to_pylist())
-    record = found.record or {}
-    run = None if row["external"] else read_settings(record.get("run"))
-    folders = {
-        attempt["attempt"]: attempt["folder"]
-        for attempt in parts["attempts"].to_pylist()
-        if not attempt["superseded"]
-    }
-    evidence = Evidence(
-        row=row,
-        record=record,
-        run=run,
-        raw=Steps(parts["raw"]),
-        steps=steps,
-        events=events,
-        spans=parts["spans"],
-        planned=read_settings(entry.get("run")),
-        trouble=found.trouble,
-        changed=contents.changed,
-        copies=tuple(find_copied_logs(parts["raw"], folders, hashes=contents.hashes)),
-        recount=contents.recount if run is not None else Recount(),
-    )
-    return judge(evidence).add_to(row)
+    return row | _find_last_bleu(contents.parts["bleu"].to_pylist())
 
 
 def _find_last_bleu(translated: list[Row]) -> Row:

@@ -15,9 +15,8 @@ import duckdb
 import pyarrow as pa
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.expectations import WARM_UP_STEPS
 from tokenscale.analysis.logs import NEWER, merge, read_run
-from tokenscale.analysis.tables import TABLES
+from tokenscale.analysis.tables import TABLES, WARM_UP_STEPS
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.runs.records.provenance import read_sealed
 
@@ -48,6 +47,8 @@ energy inventory
 PARAMETERS = {name: _DEFAULTS.get(name, {}) for name in _NAMES.split()}
 #: queries that other queries read, in the order in which they are created
 VIEWS = ("steps_global", "validation")
+#: rows of the file `runs.parquet`; queries read `runs`, which has the columns of `validity`, too
+RECORDED_RUNS = "recorded_runs"
 
 
 def sql(name: str) -> str:
@@ -99,7 +100,11 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
     with damage_reported(connection):
         for table in tables.TABLES:
             file = str(folder / f"{table}.parquet").replace("'", "''")
-            connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
+            name = RECORDED_RUNS if table == "runs" else table
+            connection.execute(f"CREATE VIEW {name} AS FROM read_parquet('{file}')")
+        connection.execute(
+            f"CREATE VIEW runs AS FROM {RECORDED_RUNS} LEFT JOIN {tables.JUDGED} USING (run_id)"
+        )
         create_views(connection)
     return connection
 
@@ -244,7 +249,8 @@ def _connect(steps: pa.Table, events: list[dict[str, Any]]) -> duckdb.DuckDBPyCo
     connection = duckdb.connect(":memory:")
     connection.execute("SET threads = 1")
     connection.execute("SET VARIABLE target_loss = NULL::DOUBLE")
-    for table, fields in TABLES.items():
+    given = {**TABLES, "runs": TABLES["runs"] | TABLES[tables.JUDGED]}
+    for table, fields in given.items():
         if table not in ("steps", "events"):
             typed = ", ".join(f'"{name}" {kind}' for name, kind in fields.items())
             connection.execute(f"CREATE TABLE {table} ({typed})")

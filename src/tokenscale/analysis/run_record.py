@@ -50,6 +50,12 @@ def hash_record(path: Path) -> str | None:
         return None
 
 
+def describe_trouble(error: Exception) -> str:
+    """Return what is wrong with a record that this version cannot work with."""
+    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return f"run.json does not hold what this version writes ({reason})"
+
+
 def read_settings(values: Row | None) -> RunSettings | None:
     """A run's settings; None where they cannot be read."""
     try:

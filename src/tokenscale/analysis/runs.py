@@ -19,6 +19,7 @@ from tokenscale.runs.records import provenance
 from tokenscale.runs.records.external import COUNTS, check_facts
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.experiments import flatten_cell, format_cell
+from tokenscale.settings.extensions import show_extension
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
@@ -436,10 +437,11 @@ def grouping(approach: str | None, cell: Row) -> Row:
     ).items():
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
         if key not in ("approach", "layout.data"):
-            parts[part].append(f"{key}={_text(value)}")
+            parts[part].append(f"{key}={_text(show_extension(value))}")
     if approach in APPROACHES and not reads_parquet(approach):
         parts["storage"] = []
     named = {part: ", ".join(texts) for part, texts in parts.items()}
+    approach = show_extension(approach)
     return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}
 
 

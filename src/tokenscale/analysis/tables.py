@@ -1,15 +1,15 @@
 """The typed tables between logs and report: names, columns, Parquet files with equal bytes for
 equal logs.
 
-A folder of tables has a manifest with the SHA-256 of every file. `ingest` writes it last; every
-reader checks it.
+A folder of tables has two manifests with the SHA-256 of every file: of what `ingest` read, and of
+what the referee judged by it. Each is written last; every reader checks both.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,13 @@ from tokenscale.base.files import (
 from tokenscale.runs.records.events import FIELDS
 
 MANIFEST = "manifest.json"
+#: the manifest of what the referee judged
+VERDICT = "validity.json"
 #: the experiment's description beside the tables
 EXPERIMENT = "experiment.json"
+
+#: steps at the beginning of each attempt that no rate counts (`warmup_steps` of the queries)
+WARM_UP_STEPS = 3
 
 #: SQL type → Arrow type
 ARROW = {
@@ -50,11 +55,20 @@ ENCODINGS = {pa.float64(): "BYTE_STREAM_SPLIT", pa.int64(): "DELTA_BINARY_PACKED
 
 FILES = ("tables.sql",)
 _DEFINED = re.sub(" *--.*", "", (Path(__file__).parent / FILES[0]).read_text(encoding="utf-8"))
+#: table → another one, whose log lines it has
+LIKE = {"logged": "steps"}
 #: table → column → SQL type
 TABLES: dict[str, dict[str, str]] = {
-    table: dict(re.findall(r"(\w+) ([A-Z]+)", columns)) | FIELDS.get(table, {})
+    table: dict(re.findall(r"(\w+) ([A-Z]+)", columns)) | FIELDS.get(LIKE.get(table, table), {})
     for table, columns in re.findall(r"CREATE TABLE (\w+) \((.*?)\);", _DEFINED, re.DOTALL)
 }
+#: the table that the referee writes; and all others
+JUDGED = "validity"
+RECORDED = tuple(table for table in TABLES if table != JUDGED)
+
+#: the column, and the file, that stores and texts at hand give beside the logs
+UNCHECKED = "unchecked"
+RECOUNTS = "recounts.parquet"
 
 Row = dict[str, Any]
 
@@ -109,15 +123,39 @@ def column_digest() -> str:
 
 
 def file_names() -> list[str]:
-    """Return the names of all files of a folder of tables, without the manifest."""
-    return [*(f"{table}.parquet" for table in TABLES), EXPERIMENT]
+    """Return the names of all files of a folder of tables, without the manifests."""
+    return [*recorded_files(), f"{JUDGED}.parquet"]
+
+
+def recorded_files() -> list[str]:
+    """Return the names of the files that `ingest` writes, without the manifest."""
+    return [*(f"{table}.parquet" for table in RECORDED), EXPERIMENT]
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest of a folder whose files are complete; equal files give equal bytes."""
-    paths = [folder / name for name in file_names()]
-    files = [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in paths]
+    """Write the manifest of a folder whose recorded files are complete; equal files give equal
+    bytes.
+    """
+    files = [_describe_file(folder / name) for name in recorded_files()]
     write_sealed(folder / MANIFEST, record={"columns": column_digest(), "files": files})
+
+
+def write_verdict(folder: Path, rows: Iterable[Row], cautions: Sequence[Row]) -> None:
+    """Write what the referee says: of each run the rows of `validity`, and of the design
+    `cautions`.
+    """
+    write(folder / f"{JUDGED}.parquet", table=JUDGED, rows=rows)
+    record = {
+        "columns": column_digest(),
+        "manifest_sha256": sha256_file(folder / MANIFEST),
+        "files": [_describe_file(folder / f"{JUDGED}.parquet")],
+        "cautions": list(cautions),
+    }
+    write_sealed(folder / VERDICT, record=record)
+
+
+def _describe_file(path: Path) -> Row:
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -130,7 +168,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     next_step = restore_command(folder)
     if not path.is_file():
-        if not any((folder / name).is_file() for name in file_names()):
+        if not any((folder / name).is_file() for name in recorded_files()):
             raise UserError("there are no tables in this folder.", path=folder, next=next_step)
         reason = "an older version of tokenscale wrote them, or ingest was interrupted"
         raise UserError(
@@ -139,11 +177,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             reason=reason,
             next=next_step,
         )
-    manifest = read_record(path, what="manifest of the tables", next=next_step)
-    with report_malformed(path, what="manifest of the tables", next=next_step):
-        check_types(manifest, fields={"columns": str, "files": list})
-        for file in manifest["files"]:
-            check_types(file, fields={"name": str, "bytes": int, "sha256": str})
+    manifest = _read_files(path, what="manifest of the tables", next_step=next_step)
     if manifest["columns"] != column_digest():
         what = "the tables have the columns of another version of tokenscale."
         expected = f"columns {column_digest()}"
@@ -154,18 +188,71 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             expected=expected,
             next=next_step,
         )
-    if [file["name"] for file in manifest["files"]] != file_names():
+    if [file["name"] for file in manifest["files"]] != recorded_files():
         raise UserError(
             "the manifest does not list the tables of this version.", path=path, next=next_step
         )
     return manifest
 
 
-def check(folder: Path, *names: str) -> None:
-    """Compare the files with these names (by default all) with the manifest.
+def read_verdict(folder: Path) -> dict[str, Any]:
+    """Return the manifest of what the referee judged: `files` as that of the tables, and
+    `cautions` of the design.
 
-    DuckDB then opens them by their paths. Raises UserError for the first file that is missing,
-    unreadable or not the one that ingest wrote.
+    Raises UserError where it is missing or damaged, and where other tables were judged.
+    """
+    path = folder / VERDICT
+    next_step = judge_command(folder)
+    if not path.is_file():
+        raise UserError("the runs of these tables were not judged.", path=path, next=next_step)
+    verdict = _read_files(path, what="record of the judgement", next_step=next_step)
+    with report_malformed(path, what="record of the judgement", next=next_step):
+        check_types(verdict, fields={"manifest_sha256": str, "cautions": list})
+        if [file["name"] for file in verdict["files"]] != [f"{JUDGED}.parquet"]:
+            raise ValueError(f"it does not list {JUDGED}.parquet alone")
+    if verdict["manifest_sha256"] != sha256_file(folder / MANIFEST):
+        raise UserError(
+            "other tables were judged than those that lie here.", path=path, next=next_step
+        )
+    return verdict
+
+
+def digest(folder: Path) -> str:
+    """Return a digest of all that the logs give, and of what was judged by it. Whether stores and
+    texts were at hand does not change it.
+    """
+    files = read_manifest(folder)["files"]
+    verdict = read_verdict(folder)
+    hashes = {file["name"]: file["sha256"] for file in (*files, *verdict["files"])}
+    del hashes[RECOUNTS]
+    return sha256_text(canonical_json([hashes, verdict["cautions"]]))
+
+
+def _read_files(path: Path, what: str, next_step: str) -> dict[str, Any]:
+    """Return a record with `columns` and a list of `files`."""
+    record = read_record(path, what=what, next=next_step)
+    with report_malformed(path, what=what, next=next_step):
+        check_types(record, fields={"columns": str, "files": list})
+        for file in record["files"]:
+            check_types(file, fields={"name": str, "bytes": int, "sha256": str})
+    return record
+
+
+def check(folder: Path, *names: str) -> None:
+    """Compare the files with these names (by default all) with the manifests.
+
+    Raises UserError for the first file that is missing, unreadable or not the one that was written,
+    and for tables that were not judged.
+    """
+    check_recorded(folder, *names)
+    for file in read_verdict(folder)["files"]:
+        if not names or file["name"] in names:
+            _check_file(folder / file["name"], size=file["bytes"], sha256=file["sha256"])
+
+
+def check_recorded(folder: Path, *names: str) -> None:
+    """Compare what `ingest` wrote, by default all of it, with its manifest. DuckDB then opens the
+    files by their paths. Raises UserError as `check` does.
     """
     for file in read_manifest(folder)["files"]:
         if not names or file["name"] in names:
@@ -197,15 +284,20 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
     if (found, there) != (sha256, size):
         expected = f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})"
         now = f"sha256 {found}, {there:,} bytes"
-        what = "a table has changed since ingest wrote it."
+        what = "a table has changed since it was written."
         raise UserError(what, path=path, expected=expected, found=now, next=next_step)
 
 
 def read_experiment(folder: Path) -> dict[str, Any]:
-    """Return the experiment's description that lies beside its tables. Raises UserError where
-    `check` does.
+    """Return the experiment's description that lies beside its tables, with the referee's
+    `cautions`. Raises UserError where `check` does.
     """
-    check(folder, EXPERIMENT)
+    return read_description(folder) | {"cautions": read_verdict(folder)["cautions"]}
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return the experiment's description as `ingest` wrote it."""
+    check_recorded(folder, EXPERIMENT)
     return json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
 
 
@@ -214,7 +306,7 @@ def first_difference(path: Path, other: Path) -> str:
     are equal.
 
     Files with equal rows differ in bytes where other releases of pyarrow wrote them. What was not
-    checked (`unchecked`) is left out: stores and texts may have been at hand then, and not now.
+    checked is left out: stores and texts may have been at hand then, and not now.
     """
     try:
         found, again = (pq.read_table(file, use_threads=False) for file in (path, other))
@@ -222,7 +314,7 @@ def first_difference(path: Path, other: Path) -> str:
         return f"it cannot be read: {str(error).splitlines()[0]}"
     if found.schema != again.schema:
         return "its columns are others"
-    for column in (name for name in found.column_names if name != "unchecked"):
+    for column in (name for name in found.column_names if name != UNCHECKED):
         pairs = enumerate(zip(found[column].to_pylist(), again[column].to_pylist(), strict=False))
         for row, (a, b) in pairs:
             if a != b and not (a != a and b != b):
@@ -236,12 +328,23 @@ def first_difference(path: Path, other: Path) -> str:
 
 
 def restore_command(folder: Path) -> str:
-    """Return the command that makes an experiment's tables again from its logs."""
+    """Return the command that makes an experiment's tables again from its logs, and judges them."""
     shown = Path(os.path.relpath(folder))
     if shown.parts[:-1] == ("results", "tables"):
-        return f"snakemake -f {shown}/runs.parquet"
+        return f"snakemake -f {shown}/runs.parquet {shown}/{JUDGED}.parquet"
     results = shown.parent.parent
     if not (results / "runs").is_dir():
         return "name the tables of an experiment: results/tables/EXPERIMENT"
     table = results / "experiments" / shown.name / "runs.json"
-    return f"tokenscale ingest --experiment {table} --runs {results / 'runs'} --output {shown}"
+    of = f"--experiment {table} --runs {results / 'runs'}"
+    return f"tokenscale ingest {of} --output {shown} && {judge_command(folder)}"
+
+
+def judge_command(folder: Path) -> str:
+    """Return the command that judges an experiment's tables."""
+    shown = Path(os.path.relpath(folder))
+    if shown.parts[:-1] == ("results", "tables"):
+        return f"snakemake -f {shown}/{JUDGED}.parquet"
+    results = shown.parent.parent
+    table = results / "experiments" / shown.name / "runs.json"
+    return f"tokenscale validate --experiment {table} --runs {results / 'runs'} --tables {shown}"

@@ -27,10 +27,6 @@ CREATE TABLE runs (
     resumed_from VARCHAR,  -- id of the run (or path of the state) that it goes on from; null: of none
     resumed_at BIGINT, tokens_before BIGINT,
     status VARCHAR,  -- of run.json; missing: listed, never started
-    validity VARCHAR,
-    reasons VARCHAR,  -- in words, separated by "; "; so the next two
-    cautions VARCHAR,
-    unchecked VARCHAR,  -- values that nothing at hand could be compared with
     design_sha256 VARCHAR,  -- digest of the experiment's design when the run began; null where not recorded
     sealed BOOLEAN, attempts INTEGER,
     steps_seen BIGINT,  -- steps with a row of every rank
@@ -87,6 +83,9 @@ CREATE TABLE attempts (  -- superseded ones too, wherever they lie
     started_unix_s DOUBLE, stopped_unix_s DOUBLE
 );
 CREATE TABLE steps (
+    run_id VARCHAR, attempt INTEGER, rank INTEGER, world_size INTEGER, attempt_step BIGINT
+);
+CREATE TABLE logged (  -- all rows of the runs whose logs have a step twice or out of order, in the order of the files
     run_id VARCHAR, attempt INTEGER, rank INTEGER, world_size INTEGER, attempt_step BIGINT
 );
 CREATE TABLE spans (
@@ -185,4 +184,26 @@ CREATE TABLE stores (  -- token stores that the runs read, or that hold what oth
     tokens_95 DOUBLE, largest_tokens DOUBLE,
     manifest_sha256 VARCHAR, corpus_sha256 VARCHAR, engine VARCHAR,
     seconds DOUBLE  -- of the whole build; null where the record is lost or tells of a part
+);
+-- what the referee takes of a run beside typed columns, as JSON
+CREATE TABLE records (
+    run_id VARCHAR,
+    entry VARCHAR,  -- of the run table
+    record VARCHAR,  -- run.json, facts that could not be had as null; null where it is missing or not readable
+    trouble VARCHAR,  -- why it is not readable, in words
+    hashes VARCHAR,  -- log → SHA-256
+    changed VARCHAR  -- logs that differ from their sealed hashes
+);
+CREATE TABLE recounts (  -- tokens of global batches, counted again by the inputs at hand
+    run_id VARCHAR, step BIGINT, useful_tokens BIGINT, total_tokens BIGINT,
+    order_digest BIGINT,  -- modulo 2**52
+    -- JSON, in a row without a step, the first of each run: sizes and held-out tokens, or why nothing was counted again
+    recount VARCHAR
+);
+CREATE TABLE validity (  -- what the referee says of each run, by all other tables
+    run_id VARCHAR,
+    validity VARCHAR,  -- valid, suspect or invalid; missing: never started
+    reasons VARCHAR,  -- in words, separated by "; "; so the next two
+    cautions VARCHAR,
+    unchecked VARCHAR  -- values that nothing at hand could be compared with
 );

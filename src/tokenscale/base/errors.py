@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePath
 
 #: names of environment variables whose values may be secrets
 SECRET_NAME = re.compile(
@@ -145,7 +145,8 @@ def unknown(kind: str, word: str, words: Iterable[str], **facts: object) -> User
     spelling.
     """
     words = sorted(str(w) for w in words)
-    near = find_nearest(word, words)
+    # a file in the place of the name that it gives
+    near = find_nearest(word, words) or find_nearest(PurePath(word).stem, words, cutoff=1)
     hint = f"did you mean {near!r}?" if near else "choose one of the allowed values"
     return UserError(
         f"unknown {kind} {word!r}.", **facts, allowed=", ".join(words) or "(none)", next=hint

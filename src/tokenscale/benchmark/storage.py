@@ -201,7 +201,7 @@ def _measure_store(
         ),
     }
     single = shuffled[: settings.single_rows]
-    parquet = "codec" in StoreSettings.OPTIONS[store.format]
+    parquet = "codec" in FORMATS[store.format].options
     read_singly = partial(_time_read, store, rows=1) if not parquet else _time_row_groups
     seconds["single_rows_s"] = read_singly(where=where, manifest=manifest, order=single)
     kept = machine.drop_page_cache(where / file["name"] for file in list_files(manifest))

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.design import Design, Problem
-from tokenscale.analysis.design import find_problems as find_design_problems
-from tokenscale.analysis.readings import read_sizes
 from tokenscale.base.errors import UserError, as_typed, few
 from tokenscale.cli import main
 from tokenscale.cli.doctor import is_importable
@@ -21,6 +18,9 @@ from tokenscale.costs.flops import weights
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import count_labelled_rows
 from tokenscale.data.corpus.files import check_files
+from tokenscale.referee.design import Design, Problem
+from tokenscale.referee.design import find_problems as find_design_problems
+from tokenscale.referee.readings import read_sizes
 from tokenscale.runs.launch.image import find_image_error
 from tokenscale.runs.launch.submission import install_hint
 from tokenscale.runs.records.provenance import count_cores, count_gpus

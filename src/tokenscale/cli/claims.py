@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from tokenscale.analysis import claims as judging
-from tokenscale.analysis.replication import measure_figures
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.cli import main
+from tokenscale.referee import claims as judging
+from tokenscale.referee.replication import measure_figures
 from tokenscale.report import claims
 from tokenscale.settings.claims import load_claims as read_ledger
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         if names and missing[0] not in names:
             raise unknown("experiment", word=missing[0], words=names)
         what = "there are no tables of this experiment."
-        next_step = f"snakemake results/tables/{missing[0]}/runs.parquet"
+        next_step = f"snakemake results/tables/{missing[0]}/validity.parquet"
         raise UserError(what, experiment=", ".join(missing), folder=tables, next=next_step)
     judged = judging.judge_claims(known, tables, experiments)
     rows = judging.list_verdicts(known, judged)

@@ -40,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ingest the logs and report the number of rows of each table."""
-    import pyarrow.parquet as pq
-
     from tokenscale.analysis.ingest import ingest
 
     inputs = {
@@ -52,17 +50,4 @@ def run(arguments: argparse.Namespace) -> int:
     paths = arguments.experiment, arguments.runs, arguments.output, arguments.benchmark
     counts = ingest(*paths, **inputs, kept=arguments.kept, threads=max(arguments.threads, 1))
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
-    said: dict[tuple[str, str], list[str]] = {}
-    unchecked = 0
-    for row in pq.read_table(arguments.output / "runs.parquet").to_pylist():
-        unchecked += bool(row["unchecked"])
-        for word, texts in ((row["validity"], row["reasons"]), ("caution", row["cautions"])):
-            for text in filter(None, (texts or "").split("; ")):
-                said.setdefault((word, text), []).append(row["run_id"])
-    for (word, text), ids in said.items():
-        print(f"  {word}  {ids[0] if len(ids) == 1 else f'{len(ids)} runs'}: {text}")
-    if unchecked:
-        print(
-            f"  not checked  some values of {unchecked} runs: column `unchecked` of the table runs"
-        )
     return 0

@@ -10,6 +10,7 @@ from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.cli import main
 from tokenscale.data.batches.repetitions import check_repetitions
 from tokenscale.runs.launch.start import Launch, find_job, start_run
+from tokenscale.settings.extensions import verify_extensions
 from tokenscale.settings.machine import Machine, load_machine
 from tokenscale.settings.run import RunSettings
 
@@ -69,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             ).printed(manifests)
         )
         return 0
+    verify_extensions(run.extensions)  # before anything is written
     # if another attempt holds the run's folder, wait for it
     options = {"machine": machine, "share": arguments.share, "check": check_repetitions}
     return start_run(

@@ -180,6 +180,7 @@ GROUPS = {
     },
     "results": {
         "ingest": "logs of runs and benchmarks → tables (Parquet)",
+        "validate": "tables → validity of the runs, with reasons",
         "report": "tables → figures, pages and the folder of a report",
         "claims": "verdicts on claims; --strict fails where one does not hold",
         "verify": "whether results and reports are what their data produce",
@@ -406,4 +407,11 @@ def load_configuration(
     given = dict(map(parse_pair, arguments.config)) | read_overrides(arguments)
     merged = {**given, **(overrides or {})}
     profile = arguments.profile and expand_path(arguments.profile)
-    return load_config(configfiles=files, profile=profile, overrides=merged)
+    try:
+        return load_config(configfiles=files, profile=profile, overrides=merged)
+    except UserError as error:
+        if error.facts.get("file") == "--config" and error.facts.get("key") in read_overrides(
+            arguments
+        ):
+            error.facts["file"] = f"--{error.facts['key']}"
+        raise

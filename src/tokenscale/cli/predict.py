@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         scale = " --config scale=workstation" if name == default else ""
         following = f"snakemake {name}{scale}\ntokenscale predict --tables results/tables/{name}"
         raise UserError(what, tables=tables, found=there, next=following)
-    from tokenscale.analysis.projection import format_projection, project
+    from tokenscale.referee.projection import format_projection, project
 
     options = {"series": arguments.series, "world_sizes": arguments.world_sizes}
     found = project(tables, **options, ranks_per_node=arguments.ranks_per_node)

@@ -23,7 +23,7 @@ from tokenscale.settings.manifests import (
 from tokenscale.settings.run import RunSettings
 
 if TYPE_CHECKING:
-    from tokenscale.analysis.expectations import Steps
+    from tokenscale.analysis.steps import Steps
     from tokenscale.data.batches.batch import Inputs
     from tokenscale.data.batches.trace import StepTrace
 
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the text of the steps. Return 1 if the batch is not the one that the run read."""
-    from tokenscale.analysis.expectations import Steps
     from tokenscale.analysis.logs import merge, read_run
+    from tokenscale.analysis.steps import Steps
 
     settings, recorded, digest = _read_record(arguments.run)
     log = read_run(arguments.run, arguments.run.name, digest=digest)

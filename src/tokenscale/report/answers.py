@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import comparability
-from tokenscale.analysis.statistics import summary
-from tokenscale.analysis.steadiness import TOO_NOISY
 from tokenscale.costs.card import NEEDS
 from tokenscale.costs.pipeline_schedules import bubble_share
+from tokenscale.referee import comparability
+from tokenscale.referee.statistics import summary
+from tokenscale.referee.steadiness import TOO_NOISY
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.paired_comparisons import RATE, TOO_FEW
 from tokenscale.report.style import number, order_series

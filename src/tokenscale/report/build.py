@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenscale.analysis import claims as judging
-from tokenscale.analysis.replication import measure_figures
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
+from tokenscale.referee import claims as judging
+from tokenscale.referee.replication import measure_figures
 from tokenscale.report import bundle, claims, page, pdf, save
 from tokenscale.report.packed_logs import check_replaceable, put_in_place, restore
 from tokenscale.settings.registry import drawn_figures

@@ -10,7 +10,7 @@ import duckdb
 import pandas as pd
 
 from tokenscale.analysis.queries import damage_reported
-from tokenscale.analysis.steadiness import TOO_NOISY
+from tokenscale.referee.steadiness import TOO_NOISY
 from tokenscale.report.captions import cells, format_spread, select_usable
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from tokenscale.analysis import comparability
-from tokenscale.analysis.statistics import summary
 from tokenscale.base.wording import count, listing
+from tokenscale.referee import comparability
+from tokenscale.referee.statistics import summary
 from tokenscale.report.style import number, order_series
 
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import replication
-from tokenscale.analysis.claims import SUPPORTED, VERDICTS, format_number
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_text
+from tokenscale.referee import replication
+from tokenscale.referee.claims import SUPPORTED, VERDICTS, format_number
 from tokenscale.report.table import Table, columns, in_latex
 
 #: words for a supported claim whose number is not the published figure, or may be another one

@@ -10,11 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from tokenscale.base.errors import unknown
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.report import captions
 from tokenscale.report.style import no_data, style
 from tokenscale.report.table import Table
-from tokenscale.settings.registry import ALIASES, FIGURES
+from tokenscale.settings.extensions import load_figure
+from tokenscale.settings.registry import ALIASES, FIGURES, OWN_FIGURE
 
 #: sentences of several figures, word for word: a page prints once what it has several times
 DOTS = "Each dot is a run, each bar the median of a cell. "
@@ -30,7 +31,18 @@ FLOPS = (
 
 
 def figure_class(name: str) -> type["Figure"]:
-    """Return the class of a figure or an alias. Raises UserError for a name that is none."""
+    """Return the class of a figure or an alias. Raises UserError for a name that is none, and for an
+    own figure whose module cannot be used.
+    """
+    if OWN_FIGURE.fullmatch(name):
+        found = load_figure(name.replace(".", ":"))
+        if issubclass(found, Figure):
+            return found
+        raise UserError(
+            "an own figure is no subclass of Figure.",
+            figure=name,
+            next="derive it from tokenscale.report.figure.Figure",
+        )
     if (figure := ALIASES.get(name, name)) not in FIGURES:
         raise unknown("figure", word=name, words=(*FIGURES, *ALIASES))
     return getattr(importlib.import_module(FIGURES[figure]), figure.title().replace("_", ""))
@@ -48,7 +60,7 @@ class Figure:
 
     title: ClassVar[str]
     queries: ClassVar[tuple[str, ...]]
-    #: runs are compared along this factor (see `analysis/comparability.py`); empty: no run is left
+    #: runs are compared along this factor (see `referee/comparability.py`); empty: no run is left
     #: out
     factor: ClassVar[str] = ""
     #: columns of the data; empty: all but the approach

@@ -36,6 +36,7 @@ from tokenscale.base.files import (
     sha256_file,
     write_sealed,
 )
+from tokenscale.referee.validity import judge_tables
 
 #: name of the archive in the folder of a report
 LOGS = "logs.json.xz"
@@ -45,7 +46,7 @@ INDEX = "archive.json"
 ENCODING = ("utf-8", "surrogateescape")
 #: files of a run that tables are made of, and those that its seal covers
 OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*.jsonl")
-#: what `ingest` says of a run after a comparison with its token stores, which are not in the
+#: what the referee says of a run after a comparison with its token stores, which are not in the
 #: archive
 JUDGED = ("validity", "reasons", "cautions", "unchecked")
 #: words of `validity`, the worst last
@@ -68,7 +69,7 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
     for inputs in found:
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
         names |= {*inputs.names(), *(name for name in builds if (results / name).is_file())}
-        rows = _read_judged(folder / inputs.experiment / "runs.parquet")
+        rows = _read_judged(folder / inputs.experiment)
         judged[inputs.experiment] = rows
         runs |= {run for run, row in rows.items() if row["validity"] != "missing"}
     _check_inside(results, names)
@@ -95,8 +96,9 @@ def _check_inside(results: Path, names: set[str]) -> None:
         raise UserError(what, path=results / outside[0], next=next_step)
 
 
-def _read_judged(path: Path) -> dict[str, dict[str, Any]]:
-    """Return run → what `ingest` says of it, of a table `runs`."""
+def _read_judged(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return run → what the referee says of it, of an experiment's tables."""
+    path = folder / f"{tables.JUDGED}.parquet"
     rows = pq.read_table(path, columns=["run_id", *JUDGED], use_threads=False)
     return {row.pop("run_id"): row for row in rows.to_pylist()}
 
@@ -152,9 +154,21 @@ def restore(archive: Path, output: Path) -> list[str]:
             file.write(content)
     for inputs in experiments:
         folder = output / "tables" / inputs.experiment
-        inputs.ingest(output, output=folder)
+        make_tables(inputs, output, folder=folder)
         _add_judged(folder, judged=judged.get(inputs.experiment, {}))
     return [inputs.experiment for inputs in experiments]
+
+
+def make_tables(inputs: TableInputs, results: Path, folder: Path) -> None:
+    """Write the tables of the logs and files below `results` to a folder, and judge the runs."""
+    inputs.ingest(results, output=folder)
+    judge_tables(
+        folder,
+        experiment=results / inputs.table,
+        runs=results / "runs",
+        stores=inputs.paths(results, "stores"),
+        corpora=inputs.paths(results, "corpora"),
+    )
 
 
 def check_replaceable(output: Path) -> dict[str, set[str]]:
@@ -276,7 +290,8 @@ def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
     """Add what a comparison with their token stores showed of runs when they were packed: more
     reasons and cautions, and a worse word. Nothing that the logs say is taken back.
     """
-    rows = pq.read_table(folder / "runs.parquet", use_threads=False).to_pylist()
+    path = folder / f"{tables.JUDGED}.parquet"
+    rows = pq.read_table(path, use_threads=False).to_pylist()
     for row in rows:
         packed = judged.get(row["run_id"], {})
         if packed.keys() != {*JUDGED} or not {row["validity"], packed["validity"]} <= {*SEVERITY}:
@@ -287,8 +302,7 @@ def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
         row["unchecked"] = _unite(
             row["unchecked"], packed=packed["unchecked"], replaceable=NOT_RECOUNTED
         )
-    tables.write(folder / "runs.parquet", table="runs", rows=rows)
-    tables.write_manifest(folder)
+    tables.write_verdict(folder, rows, cautions=tables.read_verdict(folder)["cautions"])
 
 
 def _unite(own: str | None, packed: str | None, replaceable: Sequence[str] = ()) -> str:

@@ -17,9 +17,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from tokenscale import __version__
-from tokenscale.analysis import queries, replication
+from tokenscale.analysis import queries
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_text
+from tokenscale.referee import replication
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
 from tokenscale.report.captions import as_sentence

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import comparability, statistics
+from tokenscale.referee import comparability, statistics
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns
 from tokenscale.settings.experiments import COMPARISONS

@@ -11,13 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis import comparability, statistics
-from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
+from tokenscale.analysis.tables import digest as digest_tables
+from tokenscale.analysis.tables import read_experiment
 from tokenscale.base import wording
-from tokenscale.base.files import canonical_json, sha256_file, sha256_text
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.base.wording import listing
 from tokenscale.costs.card import TextCard
+from tokenscale.referee import comparability, statistics
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
 from tokenscale.report.captions import (
     as_sentence,
@@ -31,7 +32,7 @@ from tokenscale.report.captions import (
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns, count
 from tokenscale.settings.experiments import STUDIES
-from tokenscale.settings.registry import drawn_figures
+from tokenscale.settings.registry import drawn_figures, missing_figures
 
 #: key of an experiment's `original` → what its page calls it
 HEADINGS = {
@@ -94,7 +95,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     folder = tables / name
     # a description from the cache holds as long as the tables are those of the manifest
     check_tables(folder)
-    return dict(_experiment(name, folder, digest=sha256_file(folder / MANIFEST)))
+    return dict(_experiment(name, folder, digest=digest_tables(folder)))
 
 
 @lru_cache(maxsize=64)
@@ -126,6 +127,10 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             design=design,
             design_sha256=head.get("design_sha256") or "",
         )
+        cautions += [
+            f"The own figure {figure} is left out: {module} is not here."
+            for figure, module in missing_figures(head).items()
+        ]
         proof = campaign_quality.proof(rows("order"))
         figures = drawn_figures(head)
         crowded = caution(scaling)

@@ -27,13 +27,12 @@ from tokenscale.base.files import (
     check_types,
     read_json,
     report_malformed,
-    sha256_file,
     write_text,
 )
 from tokenscale.base.manifests import SUMS, read_sums, walk
 from tokenscale.report import bundle
 from tokenscale.report.claims import read_claims
-from tokenscale.report.packed_logs import LOGS, restore
+from tokenscale.report.packed_logs import LOGS, make_tables, restore
 from tokenscale.runs.records.provenance import name_differences, read_sealed
 
 #: what a signature is for, so that one made for something else is none
@@ -147,7 +146,7 @@ def check_tables(folder: Path, results: Path) -> Link:
     with TemporaryDirectory() as temporary:
         again = Path(temporary, folder.name)
         try:
-            inputs.ingest(results, output=again)
+            make_tables(inputs, results, folder=again)
         # an input that is at hand and cannot be read is not the one of these tables
         except UserError as error:
             at_hand = all((results / name).is_file() for name in inputs.names())
@@ -172,10 +171,8 @@ def _check_manifest(link: Link, folder: Path) -> None:
     """Compare the tables with the checksums of their manifest."""
     at_hand = folder.is_dir()
     try:
-        link.differs += (
-            f"{folder / n}: {fault}"
-            for n, fault in walk(folder, files=tables.read_manifest(folder)["files"])
-        )
+        files = [*tables.read_manifest(folder)["files"], *tables.read_verdict(folder)["files"]]
+        link.differs += (f"{folder / n}: {fault}" for n, fault in walk(folder, files=files))
     except UserError as error:
         (link.differs if at_hand else link.unchecked).append(_one_line(error))
 
@@ -183,7 +180,7 @@ def _check_manifest(link: Link, folder: Path) -> None:
 def _compare_tables(link: Link, folder: Path, again: Path) -> None:
     """Compare each table with the one made again; equal values in other bytes are a note."""
     for path, other in ((folder / name, again / name) for name in tables.file_names()):
-        if _is_equal(path, other):
+        if path.name == tables.RECOUNTS or _is_equal(path, other):
             continue
         if difference := _name_difference(path, again=other):
             link.differs.append(f"{path}: {difference}")
@@ -400,11 +397,10 @@ def _compare_file(chain: Chain, name: str, path: Path, other: Path | None) -> No
 
 def _compare_results(chain: Chain, record: dict[str, Any], results: Path, again: Path) -> None:
     """Compare drawings of `results` with those made again, while its tables are the report's."""
-    paths = {name: results / "tables" / name / tables.MANIFEST for name in record["order"]}
     stale = [
         name
-        for name, path in paths.items()
-        if path.is_file() and sha256_file(path) != record["experiments"][name]["tables"]
+        for name in record["order"]
+        if _is_stale(results / "tables" / name, digest=record["experiments"][name]["tables"])
     ]
     if stale:
         chain.notes.append(f"tables have changed since it was built: {few(stale)}")
@@ -413,6 +409,16 @@ def _compare_results(chain: Chain, record: dict[str, Any], results: Path, again:
         path = results / other.relative_to(again)
         if path.is_file() and not _is_equal(path, other):
             chain.add(chain.links["figures"], str(path), _name_difference(path, again=other))
+
+
+def _is_stale(folder: Path, digest: str) -> bool:
+    """Return whether a folder has other tables than those of this digest."""
+    if not (folder / tables.VERDICT).is_file():
+        return False
+    try:
+        return tables.digest(folder) != digest
+    except UserError:
+        return True
 
 
 def _read_record(path: Path) -> dict[str, Any]:

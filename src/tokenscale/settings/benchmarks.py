@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import option, settings_class
-from tokenscale.settings.registry import TOKEN_FORMATS
+from tokenscale.settings.registry import FORMATS, TOKEN_FORMATS
 from tokenscale.settings.run import RunSettings
 
 Engine = Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"]
@@ -82,7 +82,7 @@ class StorageBenchmarkSettings:
         }
         found = {}
         for form in self.formats:
-            names = [name for name in levels if name in StoreSettings.OPTIONS[form]]
+            names = [name for name in levels if name in FORMATS[form].options]
             for values in itertools.product(*(levels[name] for name in names)):
                 options = dict(zip(names, values, strict=True))
                 if "codec" in options:

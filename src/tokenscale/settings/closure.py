@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
+from tokenscale.settings import extensions
 from tokenscale.settings.registry import FORMATS, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 
@@ -78,6 +79,9 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
         ONLINE if run.online else None,
         FORMATS[run.store.format].reader if run.store is not None else None,
     ]
+    for extension in run.extensions:
+        named = filter(extensions.is_reference, (extension.name, *extension.facts.values()))
+        variants += [extensions.module_of(name) for name in (extension.name, *named)]
     if run.arm != OURS:
         variants.append(ARM)
     if run.reads_text:
@@ -160,7 +164,7 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
             top |= names
         elif block.startswith(("def ", "async def ", "class ")):
             inside |= names
-    own = {"tokenscale", *sys.stdlib_module_names}
+    own = {"tokenscale", extensions.PACKAGE, *sys.stdlib_module_names}
     return frozenset(top - own), frozenset(inside - own)
 
 
@@ -210,9 +214,10 @@ def _closure(module: str) -> frozenset[Path]:
 @cache
 def _find_module_file(module: str) -> Path | None:
     parts = module.split(".")
-    if parts[0] != "tokenscale" or len(parts) == 1:
+    roots = {"tokenscale": PACKAGE, extensions.PACKAGE: extensions.FOLDER}
+    if parts[0] not in roots or len(parts) == 1:
         return None
-    path = PACKAGE.joinpath(*parts[1:]).with_suffix(".py")
+    path = roots[parts[0]].joinpath(*parts[1:]).with_suffix(".py")
     return path if path.is_file() else None
 
 
@@ -290,7 +295,9 @@ def hash_closure(*modules: str) -> dict[str, str]:
 
 @cache
 def _hash_source(file: Path) -> tuple[str, str]:
-    return file.relative_to(PACKAGE.parent).as_posix(), sha256_file(file)
+    own = file.is_relative_to(extensions.FOLDER)
+    name = file if own else file.relative_to(PACKAGE.parent)
+    return name.as_posix(), sha256_file(file)
 
 
 def _keep_copy(listing: Path, text: str) -> None:

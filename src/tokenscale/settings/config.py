@@ -24,6 +24,8 @@ from tokenscale.settings.data import (
     TokenizerSettings,
 )
 from tokenscale.settings.experiments import BASE_SCALE, SCALES, Experiment, Run, merge_settings
+from tokenscale.settings.extensions import FOLDER as EXTENSIONS
+from tokenscale.settings.extensions import Source, is_reference, read_extension
 from tokenscale.settings.flags import build_flags
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.mixture import (
@@ -34,9 +36,11 @@ from tokenscale.settings.mixture import (
 )
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import (
+    EXTENSION_NAME,
     NAME_PATTERN,
     NAME_RULE,
     collect,
+    join_key,
     option,
     settings_class,
     to_dict,
@@ -70,6 +74,10 @@ TARGETS = (
 )
 
 
+#: endings of files that a user takes for the name of a corpus
+ENDINGS = (".parquet", ".jsonl", ".csv", ".tsv", ".txt")
+#: setting of a run that may name an extension → kinds that it may be of
+OWN_KINDS = {"objective": ("objective",), "approach": ("approach", "token_format")}
 #: folder of the default configuration's report; that of another configuration has a name behind it
 REPORT = "results/report"
 #: settings that choose what a report says, in the order of a folder's name; the others say how it
@@ -207,6 +215,9 @@ class Config:
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
         self._raw: dict[str, dict[str, Any]] = {}
+        #: extensions by `module:Name`, and by the names that they have in runs
+        self._references: dict[str, Source] = {}
+        self._extensions: dict[str, Source] = {}
         #: name → error of experiments that this configuration cannot run (see `usable`)
         self.unusable: dict[str, UserError] = {}
         errors: list[UserError] = []
@@ -510,6 +521,7 @@ class Config:
             values["factors"] = {
                 key: levels for key, levels in factors.items() if levels is not None
             }
+        values = self._resolve_extensions(values, file)
         # the file is valid without its overlay
         key = f"scales.{scale}" if overlay else ""
         experiment: Experiment = options.decode(Experiment, values, file=file, key=key)
@@ -528,6 +540,12 @@ class Config:
             design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers),
             file=file,
         )
+        errors: list[UserError] = []
+        for number, figure in enumerate(experiment.figures):
+            if is_reference(figure):
+                with collect(errors, key=f"figures.{number}"):
+                    self._read_extension(("figure",), figure)
+        options.raise_errors(errors, file=file)
         return replace(experiment, figures=tuple(list_figures(experiment.figures)))
 
     def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:
@@ -702,6 +720,7 @@ class Config:
         filled = {
             "repeat": "use `repeats` of the experiment",
             "mixture": "name a mixture of config.yaml as `corpus`",
+            "extensions": "name one as `objective` or `approach`: module:Name",
         }
         errors: list = [
             (f"runs.{key}", f"is filled in: {hint}")
@@ -710,6 +729,7 @@ class Config:
         ]
         given = merge_settings(values, overlay={"repeat": repeat})
         given.pop("mixture", None)
+        given.pop("extensions", None)
         if (mixture := str(given.get("corpus"))) in self.mixtures:
             given["mixture"] = self.mixtures[mixture]
         corpora = self.corpora | {name: CorpusSettings(name) for name in self.mixtures}
@@ -737,10 +757,25 @@ class Config:
                         key=f"runs.{key}",
                     )
                 )
+                if key == "corpus" and Path(str(found)).suffix in ENDINGS:
+                    own = f"corpora: {{{Path(str(found)).stem}: {{source: {{files: {found}}}}}}}"
+                    errors[-1].facts["next"] = f"name its file in the configuration: {own}"
             else:
                 given[key] = known[key][found]
                 continue
             given.pop(key, None)  # the other settings are validated with its default
+        for key, kinds in OWN_KINDS.items():
+            source = self._extensions.get(value := str(given.get(key)))
+            if source is None and EXTENSION_NAME.fullmatch(value):
+                own = ":".join(given.pop(key).split(".")[:2])
+                what = f"{value!r} has the digest of its code."
+                errors.append(UserError(what, key=f"runs.{key}", next=f"write {own}"))
+            if source is None:
+                continue
+            if source.settings[-1].kind not in kinds:
+                errors.append((f"runs.{key}", f"{given.pop(key)} is of another kind"))
+                continue
+            given["extensions"] = (*given.get("extensions", ()), *source.settings)
         with collect(errors):
             given["model"] = self._build_model(given.pop("model", "llama-tiny"), file)
         with collect(errors):
@@ -768,6 +803,32 @@ class Config:
                 errors.append(("runs.layout.tensor", problem))
         options.raise_errors(errors, file=file)
         return run
+
+    def _resolve_extensions(self, values: dict[str, Any], file: str) -> dict[str, Any]:
+        """Return an experiment's values with the names that extensions have in runs: with digests."""
+        errors: list[UserError] = []
+
+        def resolve(value: Any, key: str, kinds: tuple[str, ...]) -> Any:
+            if isinstance(value, dict):
+                return {k: resolve(v, join_key(key, k), _own_kinds(k)) for k, v in value.items()}
+            if isinstance(value, list):
+                return [resolve(inner, key, kinds) for inner in value]
+            if kinds and isinstance(value, str) and ":" in value:
+                with collect(errors, key=key):
+                    return self._read_extension(kinds, value).name
+            return value
+
+        resolved: dict[str, Any] = resolve(values, "", ())
+        options.raise_errors(errors, file=file)
+        return resolved
+
+    def _read_extension(self, kinds: tuple[str, ...], reference: str) -> Source:
+        """Return an extension as the folder has it at first reading: one plan has one version."""
+        if reference not in self._references:
+            found = read_extension(kinds, reference, self.root / EXTENSIONS)
+            self._references[reference] = found
+            self._extensions[found.name] = found
+        return self._references[reference]
 
     @cached_property
     def _arms(self) -> list[str]:
@@ -978,6 +1039,13 @@ def find_homes(key: str) -> list[str]:
 
 
 options.HOMES.append(find_homes)
+
+
+def _own_kinds(key: str) -> tuple[str, ...]:
+    """Return the kinds of extensions that a key of an experiment may name; those of all keys of a
+    factor of several.
+    """
+    return tuple(kind for part in design.factor_keys(key) for kind in OWN_KINDS.get(part, ()))
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:

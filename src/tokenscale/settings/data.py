@@ -8,7 +8,9 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tokenscale.base.errors import UserError, redact_credentials, unknown
+from tokenscale.settings.extensions import require_format
 from tokenscale.settings.options import (
+    EXTENSION_NAME,
     LARGEST_VOCABULARY,
     MOST,
     NAME_PATTERN,
@@ -520,7 +522,7 @@ class StoreSettings:
     `padded-sequence_length=2048`.
     """
 
-    format: Literal[*FORMATS] = option()  # type: ignore[valid-type]
+    format: Literal[*FORMATS] = option(extensions=True)  # type: ignore[valid-type]
     split: Literal["train", "validation"] = "train"
     sequence_length: int = option(1024, ge=1, le=MOST)
     eos: bool = False
@@ -530,12 +532,9 @@ class StoreSettings:
     row_group_rows: int = option(1000, ge=1, le=MOST)
     packing: Literal["best-fit", "concatenate"] = "best-fit"
 
-    #: format → options that apply to it
-    OPTIONS = {name: store_format.options for name, store_format in FORMATS.items()}
-
     def options(self) -> dict[str, object]:
         """Return the options of this format with their values."""
-        return {name: getattr(self, name) for name in self.OPTIONS[self.format]}
+        return {name: getattr(self, name) for name in FORMATS[self.format].options}
 
     @property
     def directory(self) -> str:
@@ -562,8 +561,10 @@ class StoreSettings:
         >>> StoreSettings.parse("token-list-codec=none").codec
         'none'
         """
+        if own := EXTENSION_NAME.match(directory):
+            require_format(own[0])
         store_format = next(
-            (f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None
+            (f for f in FORMATS if directory == f or directory.startswith(f + "-")), None
         )
         if store_format is None:
             raise unknown_format_error(directory.split("-", maxsplit=1)[0], store=directory)

@@ -19,6 +19,7 @@ from tokenscale.settings.benchmarks import (
     InferenceBenchmarkSettings,
     StorageBenchmarkSettings,
 )
+from tokenscale.settings.extensions import is_reference
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import (
@@ -450,7 +451,8 @@ def find_errors(
         yield "factors.seed", "seed 0, repeat 1 equals seed 1, repeat 0: use repeats alone"
     used: list[tuple[str, Iterable[str], Iterable[str], str]]
     used = [("study", experiment.original.studies, STUDIES, "original.studies")]
-    used += [("figure", experiment.figures, (*FIGURES, *ALIASES), "figures")]
+    figures = [name for name in experiment.figures if not is_reference(name)]
+    used += [("figure", figures, (*FIGURES, *ALIASES), "figures")]
     # a misspelt level would be found where `primary` or `left_out` names it
     used.append(("approach", _list_levels(experiment, key="approach"), BATCHES, "factors.approach"))
     for kind, benchmark in experiment.benchmarks.items():
@@ -580,7 +582,7 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
     declares none.
 
     `of` and `over` name cells, `names` are their levels where they differ, `at` the levels that
-    they share. `factor` is what is compared, as `analysis/comparability.py` names it. Raises
+    they share. `factor` is what is compared, as `referee/comparability.py` names it. Raises
     UserError for levels that name no two cells which differ in one factor.
     """
     if experiment.primary is None:

@@ -7,6 +7,8 @@ the types, bounds, patterns and choices of the fields. pydantic is imported when
 
 import dataclasses
 import functools
+import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +29,8 @@ NAME_RULE = (
     "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no "
     "accents)"
 )
+#: name of an extension in a run's settings: module, name and the digest of its code
+EXTENSION_NAME = re.compile(r"[A-Za-z]\w*\.[A-Za-z]\w*\.[0-9a-f]{10}")
 #: largest integer of settings, tables and NumPy; the bound of a field without a smaller one
 LARGEST = (1 << 63) - 1
 #: largest number of sequences, positions, ranks or units of one dimension: arrays and lists of it
@@ -97,7 +101,7 @@ class Validator:
     made when a value is decoded.
     """
 
-    def __init__(self, name: str, function: Callable[[Any], Any]):
+    def __init__(self, name: str, function: Callable[..., Any]):
         self._name = name
         self._function = function
 
@@ -106,6 +110,23 @@ class Validator:
 
         annotation = getattr(pydantic, self._name)(self._function)
         return annotation.__get_pydantic_core_schema__(source, handler)
+
+
+class _OrExtension(Validator):
+    """Annotation of a field with choices that also takes the name of an extension, which users write
+    as `module:Name` (settings/extensions.py).
+    """
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^\w+:\w+$"}]}
+
+
+def _pass_extension(value: Any, decode_choice: Callable[[Any], Any]) -> Any:
+    named = isinstance(value, str) and EXTENSION_NAME.fullmatch(value)
+    return value if named else decode_choice(value)
+
+
+OR_EXTENSION = _OrExtension("WrapValidator", _pass_extension)
 
 
 def replace_synonyms(synonyms: Mapping[str, str]) -> Validator:
@@ -169,6 +190,8 @@ def settings_class(cls: type[T]) -> type[T]:
                 cls.__annotations__[name] = Annotated[hint, _BOOLEAN]
         elif float in kinds:
             cls.__annotations__[name] = Annotated[hint, _NUMBER]
+        elif metadata.get("extensions"):
+            cls.__annotations__[name] = Annotated[hint, OR_EXTENSION]
         elif metadata.get("path"):
             cls.__annotations__[name] = Annotated[hint, EXPANDED_PATH]
         elif synonyms := metadata.get("synonyms"):
@@ -291,13 +314,14 @@ def raise_errors(
 
 
 @contextmanager
-def collect(errors: list[UserError]) -> Iterator[None]:
+def collect(errors: list[UserError], **where: str) -> Iterator[None]:
     """Add the UserError of a `with` block to a list, to report it together with others by
-    `raise_errors`.
+    `raise_errors`. `where` are facts for it.
     """
     try:
         yield
     except UserError as error:
+        error.facts = where | error.facts
         errors.append(error)
 
 
@@ -364,11 +388,13 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     shown = repr(value)
     if len(shown) > 200:
         shown = f"{shown[:200]}…"
-    following = f"write {expected}"
+    following = f"write {'a number ' if expected[0] in '≥>≤<' else ''}{expected}"
     if entry["type"] in NO_MAPPING:
         following = f"write {_show_keys(cls, location=entry['loc'])}"
+        if isinstance(value, list) and not _list_fields(cls, location=entry["loc"]):
+            following = f"write {{{', '.join(f'{name}: {{…}}' for name in value)}}}"
     if entry["type"] in NO_LIST:
-        following = f"write [{value}]"
+        following = f"write [{value if isinstance(value, str) else json.dumps(value, default=str)}]"
     if near:
         following = f"did you mean {near!r}?"
     facts = {"expected": expected, "next": following}

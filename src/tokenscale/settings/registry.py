@@ -6,7 +6,9 @@ passed by name. A new entry therefore reruns nothing. docs/extend.md defines wha
 function of an entry must provide.
 """
 
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -70,6 +72,8 @@ class ObjectiveSpec(NamedTuple):
     special_ids: bool = False  # it reads the tokenizer's manifest
     whole_model: bool = False  # its loss needs the whole model on each rank
     flops: float = 1.0  # per token, relative to next-token training
+    # of a user's own: `module:name` of the function that opens its change of rows
+    rows: str | None = None
 
 
 _READ = (
@@ -214,6 +218,8 @@ FIGURES = {
     for file, names in DRAWINGS.items()
     for name in names.split()
 }
+#: own figure, in names of files: module and class of the folder `extensions`
+OWN_FIGURE = re.compile(r"[A-Za-z]\w*\.[A-Za-z]\w*")
 #: other name of a figure, as in a source study → the figure that shows the same
 ALIASES = {
     "efficiency_comparison": "scaling_throughput",
@@ -229,12 +235,32 @@ ALIASES = {
 
 
 def list_figures(names: Iterable[str]) -> list[str]:
-    """Return each figure once and without aliases; unknown names stay."""
-    return list(dict.fromkeys(ALIASES.get(name, name) for name in names))
+    """Return each figure once and without aliases, own ones (`module:Name`) as their files are named;
+    unknown names stay.
+    """
+    return list(dict.fromkeys(ALIASES.get(name, name.replace(":", ".")) for name in names))
+
+
+def figure_module(name: str) -> str:
+    """Return the module that draws a figure or an alias."""
+    found = FIGURES.get(ALIASES.get(name, name))
+    return found or f"extensions.{name.partition('.')[0]}"
 
 
 def drawn_figures(head: Mapping[str, Any]) -> list[str]:
-    """Return the figures of an experiment's description, all where it names none; unknown names are
-    left out.
+    """Return the figures of an experiment's description, all where it names none; unknown names, and
+    own figures whose modules are not here, are left out.
     """
-    return [name for name in list_figures(head.get("figures") or FIGURES) if name in FIGURES]
+    names = list_figures(head.get("figures") or FIGURES)
+    own = [name for name in names if OWN_FIGURE.fullmatch(name)]
+    missing = missing_figures(head)
+    return [name for name in names if name in FIGURES or name in own and name not in missing]
+
+
+def missing_figures(head: Mapping[str, Any]) -> dict[str, Path]:
+    """Return own figure of an experiment's description → its module, where that is not here: a report
+    may be built again without it.
+    """
+    names = filter(OWN_FIGURE.fullmatch, list_figures(head.get("figures") or ()))
+    modules = {name: Path(f"{figure_module(name).replace('.', '/')}.py") for name in names}
+    return {name: path for name, path in modules.items() if not path.is_file()}

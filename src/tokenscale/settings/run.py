@@ -13,10 +13,12 @@ from tokenscale.settings.data import (
     StoreSettings,
     TokenizerSettings,
 )
+from tokenscale.settings.extensions import ExtensionSettings, show_extension
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import (
+    EXTENSION_NAME,
     LARGEST,
     MOST,
     NAME_PATTERN,
@@ -30,13 +32,13 @@ from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: value of `arm` for this project's own trainer
 OURS = "tokenscale"
-#: approach → the store format it reads; None: it reads raw text alone
-APPROACHES = {name: approach.format for name, approach in BATCHES.items()}
+#: approaches of this project
+APPROACHES = tuple(BATCHES)
 
 
 def reads_parquet(approach: str) -> bool:
     """Whether an approach reads a Parquet store, so that `StorageSettings` apply to it."""
-    store_format = APPROACHES[approach]
+    store_format = BATCHES[approach].format
     return store_format is not None and "codec" in FORMATS[store_format].options
 
 
@@ -231,7 +233,10 @@ class RunSettings:
     tokenizer: TokenizerSettings = option(TokenizerSettings, description="tokenizer of the text")
     model: ModelSettings = option(ModelSettings, description="shape of the model")
     approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
-        "packed", description="data-loading strategy: how documents become sequences"
+        "packed",
+        description="data-loading strategy: how documents become sequences; or one of your own, "
+        "`module:Name`",
+        extensions=True,
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
@@ -292,7 +297,10 @@ class RunSettings:
         description="float8 matrix products in the blocks (Hopper GPUs or later, needs torchao)",
     )
     objective: Literal[*OBJECTIVES] = option(  # type: ignore[valid-type]
-        "causal", description="objective: predict the next token, or masked ones"
+        "causal",
+        description="objective: predict the next token, or masked ones; or one of your own, "
+        "`module:Name`",
+        extensions=True,
     )
     masking: MaskingSettings = option(
         MaskingSettings, description="objective masked: which tokens are predicted"
@@ -354,6 +362,11 @@ class RunSettings:
     mixture: MixtureSettings | None = option(
         None, description="corpora and weights, if `corpus` is a mixture; filled in"
     )
+    extensions: tuple[ExtensionSettings, ...] = option(
+        tuple,
+        description="extensions that `objective` and `approach` name; filled in",
+        science=False,  # their names, which are, have the digests of their code
+    )
     seed: int = option(0, description="seed of the initial weights and of the sample order", ge=0)
     repeat: int = option(0, description="number of the repeat; added to the seed", ge=0)
 
@@ -391,6 +404,8 @@ class RunSettings:
             science["order"] = approach.order
         digest = sha256_text(canonical_json(science))
         trainer = self.approach if self.arm == OURS else self.arm
+        if EXTENSION_NAME.fullmatch(trainer):
+            trainer = trainer.rpartition(".")[0]
         return f"{trainer}-{self.model.name}-{self.layout.method}-w{self.layout.world_size}-{digest[:10]}"
 
     @property
@@ -398,12 +413,12 @@ class RunSettings:
         """Token store that the run reads; None where it reads text alone. An online stream reads the
         lengths of its documents.
         """
-        store_format = APPROACHES[self.approach]
+        store_format = BATCHES[self.approach].format
         if store_format is None:
             return None
         own = {"sequence_length": self.sequence_length, "eos": self.eos, "packing": self.packing}
         values = vars(self.storage) | own
-        known = StoreSettings.OPTIONS[store_format]
+        known = FORMATS[store_format].options
         return StoreSettings(
             store_format, **{name: value for name, value in values.items() if name in known}
         )
@@ -668,7 +683,7 @@ class RunSettings:
     def _layout_problems(self) -> Iterator[tuple[str, str]]:
         if OBJECTIVES[self.objective].whole_model:
             text = (
-                f"objective {self.objective} needs the whole model on each rank: use data, or "
+                f"objective {show_extension(self.objective)} needs the whole model on each rank: use data, or "
                 "sharding zero1"
             )
             yield from [

@@ -47,8 +47,7 @@ class TrainOptions:
     dataset: str = option(
         "dummy",
         description=(
-            "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or "
-            "mixture in "
+            "a file, `dummy` (random numbers over the model's vocabulary), or a corpus in "
             "config/config.yaml"
         ),
         path=True,
@@ -155,7 +154,16 @@ class TrainOptions:
 TRAIN_FLAGS = flags.build_flags(TrainOptions)
 #: settings without a flag of their own; --epochs is an option of `train`, which needs the data to
 #: compute steps
-LEFT_OUT = ("corpus", "mixture", "tokenizer", "model", "approach", "repeat", "budget.epochs")
+LEFT_OUT = (
+    "corpus",
+    "mixture",
+    "extensions",
+    "tokenizer",
+    "model",
+    "approach",
+    "repeat",
+    "budget.epochs",
+)
 RUN_FLAGS = flags.build_flags(RunSettings, left_out=LEFT_OUT, aliases=FLAG_ALIASES)
 #: key → flag shown in messages, if it has none or a less familiar one
 FLAG_OF = {"layout.data": "--world-size", "model": "--model", "tokenizer": "--tokenizer-name"}

@@ -16,6 +16,7 @@ from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_p
 from tokenscale.data.batches.batch import Batch
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
+from tokenscale.settings.extensions import FOLDER
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
@@ -97,7 +98,10 @@ def changed_code(record: dict[str, Any]) -> list[str]:
     this run.
     """
     package = Path(tokenscale.__file__).parent
-    files = {name: package / name for name in record.get("code", {})}
+    files = {
+        name: Path(name) if Path(name).is_relative_to(FOLDER) else package / name
+        for name in record.get("code", {})
+    }
     return sorted(
         name
         for name, path in files.items()

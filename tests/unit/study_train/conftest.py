@@ -22,6 +22,7 @@ CONFIG = {
         "own": {"kind": "bpe", "corpus": "tinystories", "vocabulary_size": 280},
         "tekken": {"kind": "tekken"},
     },
+    "mixtures": {"stories_only": {"weights": {"tinystories": 1}}},
 }
 PRESET = """\
 model: {vocab_size: 300, hidden_size: 32, num_layers: 2, num_heads: 2, max_seq_len: 32}

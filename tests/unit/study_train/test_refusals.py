@@ -26,6 +26,7 @@ REFUSED = {
         "did you mean 'text'",
     ],
     "--dataset dummy --text-column body": ["--text-column does not apply"],
+    "--dataset stories_only": ["it is a mixture", "`corpus` of an experiment"],
     "--dataset tinystories --separator x": ["--separator does not apply"],
     "--dataset web.parquet --data-path book.txt": ["--data-path does not apply"],
     "--dataset web.parquet --pretokenized": [

@@ -537,9 +537,11 @@ def check_call(
     rules = list(workflow.rules)
     for target in targets:
         # the report of another configuration may be there
-        there = os.path.exists(target) and not target.startswith("results/report")
+        there = os.path.exists(target) and not target.startswith(("results/report", "config/"))
         if not there and not any(rule.name == target or rule.is_producer(target) for rule in rules):
-            near = find_nearest(target, [rule.name for rule in rules if not rule.has_wildcards()])
+            names = [rule.name for rule in rules if not rule.has_wildcards()]
+            stem = Path(target).stem
+            near = stem if stem in names else find_nearest(target, names)
             hint = (
                 f"did you mean {near}?" if near else "snakemake --list-target-rules lists the rules"
             )

@@ -27,7 +27,7 @@ from tokenscale.settings.config import ALL, REPLICATION, REPORT, TARGETS, Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run, digest_design
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS
+from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS, figure_module
 from tokenscale.settings.run import RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import read_yaml
 
@@ -37,8 +37,10 @@ RUN_INDEX = Path("results", INDEX)
 #: (folder of a corpus or a store, number) → manifest of a part
 part_manifest = "{}/parts/{:05d}/manifest.json".format
 _check_files = cache(check_files)
-#: files of an experiment's tables, in their folder
-TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "manifest.json")
+#: files of an experiment's tables, in their folder: those of `ingest`, those of `validate`, and all
+RECORDED = (*tables.recorded_files(), tables.MANIFEST)
+JUDGED = (f"{tables.JUDGED}.parquet", tables.VERDICT)
+TABLES = (*RECORDED, *JUDGED)
 
 
 class Targets:
@@ -176,7 +178,7 @@ class Targets:
         return self._existing(map(manifests.done_file, self.config.all_runs(experiments)))
 
     def table_files(self, experiments: Iterable[str]) -> list[str]:
-        return [f"results/tables/{name}/runs.parquet" for name in experiments]
+        return [f"results/tables/{name}/{JUDGED[0]}" for name in experiments]
 
     def figure_files(self, experiments: Iterable[str]) -> list[str]:
         figures = {name: self.config.experiment(name).figures for name in experiments}
@@ -279,10 +281,6 @@ class Targets:
         own = self.config.experiment(experiment)
         config = self.config
         found = {
-            "stores": [manifests.store_manifest(*store) for store in config.stores([experiment])],
-            "corpora": [
-                manifests.corpus_manifest(name) for name in config.list_corpora([experiment])
-            ],
             "runs": self.run_files([experiment]),
             "external": [
                 f"results/runs/{run['run_id']}/run.json" for run in config.external(experiment)
@@ -290,6 +288,19 @@ class Targets:
             "benchmarks": own.benchmark_files(experiment),
             "certificates": [
                 manifests.certificate_file(*pair) for pair in config.compared_trainers(experiment)
+            ],
+        }
+        return self.design_inputs(experiment) | {
+            name: self._existing(files) for name, files in found.items()
+        }
+
+    def design_inputs(self, experiment: str) -> dict[str, list[str]]:
+        """Return the manifests by which the design of an experiment is judged."""
+        config = self.config
+        found = {
+            "stores": [manifests.store_manifest(*store) for store in config.stores([experiment])],
+            "corpora": [
+                manifests.corpus_manifest(name) for name in config.list_corpora([experiment])
             ],
         }
         return {name: self._existing(files) for name, files in found.items()}
@@ -414,6 +425,11 @@ class Targets:
         runs = self.config.runs(experiment)
         modules = {TOKENIZERS[run.settings.tokenizer.kind].module for run in runs}
         return sorted(module for module in modules if module is not None)
+
+    def own_modules(self, experiments: Iterable[str]) -> list[str]:
+        """Return the modules of a user's own figures."""
+        figures = {f for name in experiments for f in self.config.experiment(name).figures}
+        return sorted({figure_module(name) for name in figures - FIGURES.keys()})
 
     # --- parameters of rules
     # ---------------------------------------------------------------------------------------

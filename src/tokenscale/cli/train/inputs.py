@@ -6,7 +6,6 @@ rules.
 """
 
 import argparse
-import importlib
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, write_text
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.library_weights import count_library_weights
-from tokenscale.cli.mixture import write_mixture
+from tokenscale.cli.main import load_command
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train.request import (
     TEKKEN_VOCABULARY,
@@ -185,15 +184,16 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
 
 def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
-    _check_pairs(run)
-    corpora = [ensure_corpus(settings) for settings in run.corpora]
+    if run.labels == "target" and not run.corpus.source.pairs:
+        what = f"documents of the corpus {run.corpus.name} are not pairs: they have no target."
+        next_step = "--target-column NAME names the translations, or leave --labels out"
+        raise UserError(what, flag="--labels target", next=next_step)
+    corpus = ensure_corpus(run.corpus)
     tokenizer = ensure_tokenizer(run.tokenizer, given=request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
     if run.model.vocabulary_size is not None and size > run.model.vocabulary_size:
         raise vocabulary_error(run.model, tokenizer=run.tokenizer.name, size=size)
-    held_out = min(
-        read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"] for corpus in corpora
-    )
+    held_out = read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"]
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
         log("no validation: the corpus holds out no documents")
         run = flags.replace_values(run, values={"validation.rows": 0})
@@ -203,64 +203,30 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
             "give the corpus a `validation_share` or `validation_files`, or leave "
             "--validation.bleu out"
         )
-        raise UserError(what, flag="--validation.bleu", corpus=corpora[0], next=next_step)
-    return run, _build_inputs(run, corpora, tokenizer=tokenizer)
+        raise UserError(what, flag="--validation.bleu", corpus=corpus, next=next_step)
+    return run, _build_inputs(run, corpus, tokenizer=tokenizer)
 
 
-def _check_pairs(run: RunSettings) -> None:
-    """Refuse labels of targets for a corpus whose documents are not pairs."""
-    for settings in run.corpora:
-        if run.labels == "target" and not settings.source.pairs:
-            what = f"documents of the corpus {settings.name} are not pairs: they have no target."
-            next_step = "--target-column NAME names the translations, or leave --labels out"
-            raise UserError(what, flag="--labels target", next=next_step)
-
-
-def _build_inputs(run: RunSettings, corpora: list[Path], tokenizer: Path) -> dict[str, Path]:
+def _build_inputs(run: RunSettings, corpus: Path, tokenizer: Path) -> dict[str, Path]:
     """Return role → manifest of what a run reads; records and stores that are missing are built."""
     manifests = {}
-    trained = [corpora[n] for n in run.mixture.trained] if run.mixture is not None else corpora
-    if run.online:
-        _build_records(trained)
+    if run.online and RawText(corpus.parent).needs_records:
+        call("corpus", "--records", output=corpus.parent / "records/manifest.json")
     if run.reads_text:
-        manifests["corpus"] = _list_sources(run, role="corpus", manifests=trained)
+        manifests["corpus"] = corpus
     if run.reads_tokenizer:
         manifests["tokenizer"] = tokenizer
-    for role in ("store", "validation_store"):
-        store: StoreSettings | None = getattr(run, role)
+    for role, store in (("store", run.store), ("validation_store", run.validation_store)):
         if store is not None:
-            read = trained if role == "store" else corpora
-            found = [ensure_store(store, corpus, tokenizer=tokenizer) for corpus in read]
-            manifests[role] = _list_sources(run, role, manifests=found)
+            manifests[role] = ensure_store(store, corpus, tokenizer=tokenizer)
     return manifests
-
-
-def _build_records(corpora: list[Path]) -> None:
-    """Build the records of corpora whose text is read by place."""
-    for corpus in corpora:
-        if RawText(corpus.parent).needs_records:
-            call("corpus", "--records", output=corpus.parent / "records/manifest.json")
-
-
-def _list_sources(run: RunSettings, role: str, manifests: list[Path]) -> Path:
-    """Return the manifest of a run's input: of its corpus, or one that lists those of its mixture,
-    written here.
-    """
-    if run.mixture is None:
-        return manifests[0]
-    path = Path(paths.list_manifests(run)[role])
-    corpora = run.corpora if role == "validation_store" else run.trained_corpora
-    write_mixture(
-        {corpus.name: manifest for corpus, manifest in zip(corpora, manifests, strict=True)}, path
-    )
-    return path
 
 
 def call(command: str, *words: str, output: Path) -> Path:
     """Run a command that writes this manifest, and return its path. A folder that is new is removed
     if it fails.
     """
-    module = importlib.import_module(f"tokenscale.cli.{command}")
+    module = load_command(command)
     folder = output.parent
     parser = argparse.ArgumentParser()
     new = not folder.exists()

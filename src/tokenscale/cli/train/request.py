@@ -39,7 +39,6 @@ from tokenscale.settings.data import (
     TokenizerSettings,
 )
 from tokenscale.settings.layout import DEGREES
-from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
@@ -299,7 +298,6 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
             notes=notes,
         )
     approach = studies.resolve_approach(words.dataset_type or "packed", words.pretokenized)
-    mixture = None
     if of_file:
         config = None
         _refuse_flags(words, "a file", "data_path")
@@ -316,9 +314,8 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         corpus = _define_dummy_corpus(model)
     else:
         config = config or _load_config()
-        corpus, mixture = _choose_from_config(
+        corpus = _choose_from_config(
             words,
-            model,
             name=name,
             config=config,
             notes=notes,
@@ -340,7 +337,6 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
             tokenizer=tokenizer,
             model=model,
             approach=approach,
-            mixture=mixture,
         ),
         None,
         directory,
@@ -363,9 +359,9 @@ def _find_hub_corpus(name: str) -> tuple[str, Any]:
 
 
 def _choose_from_config(
-    words: TrainOptions, model: ModelSettings, name: str, config: Any, notes: list[str]
-) -> tuple[CorpusSettings, MixtureSettings | None]:
-    """Return the corpus or mixture of this name in the configuration."""
+    words: TrainOptions, name: str, config: Any, notes: list[str]
+) -> CorpusSettings:
+    """Return the corpus of this name in the configuration."""
     if config is None:
         what = (
             f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is "
@@ -375,31 +371,29 @@ def _choose_from_config(
         raise UserError(
             what, flag="--dataset", expected=f"{CONFIG}, with {name} under `corpora`", next=hint
         )
-    if name in config.mixtures:
-        _check_mixture(words, model)
-        return CorpusSettings(name), config.mixtures[name]
     if name not in config.corpora:
         raise _unknown_dataset_error(name, config, is_folder=Path(words.dataset).is_dir())
     if words.data_path is not None:
-        corpus = _define_corpus(
+        return _define_corpus(
             words,
             path=Path(words.data_path),
             base=config.corpora[name],
             flag="--data-path",
             notes=notes,
         )
-        return corpus, None
     _refuse_flags(words, f"the corpus {name}", *COLUMNS)
-    return config.corpora[name], None
+    return config.corpora[name]
 
 
 def _unknown_dataset_error(name: str, config: Any, is_folder: bool) -> UserError:
-    known = sorted({"dummy", *config.corpora, *config.mixtures})
+    known = sorted({"dummy", *config.corpora})
     near = find_nearest(name, words=[*known, *(p.name for p in Path().iterdir() if p.is_file())])
-    what = f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}."
+    what = f"there is no dataset {name!r}: neither a file nor a corpus of {CONFIG}."
     hint = f"did you mean {near!r}?" if near else "correct the path, or choose a corpus"
     if is_folder:
         hint = f"it is a folder: name one of its files, {name}/FILE"
+    if name in config.mixtures:
+        hint = "it is a mixture: name it as `corpus` of an experiment (docs/data.md)"
     return UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
 
 
@@ -409,25 +403,6 @@ def _load_config() -> Any:
     from tokenscale.settings.config import load_config  # needs PyYAML
 
     return load_config(CONFIG)
-
-
-def _check_mixture(words: TrainOptions, model: ModelSettings) -> None:
-    name = words.dataset
-    _refuse_flags(words, f"the mixture {name}", *COLUMNS, "data_path")
-    if words.epochs is not None:
-        raise UserError(
-            "a mixture has no epochs.", flag="--epochs", mixture=name, next="--training-steps N"
-        )
-    if (
-        words.tokenizer_name is None
-        and (model.vocabulary_size or TEKKEN_VOCABULARY) < TEKKEN_VOCABULARY
-    ):
-        what = "the tokenizer of a mixture must be named if the model has a vocabulary of its own."
-        facts = {
-            "flag": "--tokenizer-name",
-            "model": f"{model.name} has {model.vocabulary_size:,} entries",
-        }
-        raise UserError(what, **facts, next=f"--tokenizer-name NAME, one of {CONFIG}")
 
 
 def _is_text(words: TrainOptions, path: Path) -> bool:

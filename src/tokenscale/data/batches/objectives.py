@@ -12,6 +12,8 @@ from tokenscale.data.batches.batch import Inputs, RowChange
 from tokenscale.data.order.permutation import mix64
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
+from tokenscale.settings import registry
+from tokenscale.settings.extensions import load_extension
 from tokenscale.settings.run import RunSettings
 
 #: shares of the chosen tokens that become the mask token and a random token; the rest is unchanged
@@ -144,6 +146,15 @@ OBJECTIVES: dict[str, Callable[[RunSettings, Inputs, bool], RowChange]] = {
 UNCHANGED = RowChange(lambda tokens_bt, labels_bt, numbers: (tokens_bt, labels_bt))
 
 
+def _open_own_change(run: RunSettings, inputs: Inputs, held_out: bool) -> RowChange:
+    """Return the change of rows of the run's objective."""
+    if run.objective in OBJECTIVES:
+        return OBJECTIVES[run.objective](run, inputs, held_out)
+    if registry.OBJECTIVES[run.objective].rows is None:
+        return UNCHANGED
+    return load_extension(run.objective, "objective", "rows")(run, inputs, held_out)
+
+
 def open_change(
     run: RunSettings, inputs: Inputs, manifests: Sequence[dict[str, Any]], *, held_out: bool = False
 ) -> RowChange:
@@ -157,11 +168,7 @@ def open_change(
     then. Raises UserError for documents that are not pairs, one id for BOS and EOS, or a missing
     tokenizer.
     """
-    change = (
-        OBJECTIVES[run.objective](run, inputs, held_out)
-        if run.objective in OBJECTIVES
-        else UNCHANGED
-    )
+    change = _open_own_change(run, inputs, held_out)
     if run.labels != "target":
         return change
     (ids,) = {_read_ids(manifest, run) for manifest in manifests}

@@ -1,14 +1,21 @@
 """Open the batches and the held-out rows of a run."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tokenscale.base.errors import unknown
-from tokenscale.data.batches.batch import Batches, ChangedBatches, Inputs, document_ids
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.data.batches.batch import (
+    Batches,
+    ChangedBatches,
+    Inputs,
+    count_labels,
+    document_ids,
+)
 from tokenscale.data.batches.objectives import OBJECTIVES, UNCHANGED, open_change
-from tokenscale.data.batches.stored import OPENERS
+from tokenscale.data.batches.stored import OPENERS, Opener, open_streamed
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.mixtures import list_sources, manifest_path
 from tokenscale.data.order.permutation import rank_slots
@@ -16,7 +23,9 @@ from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
+from tokenscale.settings import registry
 from tokenscale.settings.data import LOST
+from tokenscale.settings.extensions import load_extension
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
 
@@ -43,7 +52,14 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
 
         openers = online.OPENERS
     inputs = replace(inputs, losses=[])
-    batches = openers[run.approach](run, inputs)
+    batches = _find_opener(run, openers)(run, inputs)
+    if not isinstance(batches, Batches):
+        raise UserError(
+            "an own approach opens no batches.",
+            approach=run.approach,
+            found=type(batches).__name__,
+            next="return tokenscale.data.batches.batch.Batches, such as RowBatches",
+        )
     change = open_change(
         run, inputs, manifests=_read_manifests(run, inputs) if run.labels == "target" else []
     )
@@ -63,6 +79,15 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     return batches
 
 
+def _find_opener(run: RunSettings, openers: Mapping[str, Opener]) -> Opener:
+    """Return the function that opens the batches of the run's approach."""
+    if run.approach in openers:
+        return openers[run.approach]
+    if any(own.name == run.approach and own.kind == "token_format" for own in run.extensions):
+        return open_streamed
+    return load_extension(run.approach, "approach")
+
+
 def count_labelled_rows(
     run: RunSettings, inputs: Inputs, most: int = 256
 ) -> tuple[int, int] | None:
@@ -72,7 +97,8 @@ def count_labelled_rows(
     `labels: target` leaves none where a source fills its row, `objective: masked` none in a row
     without ordinary text.
     """
-    if run.labels == "all" and run.objective not in OBJECTIVES:
+    changed = run.objective in OBJECTIVES or registry.OBJECTIVES[run.objective].rows is not None
+    if run.labels == "all" and not changed:
         return None
     batches = open_batches(run, inputs=replace(inputs, rank=0, world_size=1))
     labelled = 0
@@ -103,7 +129,8 @@ class HeldOutSlice:
     """A rank's share of the held-out slice: tokens and labels, int64 [rows, T].
 
     `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set where attention stays
-    inside documents (`RunSettings.masks_validation`). `corpus` is the name of the rows' corpus.
+    inside documents (`RunSettings.masks_validation`). `corpus` is the name of the rows' corpus,
+    `count` that of `RowChange`.
     """
 
     tokens_bt: np.ndarray
@@ -111,6 +138,7 @@ class HeldOutSlice:
     global_rows: int
     document_ids_bt: np.ndarray | None = None
     corpus: str = ""
+    count: Callable[[np.ndarray], int] = count_labels
 
 
 def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> list[HeldOutSlice]:
@@ -155,6 +183,7 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
                 global_rows=rows,
                 document_ids_bt=ids,
                 corpus=corpus.name,
+                count=change.count,
             )
         )
     return slices

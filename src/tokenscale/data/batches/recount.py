@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tokenscale.data.batches.batch import Inputs, count_labels
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.settings.run import RunSettings
 
@@ -61,6 +61,6 @@ def recount_held_out(
     """
     slices = load_held_out(run, inputs, vocabulary_size=vocabulary_size)
     return {
-        held_out.corpus: (held_out.global_rows, count_labels(held_out.labels_bt))
+        held_out.corpus: (held_out.global_rows, held_out.count(held_out.labels_bt))
         for held_out in slices
     }

@@ -238,8 +238,9 @@ class BucketedBatches(RowBatches):
         )
 
 
+Opener = Callable[[RunSettings, Inputs], Batches]
 #: approach → function that opens its batches
-OPENERS: dict[str, Callable[[RunSettings, Inputs], Batches]] = {
+OPENERS: dict[str, Opener] = {
     "pretokenized-padded": open_pretokenized_padded,
     "packed": open_packed,
     "length-bucketed": lambda run, inputs: BucketedBatches(

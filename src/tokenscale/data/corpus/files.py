@@ -4,6 +4,7 @@
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -63,7 +64,9 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
         what = "a source names a folder, not files."
-        next_step = f"name its files: {Path(pattern) / '*.parquet'}"
+        endings = Counter(path.suffix for path in Path(matches[0]).glob("*.*"))
+        ending = max(endings, key=endings.__getitem__, default=".parquet")
+        next_step = f"name its files: {Path(pattern) / f'*{ending}'}"
         if not Path(matches[0]).is_dir():
             what = "this is not a regular file."
             next_step = "name a file"

@@ -223,6 +223,12 @@ def missing_column(
 ) -> UserError:
     """Return the error for a missing column, with the nearest existing name."""
     near = find_nearest(name, words=names)
+    next_step = f"set `{option}` of the source to the {kind} that holds the text"
+    if near:
+        next_step = f"did you mean {near!r}?"
+    for separator, form in ((",", "csv"), ("\t", "tsv")):
+        if len(names) == 1 and separator in names[0]:
+            next_step = f"set `format: {form}` of the source: {separator!r} separates its columns"
     return damaged(
         file,
         what="missing column",
@@ -230,8 +236,6 @@ def missing_column(
         name=name,
         key=f"source.{option}",
         has=", ".join(names) or "(none)",
-        next=f"did you mean {near!r}?"
-        if near
-        else f"set `{option}` of the source to the {kind} that holds the text",
+        next=next_step,
         **place,
     )

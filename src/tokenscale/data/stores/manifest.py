@@ -29,6 +29,8 @@ from tokenscale.base.files import (
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.records import Records, changed_error
 from tokenscale.settings.data import LOST, StoreSettings, unknown_format_error
+from tokenscale.settings.extensions import load_extension
+from tokenscale.settings.options import EXTENSION_NAME
 from tokenscale.settings.registry import FORMATS
 
 VERSION = 2
@@ -110,7 +112,7 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
         )
     del manifest[SEAL]
     with report_malformed(path, what="manifest of the token store", next=rebuild_command(where)):
-        if manifest["format"] not in FORMATS:
+        if manifest["format"] not in FORMATS and not EXTENSION_NAME.fullmatch(manifest["format"]):
             raise unknown_format_error(manifest["format"], store=path)
         for file in manifest["files"]:
             check_types(file, fields={"name": str, "bytes": int, "sha256": str})
@@ -218,9 +220,13 @@ def load_reader(form: str) -> type:
     """Return the reader class of a store format, called with (store, manifest from
     `open_store`).
     """
+    if EXTENSION_NAME.fullmatch(form):
+        return load_extension(form, "token_format")
     return resolve_name(FORMATS[form].reader)
 
 
 def load_writer(form: str) -> Callable[..., dict[str, Any]]:
     """Return the writer of a store format, called with (settings, documents, directory)."""
+    if EXTENSION_NAME.fullmatch(form):
+        return load_extension(form, "token_format", "writer")
     return resolve_name(FORMATS[form].writer)

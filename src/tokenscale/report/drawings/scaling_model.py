@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 
-from tokenscale.analysis.projection import Projection, measured_runs, project_series
-from tokenscale.analysis.scaling_model import COVERAGE, Prediction
 from tokenscale.base.errors import UserError
+from tokenscale.referee.projection import Projection, measured_runs, project_series
+from tokenscale.referee.scaling_model import COVERAGE, Prediction
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
 from tokenscale.report.style import GREY, format_ticks, looks, number, order_series

@@ -18,6 +18,7 @@ from tokenscale.base.files import (
     write_sealed,
 )
 from tokenscale.runs.records.provenance import read_sealed
+from tokenscale.settings.extensions import FOLDER
 from tokenscale.settings.run import RunSettings
 
 #: final statuses of a run; divergence is a result, which the report shows, and so is another
@@ -72,8 +73,8 @@ class Identity:
 
 
 def hash_identity(code: list[Path], inputs: dict[str, Path], state: Path | None = None) -> Identity:
-    """Hash the code files (by path below the package), the manifests (by role) and another run's
-    state record.
+    """Hash the code files (by path below the package, or with the folder of extensions), the
+    manifests (by role) and another run's state record.
     """
     hashes = {}
     for path in code:
@@ -83,7 +84,8 @@ def hash_identity(code: list[Path], inputs: dict[str, Path], state: Path | None 
             if "tokenscale" in parts
             else len(parts) - 1
         )
-        hashes["/".join(parts[start:])] = sha256_file(path)
+        own = path.is_relative_to(FOLDER)
+        hashes[path.as_posix() if own else "/".join(parts[start:])] = sha256_file(path)
     roles = {role: sha256_file(path) for role, path in inputs.items()}
     return Identity(code=hashes, inputs=roles, state=sha256_file(state) if state else None)
 

@@ -70,7 +70,7 @@ def validate(
         rows = slice(start, start + micro_batch_size)
         with autocast():
             total += parallel.loss(micro_batch(data, rows, device=world.device))
-        useful += objective.count(data.labels_bt[rows])
+        useful += data.count(data.labels_bt[rows])
     parallel.module.train()
     correct = objective.correct
     objective.correct = None

@@ -2,7 +2,9 @@
 `transformers`.
 """
 
+from tokenscale.base.errors import UserError
 from tokenscale.settings import registry
+from tokenscale.settings.extensions import load_extension
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.models import decoder
@@ -63,5 +65,15 @@ def initialise(model: LanguageModel, seed: int) -> None:
 
 
 def objective_of(name: str, model: LanguageModel, *, loss_chunk: int, compiled: bool) -> Objective:
-    """Return the objective of this name around a model."""
-    return OBJECTIVES[name](model, loss_chunk=loss_chunk, compiled=compiled)
+    """Return the objective of this name around a model. Raises UserError for an extension that is no
+    objective.
+    """
+    kind = OBJECTIVES.get(name) or load_extension(name, "objective")
+    if not (isinstance(kind, type) and issubclass(kind, Objective)):
+        raise UserError(
+            "an own objective is no subclass of Objective.",
+            objective=name,
+            found=type(kind).__name__ if not isinstance(kind, type) else kind.__mro__[1].__name__,
+            next="derive it from tokenscale.train.models.objective.Objective",
+        )
+    return kind(model, loss_chunk=loss_chunk, compiled=compiled)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -118,7 +117,7 @@ class Objective(nn.Module):
     loss are compiled as one graph. `correct`: while it is a tensor, every pass adds to it how many
     useful labels have the largest logit.
 
-    Another objective overrides `forward`, and `count` where its loss is not one of labels. A
+    Another objective overrides `forward`; what its loss is a sum of, `RowChange.count` counts. A
     pipeline calls `loss`, and tensor parallelism splits what `loss` uses: an objective that needs
     the whole model has `whole` in the registry.
     """
@@ -135,13 +134,6 @@ class Objective(nn.Module):
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """Return the sum of losses. The trainer divides by the useful tokens of all ranks."""
         return self.loss(self.model.hidden(tokens_bt, bounds), labels_bt)
-
-    @staticmethod
-    def count(labels_bt: np.ndarray) -> int:
-        """Return the number of labels of held-out rows that count; training batches have it as
-        `useful_tokens`.
-        """
-        return int((labels_bt != IGNORED).sum())
 
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
         """Return the same sum from the input of the output head [B, T, d]."""

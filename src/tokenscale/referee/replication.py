@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import statistics
-from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, format_number, is_near
-from tokenscale.analysis.queries import read_file
+from tokenscale.referee import statistics
+from tokenscale.referee.claims import CONTRADICTED, SUPPORTED, ClaimTables, format_number, is_near
 from tokenscale.settings.claims import ClaimsFile
 
 FILES = ("published/studies.csv", "replication.sql")
@@ -69,9 +68,13 @@ class Figure:
         return [self.study, self.table, self.cell, self.quantity]
 
 
+def _read_file(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
 def load_figures() -> list[Figure]:
     """Return the figures of all tables, in the order of the file."""
-    figures: list[dict[str, Any]] = list(csv.DictReader(read_file(FILES[0]).splitlines()))
+    figures: list[dict[str, Any]] = list(csv.DictReader(_read_file(FILES[0]).splitlines()))
     for row in figures:
         row |= {
             name: float(row[name]) if row[name] else None for name in ("published", "corrected")
@@ -96,7 +99,7 @@ def measure_figures(
             for name in names
         }
         of_runs = {
-            name: of.rows(FILES[1], read_file(FILES[1]))
+            name: of.rows(FILES[1], _read_file(FILES[1]))
             for name, of in opened.items()
             if of.scale == SCALE
         }

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenscale.analysis.clocks import CLOCK_S
-from tokenscale.analysis.expectations import Evidence, NotCheckedError, Row, expect
 from tokenscale.costs.schedule import epoch_ends
+from tokenscale.referee.clocks import CLOCK_S
+from tokenscale.referee.expectations import Evidence, NotCheckedError, Row, expect
 from tokenscale.settings.run import OURS, RunSettings, start_step
 
 #: phases of a step that do not overlap (`PhaseTimer`'s laps)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenscale.analysis.expectations import WARM_UP_STEPS, Evidence, NotCheckedError, expect
+from tokenscale.analysis.tables import WARM_UP_STEPS
+from tokenscale.referee.expectations import Evidence, NotCheckedError, expect
 
 #: fewest measured steps whose course is judged, fewest in a part of them, and least share of them
 #: in a part

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tokenscale.analysis.expectations import Evidence, NotCheckedError, expect
 from tokenscale.analysis.runs import model
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
+from tokenscale.referee.expectations import Evidence, NotCheckedError, expect
 from tokenscale.settings.model import ModelSettings
 
 

@@ -10,16 +10,15 @@ should know. An expectation without its reference is listed as not checked. It n
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenscale.analysis.recount import Recount
-from tokenscale.data.order.permutation import MODULUS
+from tokenscale.analysis.steps import Steps
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import OURS, RunSettings
 
@@ -27,8 +26,6 @@ Row = dict[str, Any]
 Find = Callable[[Any], Iterable[Any]]
 Word = Literal["invalid", "suspect", "caution"]
 WORDS: tuple[Word, ...] = ("invalid", "suspect", "caution")
-#: steps at the beginning of each attempt that no rate counts (`warmup_steps` of the queries)
-WARM_UP_STEPS = 3
 
 
 class NotCheckedError(Exception):
@@ -92,28 +89,37 @@ class Findings:
     sentences: dict[Word, list[str]] = field(default_factory=lambda: {word: [] for word in WORDS})
     unchecked: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add_to(self, row: Row) -> Row:
-        """Return a row of the table `runs` with validity, reasons, cautions and unchecked values
-        extended by these.
-        """
-        if row.get("validity") == "missing":
-            return row
-        worst = next(
-            (word for word in WORDS[:2] if self.sentences[word] or row.get("validity") == word),
-            "valid",
-        )
-        texts = {"reasons": [*self.sentences["invalid"], *self.sentences["suspect"]]}
-        texts |= {"cautions": self.sentences["caution"]}
-        texts |= {
-            "unchecked": [
-                f"{', '.join(dict.fromkeys(v))}: {reason}" for reason, v in self.unchecked.items()
-            ]
-        }
-        joined = {
-            column: "; ".join(dict.fromkeys(filter(None, [row.get(column), *added])))
-            for column, added in texts.items()
-        }
-        return row | {"validity": worst} | joined
+    def describe_unchecked(self) -> list[str]:
+        """Return in words which values were not checked, by reason."""
+        return [
+            f"{', '.join(dict.fromkeys(values))}: {reason}"
+            for reason, values in self.unchecked.items()
+        ]
+
+    def encode(self) -> Row:
+        """Return the findings as values of JSON."""
+        return {"sentences": self.sentences, "unchecked": list(self.unchecked.items())}
+
+    @classmethod
+    def decode(cls, values: Row) -> "Findings":
+        """Return the findings that `encode` took apart."""
+        unchecked: dict[str, list[str]] = defaultdict(list, map(tuple, values["unchecked"]))
+        return cls(sentences=values["sentences"], unchecked=unchecked)
+
+
+def describe_findings(run_id: str, found: Sequence[Findings]) -> Row:
+    """Return the row of the table `validity` of a run, by all that was found of it."""
+    columns = {
+        "reasons": [s for of in found for s in of.sentences["invalid"] + of.sentences["suspect"]],
+        "cautions": [sentence for of in found for sentence in of.sentences["caution"]],
+        "unchecked": [text for of in found for text in of.describe_unchecked()],
+    }
+    worst = (word for word in WORDS[:2] if any(of.sentences[word] for of in found))
+    return {
+        "run_id": run_id,
+        "validity": next(worst, "valid"),
+        **{column: "; ".join(dict.fromkeys(texts)) for column, texts in columns.items()},
+    }
 
 
 def judge(evidence: "Evidence") -> Findings:
@@ -143,65 +149,6 @@ def judge_together(evidence: object, run_ids: Iterable[str]) -> dict[str, Findin
             for findings in found.values():
                 findings.unchecked[str(reason)].append(expectation.value)
     return found
-
-
-class Steps:
-    """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that
-    reported it.
-
-    `numbers` are the steps, ascending, and `place` is the index of each row's step in them.
-    """
-
-    def __init__(self, rows: pa.Table):
-        self._rows = rows
-        self._cache: dict[str, np.ndarray] = {}
-        self.numbers, self.place = np.unique(self["step"].astype(np.int64), return_inverse=True)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._cache:
-            column = self._rows[name]
-            column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
-            self._cache[name] = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
-        return self._cache[name]
-
-    def sums(self, name: str) -> np.ndarray:
-        """Sum over ranks, null as 0; one value for each of `numbers`."""
-        weights = np.nan_to_num(self[name], posinf=0.0, neginf=0.0)
-        return np.bincount(self.place, weights=weights, minlength=len(self.numbers))
-
-    def digests(self) -> np.ndarray:
-        """Order digest of the global batch for each of `numbers`, int64."""
-        found = np.zeros(len(self.numbers), dtype=np.int64)
-        np.add.at(found, self.place, pc.fill_null(self._rows["order_digest"], 0).to_numpy())
-        return found % MODULUS
-
-    def largest(self, name: str) -> np.ndarray:
-        """Maximum over ranks; one value for each of `numbers`, NaN where no rank has one."""
-        result = np.full(len(self.numbers), np.nan)
-        np.fmax.at(result, self.place, self[name])
-        return result
-
-    def whole(self) -> np.ndarray:
-        """For each of `numbers`: has every rank of its attempt's world size reported it?"""
-        return np.bincount(self.place, minlength=len(self.numbers)) == self.largest("world_size")
-
-    def totals(self) -> tuple[float, float]:
-        """(total tokens, seconds) of the complete steps that have a time, all ranks together."""
-        times = self.largest("step_s")
-        timed = self.whole() & (times > 0)
-        return float(self.sums("total_tokens")[timed].sum()), float(times[timed].sum())
-
-    def logs(self) -> Iterator[tuple[int, int, slice]]:
-        """Yield (attempt, rank, its rows) of rows by attempt and rank."""
-        attempt = self["attempt"]
-        rank = self["rank"]
-        edges = np.flatnonzero((np.diff(attempt) != 0) | (np.diff(rank) != 0)) + 1
-        for first, last in zip([0, *edges], [*edges, len(attempt)], strict=True):
-            if last > first:
-                yield int(attempt[first]), int(rank[first]), slice(first, last)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.analysis.expectations import Evidence, NotCheckedError, Row, expect
+from tokenscale.referee.expectations import Evidence, NotCheckedError, Row, expect
 
 #: fields of a step that cannot be below zero
 NEVER_NEGATIVE = (

@@ -24,9 +24,10 @@ import duckdb
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import comparability, queries, statistics
+from tokenscale.analysis import queries
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_text
+from tokenscale.referee import comparability, statistics
 from tokenscale.settings.claims import PLACEHOLDERS, Claim, ClaimsFile, parse_placeholders
 from tokenscale.settings.registry import list_figures
 

@@ -7,27 +7,25 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.analysis.clocks import CLOCK_S
-from tokenscale.analysis.expectations import (
-    WARM_UP_STEPS,
+from tokenscale.analysis.steps import Steps
+from tokenscale.analysis.tables import WARM_UP_STEPS
+from tokenscale.referee.clocks import CLOCK_S
+from tokenscale.referee.expectations import (
     Evidence,
+    Findings,
     NotCheckedError,
-    Steps,
     between,
+    describe_findings,
     expect,
     judge_together,
 )
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json
-from tokenscale.settings.experiments import flatten_cell, format_cell
+from tokenscale.settings.experiments import format_cell
 from tokenscale.settings.run import OURS
 
 Row = dict[str, Any]
@@ -95,8 +93,8 @@ UNITS = {
     1 / math.log(10): "decimal digits",
     math.log(2): "nats beside bits",
 }
-#: at most so many runs, positions or repeats are named
-NAMED = 6
+#: what is said of a run that has no record
+MISSING = "not started, or its folder is elsewhere (no run.json)"
 #: difference of the share of a text that a run counted as cut, in a sample, from its padded store's:
 #: a share of the text, and of the share
 CUT_OF_STORE = 0.01
@@ -294,16 +292,29 @@ class Siblings:
                     )
         self.times[run_id] = [(boot, min(times), max(times)) for (_, boot), times in spans.items()]
 
-    def judge(self, runs: list[Row], stores: Iterable[Row]) -> list[Row]:
-        """Return the rows of the table `runs` with validity and reasons after comparison with each
-        other.
+    def judge(
+        self, runs: Sequence[Row], found: Mapping[str, Findings | None], stores: Iterable[Row]
+    ) -> list[Row]:
+        """Return the rows of the table `validity`: what was `found` of each run alone (None of one
+        that is missing), and by comparison with the others. `runs` and `stores` are rows of these
+        tables.
         """
-        self.rows = {row["run_id"]: row for row in runs if row["validity"] in ("valid", "suspect")}
+        alone = {run_id: of for run_id, of in found.items() if of is not None}
+        self.rows = {
+            row["run_id"]: row
+            for row in runs
+            if row["run_id"] in alone and not alone[row["run_id"]].sentences["invalid"]
+        }
         self.stores = {
             store["manifest_sha256"]: store for store in stores if store.get("manifest_sha256")
         }
-        found = judge_together(self, run_ids=[row["run_id"] for row in runs])
-        return [found[row["run_id"]].add_to(row) for row in runs]
+        together = judge_together(self, run_ids=[row["run_id"] for row in runs])
+        return [
+            describe_findings(run_id, [alone[run_id], together[run_id]])
+            if run_id in alone
+            else {"run_id": run_id, "validity": "missing", "reasons": MISSING}
+            for run_id in together
+        ]
 
     def groups(self, *columns: str) -> Iterator[list[str]]:
         """Ids of our own counted runs, by what their rows have in these columns."""
@@ -800,63 +811,6 @@ def _find_gaps(siblings: Siblings) -> Found:
     """Runs that somebody removed from the table may be those with unwelcome results."""
     for run_id in siblings.rows if siblings.gaps else ():
         yield run_id, f"the run table {', '.join(siblings.gaps)}"
-
-
-def find_gaps(table: Row, path: Path, runs: Path) -> list[str]:
-    """Return what the run table at `path` lacks, in words: positions, repeats of its cells, runs of
-    these cells in the folder `runs` that no run table beside it lists, and its seal.
-    """
-    ours = [entry for entry in table["runs"] if not entry.get("external")]
-    found = [] if "seal" in read_json(path) else ["has no seal"]
-    positions = {entry["position"] for entry in ours if isinstance(entry.get("position"), int)}
-    if missing := sorted(set(range(max(positions, default=-1) + 1)) - positions):
-        found.append(f"has no run at position {_listed(missing)}")
-    repeats: dict[str, set[int]] = defaultdict(set)
-    for entry in ours:
-        if isinstance(entry.get("repeat"), int):
-            repeats[format_cell(flatten_cell(entry.get("cell") or {}))].add(entry["repeat"])
-    planned = table.get("cell_repeats") or {}
-    for cell in sorted({*repeats, *planned}):
-        count = max(planned.get(cell) or 0, *repeats[cell], 0)
-        missing = sorted(set(range(count)) - repeats[cell])
-        if missing:
-            found.append(f"has no repeat {_listed(missing)} of {cell or 'its cell'}")
-    if unlisted := _find_unlisted(ours, path, runs=runs):
-        found.append(f"does not list {_listed(unlisted)}, which its cells have in {runs.name}")
-    return found
-
-
-def _find_unlisted(ours: list[Row], path: Path, runs: Path) -> list[str]:
-    """Ids of runs in the folder `runs` whose settings are those of a listed run but for the
-    repeat.
-    """
-    known = {entry["run_id"] for entry in ours}
-    settings = {
-        _without_repeat(entry["run"]) for entry in ours if isinstance(entry.get("run"), dict)
-    }
-    names = {run_id.rpartition("-")[0] for run_id in known}
-    found = []
-    for record in sorted(runs.glob("*/run.json")):
-        if record.parent.name not in known and record.parent.name.rpartition("-")[0] in names:
-            with suppress(UserError, ValueError):
-                run = read_json(record, what="run record").get("run")
-                if isinstance(run, dict) and _without_repeat(run) in settings:
-                    found.append(record.parent.name)
-    others = path.parent.parent.glob(f"*/{path.name}") if found else ()
-    listed = "".join(
-        other.read_text(encoding="utf-8", errors="replace") for other in others if other != path
-    )
-    return [run_id for run_id in found if f'"{run_id}"' not in listed]
-
-
-def _without_repeat(run: Row) -> str:
-    return canonical_json({key: value for key, value in run.items() if key != "repeat"})
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:NAMED])) + (
-        f" and {len(values) - NAMED} more" if len(values) > NAMED else ""
-    )
 
 
 @expect(

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.readings import PADDED, CorpusSize, Reading, Text, read_sizes, read_texts
-from tokenscale.analysis.statistics import fewest_pairs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
 from tokenscale.base.wording import listing
 from tokenscale.data.order.permutation import micro_steps
+from tokenscale.referee.readings import PADDED, CorpusSize, Reading, Text, read_sizes, read_texts
+from tokenscale.referee.statistics import fewest_pairs
 from tokenscale.settings.experiments import (
     COMPARISONS,
     LOSS_UNITS,

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from tokenscale.analysis.queries import connect, query
-from tokenscale.analysis.scaling_model import COVERAGE, REACH, Fit, Prediction, fit, predict
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.wording import count
+from tokenscale.referee.scaling_model import COVERAGE, REACH, Fit, Prediction, fit, predict
 
 #: columns that runs of one series must share
 SHARED = (

@@ -9,21 +9,21 @@ from fractions import Fraction
 
 import numpy as np
 
-from tokenscale.analysis import siblings  # noqa: F401  # its expectations come before these
-from tokenscale.analysis.accounting import PHASES
-from tokenscale.analysis.expectations import (
-    Evidence,
-    NotCheckedError,
-    Steps,
-    at_step,
-    differ,
-    expect,
-)
 from tokenscale.analysis.runs import find_shape
+from tokenscale.analysis.steps import Steps
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import memory
 from tokenscale.costs.schedule import learning_rate, steps_of
 from tokenscale.data.order.permutation import micro_steps, rank_slots
+from tokenscale.referee import siblings  # noqa: F401  # its expectations come before these
+from tokenscale.referee.accounting import PHASES
+from tokenscale.referee.expectations import (
+    Evidence,
+    NotCheckedError,
+    at_step,
+    differ,
+    expect,
+)
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import OURS, RunSettings, start_step
 

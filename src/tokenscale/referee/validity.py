@@ -1,0 +1,246 @@
+"""Judge an experiment's runs from its tables alone, whoever wrote them: validity, reasons, cautions
+and values that were not checked.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenscale.analysis import tables
+from tokenscale.analysis.recount import Recount, decode
+from tokenscale.analysis.run_contents import RunContents, order_as_logged
+from tokenscale.analysis.run_record import RunRecord, describe_trouble, read_settings
+from tokenscale.analysis.run_table import find_gaps, read_run_table
+from tokenscale.analysis.steps import Steps
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_record, write_sealed
+from tokenscale.referee import clocks, run_values, stated_flops, steadiness  # noqa: F401  # they register
+from tokenscale.referee.design import find_cautions
+from tokenscale.referee.expectations import Evidence, Findings, judge
+from tokenscale.referee.siblings import Siblings, find_copied_logs
+from tokenscale.settings.closure import hash_closure
+
+Row = dict[str, Any]
+
+#: tables with one row group a run; and the others that a run is judged by
+LARGE = ("steps", "logged", "spans", "records", "recounts")
+SMALL = ("events", "attempts")
+#: bytes of row groups that are read at once
+CHUNK = 1 << 26
+#: file of what was said of runs before
+KEPT = "validity.json"
+
+
+def judge_tables(
+    folder: Path,
+    experiment: Path,
+    *,
+    runs: Path | None = None,
+    stores: Sequence[Path] = (),
+    corpora: Sequence[Path] = (),
+    kept: Path | None = None,
+) -> list[Row]:
+    """Write what the referee says of the runs of a folder of tables; return the rows of the table
+    `validity`.
+
+    `experiment` is the run table, `stores` and `corpora` are manifests: by these the design is
+    judged, and by the folder `runs` whether the run table lists all runs of its cells. What was
+    said of a run before is taken from the folder `kept`, where the run's tables and the code that
+    judges are the same. Raises UserError for tables that are missing or damaged.
+    """
+    tables.check_recorded(folder)
+    rows = pq.read_table(folder / "runs.parquet").to_pylist()
+    before = KeptFindings(kept)
+    table = read_run_table(experiment)
+    siblings = Siblings(find_gaps(table, path=experiment, runs=runs))
+    findings: dict[str, Findings | None] = {}
+    for row, (run_id, parts) in zip(rows, _read_runs(folder, rows), strict=True):
+        siblings.add(run_id, parts["steps"], parts["events"])
+        findings[run_id] = before.read(row, parts)
+    before.write()
+    others = pq.read_table(folder / "stores.parquet").to_pylist()
+    verdicts = siblings.judge(rows, found=findings, stores=others)
+    lengths = {row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in rows}
+    cautions = find_cautions(table, stores, corpora, steps=lengths)
+    tables.write_verdict(folder, verdicts, cautions=cautions)
+    return verdicts
+
+
+class KeptFindings:
+    """What was said of runs by their own tables, in a file of the folder; one that is damaged or
+    missing is as if nothing had been said.
+    """
+
+    def __init__(self, folder: Path | None):
+        self._path = None if folder is None else folder / KEPT
+        self._code = hash_closure(__name__)
+        self._before: dict[str, Any] = {}
+        self._now: dict[str, Any] = {}
+        if self._path is not None and self._path.is_file():
+            try:
+                self._before = read_record(self._path, what="kept findings")
+            except UserError:
+                return
+
+    def read(self, row: Row, parts: Mapping[str, pa.Table]) -> Findings | None:
+        """Return what is said of a run; None of one that is missing."""
+        key = ""
+        if self._path is not None:
+            key = _hash(self._code, row, parts)
+            kept = self._before.get(row["run_id"])
+            if isinstance(kept, dict) and kept.get("key") == key:
+                self._now[row["run_id"]] = kept
+                return Findings.decode(kept["findings"])
+        found = judge_run(row, *read_evidence(row, parts))
+        if found is not None:
+            self._now[row["run_id"]] = {"key": key, "findings": found.encode()}
+        return found
+
+    def write(self) -> None:
+        """Keep what is said of the runs that were read, and of no others."""
+        if self._path is not None:
+            write_sealed(self._path, record=self._now)
+
+
+def _hash(code: Mapping[str, str], row: Row, parts: Mapping[str, pa.Table]) -> str:
+    """Return a digest of the code that judges and of a run's tables."""
+    digest = hashlib.sha256(json.dumps([sorted(code.items()), row], sort_keys=True).encode())
+    for name, rows in sorted(parts.items()):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as out:
+            out.write_table(rows)
+        digest.update(name.encode() + sink.getvalue())
+    return digest.hexdigest()
+
+
+def read_evidence(row: Row, parts: Mapping[str, pa.Table]) -> tuple[Row, RunContents]:
+    """Return a run's entry in the run table, and what its folder gave, from its tables."""
+    (record,) = parts["records"].to_pylist()
+    values = {name: json.loads(record[name]) for name in ("entry", "record", "hashes", "changed")}
+    steps = parts["steps"]
+    logged = parts["logged"]
+    recounts = parts["recounts"]
+    contents = RunContents(
+        found=RunRecord(values["record"], sealed=bool(row["sealed"]), trouble=record["trouble"]),
+        columns={},
+        parts={
+            "raw": logged if len(logged) else order_as_logged(steps),
+            **{name: parts[name] for name in ("steps", "spans", "events", "attempts")},
+        },
+        hashes=values["hashes"],
+        changed=tuple(values["changed"]),
+        recount=decode(json.loads(recounts["recount"][0].as_py()), rows=recounts.slice(1)),
+    )
+    return values["entry"], contents
+
+
+def judge_run(row: Row, entry: Row, contents: RunContents) -> Findings | None:
+    """Return what is said of a run with this row of the table `runs`; None of one without a record.
+    A record of other hands may hold anything: one that cannot be worked with is not readable.
+    """
+    found = contents.found
+    if found.record is None and not found.trouble:
+        return None
+    try:
+        return judge(_build_evidence(row, entry, contents))
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        UserError,
+    ) as error:
+        if found.record is None:
+            raise
+        unreadable = found._replace(record=None, trouble=describe_trouble(error), sealed=False)
+        row = row | {"status": "unreadable", "sealed": False}
+        return judge(_build_evidence(row, entry, replace(contents, found=unreadable)))
+
+
+def _build_evidence(row: Row, entry: Row, contents: RunContents) -> Evidence:
+    record = contents.found.record or {}
+    run = None if row["external"] else read_settings(record.get("run"))
+    raw = contents.parts["raw"]
+    folders = {
+        attempt["attempt"]: attempt["folder"]
+        for attempt in contents.parts["attempts"].to_pylist()
+        if not attempt["superseded"]
+    }
+    return Evidence(
+        row=row,
+        record=record,
+        run=run,
+        raw=Steps(raw),
+        steps=Steps(contents.parts["steps"]),
+        events=contents.parts["events"].to_pylist(),
+        spans=contents.parts["spans"],
+        planned=read_settings(entry.get("run")),
+        trouble=contents.found.trouble,
+        changed=contents.changed,
+        copies=tuple(find_copied_logs(raw, folders, hashes=contents.hashes)),
+        recount=contents.recount if run is not None else Recount(),
+    )
+
+
+def _read_runs(folder: Path, rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, pa.Table]]]:
+    """Yield (run, its rows by table) of each run, in the order of the table `runs`."""
+    small = {
+        name: _split_by_run(pq.read_table(folder / f"{name}.parquet", use_threads=False))
+        for name in SMALL
+    }
+    large = {name: _LargeTable(folder / f"{name}.parquet", table=name) for name in LARGE}
+    for row in rows:
+        run_id = row["run_id"]
+        parts = {name: table.read(run_id) for name, table in large.items()}
+        for name, of in small.items():
+            parts[name] = of.get(run_id, tables.schema(name).empty_table())
+        yield run_id, parts
+
+
+def _split_by_run(rows: pa.Table) -> dict[str, pa.Table]:
+    """Return run → its rows, which lie together."""
+    runs = rows["run_id"].to_pylist()
+    first = [place for place, run in enumerate(runs) if not place or runs[place - 1] != run]
+    ends = [*first[1:], len(runs)] if first else []
+    return {
+        runs[begin]: rows.slice(begin, end - begin) for begin, end in zip(first, ends, strict=True)
+    }
+
+
+class _LargeTable:
+    """A file with the rows of runs one after the other, of which some row groups at a time are
+    read.
+    """
+
+    def __init__(self, path: Path, table: str):
+        self._file = pq.ParquetFile(path)
+        self._empty = tables.schema(table).empty_table()
+        self._next = 0
+        self._waiting: dict[str, pa.Table] = {}
+
+    def read(self, run_id: str) -> pa.Table:
+        """Return the rows of a run. Runs are asked for in the order of the file; one without rows
+        may be left out of it.
+        """
+        if not self._waiting:
+            self._waiting = self._read_chunk()
+        return self._waiting.pop(run_id, self._empty)
+
+    def _read_chunk(self) -> dict[str, pa.Table]:
+        facts = self._file.metadata
+        first = self._next
+        size = 0
+        while self._next < facts.num_row_groups and size < CHUNK:
+            size += facts.row_group(self._next).total_byte_size
+            self._next += 1
+        if first == self._next:
+            return {}
+        groups = list(range(first, self._next))
+        return _split_by_run(self._file.read_row_groups(groups, use_threads=False))
