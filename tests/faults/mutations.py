@@ -267,8 +267,8 @@ GUARDS = {
     ),
     "a forged table is told": Guard(
         "report/verification.py",
-        "        if _is_equal(path, other):\n            continue\n",
-        "        if True:\n            continue\n",
+        "        if path.name == tables.RECOUNTS or _is_equal(path, other):\n",
+        "        if True:\n",
         "tests/experiments/test_report_folder.py::test_results_name_forged_tables_and_drawings_and_reports_that_are_older",
     ),
     "a rank that stands still is named": Guard(
