@@ -130,11 +130,13 @@ def lies_in(root: Path) -> dict[str, Any]:
     for run in sorted(results.glob("runs/*")):
         found[f"steps of {run.name}"] = series(run)
     for path in sorted(results.glob("tables/*/*.parquet")):
-        if path.stem not in ("attempts", "events", "spans", "quarantine"):
+        if path.stem not in OF_LOGS:
             found[f"table {path.stem}"] = table(path)
     return found
 
 
+#: tables of what was logged, attempt by attempt
+OF_LOGS = ("attempts", "events", "spans", "quarantine", "logged", "records")
 #: columns of the tables that tell of time, of the machine, or of how often a run was begun
 VARYING = re.compile(
     r"_s$|_unix|_bytes$|attempt|seal|overlap|quarantined|seconds|mfu|rate$|per_second|flops|node_names|memory|job_ids"
