@@ -249,6 +249,7 @@ def choose_approach(
             f"without building it again. If {NEEDS['packed']}, use packed.",
         )
     together = t / float(np.mean(lengths))
+    digits = 0 if together >= 10 else 1
     apart = (
         f"rows with one document each would count {_format_percent(bucketed['useful'])} "
         f"(length-bucketed) or {_format_percent(padded['useful'])} (padded)"
@@ -258,7 +259,7 @@ def choose_approach(
     return (
         "packed",
         f"{_format_percent(packed['useful'])} of its positions count and nothing is dropped; "
-        f"{apart}. A row holds about {together:,.0f} documents, which see each other: set "
+        f"{apart}. A row holds about {together:,.{digits}f} documents, which see each other: set "
         f"document_mask: true if they must not. If {NEEDS['token-list']}, use token-list.",
     )
 
