@@ -245,7 +245,7 @@ def test_own_modules_go_from_the_file_to_the_page_and_are_not_needed_to_judge_ag
     report = own.root / "results/report-experiments=own"
     page = (report / "index.html").read_text()
     assert "smoothed:Smoothed" in page and "Measured steps" in page
-    rows = pq.read_table(own.root / "results/tables/own/runs.parquet").to_pylist()
+    rows = pq.read_table(own.root / "results/tables/own/validity.parquet").to_pylist()
     assert {row["validity"] for row in rows} <= {"valid", "suspect"}, rows
     assert not any("changed" in str(row["reason"]) for row in rows if "reason" in row)
     # an edit plans another run of its own objective, and of nothing else
