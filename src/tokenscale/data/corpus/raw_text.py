@@ -156,7 +156,7 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     files = list(
         map_processes(
             _write_records_of_shard,
-            jobs=[(directory, n) for n in range(len(text._first) - 1)],
+            jobs=[(directory, text.split["text_sha256"], n) for n in range(len(text._first) - 1)],
             processes=processes,
         )
     )
@@ -171,12 +171,13 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
 
 
 @cache
-def _open_train_split(directory: Path) -> "RawText":
+def _open_train_split(directory: Path, text_sha256: str) -> "RawText":
+    """Open a corpus once for all of its shards; one with another text in its place is opened anew."""
     return RawText(directory, split="train")
 
 
-def _write_records_of_shard(directory: Path, number: int) -> dict[str, Any]:
-    text = _open_train_split(directory)
+def _write_records_of_shard(directory: Path, text_sha256: str, number: int) -> dict[str, Any]:
+    text = _open_train_split(directory, text_sha256)
     first, last = text._first[number : number + 2]
     name = Path(text.split["files"][number]["name"].replace("/", "-")).with_suffix(".bin")
     target = records_manifest(directory).with_name(str(name))
