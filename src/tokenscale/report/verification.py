@@ -7,6 +7,7 @@ The folder of a report has its logs (`packed_logs.py`), so nothing else is neede
 """
 
 import lzma
+import platform
 import re
 import subprocess
 from contextlib import suppress
@@ -449,6 +450,7 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     now = bundle.built_by()
     then = _list_versions(record)
     here = _list_versions(now)
+    with_system = here | {"system": f"{platform.system()} {platform.machine()}"}
     commit = clear_unknown(record["git"].get("commit"))
     at_commit = f" at commit {commit}" if commit else ""
     changed = _list_different(record["code"], now["code"])
@@ -461,7 +463,7 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
         ("the report was built with other packages", name_differences(then, now=here)),
         (
             "runs were trained with other packages",
-            [text for of in packages for text in name_differences(of, now=here)],
+            [text for of in packages for text in name_differences(of, now=with_system)],
         ),
         (f"source files have changed since the report was built{at_commit}", changed),
         ("runs had not ended when the report was built", going),
