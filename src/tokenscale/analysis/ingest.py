@@ -20,7 +20,12 @@ from tokenscale.analysis.recount import Recount, encode
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.run_contents import RunContents, is_disordered
 from tokenscale.analysis.run_folder import InputsAtHand, read_contents
-from tokenscale.analysis.run_record import RunRecord, describe_trouble, read_run_record
+from tokenscale.analysis.run_record import (
+    MALFORMED,
+    RunRecord,
+    describe_trouble,
+    read_run_record,
+)
 from tokenscale.analysis.run_table import list_entries, read_run_table
 from tokenscale.analysis.runs import grouping, run_row
 from tokenscale.analysis.steps import Steps
@@ -292,14 +297,7 @@ def one_run(
         contents = kept.read(run_id, make=read) if kept else read()
         record = contents.found
         row = tables.of_rows("runs", [record_run(entry, experiment, contents=contents)])
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-        UserError,
-    ) as error:
+    except MALFORMED as error:
         if record.record is None:
             raise
         trouble = describe_trouble(error)

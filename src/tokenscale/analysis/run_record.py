@@ -14,6 +14,10 @@ from tokenscale.settings.run import RunSettings
 Row = dict[str, Any]
 
 
+#: what code raises that works with the values of a record of another program
+MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, UserError)
+
+
 class RunRecord(NamedTuple):
     """`run.json`, or None; whether its seal is valid; what is wrong with it, in words; and (name, why)
     of the facts that could not be had, which `record` has as None.

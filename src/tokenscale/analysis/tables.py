@@ -141,9 +141,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def write_verdict(folder: Path, rows: Iterable[Row], cautions: Sequence[Row]) -> None:
-    """Write what the referee says: of each run the rows of `validity`, and of the design
-    `cautions`.
-    """
+    """Write the table `validity`, and its manifest with the cautions of the design."""
     write(folder / f"{JUDGED}.parquet", table=JUDGED, rows=rows)
     record = {
         "columns": column_digest(),
@@ -196,8 +194,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_verdict(folder: Path) -> dict[str, Any]:
-    """Return the manifest of what the referee judged: `files` as that of the tables, and
-    `cautions` of the design.
+    """Return the manifest of the table `validity`: its `files`, and the `cautions` of the
+    design.
 
     Raises UserError where it is missing or damaged, and where other tables were judged.
     """
@@ -212,7 +210,7 @@ def read_verdict(folder: Path) -> dict[str, Any]:
             raise ValueError(f"it does not list {JUDGED}.parquet alone")
     if verdict["manifest_sha256"] != sha256_file(folder / MANIFEST):
         raise UserError(
-            "other tables were judged than those that lie here.", path=path, next=next_step
+            "the validity in this folder is of other tables.", path=path, next=next_step
         )
     return verdict
 

@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kept",
         type=Path,
         metavar="FOLDER",
-        help="what was said of runs before; only new and changed runs are judged again",
+        help="findings of earlier calls; only new and changed runs are judged again",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Judge the runs, and print what is said of them."""
+    """Judge the runs, and print the findings."""
     from tokenscale.referee.validity import judge_tables
 
     rows = judge_tables(

@@ -1,5 +1,5 @@
-"""Judge an experiment's runs from its tables alone, whoever wrote them: validity, reasons, cautions
-and values that were not checked.
+"""Judge an experiment's runs from its tables alone, those of other programs included: validity,
+reasons, cautions, and values that were not checked.
 """
 
 import hashlib
@@ -16,7 +16,12 @@ import pyarrow.parquet as pq
 from tokenscale.analysis import tables
 from tokenscale.analysis.recount import Recount, decode
 from tokenscale.analysis.run_contents import RunContents, order_as_logged
-from tokenscale.analysis.run_record import RunRecord, describe_trouble, read_settings
+from tokenscale.analysis.run_record import (
+    MALFORMED,
+    RunRecord,
+    describe_trouble,
+    read_settings,
+)
 from tokenscale.analysis.run_table import find_gaps, read_run_table
 from tokenscale.analysis.steps import Steps
 from tokenscale.base.errors import UserError
@@ -34,7 +39,7 @@ LARGE = ("steps", "logged", "spans", "records", "recounts")
 SMALL = ("events", "attempts")
 #: bytes of row groups that are read at once
 CHUNK = 1 << 26
-#: file of what was said of runs before
+#: file of the findings of earlier calls
 KEPT = "validity.json"
 
 
@@ -47,13 +52,12 @@ def judge_tables(
     corpora: Sequence[Path] = (),
     kept: Path | None = None,
 ) -> list[Row]:
-    """Write what the referee says of the runs of a folder of tables; return the rows of the table
-    `validity`.
+    """Judge the runs of a folder of tables and write the table `validity`; return its rows.
 
     `experiment` is the run table, `stores` and `corpora` are manifests: by these the design is
-    judged, and by the folder `runs` whether the run table lists all runs of its cells. What was
-    said of a run before is taken from the folder `kept`, where the run's tables and the code that
-    judges are the same. Raises UserError for tables that are missing or damaged.
+    judged, and by the folder `runs` whether the run table lists all runs of its cells. Findings of
+    an earlier call are taken from the folder `kept` where the run's tables and the code that judges
+    are the same. Raises UserError for tables that are missing or damaged.
     """
     tables.check_recorded(folder)
     rows = pq.read_table(folder / "runs.parquet").to_pylist()
@@ -75,8 +79,8 @@ def judge_tables(
 
 
 class KeptFindings:
-    """What was said of runs by their own tables, in a file of the folder; one that is damaged or
-    missing is as if nothing had been said.
+    """Findings of each run from its own tables, kept in a file of the folder. A file that is missing
+    or damaged holds none.
     """
 
     def __init__(self, folder: Path | None):
@@ -93,8 +97,8 @@ class KeptFindings:
     def read(
         self, row: Row, parts: Mapping[str, pa.Table], make: Callable[[], Findings | None]
     ) -> Findings | None:
-        """Return what is said of a run: what was kept, or what `make` returns; None of one that is
-        missing.
+        """Return the findings of a run: the kept ones, or those that `make` returns; None of a run
+        without a record.
         """
         key = ""
         if self._path is not None:
@@ -109,7 +113,7 @@ class KeptFindings:
         return found
 
     def write(self) -> None:
-        """Keep what is said of the runs that were read, and of no others."""
+        """Keep the findings of the runs that were read, and no others."""
         if self._path is not None:
             write_sealed(self._path, record=self._now)
 
@@ -126,7 +130,7 @@ def _hash(code: Mapping[str, str], row: Row, parts: Mapping[str, pa.Table]) -> s
 
 
 def _judge_tables_of_run(folder: Path, row: Row, parts: Mapping[str, pa.Table]) -> Findings | None:
-    """Return what is said of a run by its rows of the tables in a folder."""
+    """Return the findings of a run from its rows of the tables in a folder."""
     with report_malformed(
         folder / "records.parquet",
         what=f"record of the run {row['run_id']} in the tables",
@@ -159,22 +163,16 @@ def read_evidence(row: Row, parts: Mapping[str, pa.Table]) -> tuple[Row, RunCont
 
 
 def judge_run(row: Row, entry: Row, contents: RunContents) -> Findings | None:
-    """Return what is said of a run with this row of the table `runs`; None of one without a record.
-    A record of other hands may hold anything: one that cannot be worked with is not readable.
+    """Return the findings of a run with this row of the table `runs`; None of a run without a
+    record. A record of another program may hold anything: where the checks fail on it, it counts as
+    not readable.
     """
     found = contents.found
     if found.record is None and not found.trouble:
         return None
     try:
         return judge(_build_evidence(row, entry, contents))
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-        UserError,
-    ) as error:
+    except MALFORMED as error:
         if found.record is None:
             raise
         unreadable = found._replace(record=None, trouble=describe_trouble(error), sealed=False)
