@@ -54,7 +54,7 @@ def tabulate(
 
 def judge_one(entry: dict, experiment: str, runs: Path) -> tuple[dict, dict]:
     """Return the tables of one run, and its row of `runs` with what is said of it alone."""
-    made = one_run(entry, experiment, runs)
+    made = one_run(entry, experiment, runs).rows
     (row,) = made["runs"].to_pylist()
     found = judge_run(row, *read_evidence(row, made))
     return made, row | describe_findings(row["run_id"], [found])

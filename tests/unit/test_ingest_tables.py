@@ -14,7 +14,7 @@ from tests.corpora import flip_bit
 from tests.logs import tabulate
 from tests.refusals import refused
 from tokenscale.analysis import ingest as module
-from tokenscale.analysis import kept_tables, run_folder
+from tokenscale.analysis import kept_file, kept_tables, run_folder
 from tokenscale.analysis.queries import connect, query
 from tokenscale.analysis.recount import Recount
 from tokenscale.analysis.tables import (
@@ -56,7 +56,9 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path):
+def lab(tmp_path, monkeypatch):
+    """Its first two runs are a block, and the third is one."""
+    monkeypatch.setattr(kept_tables, "BLOCK_RUNS", 2)
     return Lab(tmp_path)
 
 
@@ -98,26 +100,26 @@ def edit_log(lab, name):
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
 
 
-def kept_file(lab, name):
-    (path,) = (lab.root / "kept").glob(f"*/{name}.arrow")
-    return path
+def first_file(lab):
+    """The file of the block that this run begins."""
+    return lab.root / "kept/first.arrow"
 
 
 def cut_file(lab, name):
-    path = kept_file(lab, name)
+    path = first_file(lab)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def edit_head(lab, name):
-    path = kept_file(lab, name)
-    path.write_bytes(path.read_bytes().replace(b'[["raw", ', b"[[", 1))
+    path = first_file(lab)
+    path.write_bytes(path.read_bytes().replace(b'[["runs", ', b"[[", 1))
 
 
 def rewrite_kept(lab, name, old, new):
     """Edit a kept file, and write the digest of its new content."""
-    path = kept_file(lab, name)
+    path = first_file(lab)
     content = path.read_bytes().partition(b"\n")[2].replace(old, new, 1)
-    path.write_bytes(kept_tables._hash(content).encode() + b"\n" + content)
+    path.write_bytes(kept_file._hash(content).encode() + b"\n" + content)
 
 
 def break_seal(lab, name):
@@ -133,21 +135,29 @@ CHANGES = {
         "gone"
     ),
     "a file without its end": cut_file,
-    "an empty file": lambda lab, name: kept_file(lab, name).write_bytes(b""),
-    "a file that is gone": lambda lab, name: kept_file(lab, name).unlink(),
-    "a flipped bit": lambda lab, name: flip_bit(kept_file(lab, name), 4000),
-    "another run's file": lambda lab, name: shutil.copy(
-        next(p for p in (lab.root / "kept").glob("*/*.arrow") if p.stem != name),
-        kept_file(lab, name),
+    "an empty file": lambda lab, name: first_file(lab).write_bytes(b""),
+    "a file that is gone": lambda lab, name: first_file(lab).unlink(),
+    "a flipped bit": lambda lab, name: flip_bit(first_file(lab), 4000),
+    "another block's file": lambda lab, name: shutil.copy(
+        next(path for path in (lab.root / "kept").glob("after-*")), first_file(lab)
     ),
     "fewer tables in its head": edit_head,
     "a file of another schema": lambda lab, name: rewrite_kept(
-        lab, name, b'"columns": ', b'"facts": '
+        lab, name, b'"inputs": ', b'"facts": '
     ),
     "a file of other sources": lambda lab, name: rewrite_kept(
         lab, name, b'"sources": "', b'"sources": "0'
     ),
 }
+#: changes of the file of a block, of which all runs are then read again
+OF_A_BLOCK = (
+    "a file without its end",
+    "an empty file",
+    "a file that is gone",
+    "a flipped bit",
+    "another block's file",
+    "fewer tables in its head",
+)
 
 
 #: changes that are judged anew, without reading
@@ -164,7 +174,8 @@ def test_only_a_run_that_changed_is_read_again_and_the_tables_are_those_of_all_l
     runs = sorted(path.name for path in (lab.root / "runs").iterdir())
     CHANGES[change](lab, runs[0])
     again = lab.tables(kept=kept)
-    assert read == ([] if change in NOT_READ else runs[:1])
+    changed = runs[:2] if change in OF_A_BLOCK else runs[:1]
+    assert read == ([] if change in NOT_READ else changed)
     assert again == lab.tables("whole")
     read.clear()
     assert lab.tables(kept=kept) == again and read == []
@@ -182,7 +193,10 @@ def test_one_new_run_costs_its_own_reading_and_a_run_that_left_is_forgotten(lab,
     write_sealed(lab.table, table)
     lab.tables(kept=kept)
     assert read == [new.identity]
-    assert {path.stem for path in kept.glob("*/*")} == {run["run_id"] for run in table["runs"]}
+    files = {path.stem: kept_file.read_kept(path)[0]["runs"] for path in kept.glob("*.arrow")}
+    assert {name for runs in files.values() for name in runs} == {
+        run["run_id"] for run in table["runs"]
+    }
 
 
 def test_a_run_that_is_not_sealed_is_read_each_time(lab, read):
@@ -223,7 +237,7 @@ def judged(monkeypatch):
     [
         ("referee/run_values.py", 0, 3),
         ("referee/steadiness.py", 0, 3),
-        ("analysis/steps.py", 0, 3),
+        ("analysis/steps.py", 3, 3),
         ("analysis/logs.py", 3, 0),
         ("data/stores/packed.py", 3, 0),
         ("train/loop.py", 0, 0),

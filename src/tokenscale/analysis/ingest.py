@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.kept_tables import KeptTables
+from tokenscale.analysis.kept_tables import Block, KeptTables, Made, split_into_blocks
 from tokenscale.analysis.recount import Recount, encode
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.run_contents import RunContents, is_disordered
@@ -29,6 +29,7 @@ from tokenscale.analysis.run_record import (
 from tokenscale.analysis.run_table import list_entries, read_run_table
 from tokenscale.analysis.runs import grouping, run_row
 from tokenscale.analysis.steps import Steps
+from tokenscale.analysis.tables import Tables
 from tokenscale.base.errors import UserError
 from tokenscale.base.facts import list_unknown
 from tokenscale.base.files import (
@@ -40,11 +41,10 @@ from tokenscale.base.files import (
 from tokenscale.settings.experiments import digest_design
 
 Row = dict[str, Any]
-Tables = dict[str, pa.Table]
 
 #: tables beside `runs` that a run has rows in
 OF_RUNS = ("steps", "spans", "events", "attempts", "bleu", "quarantine")
-#: large tables, written one row group per run; the others are written at once
+#: large tables, written one row group per block of runs; the others are written at once
 STREAMED = ("steps", "logged", "spans", "records", "recounts")
 #: keys of the run table that the report reads from `experiment.json`
 DESCRIBED = (
@@ -105,28 +105,25 @@ def ingest(
 
     manifests = {sha256_file(path): path for path in (*stores, *corpora)}
     at_hand = InputsAtHand(manifests, project=runs.absolute().parents[1])
-    kept_tables = KeptTables(kept, runs, at_hand) if kept is not None else None
+    blocks = split_into_blocks(listed, runs)
+    kept_tables = KeptTables(kept, table["experiment"], at_hand)
 
-    def read(run_id: str) -> Tables:
-        return one_run(
-            listed[run_id],
-            experiment=table["experiment"],
-            runs=runs,
-            at_hand=at_hand,
-            kept=kept_tables,
-        )
+    def make(entry: Row, contents: RunContents | None) -> Made:
+        return one_run(entry, table["experiment"], runs, at_hand=at_hand, contents=contents)
+
+    def read(block: Block) -> Tables:
+        return kept_tables.read(block, make)
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each
     # other.
-    with closing(_work_ahead(read, items=list(listed), threads=threads)) as runs_tables:
+    with closing(_work_ahead(read, items=blocks, threads=threads)) as blocks_rows:
         counts, rows = _write_tables(
             output,
-            runs=runs_tables,
+            blocks=blocks_rows,
             others=others,
             experiment=experiment,
         )
-    if kept_tables is not None:
-        kept_tables.finish(set(listed))
+    kept_tables.finish(blocks)
     files = zip(KINDS, (benchmarks, stores, corpora, certificates), strict=True)
     inputs: Row = {
         kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files
@@ -206,12 +203,12 @@ def read_inputs(folder: Path) -> TableInputs:
 
 def _write_tables(
     output: Path,
-    runs: Iterator[tuple[str, Tables]],
+    blocks: Iterator[Tables],
     others: dict[str, list[Row]],
     experiment: Path,
 ) -> tuple[dict[str, int], list[Row]]:
-    """Write the tables of all runs and the others; return row counts, and the rows of the table
-    `runs`.
+    """Write the tables of all blocks and the others; return row counts, and the rows of the table
+    `runs` with what could not be had.
     """
     counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
@@ -223,27 +220,15 @@ def _write_tables(
             name: stack.enter_context(tables.writer(output / f"{name}.parquet", table=name))
             for name in tables.RECORDED
         }
-        for run_id, found in runs:
-            (row,) = found["runs"].select(["series", "world_size", "repeat"]).to_pylist()
-            # all is grouped by series, world size and repeat: two runs there would count as one, or
-            # as two repeats
-            other = places.setdefault((row["series"], row["world_size"], row["repeat"]), run_id)
-            if other != run_id:
-                cell = f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}"
-                named = {"path": experiment, "cell": cell, "runs": f"{other}, {run_id}"}
-                next_step = "name what tells them apart as a factor, or as repeats"
-                raise UserError(
-                    "two runs of the table are the same repeat of the same cell.",
-                    **named,
-                    next=next_step,
-                )
+        for found in blocks:
+            _check_places(found["runs"], places, experiment)
             for name, rows in found.items():
                 counts[name] += len(rows)
                 if name not in STREAMED:
                     small[name].append(rows)
                 elif len(rows):
                     add[name](rows)
-        runs_rows = pa.concat_tables(small["runs"]).to_pylist()
+        runs_rows = pa.concat_tables(small["runs"]).select(["unknown_facts"]).to_pylist()
         for name, rows in others.items():
             small[name].append(tables.of_rows(name, rows))
             counts[name] = len(rows)
@@ -253,23 +238,40 @@ def _write_tables(
     return {name: counts[name] for name in tables.RECORDED}, runs_rows
 
 
+def _check_places(runs: pa.Table, places: dict[tuple, str], experiment: Path) -> None:
+    """Add the places of runs to (series, world size, repeat) → run, by which all is grouped. Raises
+    UserError for two runs of one place, which would count as one, or as two repeats.
+    """
+    for row in runs.select(["run_id", "series", "world_size", "repeat"]).to_pylist():
+        run_id = row["run_id"]
+        other = places.setdefault((row["series"], row["world_size"], row["repeat"]), run_id)
+        if other != run_id:
+            cell = f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}"
+            raise UserError(
+                "two runs of the table are the same repeat of the same cell.",
+                path=experiment,
+                cell=cell,
+                runs=f"{other}, {run_id}",
+                next="name what tells them apart as a factor, or as repeats",
+            )
+
+
 def _work_ahead(
-    work: Callable[[str], Tables], items: list[str], threads: int
-) -> Generator[tuple[str, Tables], None, None]:
-    """Yield (item, result of `work`) in order, computed on this number of threads. At most twice
-    as many results are in memory.
+    work: Callable[[Block], Tables], items: list[Block], threads: int
+) -> Generator[Tables, None, None]:
+    """Yield the result of `work` for each item in order, computed on this number of threads. At most
+    twice as many results are in memory.
     """
     with ThreadPoolExecutor(max(threads, 1)) as pool:
-        waiting: deque[tuple[str, Future]] = deque()
+        waiting: deque[Future[Tables]] = deque()
         try:
             for item in [*items, None]:
                 if item is not None:
-                    waiting.append((item, pool.submit(work, item)))
+                    waiting.append(pool.submit(work, item))
                 while len(waiting) > (0 if item is None else 2 * threads):
-                    first, future = waiting.popleft()
-                    yield first, future.result()
+                    yield waiting.popleft().result()
         finally:
-            for _, future in waiting:
+            for future in waiting:
                 future.cancel()
 
 
@@ -278,24 +280,18 @@ def one_run(
     experiment: str,
     runs: Path,
     at_hand: InputsAtHand | None = None,
-    kept: KeptTables | None = None,
-) -> Tables:
-    """All rows of one run, by table. A record of other hands may hold anything: what no row can be
-    made of counts as one that cannot be read, and says why.
+    contents: RunContents | None = None,
+) -> Made:
+    """Make all rows of one run, of `contents` or else of what its folder gives. A record of other
+    hands may hold anything: what no row can be made of counts as one that cannot be read, and says
+    why.
     """
     run_id = entry["run_id"]
     folder = runs / run_id
     inputs = at_hand or InputsAtHand({}, project=runs.absolute().parents[1])
-    record = RunRecord(None)
-
-    def read() -> RunContents:
-        nonlocal record
-        record = read_run_record(folder / "run.json")
-        return read_contents(folder, found=record, at_hand=inputs)
-
+    record = contents.found if contents else read_run_record(folder / "run.json")
     try:
-        contents = kept.read(run_id, make=read) if kept else read()
-        record = contents.found
+        contents = contents or read_contents(folder, found=record, at_hand=inputs)
         row = tables.of_rows("runs", [record_run(entry, experiment, contents=contents)])
     except MALFORMED as error:
         if record.record is None:
@@ -311,13 +307,14 @@ def one_run(
     }
     recorded: Row = {name: json.dumps(value, sort_keys=True) for name, value in as_json.items()}
     recorded |= {"run_id": run_id, "trouble": contents.found.trouble}
-    return {
+    rows = {
         "runs": row,
         "logged": contents.parts["raw"].slice(0, None if is_disordered(contents) else 0),
         "records": tables.of_rows("records", [recorded]),
         "recounts": _list_recount(run_id, contents.recount),
         **{name: contents.parts[name] for name in OF_RUNS},
     }
+    return Made(rows=rows, contents=contents)
 
 
 def _list_recount(run_id: str, recount: Recount) -> pa.Table:

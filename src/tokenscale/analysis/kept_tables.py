@@ -1,85 +1,169 @@
 """What `ingest` keeps of sealed runs, so that it reads new and changed runs alone.
 
-What the files of a run gave is kept by these files and the code that reads them.
+Runs are kept in blocks of some that follow each other in the run table, and so are the row groups
+of large tables. A block ends behind a run that the run's own id chooses: one that is added changes
+no block but its own.
 
-A file holds the SHA-256 of what follows, a line of JSON, and tables as Arrow streams. It is used
-only where it is whole and made of the same. Any other file is made anew: of other logs, settings or
-code, without its end, or edited. What is kept is no evidence. `verify` reads the logs.
+A file holds the SHA-256 of what follows, a line of JSON, and the rows of a block as Arrow streams.
+It is used only where it is whole, for runs whose logs, record, inputs and reading code are the same.
+Any other run is read anew. What is kept is no evidence. `verify` reads the logs.
 """
 
-import hashlib
-import io
-import json
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from tokenscale.analysis import tables
+from tokenscale.analysis.kept_file import read_kept, write_kept
 from tokenscale.analysis.logs import list_files
-from tokenscale.analysis.recount import decode, encode
-from tokenscale.analysis.run_contents import RunContents
+from tokenscale.analysis.run_contents import RunContents, decode_contents
 from tokenscale.analysis.run_folder import InputsAtHand
-from tokenscale.analysis.run_record import RunRecord, hash_record
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, canonical_json, sha256_text
+from tokenscale.analysis.run_record import hash_record
+from tokenscale.analysis.tables import Tables
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.closure import ONLINE, TOKENIZER_LOADER, hash_closure
 from tokenscale.settings.registry import FORMATS, TOKENIZERS
 
-#: the code that reads a run, with what it loads by name
+Row = dict[str, Any]
+
+#: the code that reads runs and makes rows, with what it loads by name
 READING = (
-    "tokenscale.analysis.run_folder",
-    "tokenscale.analysis.kept_tables",
+    "tokenscale.analysis.ingest",
     ONLINE,
     TOKENIZER_LOADER,
     *(form.reader for form in FORMATS.values() if form.reader is not None),
     *(kind.module for kind in TOKENIZERS.values() if kind.module is not None),
 )
 ENDING = ".arrow"
+#: a block has so many runs on average, and logs of so many bytes or one run
+BLOCK_RUNS = 64
+BLOCK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Block:
+    """Runs that follow each other in the run table: id → entry."""
+
+    name: str  # of its file
+    entries: Mapping[str, Row]
+    sources: Mapping[str, str]  # run → digest of its record, and of its logs by size and time
+
+
+@dataclass(frozen=True)
+class Made:
+    """Rows of one run by table, and the contents of its folder that they were made of."""
+
+    rows: Tables
+    contents: RunContents
+
+
+def split_into_blocks(entries: Mapping[str, Row], runs: Path) -> list[Block]:
+    """Return the blocks of a run table, id → entry, with the sources below `runs` as they are now."""
+    blocks = [Block("first", {}, {})]
+    size = 0
+    for run_id, entry in entries.items():
+        files = list_files(runs / run_id)
+        size += sum(max(0, file[1]) for file in files)
+        record = hash_record(runs / run_id / "run.json")
+        sources = sha256_text(canonical_json([record, files]))
+        last = blocks[-1]
+        blocks[-1] = replace(
+            last,
+            entries={**last.entries, run_id: entry},
+            sources={**last.sources, run_id: sources},
+        )
+        if zlib.crc32(run_id.encode()) % BLOCK_RUNS == 0 or size > BLOCK_BYTES:
+            blocks.append(Block(f"after-{run_id}", {}, {}))
+            size = 0
+    return [block for block in blocks if block.entries]
 
 
 class KeptTables:
-    """What is kept of the runs of one experiment, in a folder of their own."""
+    """What is kept of the runs of one experiment, in a folder of their own; without a folder
+    nothing.
+    """
 
-    def __init__(self, folder: Path, runs: Path, at_hand: InputsAtHand):
+    def __init__(self, folder: Path | None, experiment: str, at_hand: InputsAtHand):
         self._folder = folder
-        self._runs = runs
+        self._experiment = experiment
         self._at_hand = at_hand
-        self._reading = _hash_code(READING)
+        self._reading = _hash_code(READING) if folder else ""
 
-    def read(self, run_id: str, make: Callable[[], RunContents]) -> RunContents:
-        """Return what the files of a run gave: the kept contents, or what `make` returns. The latter
-        are kept if the run is sealed, and its inputs could be read.
+    def read(self, block: Block, make: Callable[[Row, RunContents | None], Made]) -> Tables:
+        """Return the rows of a block. `make` makes those of a run from its entry and its kept
+        contents, None where it has to be read. What it returns is kept if the run is sealed, and its
+        inputs could be read.
         """
-        path = self._folder / run_id[-2:] / f"{run_id}{ENDING}"
-        # before the files are read: what changes meanwhile is read again
-        sources = self._describe_sources(run_id)
-        if found := _read_file(path):
-            head, parts = found
+        path = self._folder / f"{block.name}{ENDING}" if self._folder else None
+        head, rows = read_kept(path) if path else ({}, {})
+        heads = self._choose_current(block, head)
+        if heads.keys() == block.entries.keys() and head.get("entries") == self._digest(block):
+            return rows
+        of_run = tables.split_by_run(rows, heads)
+        made = {}
+        for run_id, entry in block.entries.items():
+            contents = None
             with suppress(LookupError, TypeError, ValueError, AttributeError):
-                at_hand = self._find_at_hand(head["recount"]["inputs"])
-                if head["sources"] == sources and head["at_hand"] == at_hand:
-                    return _decode(head, parts)
-        contents = make()
-        if contents.found.sealed and not contents.recount.failed:
-            head, parts = _encode(contents)
-            at_hand = self._find_at_hand(head["recount"]["inputs"])
-            _write_file(path, head={**head, "sources": sources, "at_hand": at_hand}, parts=parts)
-        return contents
+                columns = heads[run_id]["columns"]
+                contents = decode_contents(of_run[run_id], sealed=True, columns=columns)
+            made[run_id] = make(entry, contents)
+        return self._keep(path, block, made)
 
-    def finish(self, run_ids: set[str]) -> None:
-        """Remove what is kept of runs that the experiment no longer has."""
-        for path in self._folder.glob(f"*/*{ENDING}"):
-            if path.stem not in run_ids:
-                path.unlink(missing_ok=True)
+    def finish(self, blocks: Iterable[Block]) -> None:
+        """Remove the files of other blocks."""
+        names = {block.name for block in blocks}
+        if self._folder:
+            for path in self._folder.rglob(f"*{ENDING}"):
+                if path.parent != self._folder or path.stem not in names:
+                    path.unlink(missing_ok=True)
 
-    def _describe_sources(self, run_id: str) -> str:
-        """Return a digest of the code that reads, the record, and the logs by size and time."""
-        folder = self._runs / run_id
-        record = hash_record(folder / "run.json")
-        return sha256_text(canonical_json([self._reading, record, list_files(folder)]))
+    def _choose_current(self, block: Block, head: Row) -> dict[str, Row]:
+        """Return run → what the head of the block's file says of it, where nothing changed."""
+        current: dict[str, Row] = {}
+        if head.get("reading") != self._reading:
+            return current
+        for run_id, sources in block.sources.items():
+            with suppress(LookupError, TypeError, ValueError, AttributeError):
+                kept = head["runs"][run_id]
+                at_hand = self._find_at_hand(kept["inputs"])
+                if kept["sources"] == sources and kept["at_hand"] == at_hand:
+                    current[run_id] = kept
+        return current
+
+    def _keep(self, path: Path | None, block: Block, made: Mapping[str, Made]) -> Tables:
+        """Write the rows of a block to a file, and return them."""
+        every = [of.rows for of in made.values()]
+        rows = {
+            name: pa.concat_tables([one[name] for one in every]).combine_chunks()
+            for name in every[0]
+        }
+        runs = {}
+        for run_id, of in made.items():
+            contents = of.contents
+            if contents.found.sealed and not contents.recount.failed:
+                inputs = contents.recount.inputs
+                runs[run_id] = {
+                    "sources": block.sources[run_id],
+                    "inputs": inputs,
+                    "at_hand": self._find_at_hand(inputs),
+                    "columns": contents.columns,
+                }
+        if path and runs:
+            head = {
+                "reading": self._reading,
+                "entries": self._digest(block),
+                "runs": runs,
+            }
+            write_kept(path, head=head, rows=rows)
+        return rows
+
+    def _digest(self, block: Block) -> str:
+        return sha256_text(canonical_json([self._experiment, *block.entries.values()]))
 
     def _find_at_hand(self, inputs: Mapping[str, str | None]) -> dict[str, str | None]:
         """Return manifest → the SHA-256 of the file that is at hand for it; None without one."""
@@ -92,60 +176,3 @@ def _hash_code(modules: tuple[str, ...]) -> str:
             [tables.column_digest(), pa.__version__, *sorted(hash_closure(*modules).items())]
         )
     )
-
-
-def _encode(contents: RunContents) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Return (what JSON holds, tables) of a run's contents."""
-    recount, counted = encode(contents.recount)
-    head: dict[str, Any] = {
-        "record": contents.found.record,
-        "columns": contents.columns,
-        "hashes": contents.hashes,
-        "changed": contents.changed,
-        "recount": recount,
-    }
-    return head, {**contents.parts, "counted": counted}
-
-
-def _decode(head: Mapping[str, Any], parts: dict[str, pa.Table]) -> RunContents:
-    """Return the contents that `_encode` took apart."""
-    counted = parts.pop("counted")
-    return RunContents(
-        found=RunRecord(head["record"], sealed=True),
-        columns=head["columns"],
-        parts=parts,
-        hashes=head["hashes"],
-        changed=tuple(head["changed"]),
-        recount=decode(head["recount"], rows=counted),
-    )
-
-
-def _read_file(path: Path) -> tuple[Any, dict[str, pa.Table]] | None:
-    """Return (head, tables) of a file; None for one that is missing or damaged."""
-    try:
-        digest, _, content = path.read_bytes().partition(b"\n")
-        if digest.decode() != _hash(content):
-            return None
-        line, _, body = content.partition(b"\n")
-        names, head = json.loads(line)
-        stream = io.BytesIO(body)
-        return head, {name: pa.ipc.open_stream(stream).read_all() for name in names}
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _write_file(path: Path, head: Any, parts: Mapping[str, pa.Table]) -> None:
-    """Write a file. One that cannot be written only costs time, and it need not survive a power cut:
-    its digest tells.
-    """
-    body = io.BytesIO()
-    for rows in parts.values():
-        with pa.ipc.new_stream(body, rows.schema) as out:
-            out.write_table(rows)
-    content = json.dumps([list(parts), head]).encode() + b"\n" + body.getvalue()
-    with suppress(OSError, UserError), atomic(path, durable=False) as temporary:
-        temporary.write_bytes(_hash(content).encode() + b"\n" + content)
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -1,13 +1,15 @@
 """What a run's folder gave: what reading hands to judging."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from tokenscale.analysis.recount import Recount
+from tokenscale.analysis.recount import Recount, decode
 from tokenscale.analysis.run_record import Row, RunRecord
+from tokenscale.base.files import check_types
 
 #: tables of a run; `raw` are the steps of all merged attempts, by attempt and rank in the order of
 #: the files
@@ -53,3 +55,28 @@ def is_disordered(contents: RunContents) -> bool:
 def order_as_logged(steps: pa.Table) -> pa.Table:
     """Return merged step rows in the order of logs that have each step once, in its order."""
     return steps.sort_by([(name, "ascending") for name in AS_LOGGED])
+
+
+def decode_contents(
+    rows: Mapping[str, pa.Table], *, sealed: bool, columns: Row | None = None
+) -> RunContents:
+    """Return what a run's folder gave, from its rows of the tables. `sealed` tells whether the seal of
+    its record is valid, `columns` are those of its row that the logs and the launcher alone give.
+
+    Raises LookupError, TypeError or ValueError where tables of other hands lack what is needed.
+    """
+    (record,) = rows["records"].to_pylist()
+    values = {name: json.loads(record[name]) for name in ("record", "hashes", "changed")}
+    check_types(values, fields={"hashes": dict, "changed": list})
+    logged = rows["logged"]
+    recounts = rows["recounts"]
+    parts = {name: rows[name] for name in PARTS if name in rows}
+    parts["raw"] = logged if len(logged) else order_as_logged(rows["steps"])
+    return RunContents(
+        found=RunRecord(values["record"], sealed=sealed, trouble=record["trouble"]),
+        columns=columns or {},
+        parts=parts,
+        hashes=values["hashes"],
+        changed=tuple(values["changed"]),
+        recount=decode(json.loads(recounts["recount"][0].as_py()), rows=recounts.slice(1)),
+    )

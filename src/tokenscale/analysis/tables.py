@@ -71,6 +71,7 @@ UNCHECKED = "unchecked"
 RECOUNTS = "recounts.parquet"
 
 Row = dict[str, Any]
+Tables = dict[str, pa.Table]
 
 
 def schema(table: str) -> pa.Schema:
@@ -83,6 +84,25 @@ def of_rows(table: str, rows: Iterable[Row]) -> pa.Table:
     rows = list(rows)
     arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]
     return pa.Table.from_arrays(arrays, schema=columns)
+
+
+def split_by_run(rows: Tables, run_ids: Iterable[str]) -> dict[str, Tables]:
+    """Return run → its rows by table, which lie together in each."""
+    of_run = {name: _split_table(table) for name, table in rows.items()}
+    empty = {name: table.slice(0, 0) for name, table in rows.items()}
+    return {
+        run_id: {name: found.get(run_id, empty[name]) for name, found in of_run.items()}
+        for run_id in run_ids
+    }
+
+
+def _split_table(rows: pa.Table) -> dict[str, pa.Table]:
+    runs = rows["run_id"].to_pylist()
+    first = [place for place, run in enumerate(runs) if not place or runs[place - 1] != run]
+    ends = [*first[1:], len(runs)] if first else []
+    return {
+        runs[begin]: rows.slice(begin, end - begin) for begin, end in zip(first, ends, strict=True)
+    }
 
 
 @contextmanager

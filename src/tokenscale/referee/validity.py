@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.recount import Recount, decode
-from tokenscale.analysis.run_contents import RunContents, order_as_logged
+from tokenscale.analysis.kept_file import read_kept, write_kept
+from tokenscale.analysis.recount import Recount
+from tokenscale.analysis.run_contents import RunContents, decode_contents
 from tokenscale.analysis.run_record import (
     MALFORMED,
-    RunRecord,
     describe_trouble,
     read_settings,
 )
 from tokenscale.analysis.run_table import find_gaps, read_run_table
 from tokenscale.analysis.steps import Steps
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_types, read_record, report_malformed, write_sealed
+from tokenscale.analysis.tables import Tables
+from tokenscale.base.files import check_types, report_malformed
 from tokenscale.referee import clocks, run_values, stated_flops, steadiness  # noqa: F401  # they register
 from tokenscale.referee.design import find_cautions
 from tokenscale.referee.expectations import Evidence, Findings, judge
@@ -33,14 +34,12 @@ from tokenscale.referee.siblings import Siblings, find_copied_logs
 from tokenscale.settings.closure import hash_closure
 
 Row = dict[str, Any]
+Found = dict[str, Findings | None]
 
-#: tables with one row group a run; and the others that a run is judged by
-LARGE = ("steps", "logged", "spans", "records", "recounts")
-SMALL = ("events", "attempts")
-#: bytes of row groups that are read at once
-CHUNK = 1 << 26
+#: tables that a run is judged by beside `runs`, with their rows in its order
+OF_RUNS = ("steps", "logged", "spans", "records", "recounts", "events", "attempts")
 #: file of the findings of earlier calls
-KEPT = "validity.json"
+KEPT = "findings.kept"
 
 
 def judge_tables(
@@ -64,11 +63,12 @@ def judge_tables(
     before = KeptFindings(kept)
     table = read_run_table(experiment)
     siblings = Siblings(find_gaps(table, path=experiment, runs=runs))
-    findings: dict[str, Findings | None] = {}
-    for row, (run_id, parts) in zip(rows, _read_runs(folder, rows), strict=True):
-        siblings.add(run_id, parts["steps"], parts["events"])
-        make = partial(_judge_tables_of_run, folder, row, parts)
-        findings[run_id] = before.read(row, parts, make=make)
+    findings: Found = {}
+    for block, parts in _read_blocks(folder, rows):
+        of_run = tables.split_by_run(parts, [row["run_id"] for row in block])
+        for run_id, own in of_run.items():
+            siblings.add(run_id, own["steps"], own["events"])
+        findings |= before.read(block, parts, make=partial(_judge_block, folder, block, of_run))
     before.write()
     others = pq.read_table(folder / "stores.parquet").to_pylist()
     verdicts = siblings.judge(rows, found=findings, stores=others)
@@ -79,54 +79,59 @@ def judge_tables(
 
 
 class KeptFindings:
-    """Findings of each run from its own tables, kept in a file of the folder. A file that is missing
-    or damaged holds none.
+    """Findings of each run from its own tables, kept in a file of the folder by blocks of runs. A file
+    that is missing or damaged holds none.
     """
 
     def __init__(self, folder: Path | None):
         self._path = None if folder is None else folder / KEPT
         self._code = hash_closure(__name__)
-        self._before: dict[str, Any] = {}
-        self._now: dict[str, Any] = {}
-        if self._path is not None and self._path.is_file():
-            try:
-                self._before = read_record(self._path, what="kept findings")
-            except UserError:
-                return
-
-    def read(
-        self, row: Row, parts: Mapping[str, pa.Table], make: Callable[[], Findings | None]
-    ) -> Findings | None:
-        """Return the findings of a run: the kept ones, or those that `make` returns; None of a run
-        without a record.
-        """
-        key = ""
+        self._before: Mapping[str, Any] = {}
+        self._now: dict[str, str] = {}
         if self._path is not None:
-            key = _hash(self._code, row, parts)
-            kept = self._before.get(row["run_id"])
-            if isinstance(kept, dict) and kept.get("key") == key:
-                self._now[row["run_id"]] = kept
-                return Findings.decode(kept["findings"])
-        found = make()
-        if found is not None:
-            self._now[row["run_id"]] = {"key": key, "findings": found.encode()}
+            self._before, _ = read_kept(self._path)
+
+    def read(self, block: Sequence[Row], parts: Tables, make: Callable[[], Found]) -> Found:
+        """Return run → findings of a block of runs: the kept ones, or those that `make` returns; None
+        of a run without a record.
+        """
+        if self._path is None:
+            return make()
+        key = _hash(self._code, block, parts)
+        text = self._before.get(key)
+        if isinstance(text, str):
+            found = {
+                run_id: None if values is None else Findings.decode(values)
+                for run_id, values in json.loads(text).items()
+            }
+        else:
+            found = make()
+            text = json.dumps({run_id: of and of.encode() for run_id, of in found.items()})
+        self._now[key] = text
         return found
 
     def write(self) -> None:
         """Keep the findings of the runs that were read, and no others."""
         if self._path is not None:
-            write_sealed(self._path, record=self._now)
+            write_kept(self._path, head=self._now, rows={})
 
 
-def _hash(code: Mapping[str, str], row: Row, parts: Mapping[str, pa.Table]) -> str:
-    """Return a digest of the code that judges and of a run's tables."""
-    digest = hashlib.sha256(json.dumps([sorted(code.items()), row], sort_keys=True).encode())
+def _hash(code: Mapping[str, str], block: Sequence[Row], parts: Tables) -> str:
+    """Return a digest of the code that judges, and of the tables of a block of runs."""
+    digest = hashlib.sha256(json.dumps([sorted(code.items()), block], sort_keys=True).encode())
     for name, rows in sorted(parts.items()):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as out:
             out.write_table(rows)
         digest.update(name.encode() + sink.getvalue())
     return digest.hexdigest()
+
+
+def _judge_block(folder: Path, block: Sequence[Row], of_run: Mapping[str, Tables]) -> Found:
+    """Return run → findings, from the rows of the tables in a folder."""
+    return {
+        row["run_id"]: _judge_tables_of_run(folder, row, of_run[row["run_id"]]) for row in block
+    }
 
 
 def _judge_tables_of_run(folder: Path, row: Row, parts: Mapping[str, pa.Table]) -> Findings | None:
@@ -142,24 +147,10 @@ def _judge_tables_of_run(folder: Path, row: Row, parts: Mapping[str, pa.Table]) 
 
 def read_evidence(row: Row, parts: Mapping[str, pa.Table]) -> tuple[Row, RunContents]:
     """Return a run's entry in the run table, and what its folder gave, from its tables."""
-    (record,) = parts["records"].to_pylist()
-    values = {name: json.loads(record[name]) for name in ("entry", "record", "hashes", "changed")}
-    check_types(values, fields={"entry": dict, "hashes": dict, "changed": list})
-    steps = parts["steps"]
-    logged = parts["logged"]
-    recounts = parts["recounts"]
-    contents = RunContents(
-        found=RunRecord(values["record"], sealed=bool(row["sealed"]), trouble=record["trouble"]),
-        columns={},
-        parts={
-            "raw": logged if len(logged) else order_as_logged(steps),
-            **{name: parts[name] for name in ("steps", "spans", "events", "attempts")},
-        },
-        hashes=values["hashes"],
-        changed=tuple(values["changed"]),
-        recount=decode(json.loads(recounts["recount"][0].as_py()), rows=recounts.slice(1)),
-    )
-    return values["entry"], contents
+    contents = decode_contents(parts, sealed=bool(row["sealed"]))
+    entry = json.loads(parts["records"]["entry"][0].as_py())
+    check_types({"entry": entry}, fields={"entry": dict})
+    return entry, contents
 
 
 def judge_run(row: Row, entry: Row, contents: RunContents) -> Findings | None:
@@ -205,58 +196,58 @@ def _build_evidence(row: Row, entry: Row, contents: RunContents) -> Evidence:
     )
 
 
-def _read_runs(folder: Path, rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, pa.Table]]]:
-    """Yield (run, its rows by table) of each run, in the order of the table `runs`."""
-    small = {
-        name: _split_by_run(pq.read_table(folder / f"{name}.parquet", use_threads=False))
-        for name in SMALL
-    }
-    large = {name: _LargeTable(folder / f"{name}.parquet", table=name) for name in LARGE}
-    for row in rows:
-        run_id = row["run_id"]
-        parts = {name: table.read(run_id) for name, table in large.items()}
-        for name, of in small.items():
-            parts[name] = of.get(run_id, tables.schema(name).empty_table())
-        yield run_id, parts
+def _read_blocks(folder: Path, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], Tables]]:
+    """Yield (rows of the table `runs`, their rows of the other tables) by the row groups of the table
+    `records`, in the order of the table `runs`. Raises UserError for tables in another order.
+    """
+    with report_malformed(
+        folder / "records.parquet",
+        what="order of runs in the tables",
+        next=tables.restore_command(folder),
+    ):
+        files = {name: _RowsOfRuns(folder / f"{name}.parquet") for name in OF_RUNS}
+        first = 0
+        for count in files["records"].group_sizes():
+            block = rows[first : first + count]
+            run_ids = pa.array([row["run_id"] for row in block], pa.string())
+            yield block, {name: file.take(run_ids) for name, file in files.items()}
+            first += count
+        left = [f"{name}.parquet" for name, file in files.items() if file.has_more()]
+        if left or first < len(rows):
+            raise ValueError(f"runs are in another order than in runs.parquet: {', '.join(left)}")
 
 
-def _split_by_run(rows: pa.Table) -> dict[str, pa.Table]:
-    """Return run → its rows, which lie together."""
-    runs = rows["run_id"].to_pylist()
-    first = [place for place, run in enumerate(runs) if not place or runs[place - 1] != run]
-    ends = [*first[1:], len(runs)] if first else []
-    return {
-        runs[begin]: rows.slice(begin, end - begin) for begin, end in zip(first, ends, strict=True)
-    }
-
-
-class _LargeTable:
+class _RowsOfRuns:
     """A file with the rows of runs one after the other, of which some row groups at a time are
     read.
     """
 
-    def __init__(self, path: Path, table: str):
+    def __init__(self, path: Path):
         self._file = pq.ParquetFile(path)
-        self._empty = tables.schema(table).empty_table()
         self._next = 0
-        self._waiting: dict[str, pa.Table] = {}
+        self._waiting = self._file.schema_arrow.empty_table()
 
-    def read(self, run_id: str) -> pa.Table:
-        """Return the rows of a run. Runs are asked for in the order of the file; one without rows
-        may be left out of it.
-        """
-        if not self._waiting:
-            self._waiting = self._read_chunk()
-        return self._waiting.pop(run_id, self._empty)
-
-    def _read_chunk(self) -> dict[str, pa.Table]:
+    def group_sizes(self) -> list[int]:
+        """Return the numbers of rows of the row groups."""
         facts = self._file.metadata
-        first = self._next
-        size = 0
-        while self._next < facts.num_row_groups and size < CHUNK:
-            size += facts.row_group(self._next).total_byte_size
-            self._next += 1
-        if first == self._next:
-            return {}
-        groups = list(range(first, self._next))
-        return _split_by_run(self._file.read_row_groups(groups, use_threads=False))
+        return [facts.row_group(group).num_rows for group in range(facts.num_row_groups)]
+
+    def has_more(self) -> bool:
+        """Return whether rows are left that nobody took."""
+        return len(self._waiting) > 0 or self._next < self._file.metadata.num_row_groups
+
+    def take(self, run_ids: pa.Array) -> pa.Table:
+        """Return the next rows of the file as long as they are of these runs."""
+        taken = [self._waiting.slice(0, 0)]
+        while not len(self._waiting) or len(taken) == 1:
+            if not len(self._waiting):
+                if self._next == self._file.metadata.num_row_groups:
+                    break
+                self._waiting = self._file.read_row_group(self._next, use_threads=False)
+                self._next += 1
+            of_others = pc.invert(pc.is_in(self._waiting["run_id"], value_set=run_ids))
+            stop = pc.index(of_others, True).as_py()
+            count = len(self._waiting) if stop < 0 else stop
+            taken.append(self._waiting.slice(0, count))
+            self._waiting = self._waiting.slice(count)
+        return pa.concat_tables(taken).combine_chunks()
