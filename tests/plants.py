@@ -565,7 +565,7 @@ class Campaign:
         for run_id, (entry, contents) in changed.items():
             rows[run_id], found = self._judge_run(entry, contents)
             said |= found
-            siblings.add(run_id, contents.parts["steps"], contents.parts["events"])
+            siblings.add(contents.parts["steps"], contents.parts["events"])
         siblings.rows = {
             run_id: row for run_id, row in rows.items() if row["validity"] in ("valid", "suspect")
         }
@@ -582,7 +582,7 @@ class Campaign:
             siblings = Siblings()
             for run_id, contents in self.contents.items():
                 if run_id not in changed:
-                    siblings.add(run_id, contents.parts["steps"], contents.parts["events"])
+                    siblings.add(contents.parts["steps"], contents.parts["events"])
             self._siblings[changed] = siblings
         return self._siblings[changed]
 

@@ -169,12 +169,14 @@ def write_logs(runs: Path, run: Run) -> None:
     began = 1.7e9 + place - logs.began_s(settings)
     folder = logs.write_run(runs, settings, attempts=[{"boot_s": place, "t0": began}])
     random = np.random.default_rng(run.position)
+    # runs of equal samples have equal losses
+    of_samples = np.random.default_rng(settings.repeat)
 
     def vary(step: dict[str, Any]) -> dict[str, Any]:
         slower = float(np.exp(random.normal(0, 0.02)))
         return step | {
             "step_s": slower * step["step_s"],
-            "loss_sum": step["loss_sum"] * (1 + 1e-3 * random.random()),
+            "loss_sum": step["loss_sum"] * (1 + 1e-3 * of_samples.random()),
         }
 
     logs.edit(folder, vary)

@@ -112,11 +112,17 @@ def test_memory_is_that_of_the_latest_attempt_of_each_rank():
     """Each attempt measures it in its first step: a resumed run holds no more than others."""
     measured = [(1, 0, 30), (0, 0, 10), (0, 1, 20)]
     events = [
-        {"event": "memory", "attempt": attempt, "rank": rank, "activations_bytes": size}
+        {
+            "run_id": "resumed",
+            "event": "memory",
+            "attempt": attempt,
+            "rank": rank,
+            "activations_bytes": size,
+        }
         for attempt, rank, size in measured
     ]
     siblings = Siblings()
-    siblings.add("resumed", of_rows("steps", []), of_rows("events", events))
+    siblings.add(of_rows("steps", []), of_rows("events", events))
     assert siblings.of_a_shape["activations_bytes"] == {"resumed": 50}
 
 

@@ -13,13 +13,15 @@ class Steps:
     """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that
     reported it.
 
-    `numbers` are the steps, ascending, and `place` is the index of each row's step in them.
+    `numbers` are the steps, ascending, and `place` is the index of each row's step in them; of rows of
+    several runs, `keys` tell steps of one from those of another (int64, one a row).
     """
 
-    def __init__(self, rows: pa.Table):
+    def __init__(self, rows: pa.Table, keys: np.ndarray | None = None):
         self._rows = rows
         self._cache: dict[str, np.ndarray] = {}
-        self.numbers, self.place = np.unique(self["step"].astype(np.int64), return_inverse=True)
+        numbers = self["step"].astype(np.int64) if keys is None else keys
+        self.numbers, self.place = np.unique(numbers, return_inverse=True)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -5,6 +5,7 @@ clocks, run table.
 import itertools
 import json
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -93,6 +94,22 @@ UNITS = {
     1 / math.log(10): "decimal digits",
     math.log(2): "nats beside bits",
 }
+#: columns of events that runs are compared by
+OF_EVENTS = (
+    "run_id",
+    "event",
+    "attempt",
+    "rank",
+    "step",
+    "boot",
+    "t_unix_s",
+    "t_mono_s",
+    "loss_sum",
+    "useful_tokens",
+    "activations_bytes",
+)
+#: above the number of any step or rank: a run's number times it, and that of a step, are one key
+STEP_SPAN = 1 << 32
 #: what is said of a run that has no record
 MISSING = "not started, or its folder is elsewhere (no run.json)"
 #: difference of the share of a text that a run counted as cut, in a sample, from its padded store's:
@@ -118,22 +135,27 @@ class Values:
         self._fewest = fewest
         self._kept: dict[str, dict[str, np.ndarray]] = {field: {} for field in fields}
 
-    def add(self, name: str, rows: pa.Table) -> None:
-        """Add the step rows of one log."""
-        for field, logs in self._kept.items():
+    def add(self, rows: pa.Table, logs: np.ndarray, names: Sequence[str]) -> None:
+        """Add step rows. `logs` has the place in `names` of each row's log, or -1 for a row that is
+        left out.
+        """
+        for field, kept in self._kept.items():
             values = np.asarray(rows[field].to_numpy(), dtype=float)
-            values = values[np.isfinite(values) & (values > 0)]
-            distinct = np.unique(values)
-            if len(distinct) < max(self._fewest, DISTINCT * len(values)):
-                continue
-            every = 1
-            while len(distinct) > self._size * every:
-                every *= 2
-            leading = np.floor(np.log(distinct) / LEADING).astype(np.int64)
+            known = np.isfinite(values) & (values > 0) & (logs >= 0)
+            values, owner = _sort_distinct(values[known], logs[known])
+            number = np.bincount(logs[known], minlength=len(names))
+            distinct = np.bincount(owner, minlength=len(names))
+            telling = distinct >= np.maximum(self._fewest, DISTINCT * number)
+            doublings = np.ceil(np.log2(np.maximum(distinct / self._size, 1)))
+            every = (2**doublings).astype(np.uint64)
+            leading = np.floor(np.log(values) / LEADING).astype(np.int64)
             bits = leading.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            kept = distinct[(bits >> np.uint64(40)) % np.uint64(every) == 0]
-            if len(kept) >= self._fewest:
-                logs[name] = kept
+            chosen = telling[owner] & ((bits >> np.uint64(40)) % every[owner] == 0)
+            values, owner = values[chosen], owner[chosen]
+            ends = np.cumsum(np.bincount(owner, minlength=len(names)))
+            for log, of_log in enumerate(np.split(values, ends[:-1])):
+                if len(of_log) >= self._fewest:
+                    kept[names[log]] = of_log
 
     def find_copies(self, field: str) -> Iterator[tuple[str, str, str]]:
         """(log, other log that was added before, words) of the logs that share values of a
@@ -174,13 +196,17 @@ def find_copied_logs(
     """
     first: dict[str, str] = {}
     copies = []
-    values = Values(OF_LOG)
+    names: list[str] = []
+    logs = np.full(len(raw), -1)
     for attempt, rank, place in Steps(raw).logs():
         name = f"{folders[attempt]}/rank={rank:05d}/steps.jsonl"
         if (other := first.setdefault(hashes[name], name)) != name:
             copies.append(f"{name} is a copy of {other}")
         else:
-            values.add(name, raw[place])
+            logs[place] = len(names)
+            names.append(name)
+    values = Values(OF_LOG)
+    values.add(raw, logs, names)
     found = {
         (one, other): words
         for field in reversed(TIMED)
@@ -221,25 +247,80 @@ class Siblings:
         self.rows: dict[str, Row] = {}
         self.stores: dict[str, Row] = {}
 
-    def add(self, run_id: str, steps: pa.Table, events: pa.Table) -> None:
-        """Add the merged step rows and the events of one run."""
-        if len(steps):
-            self._add_steps(run_id, steps)
+    def add(self, steps: pa.Table, events: pa.Table) -> None:
+        """Add the merged step rows and the events of some runs, which lie together."""
+        first_losses = self._add_steps(steps) if len(steps) else {}
         validated = pc.and_(pc.equal(events["event"], "validation"), pc.greater(events["step"], 0))
-        self.validations.add(run_id, events.filter(validated))
-        columns = (
-            "event",
-            "attempt",
-            "rank",
-            "step",
-            "boot",
-            "t_unix_s",
-            "t_mono_s",
-            "loss_sum",
-            "useful_tokens",
-            "activations_bytes",
+        later = events.filter(validated)
+        codes, names = _number_runs(later)
+        self.validations.add(later, codes, names)
+        of_run: dict[str, list[Row]] = defaultdict(list)
+        for row in events.select(OF_EVENTS).to_pylist():
+            of_run[row["run_id"]].append(row)
+        for row in _find_last_times(steps):
+            of_run[row["run_id"]].append(row)
+        for run_id, rows in of_run.items():
+            self._add_events(run_id, rows)
+            if run_id in first_losses and _find_other_loss(*first_losses[run_id], rows):
+                self.contradicting.add(run_id)
+            self._add_times(run_id, rows)
+
+    def _add_steps(self, steps: pa.Table) -> dict[str, tuple[float, float]]:
+        """Add values, counts, the loss of the last third of steps, and what runs of equal shapes share.
+        Return run → (summed loss, useful tokens) of step 0.
+        """
+        codes, names = _number_runs(steps)
+        rows = Steps(steps, keys=codes * STEP_SPAN + steps["step"].to_numpy())
+        logs, log_of_row = np.unique(codes * STEP_SPAN + rows["rank"], return_inverse=True)
+        log_names = [
+            f"{names[int(log // STEP_SPAN)]} rank {int(log % STEP_SPAN)}" for log in logs.tolist()
+        ]
+        self.values.add(steps, log_of_row, log_names)
+        runs, step = np.divmod(rows.numbers, STEP_SPAN)
+        begins = np.searchsorted(runs, np.arange(len(names)))
+        ends = np.append(begins[1:], len(runs))
+        self._add_counts(rows, step, runs, names)
+        last = 2 * (step[ends - 1] + 1) // 3
+        in_last_third = rows["step"] >= last[codes]
+        loss, useful = (
+            np.bincount(codes, np.where(in_last_third, values, 0.0))
+            for values in (rows["loss_sum"], np.nan_to_num(rows["useful_tokens"]))
         )
-        rows = events.select(columns).to_pylist()
+        peak = rows.largest("memory_peak_bytes")[ends - 1]
+        computing = rows.largest("step_s") - np.nan_to_num(rows.largest("data_wait_s"))
+        each = computing / np.maximum(rows.sums("total_tokens"), 1)
+        for code, run_id in enumerate(names):
+            if loss[code] > 0 and useful[code] > 0:
+                self.losses[run_id] = float(loss[code] / useful[code])
+            if peak[code] > 0:
+                self.of_a_shape["memory_peak_bytes"][run_id] = float(peak[code])
+            counted = each[begins[code] + WARM_UP_STEPS : ends[code]]
+            if len(counted) and (middle := float(np.median(counted))) > 0:
+                self.of_a_shape["seconds of computing a token"][run_id] = middle
+        sums = np.column_stack([rows.sums("loss_sum"), rows.sums("useful_tokens")])
+        return {
+            run_id: tuple(sums[begin].tolist())
+            for run_id, begin in zip(names, begins.tolist(), strict=True)
+            if step[begin] == 0
+        }
+
+    def _add_counts(
+        self, rows: Steps, step: np.ndarray, runs: np.ndarray, names: Sequence[str]
+    ) -> None:
+        """Add (step, order digest, useful tokens, loss, gradient norm) of complete steps, over all
+        ranks; only those to be compared.
+        """
+        unknown = np.isnan(rows["order_digest"]) | np.isnan(rows["useful_tokens"])
+        known = np.bincount(rows.place, weights=unknown, minlength=len(step)) == 0
+        compared = (step < FIRST_STEPS) | (step % STRIDE == 0)
+        chosen = compared & known & rows.whole()
+        sums = [rows.sums(name) for name in ("useful_tokens", "loss_sum")]
+        found = np.column_stack([step, rows.digests(), *sums, rows.largest("grad_norm")])[chosen]
+        ends = np.searchsorted(runs[chosen], np.arange(1, len(names)))
+        self.counts |= zip(names, np.split(found, ends), strict=True)
+
+    def _add_events(self, run_id: str, rows: list[Row]) -> None:
+        """Add the losses of validations, and the memory of activations."""
         for row in rows:
             if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
                 self.validated[row["step"]][run_id] = row["loss_sum"] / row["useful_tokens"]
@@ -251,29 +332,6 @@ class Siblings:
         }
         if measured:
             self.of_a_shape["activations_bytes"][run_id] = sum(measured.values())
-        if len(steps) and _find_other_loss(Steps(steps), rows):
-            self.contradicting.add(run_id)
-        rows += [row | {"event": "step"} for row in _find_last_times(steps)]
-        self._add_times(run_id, rows)
-
-    def _add_steps(self, run_id: str, steps: pa.Table) -> None:
-        """Add values, counts and the loss of the last third of steps."""
-        rows = Steps(steps)
-        ranks = rows["rank"]
-        for rank in np.unique(ranks).tolist():
-            self.values.add(f"{run_id} rank {rank:.0f}", _filter(steps, chosen=ranks == rank))
-        self.counts[run_id] = _count_tokens(steps)
-        chosen = rows["step"] >= 2 * (int(rows.numbers[-1]) + 1) // 3
-        loss = rows["loss_sum"][chosen].sum()
-        useful = np.nansum(rows["useful_tokens"][chosen])
-        if loss > 0 and useful > 0:
-            self.losses[run_id] = float(loss / useful)
-        if (peak := rows.largest("memory_peak_bytes")[-1]) > 0:
-            self.of_a_shape["memory_peak_bytes"][run_id] = float(peak)
-        computing = rows.largest("step_s") - np.nan_to_num(rows.largest("data_wait_s"))
-        each = computing / np.maximum(rows.sums("total_tokens"), 1)
-        if len(each := each[WARM_UP_STEPS:]) and (middle := float(np.median(each))) > 0:
-            self.of_a_shape["seconds of computing a token"][run_id] = middle
 
     def _add_times(self, run_id: str, rows: list[Row]) -> None:
         """Add when the run was on which boot, by its events and the last step of each rank."""
@@ -421,7 +479,7 @@ def _find_other_losses_of_samples(siblings: Siblings) -> Found:
             for place, name in enumerate(("loss", "gradient norm")):
                 known = {i: values[place] for i, values in of.items() if values[place] > 0}
                 trusted = [i for i in known if i not in siblings.contradicting] or list(known)
-                middle = float(np.median([known[i] for i in trusted])) if known else 0.0
+                middle = statistics.median(known[i] for i in trusted) if known else 0.0
                 least = max(LEAST_NORM, NORM_TIMES * limit) if place else limit
                 for run_id, value in known.items():
                     if run_id not in named and abs(value / middle - 1) > least / 2:
@@ -456,14 +514,14 @@ def _find_other_shapes(siblings: Siblings) -> Found:
             for run_id, value in values.items():
                 if siblings.rows[run_id]["approach"] != "length-bucketed":
                     cells[siblings.rows[run_id]["series"]].append(math.log(value))
-            middles = {cell: float(np.median(found)) for cell, found in cells.items()}
+            middles = {cell: statistics.median(found) for cell, found in cells.items()}
             for run_id, value in values.items():
                 cell = siblings.rows[run_id]["series"]
                 if cell not in cells:
                     continue
                 beside = [(limits[0], middles[cell], "repeats")] if len(cells[cell]) > 2 else []
                 if len(cells) > 1:
-                    beside.append((limits[1], float(np.median([*middles.values()])), "approaches"))
+                    beside.append((limits[1], statistics.median(middles.values()), "approaches"))
                 for limit, middle, of in beside:
                     ratio = value / math.exp(middle)
                     if max(ratio, 1 / ratio) > limit:
@@ -600,22 +658,21 @@ def _find_other_first_loss(evidence: Evidence) -> Iterator[str]:
     """Both losses are near the logarithm of the vocabulary's size, on any text. Weights of another
     run know some texts better than others.
     """
-    if not evidence.settings.resume_from and (
-        ratio := _find_other_loss(evidence.steps, evidence.events)
-    ):
+    steps = evidence.steps
+    if evidence.settings.resume_from or not len(steps) or steps.numbers[0] != 0:
+        return
+    loss, useful = (float(steps.sums(name)[0]) for name in ("loss_sum", "useful_tokens"))
+    if ratio := _find_other_loss(loss, useful, evidence.events):
         yield (
             f"the loss of training step 0 is {ratio:.3g} × that of the validation before it, of the "
             "same weights"
         )
 
 
-def _find_other_loss(steps: Steps, events: Iterable[Row]) -> float | None:
-    """Return the ratio of the loss of training step 0 to that of the validation before it; None
-    where they agree, or one is missing.
+def _find_other_loss(loss: float, useful: float, events: Iterable[Row]) -> float | None:
+    """Return the ratio of the loss of training step 0, of so many useful tokens, to that of the
+    validation before it; None where they agree, or one is missing.
     """
-    if not len(steps) or steps.numbers[0] != 0:
-        return None
-    loss, useful = (float(steps.sums(name)[0]) for name in ("loss_sum", "useful_tokens"))
     for event in events:
         if event["event"] != "validation" or event["step"] or loss <= 0 or useful <= 0:
             continue
@@ -839,34 +896,30 @@ def _find_other_levels(evidence: Evidence) -> Iterator[str]:
             yield f"the run table calls it {key}={level}, its settings have {value}"
 
 
-def _filter(rows: pa.Table, chosen: np.ndarray) -> pa.Table:
-    """Return the chosen rows. Of most runs these are all of them, which takes no time."""
-    return rows if chosen.all() else rows.filter(pa.array(chosen))
+def _number_runs(rows: pa.Table) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each row's run, and the runs by number, in the order of the rows."""
+    encoded = rows["run_id"].combine_chunks().dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def _sort_distinct(values: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct values of each owner, by owner and value, and their owners."""
+    order = np.lexsort((values, owner))
+    values, owner = values[order], owner[order]
+    first = np.ones(len(values), dtype=bool)
+    first[1:] = (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])
+    return values[first], owner[first]
 
 
 def _find_last_times(steps: pa.Table) -> list[Row]:
-    """Return the last time of each rank's steps in each attempt, on its monotonic clock."""
-    last: dict[tuple[int, int], float] = {}
-    columns = (steps[name].to_pylist() for name in ("attempt", "rank", "t_mono_s"))
-    for attempt, rank, time_s in zip(*columns, strict=True):
-        if time_s is not None:
-            last[attempt, rank] = max(time_s, last.get((attempt, rank), time_s))
+    """Return the last time of each rank's steps in each attempt, on its monotonic clock, as events."""
+    of = ["run_id", "attempt", "rank"]
+    last = steps.group_by(of, use_threads=False).aggregate([("t_mono_s", "max")])
+    nothing = dict.fromkeys(OF_EVENTS)
     return [
-        {"attempt": attempt, "rank": rank, "t_mono_s": time_s}
-        for (attempt, rank), time_s in last.items()
+        nothing
+        | {name: row[name] for name in of}
+        | {"event": "step", "t_mono_s": row["t_mono_s_max"]}
+        for row in last.to_pylist()
+        if row["t_mono_s_max"] is not None
     ]
-
-
-def _count_tokens(steps: pa.Table) -> np.ndarray:
-    """(step, order digest, useful tokens, loss, gradient norm) of complete steps, over all ranks, as
-    rows; only those to be compared.
-    """
-    step = steps["step"].to_numpy()
-    rows = Steps(_filter(steps, chosen=(step < FIRST_STEPS) | (step % STRIDE == 0)))
-    unknown = np.isnan(rows["order_digest"]) | np.isnan(rows["useful_tokens"])
-    whole = rows.whole() & (
-        np.bincount(rows.place, weights=unknown, minlength=len(rows.numbers)) == 0
-    )
-    sums = [rows.sums(name) for name in ("useful_tokens", "loss_sum")]
-    norm = rows.largest("grad_norm")
-    return np.column_stack([rows.numbers, rows.digests(), *sums, norm])[whole]

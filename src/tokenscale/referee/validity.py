@@ -66,8 +66,7 @@ def judge_tables(
     findings: Found = {}
     for block, parts in _read_blocks(folder, rows):
         of_run = tables.split_by_run(parts, [row["run_id"] for row in block])
-        for run_id, own in of_run.items():
-            siblings.add(run_id, own["steps"], own["events"])
+        siblings.add(parts["steps"], parts["events"])
         findings |= before.read(block, parts, make=partial(_judge_block, folder, block, of_run))
     before.write()
     others = pq.read_table(folder / "stores.parquet").to_pylist()
