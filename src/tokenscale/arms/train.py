@@ -383,7 +383,7 @@ def train(
             device=device,
         )
         state |= _count_model(run, vocabulary_size=batches.vocabulary_size)
-        writer.event("init_done", since=began)
+        writer.event_since("init_done", since=began)
         print(f"{run.identity}: {run.arm}", flush=True)
         reason = run_adapter(
             run.arm,

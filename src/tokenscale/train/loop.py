@@ -167,7 +167,7 @@ class Training:
         # resume
         if state is not None:
             self._resume(state)
-        self.writer.event("init_done", since=started)
+        self.writer.event_since("init_done", since=started)
         self._cpu_s = time.process_time()  # of the set-up
 
     def _start_record(self, shape: ModelSettings) -> dict[str, Any]:
