@@ -19,15 +19,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import save_file
 from xxhash import xxh3_64_intdigest
 
 from tests.corpora import Lab
 from tests.faults.test_drawings import MARK, POLICY, shown
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import create_inside, open_inside, sha256_text, write_sealed
+from tokenscale.base.files import create_inside, open_inside, sha256_file, sha256_text, write_sealed
+from tokenscale.benchmark import studies
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
 from tokenscale.data.batches.trace import find_origins
@@ -38,8 +42,9 @@ from tokenscale.data.stores.lengths import LengthsStore
 from tokenscale.data.stores.manifest import open_records, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.writing import merge_store, write_store
-from tokenscale.report import packed_logs, style
+from tokenscale.report import packed_logs, page, save, style
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings
+from tokenscale.train import checkpoint_models
 
 PARTS = ("results", "tokens", "a", "é.json")
 #: endings of Parquet files
@@ -347,6 +352,28 @@ def read_records(folder: Path) -> object:
     return records.lengths().tolist(), records.read(3).tolist()
 
 
+def read_study(folder: Path) -> object:
+    return studies._read_table(folder).to_pylist()
+
+
+def show_figure(folder: Path) -> object:
+    return page.figure("square", folder, prefix="a")["svg"]
+
+
+def write_figure(lab: Lab, folder: Path) -> Path:
+    folder.mkdir()
+    drawing = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"></svg>'
+    files = {}
+    for kind in save.KINDS[:-1]:
+        path = folder / f"square.{kind}"
+        path.write_text(drawing)
+        if kind == "parquet":
+            pq.write_table(pa.table({"x": [1, 2]}), path)
+        files[kind] = sha256_file(path)
+    write_sealed(folder / "square.json", record={"phone": drawing, "files": files})
+    return folder
+
+
 def with_records(lab: Lab, folder: Path) -> Path:
     shutil.copytree(lab.corpus, folder)
     write_text_records(folder)
@@ -401,13 +428,19 @@ CHECKED: dict[str, tuple[Maker, Callable[[Path], object]]] = {
     "documents of packed": (store_of("packed-sequence_length=32"), read_chunks),
     "lengths": (store_of("lengths"), read_lengths),
     "records of a store": (store_of("token-list"), read_records),
+    "studies": (store_of("padded-sequence_length=32"), read_study),
+    "figure": (write_figure, show_figure),
     "parts of a corpus": (write_corpus_parts, merge_corpus),
     "parts of a store": (write_store_parts, merge_lengths),
 }
 #: reader of many operations → every n-th is tried
 EACH = {"parts of a corpus": 12}
 #: no hash proves their files, only the checksums inside: another file of the same form is as good
-UNPROVEN = ("records of a corpus", "records of a store")
+UNPROVEN = ("records of a corpus", "records of a store", "studies")
+#: files that readers read
+READ = (*TABLES, ".npy", ".bin", ".svg")
+#: how libraries open files, which Python does not see
+OPENERS = ((pq, "ParquetFile"), (pq, "read_table"))
 
 
 def write_twin(file: Path, twin: Path) -> None:
@@ -415,6 +448,9 @@ def write_twin(file: Path, twin: Path) -> None:
     content = bytearray(file.read_bytes())
     if file.suffix == ".bin" and file.name != "tokens.bin":
         write_twin_of_records(content, twin)
+        return
+    if file.suffix == ".svg":
+        twin.write_bytes(content.replace(b"10 10", b"20 20"))
         return
     if file.suffix not in TABLES:
         for at in range(len(content) - 8, 128, -16 if file.name == "tokens.bin" else -len(content)):
@@ -448,20 +484,25 @@ def write_twin_of_records(content: bytearray, twin: Path) -> None:
     twin.write_bytes(content)
 
 
+def seen(opening: Callable[..., object]) -> Callable[..., object]:
+    """A function that tells of its call as Python does of its own."""
+
+    def opened(*arguments: object, **options: object) -> object:
+        if Swap.current is not None:
+            Swap.current.see("open")
+        return opening(*arguments, **options)
+
+    return opened
+
+
 @pytest.mark.parametrize("move", [False, True], ids=["a link", "another file"])
 @pytest.mark.parametrize("name", CHECKED)
 def test_what_is_read_is_the_file_that_was_checked(name, move, lab, tmp_path, monkeypatch):
     """Each file is swapped before each operation on files, also before a library opens one."""
     if move and name in UNPROVEN:
         pytest.skip("its files have no hash")
-    opening = pq.ParquetFile
-
-    def open_parquet(*arguments: object, **options: object) -> pq.ParquetFile:
-        if Swap.current is not None:
-            Swap.current.see("open")
-        return opening(*arguments, **options)
-
-    monkeypatch.setattr(pq, "ParquetFile", open_parquet)
+    for module, opener in OPENERS:
+        monkeypatch.setattr(module, opener, seen(getattr(module, opener)))
     monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
     make, read = CHECKED[name]
     whole = make(lab, tmp_path / "whole")
@@ -470,7 +511,7 @@ def test_what_is_read_is_the_file_that_was_checked(name, move, lab, tmp_path, mo
     expected = read(folder)
     swaps = 0
     for file in sorted(whole.rglob("*")):
-        if file.suffix not in (*TABLES, ".npy", ".bin"):
+        if file.suffix not in READ:
             continue
         write_twin(file, tmp_path / "twin")
         for at in itertools.count(1, EACH.get(name, 1)):
@@ -486,7 +527,23 @@ def test_what_is_read_is_the_file_that_was_checked(name, move, lab, tmp_path, mo
             if not swap.done:
                 break
             swaps += 1
-    assert swaps >= 5
+    assert swaps >= 2
+
+
+def test_a_library_gets_the_file_that_was_opened(tmp_path, monkeypatch):
+    """It opens files by paths, and would wait for a pipe in the place of one."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.arange(64)}, path)
+    load_file = checkpoint_models.load_file
+
+    def swap(name: str) -> dict[str, torch.Tensor]:
+        path.rename(tmp_path / "moved")
+        save_file({"a": torch.zeros(64)}, path)
+        return load_file(name)
+
+    monkeypatch.setattr(checkpoint_models, "load_file", swap)
+    found = checkpoint_models._read_files(tmp_path, hint="")
+    assert found["a"].tolist() == list(range(64))
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -125,13 +125,32 @@ def _compare(folder: Path, name: str, size: int | None, sha256: str | None) -> s
                 found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found != sha256:
                     return f"changed: sha256 {found}, listed {sha256}"
-    except FileNotFoundError:
-        return "missing"
-    except (UserError, ValueError):
-        return "no regular file, or behind a link"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
+    except (UserError, ValueError, OSError) as error:
+        return _describe_fault(error)
     return None
+
+
+def read_listed(folder: Path, name: str, sha256: str) -> bytes:
+    """Return the content of a small file of a list. Raises ValueError with what is wrong with it, as
+    `walk` says it.
+    """
+    try:
+        with open(open_inside(folder, name), "rb") as file:
+            content = file.read()
+    except (UserError, ValueError, OSError) as error:
+        raise ValueError(_describe_fault(error)) from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise ValueError(f"changed: sha256 {found}, listed {sha256}")
+    return content
+
+
+def _describe_fault(error: UserError | ValueError | OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror}"
+    return "no regular file, or behind a link"
 
 
 def _entries(folder: Path, known: Container[str], below: str = "") -> Iterator[Path]:
