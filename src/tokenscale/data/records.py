@@ -17,6 +17,7 @@ import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,6 +113,26 @@ def _close_all(descriptors: OrderedDict[int, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
+def _open_entry(
+    folder: Path,
+    entries: Sequence[dict[str, Any]],
+    what: str,
+    rebuild: Callable[[str], str],
+    number: int,
+) -> int:
+    """Return the descriptor of a file. Raises UserError where it is not as the manifest has it."""
+    file = entries[number]
+    opened = open_checked(
+        folder,
+        name=file["name"],
+        size=file["bytes"],
+        what=what,
+        next=rebuild(file["name"]),
+    )
+    with opened as checked:
+        return os.dup(checked.fileno())
+
+
 class Records:
     """Records of several files by number, verified whenever they are read.
 
@@ -139,7 +160,8 @@ class Records:
         self._width = self._dtype.itemsize
         self._folder = folder
         self._first = [0, *accumulate(entry["records"] for entry in entries)]
-        self._open = OpenFiles(self._open_file)
+        # not a method: a reader that nobody uses any more closes its files at once
+        self._open = OpenFiles(partial(_open_entry, folder, entries, what, rebuild))
         small = len(self) * _ROW <= TABLE_BYTES
         self._tables: dict[int, memoryview] | None = {} if small else None
         self._limit = vocabulary_size
@@ -228,21 +250,6 @@ class Records:
                 table=place,
             )
         return table
-
-    def _open_file(self, number: int) -> int:
-        """Return the descriptor of a file. Raises UserError where it is not as the manifest has
-        it.
-        """
-        file = self._files[number]
-        opened = open_checked(
-            self._folder,
-            name=file["name"],
-            size=file["bytes"],
-            what=self._what,
-            next=self._rebuild(file["name"]),
-        )
-        with opened as checked:
-            return os.dup(checked.fileno())
 
     def _changed(self, number: int, expected: str | None, found: str, **place: str) -> UserError:
         name = self._files[number]["name"]

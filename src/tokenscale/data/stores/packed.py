@@ -212,7 +212,8 @@ class PackedStore:
             row = row + content["rows"]
             document = document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
-        self._open = OpenFiles(lambda number: self._parts[number].open_tokens())
+        parts = self._parts  # not self, which would then be collected late
+        self._open = OpenFiles(lambda number: parts[number].open_tokens())
         self._small = len(self._parts) == 1 and os.fstat(self._open[0]).st_size <= POPULATE_BYTES
         #: sampled rows in a row that were in the page cache
         self._resident = self._calls = 0
