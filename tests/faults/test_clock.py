@@ -8,6 +8,7 @@ import torch
 from tests import logs
 from tests.faults.test_resume import interrupted, run_of, series
 from tokenscale.runs.records import events
+from tokenscale.train import loop, record
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
@@ -75,6 +76,27 @@ def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, mo
         if name.endswith("_s") and value is not None
     ]
     assert len(times) > 100 and min(times) >= 0
+
+
+@pytest.mark.parametrize("where", [(record, "launched"), (loop, "get_boot_id"), (loop, "Energy")])
+def test_a_start_that_waits_for_its_machine_is_no_fault_of_its_log(
+    where, lab, tmp_path, monkeypatch
+):
+    """A busy machine takes the core away anywhere, also before the log's first line."""
+    module, name = where
+    wanted = getattr(module, name)
+    waits = []
+
+    def wait(*arguments):
+        waits.append(time.sleep(0.3))
+        return wanted(*arguments)
+
+    monkeypatch.setattr(module, name, wait)
+    run = run_of()
+    folder = tmp_path / "runs" / run.identity
+    train(run, lab.inputs(run), folder, ALONE)
+    assert waits
+    assert "init_done" not in rows_of(run, folder)[1]["reasons"]
 
 
 def test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time(lab, tmp_path, clock):

@@ -8,6 +8,7 @@ wait at step 9, so that the kill meets them after a resume state whatever the ma
 import contextlib
 import logging
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,16 @@ from pathlib import Path
 import pytest
 
 from tests import planted, served
-from tests.faults.kills import small_project
+from tests.faults.kills import (
+    SIGNALS,
+    arguments_of,
+    jobs_of,
+    left,
+    leftovers,
+    send,
+    small_project,
+    until,
+)
 from tests.faults.test_resume import first_step
 from tests.logs import series
 from tests.workflow.conftest import RUNS, Project, make_project
@@ -42,6 +52,8 @@ HOLD = """        while step == 9 and Path('hold').exists() and self.signals.sto
 """
 SECRET = "wJalrXUtnFEMI/" + planted.VALUE
 LIMIT_S = 240.0
+#: moments of each signal
+KILLS = 2
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +97,20 @@ def project(tmp_path_factory):
     loop.write_text(loop.read_text().replace(BEAT, HOLD + BEAT))
     project.snakemake("--cores", "2", "tokens")
     return project
+
+
+@pytest.fixture(scope="module")
+def whole(project, environment, tmp_path_factory):
+    """(Steps of the run of a worker that nobody disturbs, seconds that it took)."""
+    stage(project, "alone")
+    began = time.monotonic()
+    machine = Machine(
+        tmp_path_factory.mktemp("alone"),
+        prefix="alone",
+        environment=environment | {"PYTHONPATH": str(project.root / "src")},
+    )
+    machine.wait()
+    return series(machine.run), time.monotonic() - began
 
 
 class Machine:
@@ -223,3 +249,35 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
     assert third.run.name in (report / "index.html").read_text()
     assert (report / "report.pdf").is_file()
     check_for_secrets(away.root)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_plain_call_completes_what_a_killed_worker_began(
+    name, project, environment, whole, tmp_path
+):
+    """The worker's process alone gets the signal, at moments drawn over the time that it takes."""
+    steps, usual_s = whole
+    pick = random.Random(name)
+    for moment in range(KILLS):
+        folder = tmp_path / str(moment)
+        prefix = f"{name}-{moment}"
+        stage(project, prefix)
+        with jobs_of(tmp_path / "jobs") as jobs:
+            variables = environment | {"PYTHONPATH": str(project.root / "src")}
+            variables |= {"SERVED_JOBS": str(jobs)}
+            machine = Machine(folder, prefix, variables)
+            machine.wait_for(lambda jobs=jobs: left(jobs))
+            (worker,) = (job for job, words in arguments_of(jobs).items() if words[0] == "cloud")
+            time.sleep(pick.random() * usual_s)
+            send(getattr(signal, name), [worker])
+            if name == "SIGSTOP":
+                time.sleep(pick.random())
+                send(pick.choice([signal.SIGCONT, signal.SIGKILL]), [worker])
+            assert until(lambda jobs=jobs: not left(jobs), lambda: True, LIMIT_S), machine.log
+            again = Machine(folder, prefix, variables)
+            again.wait()
+            assert until(lambda jobs=jobs: not left(jobs), lambda: True, 10)
+        assert series(again.run) == steps, again.log
+        assert leftovers(folder) == []
+        assert f"runs/{again.run.name}/done.json" in objects(prefix)

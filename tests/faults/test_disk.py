@@ -8,11 +8,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
+from tests.corpora import make_tokenizer
 from tokenscale.base.files import naming
 from tokenscale.cli.main import translate_error
+from tokenscale.data.tokenizers import huggingface
 
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
 #: fault → what every job says
@@ -109,6 +113,15 @@ def test_a_file_that_pyarrow_cannot_close_is_named():
     said = translate_error(caught.value).render()
     assert "results/shard.parquet" in said and "error closing file" in said
     assert "\n  next  " in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_tokenizer_that_cannot_be_written_is_an_error_of_the_system(lab, tmp_path, monkeypatch):
+    """The package `tokenizers` raises a plain Exception where it writes a file itself."""
+    monkeypatch.setattr(huggingface, "atomic", lambda path: nullcontext(Path("/dev/full")))
+    with pytest.raises(OSError) as caught:
+        make_tokenizer(tmp_path, lab.corpus)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_mistake_in_the_code_keeps_its_trace():

@@ -3,14 +3,20 @@ build holds.
 """
 
 import json
+import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.faults import kills
-from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, call, drawn, lies_in
+from tests.faults.kills import END_S, SIGNALS, VICTIMS, WHOLE, call, drawn, lies_in
+from tests.web import Server
 from tests.workflow import forked
 from tests.workflow.conftest import Project, copy_of
 
@@ -103,3 +109,51 @@ def test_a_loss_of_each_kind_is_seen(stages, tmp_path):
     assert {name.split("/")[0].split(" of ")[0] for name in changed} == {"tokens", "steps", "runs"}
     assert found.keys() - whole.keys() == {"report/.index.html.node-7.tmp"}
     assert whole.keys() - found.keys() == {"report/report.pdf"}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_plain_call_completes_what_a_killed_download_began(name, tmp_path):
+    """Each file comes in halves with a pause between them, in which most of the signals arrive."""
+    files = {
+        f"/{number}.jsonl": b"".join(b'{"text": "%d %d"}\n' % (number, n) for n in range(9999))
+        for number in range(3)
+    }
+    pick = random.Random(name)
+    with Server() as web:
+        web.files |= files
+        addresses = [web.address + path for path in files]
+        settings = {"name": "x", "source": {"kind": "url", "files": addresses}}
+        words = ["download", "--settings", json.dumps(settings), "--output", "x/manifest.json"]
+
+        def start(folder: Path) -> subprocess.Popen[str]:
+            web.requests.clear()
+            folder.mkdir(exist_ok=True)
+            argv = [sys.executable, "-m", "tokenscale", *words]
+            return subprocess.Popen(
+                argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+
+        def complete(folder: Path) -> dict[str, bytes]:
+            process = start(folder)
+            said, _ = process.communicate(timeout=END_S)
+            assert process.returncode == 0, said
+            assert not [*folder.rglob(".tokenscale-*"), *folder.rglob("*.part*")]
+            found = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+            return {name: found[name] for name in found if name not in (".lock", "build.json")}
+
+        expected = complete(tmp_path / "whole")
+        for moment in range(2):
+            folder = tmp_path / str(moment)
+            web.silent = {path: [len(content) // 2] for path, content in files.items()}
+            web.silent_s = 0.5
+            process = start(folder)
+            alive = lambda process=process: process.poll() is None  # noqa: E731
+            assert kills.until(lambda: web.requests, alive)
+            time.sleep(3 * web.silent_s * pick.random())
+            assert alive()
+            process.send_signal(getattr(signal, name))
+            if name == "SIGSTOP":
+                time.sleep(pick.random())
+                process.send_signal(pick.choice([signal.SIGCONT, signal.SIGKILL]))
+            process.communicate(timeout=END_S)
+            assert complete(folder) == expected

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.unit.conftest import fsync
+from tokenscale.base import manifests
 from tokenscale.benchmark import machine
-from tokenscale.data.corpus import raw_text
 from tokenscale.data.stores import packed
 from tokenscale.data.stores.documents import Chunk, Origin
 from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
@@ -107,7 +107,7 @@ def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_r
 ):
     hashed = []
     monkeypatch.setattr(
-        raw_text, "_check_hash", functools.partial(note_hash, hashed, raw_text._check_hash)
+        manifests, "check_hash", functools.partial(note_hash, hashed, manifests.check_hash)
     )
     _, reader = stored("packed")
     assert hashed == []

@@ -218,7 +218,7 @@ def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
                 expected += [(number, row)]
             seen.add(index)
         sets.append(set(drawn.tolist()))
-    found = Duplicates([tmp_path / str(number) for number in range(6)], tmp_path)
+    found = Duplicates([pq.read_table(tmp_path / str(number)) for number in range(6)], tmp_path)
     assert [(n, row) for n in range(6) for row in found.read(n).tolist()] == expected
     assert found.count_shared(3) == len(
         (sets[0] | sets[1] | sets[2]) & (sets[3] | sets[4] | sets[5])

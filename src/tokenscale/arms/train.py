@@ -356,8 +356,7 @@ def train(
     writer = Writer(attempt_directory / f"rank={rank:05d}")
     folder = writer.directory / "arm"
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
-    writer.event("run_start", world_size=world_size, boot=get_boot_id())
-    began = time.monotonic()
+    began = writer.event("run_start", world_size=world_size, boot=get_boot_id())
     prepared = read_record(environment)
     state = (
         _start_record(
@@ -384,7 +383,7 @@ def train(
             device=device,
         )
         state |= _count_model(run, vocabulary_size=batches.vocabulary_size)
-        writer.event("init_done", duration_s=time.monotonic() - began)
+        writer.event_since("init_done", since=began)
         print(f"{run.identity}: {run.arm}", flush=True)
         reason = run_adapter(
             run.arm,

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.files import read_json
+from tokenscale.base.manifests import open_checked
 from tokenscale.data.stores.documents import IGNORED
 
 ARMS = (
@@ -67,7 +69,7 @@ def open_arm(
     length = sequence_length
     if arm == "studies' padding-free":
         encode, bos, _ = _load_tokenizer(tokenizer)
-        texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
+        texts = _read_table(corpus)["text"]
         return StudyBatches(
             _stream_rows(
                 lambda i: encode(str(texts[i].as_py())),
@@ -79,13 +81,13 @@ def open_arm(
         )
     if arm == "studies' padded":
         encode, _, pad = _load_tokenizer(tokenizer, padded_to=length + 1)
-        texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
+        texts = _read_table(corpus)["text"]
         return StudyBatches(
             _iterate_rows(lambda i: encode(str(texts[i].as_py())), count=len(texts), pad=pad), rows
         )
     bos, pad = _read_ids(tokenizer)
     if arm == "studies' token-list":
-        lists = pq.read_table(_list_files(stores["token-list"]), memory_map=True)["tokens"]
+        lists = _read_table(stores["token-list"])["tokens"]
         return StudyBatches(
             _stream_rows(
                 lambda i: lists[i].as_py()[:length],
@@ -95,7 +97,7 @@ def open_arm(
             ),
             rows,
         )
-    table = pq.read_table(_list_files(stores["padded"]), memory_map=True)
+    table = _read_table(stores["padded"])
     ids = table["input_ids"]
     masks = table["attention_mask"]
 
@@ -180,8 +182,22 @@ def _read_ids(folder: Path) -> tuple[int, int]:
     return manifest["bos_id"], manifest["pad_id"]
 
 
-def _list_files(folder: Path) -> list[str]:
-    """Return the Parquet files of a store, or of the training split of a corpus."""
-    manifest = read_json(folder / "manifest.json")
+def _read_table(folder: Path) -> pa.Table:
+    """Read the Parquet files of a store, or of the training split of a corpus. Raises UserError for
+    a missing or changed one.
+    """
+    path = folder / "manifest.json"
+    manifest = read_json(path)
     files = manifest["splits"]["train"]["files"] if "splits" in manifest else manifest["files"]
-    return [str(folder / file["name"]) for file in files]
+    tables = []
+    for file in files:
+        opened = open_checked(
+            folder,
+            name=file["name"],
+            size=file["bytes"],
+            what="data of a benchmark",
+            next=f"snakemake -f {path}",
+        )
+        with opened as shard:
+            tables.append(pq.read_table(shard))
+    return pa.concat_tables(tables)

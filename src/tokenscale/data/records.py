@@ -17,6 +17,7 @@ import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +27,7 @@ from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import REPLACE, open_file
+from tokenscale.base.manifests import changed_error, open_checked
 
 #: files that a reader keeps open
 OPEN_FILES = 128
@@ -83,11 +85,11 @@ def map_array(file: BinaryIO) -> np.memmap:
 
 class OpenFiles:
     """Descriptors of files that are read at any position, by number; at most `OPEN_FILES` are open
-    at a time.
+    at a time. `open_number` returns the descriptor of a file.
     """
 
-    def __init__(self, paths: Sequence[Path]):
-        self._paths = paths
+    def __init__(self, open_number: Callable[[int], int]):
+        self._open_number = open_number
         self._open: OrderedDict[int, int] = OrderedDict()
         # at exit before modules are cleared, unlike __del__
         weakref.finalize(self, _close_all, self._open)
@@ -100,7 +102,7 @@ class OpenFiles:
             return descriptor
         if len(self._open) == OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
-        descriptor = self._open[number] = os.open(self._paths[number], os.O_RDONLY)
+        descriptor = self._open[number] = self._open_number(number)
         if hasattr(os, "posix_fadvise"):  # without the kernel's read-ahead
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return descriptor
@@ -109,6 +111,26 @@ class OpenFiles:
 def _close_all(descriptors: OrderedDict[int, int]) -> None:
     while descriptors:
         os.close(descriptors.popitem()[1])
+
+
+def _open_entry(
+    folder: Path,
+    entries: Sequence[dict[str, Any]],
+    what: str,
+    rebuild: Callable[[str], str],
+    number: int,
+) -> int:
+    """Return the descriptor of a file. Raises UserError where it is not as the manifest has it."""
+    file = entries[number]
+    opened = open_checked(
+        folder,
+        name=file["name"],
+        size=file["bytes"],
+        what=what,
+        next=rebuild(file["name"]),
+    )
+    with opened as checked:
+        return os.dup(checked.fileno())
 
 
 class Records:
@@ -136,9 +158,10 @@ class Records:
         self._what = what
         self._rebuild = rebuild
         self._width = self._dtype.itemsize
-        self._paths = [folder / entry["name"] for entry in entries]
+        self._folder = folder
         self._first = [0, *accumulate(entry["records"] for entry in entries)]
-        self._open = OpenFiles(self._paths)
+        # not a method: a reader that nobody uses any more closes its files at once
+        self._open = OpenFiles(partial(_open_entry, folder, entries, what, rebuild))
         small = len(self) * _ROW <= TABLE_BYTES
         self._tables: dict[int, memoryview] | None = {} if small else None
         self._limit = vocabulary_size
@@ -184,7 +207,7 @@ class Records:
         # faster than max()
         if self._limit and end > start and values[values.argmax()] >= self._limit:
             raise vocabulary_error(
-                self._paths[number],
+                self._folder / file["name"],
                 found=int(values.max()),
                 vocabulary_size=self._limit,
                 next=self._rebuild(file["name"]),
@@ -213,7 +236,8 @@ class Records:
     def _read_table(self, number: int) -> np.ndarray:
         file = self._files[number]
         position = file["bytes"] - (file["records"] + 1) * _ROW
-        table = np.fromfile(self._paths[number], dtype="<u8", offset=position).reshape(-1, 2)
+        table = np.empty((file["records"] + 1, 2), dtype="<u8")
+        os.preadv(self._open[number], [table], position)
         checksum = int(table[-1, 1])
         table[-1, 1] = 0
         if (found := xxh3_64_intdigest(table)) != checksum:
@@ -228,24 +252,15 @@ class Records:
         return table
 
     def _changed(self, number: int, expected: str | None, found: str, **place: str) -> UserError:
-        next_step = self._rebuild(self._files[number]["name"])
+        name = self._files[number]["name"]
         return changed_error(
             f"a file of the {self._what}",
-            file=self._paths[number],
+            file=self._folder / name,
             expected=expected,
             found=found,
-            next=next_step,
+            next=self._rebuild(name),
             **place,
         )
-
-
-def changed_error(
-    what: str, file: Path, expected: str | None, found: str, next: str, **place: str
-) -> UserError:
-    """Return the error for content with another hash or size than when it was written."""
-    return UserError(
-        f"{what} has changed.", file=file, **place, expected=expected, found=found, next=next
-    )
 
 
 def vocabulary_error(file: Path, found: int, vocabulary_size: int, next: str) -> UserError:

@@ -255,13 +255,11 @@ def _collect_figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     changed.
     """
     files = {}
-    for path in (
-        figures / f"{name}.{kind}"
-        for name in part["figures"]
-        for kind in save.read_figure(figures / f"{name}.json")["files"]
-    ):
-        folder = "figures" if path.suffix[1:] in save.DRAWN else "data"
-        files[f"{folder}/{part['name']}/{path.name}"] = path.read_bytes()
+    for name in part["figures"]:
+        _, contents = save.read_figure(figures / f"{name}.json")
+        for kind, content in contents.items():
+            folder = "figures" if kind in save.DRAWN else "data"
+            files[f"{folder}/{part['name']}/{name}.{kind}"] = content
     return files
 
 
@@ -272,7 +270,7 @@ def _collect_tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
         f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]
     }
     for figure in part["figures"]:
-        words = save.read_figure(figures / f"{figure}.json")
+        words, _ = save.read_figure(figures / f"{figure}.json")
         found |= {figure: Table(**words["table"])} if "table" in words else {}
     files = {}
     name = part["name"]

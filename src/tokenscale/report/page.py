@@ -344,9 +344,9 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
             "title": figure_class(name).title,
             "folded": "This figure has not been made",
         }
-    words = read_figure(path)
+    words, contents = read_figure(path)
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
-    drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
+    drawing = contents["svg"].decode("utf-8")
     _, _, width, height = map(float, style.view_box(drawing).split())
     try:
         wide = style.inline(drawing, prefix, css_class="wide")

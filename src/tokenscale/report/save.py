@@ -23,7 +23,7 @@ from tokenscale.base.files import (
     write_sealed,
     write_text,
 )
-from tokenscale.base.manifests import walk
+from tokenscale.base.manifests import read_listed
 from tokenscale.report import captions
 from tokenscale.report.figure import Figure, figure_class
 from tokenscale.report.style import narrow, settle, style
@@ -144,25 +144,26 @@ def write(loaded: LoadedFigure, output: Path) -> list[Path]:
     return list(paths.values())
 
 
-def read_figure(path: Path) -> dict[str, Any]:
-    """Read the JSON of a figure. Raises UserError if it is missing or changed, or a file of the
-    figure is.
+def read_figure(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Read the JSON of a figure and its other files: kind → content. Raises UserError if one is
+    missing or changed.
     """
     next_step = f"snakemake -f {path.with_suffix('.svg')}"
     words = read_record(path, what="figure's record", next=next_step)
+    contents = {}
     with report_malformed(path, what="figure's record", next=next_step):
-        files = [
-            {"name": f"{path.stem}.{kind}", "sha256": sha256}
-            for kind, sha256 in words["files"].items()
-        ]
-    for name, fault in walk(path.parent, files):
-        raise UserError(
-            "a figure's file is not the one that was drawn.",
-            file=path.parent / name,
-            found=fault,
-            next=next_step,
-        )
-    return words
+        for kind in (kind for kind in KINDS if kind != "json"):
+            name = f"{path.stem}.{kind}"
+            try:
+                contents[kind] = read_listed(path.parent, name, sha256=words["files"][kind])
+            except ValueError as error:
+                raise UserError(
+                    "a figure's file is not the one that was drawn.",
+                    file=path.parent / name,
+                    found=error,
+                    next=next_step,
+                ) from None
+    return words, contents
 
 
 def describe(loaded: LoadedFigure) -> dict:

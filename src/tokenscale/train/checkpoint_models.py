@@ -1,6 +1,5 @@
 """Models from checkpoints, ready for evaluation and generation."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -200,8 +199,7 @@ def read_published(
 def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
     """Return the tensors of model.safetensors, or of the files that its index names, or of DCP.
 
-    safetensors opens a file by its path, so it may be another one by then. Files may be links: those
-    of a Hugging Face cache are.
+    Files may be links: those of a Hugging Face cache are.
     """
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
@@ -217,8 +215,9 @@ def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name in names:
         try:
-            os.close(open_file(folder / name))  # the library would wait for a pipe
-            found = load_file(folder / name)
+            # opened here: the library would wait for a pipe, and could find another file
+            with open(open_file(folder / name), "rb") as file:
+                found = load_file(f"/dev/fd/{file.fileno()}")
         except (SafetensorError, OSError) as error:
             raise UserError(
                 "the model's weights cannot be read.", file=folder / name, reason=error, next=hint

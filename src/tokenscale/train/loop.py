@@ -81,7 +81,6 @@ class Training:
         signals: Signals | None = None,
         hang_s: float = 0,
     ):
-        started = time.monotonic()
         self.settings = run
         self.world = world
         self.directory = directory
@@ -91,7 +90,7 @@ class Training:
         self.launched = record.launched(folder)
         self.writer = Writer(folder / f"rank={world.rank:05d}")
         self.watch = Watchdog(self.writer.directory / "stacks.txt", limit_s=hang_s)
-        self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
+        started = self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
 
         # build: data, model and optimizer, budget, held-out rows
         self.place = run.layout.coordinate(world.rank)
@@ -168,7 +167,7 @@ class Training:
         # resume
         if state is not None:
             self._resume(state)
-        self.writer.event("init_done", duration_s=time.monotonic() - started)
+        self.writer.event_since("init_done", since=started)
         self._cpu_s = time.process_time()  # of the set-up
 
     def _start_record(self, shape: ModelSettings) -> dict[str, Any]:

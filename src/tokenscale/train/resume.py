@@ -243,7 +243,7 @@ class Checkpoints:
         return sorted(found, key=lambda f: int(f.name[5:]))
 
 
-def log_checkpoints(log: Callable[..., None], checkpoints: Checkpoints) -> None:
+def log_checkpoints(log: Callable[..., object], checkpoints: Checkpoints) -> None:
     """Log the checkpoints that have been written since the last call."""
     while checkpoints.seconds:
         name, size, seconds = checkpoints.seconds.pop(0)

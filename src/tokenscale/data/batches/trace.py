@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.manifests import open_checked
 from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, count_labels
 from tokenscale.data.batches.online import OnlineDocuments, open_documents
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.batches.streams import StreamBatches
-from tokenscale.data.corpus.raw_text import RawText, open_checked, rebuild_command
+from tokenscale.data.corpus.raw_text import RawText, rebuild_command
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.run import RunSettings
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import read_record, sha256_file
+from tokenscale.base.manifests import check_file
 from tokenscale.data.corpus.columns import match_targets, select_part
-from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import has_documents, read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings, SourceSettings
 

@@ -10,13 +10,13 @@ the splits and the `text_sha256` of a corpus that is built in one part; only the
 differ. Memory holds the table of one part, and `MEMORY`.
 """
 
-import glob
 import hashlib
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from tokenscale.base.files import (
     sha256_text,
     sync,
 )
+from tokenscale.base.manifests import check_file, open_checked
 from tokenscale.base.processes import map_processes
 from tokenscale.data.corpus.build import (
     SCHEMA,
@@ -52,7 +53,7 @@ from tokenscale.data.corpus.build import (
     write_manifest,
 )
 from tokenscale.data.corpus.files import too_many_parts_error
-from tokenscale.data.corpus.raw_text import check_file, open_checked, rebuild_command
+from tokenscale.data.corpus.raw_text import rebuild_command
 from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CorpusSettings
 from tokenscale.settings.options import to_dict
@@ -173,7 +174,7 @@ class Duplicates:
     rest in `folder`.
     """
 
-    def __init__(self, tables: Sequence[Path], folder: Path, threads: int = 1):
+    def __init__(self, tables: Iterable[pa.Table], folder: Path, threads: int = 1):
         import duckdb  # only merging needs it
 
         limits: dict[str, Any] = {"memory_limit": MEMORY, "threads": min(8, threads)}
@@ -183,12 +184,17 @@ class Duplicates:
         self._error = duckdb.Error
         self._execute("SET enable_progress_bar = false")
         self._execute(
-            "SET VARIABLE tables = ?", parameters=[[glob.escape(str(table)) for table in tables]]
+            "CREATE TEMP TABLE hashes (number INTEGER, document BIGINT, high UBIGINT, low UBIGINT)"
         )
+        for number, table in enumerate(tables):
+            documents = pa.array(np.arange(len(table)))
+            self._database.register("part", table.append_column("document", documents))
+            query = "INSERT INTO hashes SELECT ?, document, high, low FROM part"
+            self._execute(query, parameters=[number])
+            self._database.unregister("part")
         query = """CREATE TEMP TABLE dropped AS
-            SELECT file_index AS number, file_row_number AS document
-            FROM read_parquet(getvariable('tables'), file_row_number = true)
-            QUALIFY row_number() OVER (PARTITION BY high, low ORDER BY file_index, file_row_number) > 1
+            SELECT number, document FROM hashes
+            QUALIFY row_number() OVER (PARTITION BY high, low ORDER BY number, document) > 1
             ORDER BY ALL"""
         self._execute(query)
 
@@ -212,8 +218,8 @@ class Duplicates:
         it.
         """
         query = """SELECT count(*) FROM (
-            SELECT 1 FROM read_parquet(getvariable('tables')) GROUP BY high, low
-            HAVING min(file_index) < $first AND max(file_index) >= $first)"""
+            SELECT 1 FROM hashes GROUP BY high, low
+            HAVING min(number) < $first AND max(number) >= $first)"""
         return self._execute(query, parameters={"first": first}).fetchone()[0]
 
 
@@ -235,7 +241,7 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
     parts = [_read_part(settings, directory, number=number) for number in range(settings.parts)]
     of_splits = {split: [part["splits"][split] for part in parts] for split in SPLITS}
     tables = [
-        part_folder(directory, number) / split["tables"][0]["name"]
+        partial(_read_table, part_folder(directory, number), split["tables"][0])
         for splits in of_splits.values()
         for number, split in enumerate(splits)
     ]
@@ -248,7 +254,8 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         (building / "deduplicated").mkdir()
         dropped: Iterable[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(tables)
         if deduplicate or own:
-            duplicates = Duplicates(tables=tables, folder=building, threads=processes)
+            hashes = (read(HASH[:2]) for read in tables)
+            duplicates = Duplicates(tables=hashes, folder=building, threads=processes)
             if own and (shared := duplicates.count_shared(len(parts))):
                 counts[HELD_OUT_IN_TRAINING] = shared
             if deduplicate:
@@ -304,12 +311,31 @@ class _Rewrite(NamedTuple):
     dropped: np.ndarray
 
 
+def _read_table(folder: Path, entry: dict[str, Any], columns: Sequence[str] = COLUMNS) -> pa.Table:
+    """Return columns of the table of a part's split, uint64 and uint32 [documents]. Raises UserError
+    for a missing or changed table.
+    """
+    opened = open_checked(
+        folder,
+        name=entry["name"],
+        size=entry["bytes"],
+        sha256=entry["sha256"],
+        what="corpus",
+        next=rebuild_command(folder),
+    )
+    with opened as table:
+        return pq.read_table(table, columns=[*columns])
+
+
 def _merge_split(
-    parts: list[dict[str, Any]], given: Iterator[tuple[Path, np.ndarray]], rewrites: list[_Rewrite]
+    parts: list[dict[str, Any]],
+    given: Iterator[tuple[Callable[[], pa.Table], np.ndarray]],
+    rewrites: list[_Rewrite],
 ) -> dict[str, Any]:
     """Return the entry of one split of all parts, and add the shards to write again to `rewrites`.
 
-    `given` yields the table of each part and its documents to drop, int64 [n], ascending.
+    `given` yields how to read the table of each part, and its documents to drop, int64 [n],
+    ascending.
     """
     digest = hashlib.sha256()
     lengths = Counter[int]()
@@ -317,11 +343,8 @@ def _merge_split(
     rows = 0
     utf8_bytes = 0
     for number, split in enumerate(parts):
-        table, lost = next(given)
-        columns = {
-            n: c.to_numpy()
-            for n, c in zip(COLUMNS, pq.read_table(table, columns=COLUMNS).columns, strict=True)
-        }
+        read_table, lost = next(given)
+        columns = {n: c.to_numpy() for n, c in zip(COLUMNS, read_table().columns, strict=True)}
         kept = np.delete(np.arange(len(columns["high"])), lost)
         digest.update(
             np.stack([columns[name][kept] for name in HASH], axis=1).astype(">u8").tobytes()
@@ -422,18 +445,14 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
                     found=f"{name}: {found}",
                     next=next_step,
                 )
-        for split in SPLITS:
-            for key in ("files", "tables"):
-                for file in manifest["splits"][split][key]:
-                    sha256 = file["sha256"] if key == "tables" else None
-                    check_file(
-                        path.parent,
-                        name=file["name"],
-                        size=file["bytes"],
-                        sha256=sha256,
-                        what="corpus",
-                        next=next_step,
-                    )
+        for file in list_part_files(manifest):  # their readers compare the hashes
+            check_file(
+                path.parent,
+                name=file["name"],
+                size=file["bytes"],
+                what="corpus",
+                next=next_step,
+            )
     return manifest
 
 

@@ -1,6 +1,5 @@
 """Reader of one split of a corpus: in order from Parquet, by index from records files."""
 
-import hashlib
 import itertools
 import os
 import shutil
@@ -20,16 +19,15 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     check_relative_path,
     check_types,
-    naming,
-    open_inside,
     read_manifest_file,
     remove_manifest,
     report_malformed,
     sync_tree,
     write_sealed,
 )
+from tokenscale.base.manifests import check_file, check_hash, open_checked
 from tokenscale.base.processes import map_processes
-from tokenscale.data.records import Records, changed_error, write_records
+from tokenscale.data.records import Records, write_records
 
 #: newest manifest version that this code reads
 VERSION = 2
@@ -75,66 +73,6 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
                 check_types(file, fields={"name": str, "rows": int, "bytes": int, "sha256": str})
                 check_relative_path(file["name"])
     return manifest
-
-
-@contextmanager
-def open_checked(
-    folder: Path, name: str, size: int, sha256: str | None = None, *, what: str, next: str
-) -> Iterator[BufferedReader]:
-    """Open a file that a manifest names, below the manifest's folder, and check it: what is read is
-    then what was checked, whatever the name leads to meanwhile.
-
-    Raises UserError if the file is missing or has another size, or another hash if one is given,
-    and for a name that leads out of the folder or through a link.
-    """
-    with open(_open_listed(folder, name, what=what, size=size, next=next), "rb") as file:
-        found = os.fstat(file.fileno()).st_size
-        if found != size:
-            raise changed_error(
-                f"a file of the {what}",
-                file=folder / name,
-                expected=f"{size:,} bytes  (manifest.json)",
-                found=f"{found:,} bytes",
-                next=next,
-            )
-        if sha256 is not None:
-            _check_hash(file, sha256, path=folder / name, what=what, next=next)
-        yield file
-
-
-def _check_hash(file: BufferedReader, sha256: str, *, path: Path, what: str, next: str) -> None:
-    """Raise UserError if an open file has another hash. It is then read from its beginning."""
-    with naming(path):
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-        file.seek(0)
-    if found != sha256:
-        raise changed_error(
-            f"a file of the {what}",
-            file=path,
-            expected=f"sha256 {sha256}  (manifest.json)",
-            found=f"sha256 {found}",
-            next=next,
-        )
-
-
-def _open_listed(folder: Path, name: str, what: str, size: int, next: str) -> int:
-    """Return the descriptor of a file that a manifest names; raise as `open_checked` does."""
-    facts = {"file": folder / name, "expected": f"{size:,} bytes"}
-    try:
-        return open_inside(folder, name)
-    except FileNotFoundError:
-        raise UserError(f"a file of the {what} is missing.", **facts, next=next) from None
-    except ValueError as error:
-        what = f"a file of the {what} is not in its folder."
-        raise UserError(what, **facts, reason=error, next=next) from None
-
-
-def check_file(
-    folder: Path, name: str, size: int, sha256: str | None = None, *, what: str, next: str
-) -> None:
-    """Raise UserError unless a file is as `open_checked` wants it."""
-    with open_checked(folder, name, size, sha256, what=what, next=next):
-        pass
 
 
 def records_manifest(directory: Path) -> Path:
@@ -306,7 +244,7 @@ class RawText:
             facts = os.fstat(opened.fileno())
             identity = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
             if self._verify and self._verified.get(name) != identity:
-                _check_hash(
+                check_hash(
                     opened,
                     sha256=file["sha256"],
                     path=self.directory / name,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.raw_text import open_checked
+from tokenscale.base.manifests import open_checked
 from tokenscale.data.records import map_array
 from tokenscale.data.stores.manifest import (
     open_records,

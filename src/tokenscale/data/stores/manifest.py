@@ -26,8 +26,8 @@ from tokenscale.base.files import (
     read_manifest_file,
     report_malformed,
 )
-from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.records import Records, changed_error
+from tokenscale.base.manifests import changed_error, check_file
+from tokenscale.data.records import Records
 from tokenscale.settings.data import LOST, StoreSettings, unknown_format_error
 from tokenscale.settings.extensions import load_extension
 from tokenscale.settings.options import EXTENSION_NAME

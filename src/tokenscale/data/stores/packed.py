@@ -19,20 +19,23 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.raw_text import open_checked
-from tokenscale.data.records import OpenFiles, changed_error, map_array, vocabulary_error
+from tokenscale.base.manifests import changed_error, open_checked
+from tokenscale.data.records import OpenFiles, map_array, vocabulary_error
 from tokenscale.data.stores.documents import IGNORED, Chunk
 from tokenscale.data.stores.manifest import rebuild_command, resolve_store
 
+#: name of the file of the rows in each folder of a store
+TOKENS = "tokens.bin"
 #: files up to this size are mapped completely at opening
 POPULATE_BYTES = 1 << 30
 #: sampled rows of a larger store, one a batch, that must be in the page cache before read-ahead is
@@ -45,20 +48,14 @@ BLOCK_ROWS = 1024
 CHUNK_TOKENS = 1 << 20
 
 
-def _map_file(path: Path) -> mmap.mmap:
-    """Map a file; see `_map_opened`."""
-    with open(path, "rb") as file:
-        return _map_opened(file)
-
-
-def _map_opened(file: BinaryIO) -> mmap.mmap:
+def _map_file(descriptor: int) -> mmap.mmap:
     """Map an open file.
 
     Files of up to `POPULATE_BYTES` are read completely on Linux: page faults would cost about 5 us
     per batch in the first epoch. For larger files the kernel's read-around of 128 KiB per fault is
     disabled: rows are read in random order, so a batch would cost 70 times its size.
     """
-    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     if sys.platform == "linux":
         with suppress(OSError):  # before Linux 5.14
             memory.madvise(mmap.MADV_RANDOM if len(memory) > POPULATE_BYTES else MADV_POPULATE_READ)
@@ -103,8 +100,8 @@ class Plan:
 
 
 class _Part:
-    """Files of a folder of a store. A table is opened, and verified if `files` has its hash, when
-    it is first read:
+    """Files of a folder of a store, `files` of its manifest. A table is opened, and verified unless
+    `verify` is False, when it is first read:
 
     `checksums`, XXH3-64 of each row, uint64 [rows]; `rows`, first piece of each row, int64 [rows +
     1]; `pieces`, tokens of each piece, int32 [pieces]; `documents` and `starts`, document of each
@@ -118,36 +115,54 @@ class _Part:
     starts: np.ndarray
 
     def __init__(
-        self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int
+        self,
+        root: Path,
+        folder: str,
+        files: list[dict[str, Any]],
+        first_row: int,
+        first_document: int,
+        *,
+        verify: bool,
     ):
-        self.where = where
+        self._root = root
+        self.where = root / folder
         self.first_row = first_row
         self.first_document = first_document
-        self.tokens_path = where / "tokens.bin"
+        self.tokens_path = self.where / TOKENS
         self._files = {Path(file["name"]).name: file for file in files}
+        self._verify = verify
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name not in self.__annotations__:
             raise AttributeError(name)
-        file = self._files.get(f"{name}.npy")
-        # unverified, the file is the one of this name, whatever its size
-        with (
-            open(self.where / f"{name}.npy", "rb")
-            if file is None
-            else open_checked(
-                self.where,
-                name=f"{name}.npy",
-                size=file["bytes"],
-                sha256=file["sha256"],
-                what="token store",
-                next=rebuild_command(self.where),
-            )
-        ) as opened:
+        with self._open(f"{name}.npy", verify=self._verify) as opened:
             table = map_array(opened)
             # indexing that object costs many times as much as a plain view
-            view = np.frombuffer(_map_opened(opened), table.dtype, table.size, table.offset)
+            mapped = _map_file(opened.fileno())
+            view = np.frombuffer(mapped, table.dtype, table.size, table.offset)
         self.__dict__[name] = view
         return view
+
+    def open_tokens(self) -> int:
+        """Return the descriptor of the file of the rows, which `checksums` verify."""
+        with self._open(TOKENS, verify=False) as opened:
+            return os.dup(opened.fileno())
+
+    def _open(self, name: str, *, verify: bool) -> AbstractContextManager[BufferedReader]:
+        next_step = rebuild_command(self.where)
+        if name not in self._files:
+            what = "a file of the token store is missing."
+            expected = "an entry in the manifest"
+            raise UserError(what, file=self.where / name, expected=expected, next=next_step)
+        file = self._files[name]
+        return open_checked(
+            self._root,
+            name=file["name"],
+            size=file["bytes"],
+            sha256=file["sha256"] if verify else None,
+            what="token store",
+            next=next_step,
+        )
 
     @cached_property
     def views(self) -> tuple[memoryview, memoryview]:
@@ -197,13 +212,12 @@ class PackedStore:
             row = row + content["rows"]
             document = document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
-        self._small = (
-            len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES
-        )
+        parts = self._parts  # not self, which would then be collected late
+        self._open = OpenFiles(lambda number: parts[number].open_tokens())
+        self._small = len(self._parts) == 1 and os.fstat(self._open[0]).st_size <= POPULATE_BYTES
         #: sampled rows in a row that were in the page cache
         self._resident = self._calls = 0
         self._sample = [bytearray(self._row_bytes)]
-        self._open = OpenFiles([part.tokens_path for part in self._parts])
         if self._small:
             self._tokens  # noqa: B018  # map them now, not in the first batch
         #: a bit for each row that has not been verified
@@ -340,14 +354,15 @@ class PackedStore:
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
         """Yield documents [first, last), reassembled. Raises UserError for a changed row."""
         ends = [*(part.first_document for part in self._parts[1:]), self.manifest["documents"]]
-        for part, end in zip(self._parts, ends, strict=True):
+        for number, (part, end) in enumerate(zip(self._parts, ends, strict=True)):
             if part.first_document < last and end > first:
                 begin = part.first_document
                 yield from self._chunks_of(
-                    part, first=max(0, first - begin), last=min(end, last) - begin
+                    number, first=max(0, first - begin), last=min(end, last) - begin
                 )
 
-    def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
+    def _chunks_of(self, number: int, first: int, last: int) -> Iterator[Chunk]:
+        part = self._parts[number]
         all_pieces = part.pieces
         pointers = part.rows
         documents = part.documents
@@ -364,7 +379,7 @@ class PackedStore:
         in_row = ends - all_pieces - (ends - all_pieces)[pointers[:-1]][row_of]
         rows = row_of[order]
         begins = (row_of * (self.sequence_length + 1) + in_row)[order] + shared
-        flat = np.frombuffer(_map_file(part.tokens_path), dtype=self._dtype)
+        flat = np.frombuffer(_map_file(self._open[number]), dtype=self._dtype)
         lengths = (
             np.add.reduceat(sizes, bounds[:-1], dtype=np.int64)
             if last > first
@@ -390,7 +405,7 @@ class PackedStore:
     @cached_property
     def _tokens(self) -> np.ndarray:
         """The mapped tokens of a store of one part, [rows, T + 1]."""
-        return np.frombuffer(_map_file(self._parts[0].tokens_path), self._dtype).reshape(
+        return np.frombuffer(_map_file(self._open[0]), self._dtype).reshape(
             -1, self.sequence_length + 1
         )
 
@@ -513,17 +528,17 @@ def _list_parts(
     """
     files: dict[str, list[dict[str, Any]]] = {}
     for file in manifest["files"]:
-        if verify and "checked_by" not in file:
-            files.setdefault(str(Path(file["name"]).parent), []).append(file)
+        files.setdefault(str(Path(file["name"]).parent), []).append(file)
     parts = []
     for part in manifest.get("parts", [manifest | {"folder": "."}]):
-        folder = resolve_store(where)[0] / part["folder"]
         parts.append(
             _Part(
-                where=folder,
+                root=resolve_store(where)[0],
+                folder=part["folder"],
                 files=files.get(part["folder"], []),
                 first_row=row,
                 first_document=document,
+                verify=verify,
             )
         )
         row = row + part["rows"]

@@ -30,8 +30,9 @@ from tokenscale.base.files import (
     utc_now,
     write_sealed,
 )
+from tokenscale.base.manifests import check_file, open_checked
 from tokenscale.costs.data import measure_quantiles
-from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.parts import part_folder, remove_surplus_parts
 from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest
@@ -284,7 +285,7 @@ def merge_store(
     if store.format == "packed":
         merged["rows_packed_within"] = "part"
     if store.format == "lengths":
-        lengths = [np.load(directory / file["name"]) for file in merged["files"]]
+        lengths = [_read_array(directory, file) for file in merged["files"]]
         merged["quantiles"] = measure_quantiles(np.concatenate(lengths))
     path = directory / "manifest.json"
     remove_manifest(path)
@@ -333,7 +334,7 @@ def _merge_manifests(directory: Path, filled: dict[int, dict[str, Any]]) -> dict
     for number, manifest in filled.items():
         name = f"parts/{number:05d}"
         groups += [bytes.fromhex(group) for group in manifest["part"]["groups"]]
-        occurrences += np.load(part_folder(directory, number) / OCCURRENCES)
+        occurrences += _read_array(part_folder(directory, number), manifest["part"]["occurrences"])
         files += [_move_file(file, folder=name) for file in manifest["files"]]
         if "records" in manifest:
             records += [_move_file(file, folder=name) for file in manifest["records"]["files"]]
@@ -421,16 +422,30 @@ def _check_part(
             both = {"expected": wanted, "found": found}
             stated = {label: f"{name}: {value}" for label, value in both.items()}
             raise UserError(what, part=folder, **stated, next=rebuild_command(folder))
-    for file in list_files(manifest):
-        sha256 = file["sha256"] if file["name"] == OCCURRENCES else None
+    for file in list_files(manifest):  # the readers of files compare the hashes
         check_file(
             folder,
             name=file["name"],
             size=file["bytes"],
-            sha256=sha256,
             what="token store",
             next=rebuild_command(folder),
         )
+
+
+def _read_array(folder: Path, file: dict[str, Any]) -> np.ndarray:
+    """Return the array in a file of a part, copied. Raises UserError for a missing or changed
+    file.
+    """
+    opened = open_checked(
+        folder,
+        name=file["name"],
+        size=file["bytes"],
+        sha256=file["sha256"],
+        what="token store",
+        next=rebuild_command(folder, file=file["name"]),
+    )
+    with opened as array:
+        return np.load(array)
 
 
 def _move_file(file: dict[str, Any], folder: str) -> dict[str, Any]:

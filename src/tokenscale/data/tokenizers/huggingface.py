@@ -92,7 +92,7 @@ def make(
             )
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
-        tokenizer.save(str(temporary), pretty=True)
+        temporary.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     off = {"dropout": getattr(tokenizer.model, "dropout", None)}
     off |= {"truncation": tokenizer.truncation, "padding": tokenizer.padding}
     assert settings.source is not None  # the kind needs it
@@ -158,7 +158,7 @@ def train_bpe(
     tokenizer.train_from_iterator(pieces, trainer=trainer, length=len(text))
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
-        tokenizer.save(str(temporary), pretty=True)
+        temporary.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     facts = {
         "vocabulary_size": tokenizer.get_vocab_size(),
         "bos_id": tokenizer.token_to_id("<s>"),

@@ -20,7 +20,7 @@ from tokenscale.base.files import (
     write_json,
     write_sealed,
 )
-from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.base.manifests import check_file
 from tokenscale.data.tokenizers import huggingface, numbers, tekken
 from tokenscale.data.tokenizers.backends import compare_engines
 from tokenscale.data.tokenizers.base import (

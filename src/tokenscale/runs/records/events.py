@@ -161,11 +161,21 @@ class Writer:
             {"name": name, "step": step, "start_mono_s": start_mono_s, "duration_s": duration_s},
         )
 
-    def event(self, event: str, **fields: Any) -> None:
+    def event(self, event: str, **fields: Any) -> float:
+        """Log an event and return its monotonic time."""
         now = time.monotonic()
-        self._add(
-            "events", {"event": event, "t_unix_s": self.unix_s(now), "t_mono_s": now, **fields}
-        )
+        self._event(now, event=event, **fields)
+        return now
+
+    def event_since(self, event: str, since: float) -> None:
+        """Log an event with the seconds since the time of another one: two readings of the clock
+        may be apart by what a busy machine puts between them.
+        """
+        now = time.monotonic()
+        self._event(now, event=event, duration_s=now - since)
+
+    def _event(self, now: float, **fields: Any) -> None:
+        self._add("events", {"t_unix_s": self.unix_s(now), "t_mono_s": now, **fields})
         self.flush()
 
     def _add(self, name: str, fields: dict[str, Any]) -> None:

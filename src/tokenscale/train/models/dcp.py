@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader, FileIO, IOBase
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from tokenscale.base.errors import UserError
@@ -70,17 +72,30 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no index of DCP has")
 
 
+class _RegularFiles(FileSystem):
+    """Files by plain names in one folder. torch itself would wait for a pipe."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IOBase]:
+        with BufferedReader(FileIO(open_file(Path(path)))) as file:
+            yield file
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> Path:
+        return Path(path, check_file_name(suffix))
+
+
 class _Reader(dcp.FileSystemReader):
-    """A reader that runs nothing of what it reads, and opens no file outside its folder. torch opens
-    the files by their paths, after the check.
-    """
+    """A reader that runs nothing of what it reads, and opens no file outside its folder."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.fs = _RegularFiles()
 
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
         with open(open_file(Path(self.path) / ".metadata"), "rb") as file:
             found = _Unpickler(file).load()
         for info in found.storage_data.values():
-            # torch would wait for a pipe
-            os.close(open_file(Path(self.path) / check_file_name(info.relative_path)))
+            check_file_name(info.relative_path)
         for name, stated in found.state_dict_metadata.items():
             if not isinstance(stated, TensorStorageMetadata):
                 continue
