@@ -45,6 +45,7 @@ from tokenscale.referee.accounting import PHASES
 from tokenscale.referee.expectations import (
     BETWEEN_RUNS,
     OF_A_RUN,
+    ONE_SOURCE,
     Evidence,
     Findings,
     NotCheckedError,
@@ -59,14 +60,6 @@ Row = dict[str, Any]
 Said = set[tuple[str, str]]
 #: share of the time of a run's steps below which a plant in their phases is immaterial
 MATERIAL = 0.01
-#: target → why nothing at hand can know it
-ONE_SOURCE = {
-    "run.json hardware.load_average_1min": "the machine's state, read once",
-    "run.json git.changes_sha256": "a label: the hashes of the source files are compared",
-    "validation correct_tokens": "counted by the validation alone",
-    "run.json text_lost": "counted by the tokenizer's encoder alone",
-    "run.json text_unknown": "counted by the tokenizer's encoder alone",
-}
 #: (target, changes) → why nothing can know it: what is left is a possible course of the run
 POSSIBLE = {
     ("times of steps", ("shift", "swap", "one value")): "another order of times",
@@ -733,7 +726,7 @@ def summarize(outcomes: Sequence[Outcome]) -> Row:
         witnesses = sorted({value for o in found for value in o.by})
         targets[name] = {"results": counts, "smallest": smallest, "witnesses": witnesses}
         if name in ONE_SOURCE:
-            targets[name]["one_source"] = ONE_SOURCE[name]
+            targets[name]["one_source"] = ONE_SOURCE[name].why
     return {
         "plants": len(outcomes),
         "results": {r: sum(o.result == r for o in outcomes) for r in RESULTS},
