@@ -5,6 +5,7 @@ clocks, run table.
 import itertools
 import json
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -421,7 +422,9 @@ def _find_other_losses_of_samples(siblings: Siblings) -> Found:
             for place, name in enumerate(("loss", "gradient norm")):
                 known = {i: values[place] for i, values in of.items() if values[place] > 0}
                 trusted = [i for i in known if i not in siblings.contradicting] or list(known)
-                middle = float(np.median([known[i] for i in trusted])) if known else 0.0
+                if len(known) < 2:
+                    continue
+                middle = statistics.median(known[i] for i in trusted)
                 least = max(LEAST_NORM, NORM_TIMES * limit) if place else limit
                 for run_id, value in known.items():
                     if run_id not in named and abs(value / middle - 1) > least / 2:
