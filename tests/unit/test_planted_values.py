@@ -154,10 +154,13 @@ GENERATED = {
     ("steps loss_sum", "copy", 1e-9): "timings, norms and losses of steps",
     ("times of steps", "copy", 1e-9): "timings, norms and losses of steps",
     ("validation loss_sum", "copy", 1e-6): "timings, norms and losses of steps",
+    ("validation loss_sum", "one value", 2.0): "loss of a validation",
+    ("validation loss_sum", "one value less", 1.3): "loss of a validation",
+    ("steps learning_rate", "copy", 1e-9): "learning_rate of each step",
     ("both norms", "freeze", 1.0): "loss, gradient norm and time of a step",
     ("times of steps", "one value less", 10.0): "loss, gradient norm and time of a step",
     ("memory activations_bytes", "scale", 1.03): (
-        "memory of activations, peak of memory, time of computing"
+        "memory of activations, peak of memory, time of computing, processor time"
     ),
     ("all times", "divide", 10.0): "cpu_s",
 }

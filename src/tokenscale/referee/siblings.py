@@ -26,6 +26,7 @@ from tokenscale.referee.expectations import (
     expect,
     judge_together,
 )
+from tokenscale.referee.statistics import measure_spread
 from tokenscale.settings.experiments import format_cell
 from tokenscale.settings.run import OURS
 
@@ -67,12 +68,15 @@ LOSS_RATIO_OF_MANY = 1.03
 #: relative difference of losses on any two texts
 TOKEN_SPREAD = 0.5
 FIRST_LOSS = 0.01
-#: quantity of runs with equal shapes → ratio to the others of its cell, and to other cells
+#: quantity of runs with equal shapes → least ratio to its repeats, and to other approaches
 OF_A_SHAPE = {
     "activations_bytes": (1.02, 1.1),
-    "memory_peak_bytes": (1.5, 3.0),
+    "memory_peak_bytes": (1.25, 2.0),
     "seconds of computing a token": (4.0, 5.0),
+    "processor time a second": (1.15, math.inf),  # approaches may tokenize on other cores
 }
+#: spreads of its repeats by which a run differs from them at least
+SHAPE_SPREADS = 6.5
 #: columns of runs with equal shapes
 SHAPE = (
     "arm",
@@ -239,6 +243,7 @@ class Siblings:
             "loss_sum",
             "useful_tokens",
             "activations_bytes",
+            "cpu_s",
         )
         rows = events.select(columns).to_pylist()
         for row in rows:
@@ -252,6 +257,8 @@ class Siblings:
         }
         if measured:
             self.of_a_shape["activations_bytes"][run_id] = sum(measured.values())
+        if busy := _measure_processor_time(rows):
+            self.of_a_shape["processor time a second"][run_id] = busy
         if len(steps) and _find_other_loss(Steps(steps), rows):
             self.contradicting.add(run_id)
         rows += [row | {"event": "step"} for row in _find_last_times(steps)]
@@ -442,11 +449,14 @@ def _find_loss_tolerance(precision: str | None, step: float) -> float:
 
 
 @between(
-    "memory of activations, peak of memory, time of computing",
+    "memory of activations, peak of memory, time of computing, processor time",
     "as in runs of equal shapes",
     "other runs",
     "caution",
-    ", ".join(f"{own:g}× and {other:g}×" for own, other in OF_A_SHAPE.values()),
+    f"of repeats {SHAPE_SPREADS:g} spreads and "
+    + ", ".join(f"{own:g}×" for own, _ in OF_A_SHAPE.values())
+    + "; of approaches "
+    + ", ".join(f"{other:g}×" for _, other in OF_A_SHAPE.values() if other < math.inf),
 )
 def _find_other_shapes(siblings: Siblings) -> Found:
     """Approaches with rows of one length compute and hold the same. Each approach has one voice,
@@ -464,14 +474,39 @@ def _find_other_shapes(siblings: Siblings) -> Found:
                 cell = siblings.rows[run_id]["series"]
                 if cell not in cells:
                     continue
-                beside = [(limits[0], middles[cell], "repeats")] if len(cells[cell]) > 2 else []
+                beside = []
+                if len(cells[cell]) > 2:
+                    others = np.array(cells[cell])
+                    others = np.delete(others, np.flatnonzero(others == math.log(value))[0])
+                    least = max(math.log(limits[0]), SHAPE_SPREADS * measure_spread(others))
+                    beside.append((least, float(np.median(others)), "repeats"))
                 if len(cells) > 1:
-                    beside.append((limits[1], float(np.median([*middles.values()])), "approaches"))
+                    middle = float(np.median([*middles.values()]))
+                    beside.append((math.log(limits[1]), middle, "approaches"))
                 for limit, middle, of in beside:
-                    ratio = value / math.exp(middle)
-                    if max(ratio, 1 / ratio) > limit:
-                        yield run_id, f"its {name} is {ratio:.3g} × that of other {of}"
+                    apart = math.log(value) - middle
+                    if abs(apart) > limit:
+                        ratio = f"{math.exp(apart):.3g} × that of other {of}"
+                        yield run_id, f"its {name} is {ratio}"
                         break
+
+
+def _measure_processor_time(events: Iterable[Row]) -> float | None:
+    """Return the seconds that processes were on cores in a second of the newest attempt, over all
+    ranks; None where no rank logs them.
+    """
+    begun: dict[tuple[int, int], float] = {}
+    spent: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        log = event["attempt"], event["rank"]
+        if event["event"] == "init_done" and event["t_mono_s"] is not None:
+            begun[log] = event["t_mono_s"]
+        elif event["event"] == "run_stop" and event["cpu_s"] and log in begun:
+            spent[event["attempt"]].append((event["cpu_s"], event["t_mono_s"] - begun[log]))
+    if not spent:
+        return None
+    computed, took = map(sum, zip(*spent[max(spent)], strict=True))
+    return computed / took if took > 0 and computed > 0 else None
 
 
 @between("order of samples", "another one in each step and each repeat", "other runs", "suspect")
@@ -571,7 +606,7 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
             if run_id not in known or len(others) < 2:
                 continue
             middle = float(np.median(others))
-            spread = math.sqrt(math.pi / 2) * float(np.abs(others - middle).mean())
+            spread = measure_spread(others)
             ratio = known[run_id] / math.exp(middle)
             least = LOSS_RATIO if len(others) < MANY else LOSS_RATIO_OF_MANY
             if abs(math.log(ratio)) <= max(LOSS_SPREADS * spread, math.log(least)):
