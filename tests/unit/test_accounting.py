@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tests import logs, plants
 from tokenscale.analysis import ingest, tables
+from tokenscale.analysis.recount import Counts, Recount
 from tokenscale.analysis.run_folder import InputsAtHand, read_contents
 from tokenscale.analysis.run_record import read_run_record
 from tokenscale.referee import accounting, validity
@@ -361,6 +363,38 @@ def test_events_are_those_that_settings_plan(fields, change, words, tmp_path):
         change(log)
     found = [text for text in list_sentences(log) if "at a time when" not in text]
     assert any(words in text for text in found) if words else found == [], found
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"validation": ValidationSettings(each_epoch=True)}, "no validation at step 5 (4 so)"),
+        (
+            {"checkpoints": CheckpointSettings(each_epoch=True, keep_resume_state=True)},
+            "no checkpoint at step 5 (5 so)",
+        ),
+    ],
+)
+def test_events_of_epochs_follow_from_the_rows_of_one(fields, words, tmp_path):
+    log = make_log(tmp_path, **fields)
+    unknown = "not checked: the rows of an epoch are not at hand"
+    assert any(text == unknown for text in list_sentences(log))
+    epoch = Fraction(5 * logs.settings().global_batch)
+    none = np.zeros(0)
+    counts = Counts(
+        steps=none, useful=none, total=none, digests=none, vocabulary_size=300, rows_per_epoch=epoch
+    )
+    log.contents = replace(log.contents, recount=Recount(counted=counts))
+    assert any(words in text for text in list_sentences(log))
+
+
+def test_a_run_that_did_not_end_need_not_have_its_last_events(tmp_path):
+    log = make_log(tmp_path)
+    drop("validation", STEPS)(log)
+    log.record["outcome"]["status"] = "interrupted"
+    found = list_sentences(log)
+    assert "not checked: the run did not end" in found
+    assert not any("no validation" in text for text in found)
 
 
 @pytest.mark.parametrize("name", ["bubble_s", "exposed_communication_s"])
