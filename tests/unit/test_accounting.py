@@ -26,6 +26,7 @@ from tokenscale.referee.accounting import (
     LOOSE_SHARE,
     MOST_OTHERS,
 )
+from tokenscale.referee.clocks import CLOCK_S
 from tokenscale.referee.expectations import NotCheckedError
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
@@ -43,10 +44,10 @@ INSIDE = STEPS - 2
 FINDS = ("_find_unplanned_events", "_find_unplanned_phases", "_find_unaccounted_seconds")
 
 
-def list_sentences(log: plants.Log) -> list[str]:
-    """Return what the accounting says of a log."""
+def list_sentences(log: plants.Log, external: bool = False) -> list[str]:
+    """Return what the accounting says of a log; `external`: as of another program's."""
     contents = log.build()
-    row = ingest.record_run(log.entry, "accounting", contents=contents)
+    row = ingest.record_run(log.entry, "accounting", contents=contents) | {"external": external}
     evidence = validity._build_evidence(row, log.entry, contents)
     found = []
     for name in FINDS:
@@ -323,7 +324,7 @@ SAVED = CheckpointSettings(every=8, keep_resume_state=True)
     ("fields", "change", "words"),
     [
         ({}, add("validation", 5), UNPLANNED),
-        ({}, add("checkpoint", None, status="step=00000005"), UNPLANNED),
+        ({}, add("checkpoint", None, status="step=00000005"), "a checkpoint at step 5, against"),
         ({}, add("checkpoint", None, status="best"), UNPLANNED),
         ({}, add("translation", STEPS), UNPLANNED),
         ({}, add("source_validation", MIDDLE), UNPLANNED),
@@ -424,8 +425,8 @@ def test_a_pause_that_is_recorded_explains_its_gap(tmp_path):
     assert any("falls short" in text for text in list_sentences(log))
     names = log.contents.parts["spans"].schema.names
     row = dict.fromkeys(names) | {"run_id": log.entry["run_id"], "attempt": 0, "rank": 0}
-    row |= {"start_mono_s": before + 0.01, "duration_s": 3.0}
-    log.contents.parts["spans"] = tables.of_rows("spans", [row])
+    rows = [row | {"duration_s": 3.0}, row | {"start_mono_s": before + 0.01, "duration_s": 3.0}]
+    log.contents.parts["spans"] = tables.of_rows("spans", rows)
     assert list_sentences(log) == []
 
 
@@ -467,3 +468,28 @@ def test_an_attempt_that_was_killed_before_its_first_step_may_have_begun(tmp_pat
     add("run_start", None, attempt=1, status=None)(log)
     add("resume", 9, attempt=1)(log)
     assert not any("resume" in text for text in list_sentences(log))
+
+
+def test_a_run_that_goes_on_from_another_has_no_events_before_it(tmp_path):
+    state = "results/runs/first/checkpoints/step=00000008"
+    policy = ValidationSettings()
+    log = make_log(tmp_path, attempts=[{"start": 8}], resume_from=state, validation=policy)
+    assert list_sentences(log) == []
+    add("validation", 0)(log)
+    assert any(UNPLANNED in text for text in list_sentences(log))
+
+
+def test_another_program_may_differ_by_more(tmp_path):
+    for name, share in (("below", 0.9), ("above", 1.1)):
+        log = make_log(tmp_path / name)
+        set_clock(log, share * CLOCK_S)
+        delay(log, 0, 2 * LEFT_AT_ENDS.beside(TOOK_S))
+        found = [text for text in list_sentences(log, external=True) if "not checked" not in text]
+        assert len(found) == (name == "above") and all("clock of the log" in t for t in found)
+
+
+def test_logs_without_a_step_are_not_checked(tmp_path):
+    log = make_log(tmp_path)
+    log.contents.parts["raw"] = log.contents.parts["raw"].slice(0, 0)
+    log.steps = {name: values[:0] for name, values in log.steps.items()}
+    assert set(list_sentences(log)) == {"not checked: the logs hold no step"}
