@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -110,3 +111,19 @@ def stop(attempt: int, rank: int, cpu_s: float | None) -> list[dict]:
 )
 def test_the_processor_time_of_a_second_is_that_of_all_ranks(events, share):
     assert of_runs._measure_processor_time(events) == share
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("approach", ["packed", "own.Loader"])
+@pytest.mark.parametrize("column", [None, 0, 1, 2])
+def test_runs_of_one_seed_and_equal_order_digests_have_equal_samples(seed, approach, column):
+    """Losses that an own approach shares with the one whose batches it makes are no copies."""
+    runs = of_runs.Siblings()
+    for name, of in (("a", {"seed": 0, "approach": "packed"}), ("b", {"approach": approach})):
+        runs.rows[name] = {"seed": seed, "storage": "", **of}
+        runs.counts[name] = np.arange(20.0).reshape(4, 5)
+    if column is not None:
+        runs.counts["b"][3, column] += 1
+    runs.counts["b"][:, 3:] += 1  # losses and norms
+    equal = seed == 0 and (approach == "packed" or column is None)
+    assert runs.have_equal_samples("a", "b") == equal

@@ -354,9 +354,17 @@ class Siblings:
         twin = TWINS.get(row["approach"], row["approach"])
         return twin, "" if row["approach"] in TWINS else row["storage"]
 
-    def batches(self, run_id: str) -> tuple:
-        """What runs share that train on equal samples."""
-        return self.rows[run_id]["seed"], self.family(run_id)[0]
+    def have_equal_samples(self, one: str, other: str) -> bool:
+        """Whether two runs train on equal samples: by seed and family, or by order digest and useful
+        tokens of each step, as of an own approach that reads what another one does.
+        """
+        (seed, family), (other_seed, other_family) = (
+            (self.rows[run_id]["seed"], self.family(run_id)[0]) for run_id in (one, other)
+        )
+        if seed != other_seed or family == other_family:
+            return seed == other_seed
+        known = [self.counts.get(run_id, np.zeros((0, 5)))[:, :3] for run_id in (one, other)]
+        return len(known[0]) > 0 and np.array_equal(*known)
 
 
 @between(
@@ -377,7 +385,7 @@ def _find_copied_runs(siblings: Siblings) -> Found:
     for field in ("step_s", "own_s", "loss_sum", "grad_norm"):
         for a, b, words in siblings.find_copies(field):
             if field.endswith("_s") or (
-                siblings.are_ours(a, b) and siblings.batches(a) != siblings.batches(b)
+                siblings.are_ours(a, b) and not siblings.have_equal_samples(a, b)
             ):
                 yield a, f"a copy of run {b}: {words}"
                 yield b, f"a copy of run {a}: {words}"
