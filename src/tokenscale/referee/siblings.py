@@ -363,8 +363,10 @@ class Siblings:
         )
         if seed != other_seed or family == other_family:
             return seed == other_seed
-        known = [self.counts.get(run_id, np.zeros((0, 5)))[:, :3] for run_id in (one, other)]
-        return len(known[0]) > 0 and np.array_equal(*known)
+        if one not in self.counts or other not in self.counts:
+            return False
+        known, expected = (self.counts[run_id][:, :3] for run_id in (one, other))
+        return len(known) > 0 and np.array_equal(known, expected)
 
 
 @between(
